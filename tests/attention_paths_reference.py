@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.cpu.page_layout import PageLayout
-from forerun.kernels.partition import Form, RowPaths
+from forerun.kernels.partition import AttentionShape, RowPaths
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines by position, each [positions, D / 2]."""
@@ -27,7 +27,7 @@ def attend_paths(
     pages: Sequence[Sequence[Tensor]],
     layout: PageLayout,
     layer: int,
-    form: Form,
+    form: AttentionShape,
     rotation: Rotation | None = None,
 ) -> Tensor:
     """Write the rows' keys and values, then attend with every row to its own path.
@@ -74,7 +74,7 @@ def rotate(x: Tensor, position: Tensor, rotation: Rotation) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
-def _attend_row(query: Tensor, keys: Tensor, values: Tensor, form: Form) -> Tensor:
+def _attend_row(query: Tensor, keys: Tensor, values: Tensor, form: AttentionShape) -> Tensor:
     """query: [H, D]; keys: [H_kv, n, D]; values: [H_kv, n, D_v] -> [H, D_v]."""
     heads, group = len(query), len(query) // len(keys)
     scores = torch.einsum("hgd,hnd->hgn", query.view(-1, group, query.shape[1]), keys) * form.scale

@@ -13,7 +13,7 @@ from attention_paths_reference import attend_paths
 from forerun.config import INSTRUCTIONS
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantisation import GROUP, QuantisedWeight, quantise_int4, quantise_int8
 from forerun.kernels.torch.quantised_linear import QuantisedLinear
 from forerun.kv_cache import PagedCache
@@ -115,7 +115,7 @@ class Attending:
     def __init__(
         self,
         library: Library,
-        form: Form,
+        form: AttentionShape,
         dtype: torch.dtype = torch.bfloat16,
         heads: tuple[int, int] = (6, 2),
         widths: tuple[int, int] = (48, 40),

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from forerun import SamplingParams
-from forerun.lab.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Unit
-from forerun.speculation import AutomaticPolicy, FixedPolicy, Outcome, SpeculationPolicy, StepCost
+from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, TuningArm, Unit
+from forerun.speculation import AutomaticPolicy, DraftOutcome, FixedPolicy, SpeculationPolicy, StepCost
 from forerun.speculation.predictor import StepCosts
 from forerun.types import Draft, Sequence, Verdict
 
@@ -43,14 +43,14 @@ class Simulated:
     drift: float = 0.1
     seed: int = 0
     fails: dict[str, int] = field(default_factory=dict)
-    ran: list[tuple[Arm, Unit]] = field(default_factory=list)
+    ran: list[tuple[TuningArm, Unit]] = field(default_factory=list)
     clock: float = 0.0
-    _budgets: dict[Arm, SpeculationPolicy] = field(default_factory=dict)
+    _budgets: dict[TuningArm, SpeculationPolicy] = field(default_factory=dict)
 
     def now(self) -> float:
         return self.clock
 
-    def run(self, arm: Arm, unit: Unit) -> Trial:
+    def run(self, arm: TuningArm, unit: Unit) -> Trial:
         self.ran.append((arm, unit))
         if arm != PLAIN and sum(tried.drafter == arm.drafter for tried, _ in self.ran) > self.fails.get(
             arm.drafter, 10**9
@@ -71,7 +71,7 @@ class Simulated:
         self.clock += seconds
         return Trial(seconds, tokens, forwards)
 
-    def _budget(self, arm: Arm) -> SpeculationPolicy:
+    def _budget(self, arm: TuningArm) -> SpeculationPolicy:
         return AutomaticPolicy() if arm.is_auto else FixedPolicy(int(arm.num_draft_tokens))
 
     def _step(
@@ -83,6 +83,6 @@ class Simulated:
             path.append(len(path))
         draft = Draft.chain(torch.zeros(k, dtype=torch.int64)) if k else Draft.empty()
         cost = StepCost(k + 1, 0, len(sequence.token_ids), self.steps.draft[k], self.steps.target[k], 0.0)
-        budget.observe(cost, [Outcome(sequence, k, draft, Verdict(path, 0))])
+        budget.observe(cost, [DraftOutcome(sequence, k, draft, Verdict(path, 0))])
         sequence.token_ids += [0] * (len(path) + 1)
         return self.steps.seconds(k) if k else self.steps.plain

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attention_paths_reference import attend_paths
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.kernels.triton.step_arrays import TILE, Capacity, bucket_of, pieces, write_piece
 from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention
@@ -86,7 +86,7 @@ class Attending:
         from forerun.kernels.triton.attention import PartialResults
         from forerun.kernels.triton.rotation import RotationTables
 
-        self.form, self.heads, self.width = Form(width**-0.5, window), heads, width
+        self.form, self.heads, self.width = AttentionShape(width**-0.5, window), heads, width
         group = heads[0] // heads[1]
         self.tile_rows = TILE // group
         layer = LayerAttention(heads[1], group, width, width, self.form)

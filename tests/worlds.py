@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from forerun import SamplingParams
-from forerun.speculation import FixedPolicy, Outcome, SpeculationPolicy, StepCost
+from forerun.speculation import DraftOutcome, FixedPolicy, SpeculationPolicy, StepCost
 from forerun.types import Draft, Sequence, Verdict
 
 GREEDY = SamplingParams(temperature=0)
@@ -116,11 +116,11 @@ def best_fixed(world: World, num_steps: int, counts: Seq[int] = (0, 1, 2, 3, 4, 
     return max(live(world, FixedPolicy(k), num_steps).speed() for k in counts)
 
 
-def _try(world: World, sequence: Sequence, budget: int, rng: np.random.Generator) -> Outcome:
+def _try(world: World, sequence: Sequence, budget: int, rng: np.random.Generator) -> DraftOutcome:
     at = len(sequence.token_ids)
     drafted = budget if budget and rng.random() < world.found(sequence.id, at) else 0
     path: list[int] = []
     while len(path) < drafted and rng.random() < world.accept(sequence.id, at, len(path)):
         path.append(len(path))
     draft = Draft.chain(torch.zeros(drafted, dtype=torch.int64)) if drafted else Draft.empty()
-    return Outcome(sequence, budget, draft, Verdict(path, 0))
+    return DraftOutcome(sequence, budget, draft, Verdict(path, 0))

@@ -25,7 +25,7 @@ from forerun.train.accelerator import device_name, model_vocabulary, training_de
 from forerun.train.checkpoint import LoopState, run_in
 from forerun.train.commands import train_draft
 from forerun.train.corpus import SourceFile, read_held_out, read_python_files, split, standard_library_root
-from forerun.train.data.packed import Document, pack
+from forerun.train.data.packed import PackedDocument, pack
 from forerun.train.defaults import DraftTraining
 from forerun.train.evaluate import text_score, write_on
 from forerun.utils import workloads as prompts
@@ -170,7 +170,7 @@ def draft(
         learnt, _, _ = lm.train(training, work, options, console, lambda each: lm.inherit_embeddings(each, model))
         folder.save(learnt, tokenizer, start)
         rows = samples(model, tokenizer, training, sample_tokens, options.seed)
-        documents = (Document(row, [True] * len(row), number % 50 == 0) for number, row in enumerate(rows))
+        documents = (PackedDocument(row, [True] * len(row), number % 50 == 0) for number, row in enumerate(rows))
         made_from = {"tokenizer": fingerprint(tokenizer)}
         vocab_size = model_vocabulary(model)
         pack(documents, packed, window=PROMPT + WRITTEN - 1, vocab_size=vocab_size, made_from=made_from)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from forerun.kernels.cpu.library import Library
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.kv_cache import PagedCache
 from forerun.models.base import Rows
 from fuzzing import examples
@@ -33,8 +33,8 @@ def path_to(node: int, parents: list[int]) -> list[int]:
 
 
 @st.composite
-def forms(draw: st.DrawFn, heads: int) -> Form:
-    return Form(
+def forms(draw: st.DrawFn, heads: int) -> AttentionShape:
+    return AttentionShape(
         scale=draw(st.sampled_from([0.1, 0.35, 1.0])),
         window=draw(st.sampled_from([None, 1, 7, 37, 90])),
         softcap=draw(st.sampled_from([None, None, 0.5, 30.0])),
@@ -43,7 +43,7 @@ def forms(draw: st.DrawFn, heads: int) -> Form:
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, int], Form]:
+def shapes(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, int], AttentionShape]:
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 5))
     return (heads, kv_heads), (draw(st.integers(1, 70)), draw(st.integers(1, 70))), draw(forms(heads))
@@ -59,7 +59,7 @@ def shapes(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, int], Form]:
 )
 @examples(6)
 def test_attention(
-    shape: tuple[tuple[int, int], tuple[int, int], Form],
+    shape: tuple[tuple[int, int], tuple[int, int], AttentionShape],
     dtype: torch.dtype,
     length: int,
     n: int,

@@ -18,7 +18,7 @@ import torch
 
 from forerun import LLM, SamplingParams
 from forerun.export.gguf import export_llama_cpp
-from forerun.lab.bench.peers.llama_worker import Server
+from forerun.lab.bench.peers.llama_worker import LlamaServer
 from forerun.utils.workloads import load
 
 PROGRAMS = os.environ.get("FORERUN_LLAMA_CPP", "")
@@ -40,7 +40,7 @@ def served(command: str, prompts: list[list[int]], folder: Path, name: str) -> t
     program, *arguments = shlex.split(command)
     more = ["--threads", "1", "--threads-batch", "1", "--parallel", "1", "--no-cache-prompt", "--offline", "-c", "1024"]
     tokens, sums = [], dict.fromkeys(("predicted_n", "predicted_ms", "draft_n", "draft_n_accepted"), 0.0)
-    with closing(Server([str(Path(PROGRAMS) / program), *arguments, *more], folder, name)) as server:
+    with closing(LlamaServer([str(Path(PROGRAMS) / program), *arguments, *more], folder, name)) as server:
         sums["build"] = server.get("/props").get("build_info", "unknown")
         for prompt in prompts:
             reply = server.post(

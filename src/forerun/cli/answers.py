@@ -40,7 +40,7 @@ class Output:
 
 
 @dataclass
-class Times:
+class CallTimes:
     """Wall-clock seconds of a call.
 
     Attributes:
@@ -60,7 +60,7 @@ class Times:
         return (num_tokens - self.num_first) / (self.total - self.first)
 
 
-def as_object(outputs: Mapping[int, Output], times: Times) -> dict[str, Any]:
+def as_object(outputs: Mapping[int, Output], times: CallTimes) -> dict[str, Any]:
     """What --json prints, beside the facts of the call. A choice cut short by Ctrl-C has the reason "abort"."""
     choices = [
         {
@@ -117,7 +117,7 @@ def _stats_object(output: Output) -> dict[str, Any] | None:
     }
 
 
-def summary(outputs: Mapping[int, Output], times: Times, drafter: str | None, interrupted: bool) -> str:
+def summary(outputs: Mapping[int, Output], times: CallTimes, drafter: str | None, interrupted: bool) -> str:
     """The line of statistics, in several on a terminal that is narrower."""
     tokens = _num_tokens(outputs)
     parts = [f"forerun: {tokens} tokens in {times.total:.2f} s"]
@@ -168,7 +168,7 @@ def _num_tokens(outputs: Mapping[int, Output]) -> int:
 
 def follow(
     llm: LLM, prompt: Any, params: SamplingParams, show: Callable[[StreamChunk], None]
-) -> tuple[dict[int, Output], Times, bool]:
+) -> tuple[dict[int, Output], CallTimes, bool]:
     """Generate; returns the choices by index, the wall-clock seconds, and whether Ctrl-C ended it.
 
     What is counted has been shown, also where Ctrl-C came between the two: it waits for the end of the chunk.
@@ -177,7 +177,7 @@ def follow(
 
     outputs: dict[int, Output] = {index: Output() for index in range(params.n)}
     interrupted = False
-    times, start = Times(), time.perf_counter()
+    times, start = CallTimes(), time.perf_counter()
     try:
         stream: Any = llm.stream(prompt, params)
         with closing(stream):  # however it ends, the engine frees the sequence now

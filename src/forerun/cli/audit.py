@@ -162,7 +162,7 @@ def _of_server(
 ) -> Certificate:
     """The certificate of a server, or of two."""
     from forerun.kernels.environment import machine
-    from forerun.lab.audit.remote import SWITCH, Server, remote_audit
+    from forerun.lab.audit.remote import SWITCH, AuditedServer, remote_audit
 
     if len(urls) > _MOST_URLS:
         raise ConfigError(f"There are {len(urls)} of --url, but at most {_MOST_URLS} can be compared. Leave some out.")
@@ -170,8 +170,8 @@ def _of_server(
     texts = [case.prompt for case in cases if case.prompt]
     if not texts:
         raise ConfigError(f"{prompts} holds no raw text, which a server is asked to continue. Give prompts as text.")
-    speculative = Server(urls[0], api_key, model)
-    plain = Server(urls[-1], api_key, model, SWITCH if len(urls) == 1 else None)
+    speculative = AuditedServer(urls[0], api_key, model)
+    plain = AuditedServer(urls[-1], api_key, model, SWITCH if len(urls) == 1 else None)
     try:
         subject = {"speculative": speculative.url, "plain": f"{plain.url} {plain.extra or ''}".rstrip()}
         certificate = remote_audit(

@@ -23,7 +23,7 @@ from forerun.config import EngineConfig, SamplingParams
 from forerun.integrations.ray.plan import RayOptions
 
 if TYPE_CHECKING:
-    from forerun.server.batch.files import Journal
+    from forerun.server.batch.files import BatchJournal
     from forerun.server.batch.lines import BatchFile
 
 _INTERVAL, _TERMINAL_INTERVAL = 10.0, 0.2
@@ -49,7 +49,7 @@ ServedModelName = Annotated[
         show_default="that of --model",
     ),
 ]
-Computing: TypeAlias = Callable[["Path", "BatchFile", "Journal", "Progress", Mapping[str, Any]], None]
+Computing: TypeAlias = Callable[["Path", "BatchFile", "BatchJournal", "BatchProgress", Mapping[str, Any]], None]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")]
 
 
@@ -97,15 +97,15 @@ def _answer(
         compute: answers the requests that the journal does not have.
         worker: what computes them.
     """
-    from forerun.server.batch.files import Journal, place_for
+    from forerun.server.batch.files import BatchJournal, place_for
     from forerun.server.batch.lines import BatchFile, write_broken
 
     with (
         BatchFile(source) as requests,
         place_for(source, out, force=force) as path,
-        Journal(path, {"requests": requests.digest, **run}, requests.num_lines) as journal,
+        BatchJournal(path, {"requests": requests.digest, **run}, requests.num_lines) as journal,
     ):
-        progress = Progress(journal, requests.num_lines)
+        progress = BatchProgress(journal, requests.num_lines)
         with _told_how_to_go_on(journal, requests.num_lines):
             if journal.num_done < requests.num_lines:
                 compute(source, requests, journal, progress, worker)
@@ -117,10 +117,10 @@ def _answer(
             note(f"lines without a custom_id that can be read, answered by an error: {requests.num_broken}, in {aside}")
 
 
-class Progress:
+class BatchProgress:
     """How far a batch has come, on standard error."""
 
-    def __init__(self, journal: Journal, num_lines: int) -> None:
+    def __init__(self, journal: BatchJournal, num_lines: int) -> None:
         self._journal, self._num_lines = journal, num_lines
         self._num_before = journal.num_done
         self._terminal = sys.stderr.isatty()
@@ -164,7 +164,9 @@ class Progress:
         return " · ".join(parts)
 
 
-def _here(source: Path, requests: BatchFile, journal: Journal, progress: Progress, worker: Mapping[str, Any]) -> None:
+def _here(
+    source: Path, requests: BatchFile, journal: BatchJournal, progress: BatchProgress, worker: Mapping[str, Any]
+) -> None:
     """In this process."""
     from forerun.engine import EngineThread
     from forerun.server.batch.run import BatchRun
@@ -186,8 +188,8 @@ def _on_ray(
     options: RayOptions,
     source: Path,
     requests: BatchFile,
-    journal: Journal,
-    progress: Progress,
+    journal: BatchJournal,
+    progress: BatchProgress,
     worker: Mapping[str, Any],
 ) -> None:
     """By workers on Ray."""
@@ -199,7 +201,7 @@ def _on_ray(
 
 
 @contextmanager
-def _told_how_to_go_on(journal: Journal, num_lines: int) -> Iterator[None]:
+def _told_how_to_go_on(journal: BatchJournal, num_lines: int) -> Iterator[None]:
     """After Ctrl-C: what is kept, and how to go on."""
     try:
         yield

@@ -31,7 +31,7 @@ _WEIGHTS = (".safetensors", ".gguf")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CacheEntry:
     """Something that lies on disk.
 
     Attributes:
@@ -51,15 +51,15 @@ class Kept:
     whole: bool = True
 
 
-def kept() -> list[Kept]:
+def kept() -> list[CacheEntry]:
     """All that is there, with sizes; of the Hugging Face Hub's cache the models that forerun may load."""
-    found: dict[str, Kept] = {}
+    found: dict[str, CacheEntry] = {}
     for entry in (*_fetched(), *_own(), *_hub()):
         found.setdefault(entry.name, entry)
     return list(found.values())
 
 
-def find(names: Iterable[str]) -> list[Kept]:
+def find(names: Iterable[str]) -> list[CacheEntry]:
     """The entries of these exact names. Raises ConfigError where one is not there."""
     entries = {entry.name: entry for entry in kept()}
     wanted = list(dict.fromkeys(names))
@@ -69,7 +69,7 @@ def find(names: Iterable[str]) -> list[Kept]:
     return [entries[name] for name in wanted]
 
 
-def remove_entry(entry: Kept) -> None:
+def remove_entry(entry: CacheEntry) -> None:
     """Remove what the entry stands for. Raises FetchError where that cannot be done."""
     try:
         entry.removal()
@@ -77,15 +77,15 @@ def remove_entry(entry: Kept) -> None:
         raise _unremovable(entry.path, failure.strerror or str(failure)) from None
 
 
-def _fetched() -> Iterator[Kept]:
+def _fetched() -> Iterator[CacheEntry]:
     for name in store.names():
         folder = store.folder_of(name)
         if folder is not None and (paths := _there(folder, *leftovers(folder))):
             whole = store.path_of(name) is not None
-            yield Kept(name, "fetched", _size(*paths), folder, partial(_remove_model, folder), whole)
+            yield CacheEntry(name, "fetched", _size(*paths), folder, partial(_remove_model, folder), whole)
 
 
-def _own() -> Iterator[Kept]:
+def _own() -> Iterator[CacheEntry]:
     """Measured costs and compiled kernels."""
     base = home()
     if base is None:
@@ -93,10 +93,10 @@ def _own() -> Iterator[Kept]:
     costs, kernels = base / COSTS_FILE, base / KERNELS_FOLDER
     for name, paths in {COSTS: (costs, costs.with_name(costs.name + ".damaged")), KERNELS: (kernels,)}.items():
         if there := _there(*paths):
-            yield Kept(name, name, _size(*there), paths[0], partial(_remove, there))
+            yield CacheEntry(name, name, _size(*there), paths[0], partial(_remove, there))
 
 
-def _hub() -> Iterator[Kept]:
+def _hub() -> Iterator[CacheEntry]:
     """Models of the hub's cache with safetensors or GGUF weights."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -111,7 +111,7 @@ def _hub() -> Iterator[Kept]:
             place = Path(repository.repo_path)
             alone = replace(cache, repos=frozenset({repository}))  # copies of a repository share its revisions' names
             removal = partial(_remove_from_hub, alone, [each.commit_hash for each in repository.revisions], place)
-            yield Kept(repository.repo_id, "hub", repository.size_on_disk, place, removal)
+            yield CacheEntry(repository.repo_id, "hub", repository.size_on_disk, place, removal)
 
 
 def _remove_model(folder: Path) -> None:
@@ -193,7 +193,7 @@ def clear(
         print_json({"removed": [_facts(entry) for entry in entries]})
 
 
-def _lines(entries: Sequence[Kept]) -> list[str]:
+def _lines(entries: Sequence[CacheEntry]) -> list[str]:
     """A table: name, kind, size, place."""
     if not entries:
         return ["Nothing is kept."]
@@ -206,11 +206,11 @@ def _lines(entries: Sequence[Kept]) -> list[str]:
     ]
 
 
-def _place(entry: Kept) -> str:
+def _place(entry: CacheEntry) -> str:
     return str(entry.path) if entry.whole else f"{entry.path} (not whole: fetch it again, or clear it)"
 
 
-def _facts(entry: Kept) -> dict[str, Any]:
+def _facts(entry: CacheEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "kind": entry.kind,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from forerun.cli.answers import Output, Times, follow
+from forerun.cli.answers import CallTimes, Output, follow
 from forerun.cli.options import LLMOptions
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.errors import ConfigError, PromptError
@@ -110,7 +110,7 @@ class Totals:
     num_accepted: int = 0
     seconds: float = 0.0
 
-    def add(self, output: Output, times: Times) -> None:
+    def add(self, output: Output, times: CallTimes) -> None:
         """Count one answer."""
         self.num_answers += 1
         self.num_tokens += len(output.token_ids)
@@ -122,7 +122,7 @@ class Totals:
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """One answer.
 
     Attributes:
@@ -133,7 +133,7 @@ class Answer:
     """
 
     output: Output
-    times: Times
+    times: CallTimes
     interrupted: bool
     kept: bool
 
@@ -156,7 +156,7 @@ class Session:
     history: History = field(default_factory=History)
     totals: dict[str, Totals] = field(default_factory=dict)
 
-    def answer(self, text: str, show: Callable[[StreamChunk], None], note: Callable[[str], None]) -> Answer:
+    def answer(self, text: str, show: Callable[[StreamChunk], None], note: Callable[[str], None]) -> ChatAnswer:
         """Put a message to the target and stream the answer.
 
         Args:
@@ -182,7 +182,7 @@ class Session:
         if kept:
             self.history.turns.append(Turn(text, output.text))
         self.totals.setdefault(self.drafter, Totals()).add(output, times)
-        return Answer(output, times, interrupted, kept)
+        return ChatAnswer(output, times, interrupted, kept)
 
     def change_drafter(self, drafter: str) -> None:
         """Go on with another drafter over the same target.

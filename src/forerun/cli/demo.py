@@ -19,7 +19,7 @@ from forerun.cli.output import memory_told, plain, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError, FetchError, ModelLoadError
 from forerun.kernels.environment import describe_machine, machine
-from forerun.lab.bench.compare import Row, Run, compare
+from forerun.lab.bench.compare import MethodRun, Row, compare
 from forerun.lab.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.utils import fetch as fetching, fetch as store, workloads
@@ -68,7 +68,7 @@ class DemoOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What is generated.
 
     Attributes:
@@ -97,7 +97,7 @@ class Plan:
         return with_prediction(replace(self.sampling, ignore_eos=not case.is_chat), llm.drafter, case)
 
 
-def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> Plan:
+def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> DemoPlan:
     """The plan that the options ask for, or the usual one of this model.
 
     Raises:
@@ -113,7 +113,7 @@ def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> Pla
         cases = cases[: options.num_prompts or NUM_PROMPTS]
     rounds = options.rounds or (CHAT_ROUNDS if any(case.is_chat for case in cases) else TEXT_ROUNDS)
     sampling = replace(sampling, temperature=0)
-    return Plan(cases, len(everything), rounds, sampling, cases[:1] if options.every else cases)
+    return DemoPlan(cases, len(everything), rounds, sampling, cases[:1] if options.every else cases)
 
 
 def by_hash(cases: Sequence[Case]) -> list[Case]:
@@ -154,7 +154,7 @@ COLUMNS: Columns[Row] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class DemoResults:
     """The rows of all complete rounds.
 
     Attributes:
@@ -163,16 +163,16 @@ class Results:
         categories: category -> the rows of its prompts; empty if not asked for, or if there are none.
     """
 
-    plan: Plan
+    plan: DemoPlan
     rows: Sequence[Row]
     categories: Mapping[str, Sequence[Row]]
 
     @classmethod
-    def of(cls, plan: Plan, runs: Mapping[str, Sequence[Timed[Run]]], by_category: bool) -> Results:
+    def of(cls, plan: DemoPlan, runs: Mapping[str, Sequence[Timed[MethodRun]]], by_category: bool) -> DemoResults:
         """From runs in the order of the plan: prompt after prompt, each as often as there are rounds."""
         if not runs[PLAIN]:
             return cls(plan, [], {})
-        found: dict[str, dict[str, list[Timed[Run]]]] = {}
+        found: dict[str, dict[str, list[Timed[MethodRun]]]] = {}
         for name, timed in runs.items() if by_category else ():
             for number, run in enumerate(timed):
                 category = plan.cases[number // plan.rounds].category
@@ -202,7 +202,7 @@ class Results:
         return Table("", ["category", f"{PLAIN}, tokens/s", *names, "identical"], rows)
 
 
-def closing_line(llm: LLM, num_draft_tokens: NumDraftTokens, plan: Plan) -> str:
+def closing_line(llm: LLM, num_draft_tokens: NumDraftTokens, plan: DemoPlan) -> str:
     """What the tables stand on. llm: one that decodes plainly."""
     from forerun.models import number_format
 
@@ -272,7 +272,7 @@ def demo(
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
     methods = _opened(stage, model, chosen, settings, count)
     runs, interrupted = perform(stage, methods, plan)
-    results, plain = Results.of(plan, runs, prompts.every), methods[PLAIN]
+    results, plain = DemoResults.of(plan, runs, prompts.every), methods[PLAIN]
     if json:
         print_json(results.as_object() | facts(model, settings, count, plain))
     else:
@@ -346,12 +346,12 @@ def fetch_default(say: Callable[[str], None]) -> None:
         say(f"The bundled models are shown instead: {error}")
 
 
-def perform(stage: Stage, methods: Mapping[str, LLM], plan: Plan) -> tuple[dict[str, list[Timed[Run]]], bool]:
+def perform(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> tuple[dict[str, list[Timed[MethodRun]]], bool]:
     """Show, then measure; returns the runs, prompt by prompt, and whether Ctrl-C ended it.
 
     Then the runs are of the complete rounds.
     """
-    runs: dict[str, list[Timed[Run]]] = {name: [] for name in methods}
+    runs: dict[str, list[Timed[MethodRun]]] = {name: [] for name in methods}
     interrupted = False
     try:
         with stage:
@@ -430,7 +430,7 @@ def open_methods(
     return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 
 
-def show(stage: Stage, methods: Mapping[str, LLM], plan: Plan) -> None:
+def show(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> None:
     """Stream prompts through every method once: something to watch, and the warm-up of what follows."""
     for number, case in enumerate(plan.shown, 1):
         words = last_words(case)
@@ -443,13 +443,13 @@ def show(stage: Stage, methods: Mapping[str, LLM], plan: Plan) -> None:
                 stage.transcript(words, scene.answer)
 
 
-def measure(stage: Stage, methods: Mapping[str, LLM], plan: Plan, runs: dict[str, list[Timed[Run]]]) -> None:
+def measure(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan, runs: dict[str, list[Timed[MethodRun]]]) -> None:
     """Time every method on every prompt, in turn; `runs` grows as they finish."""
     from forerun.lab.bench.methods import generate
 
     with stage.progress("Measuring, methods in turn", len(plan.cases) * plan.rounds * len(methods)) as advance:
 
-        def after(name: str, result: Timed[Run]) -> None:
+        def after(name: str, result: Timed[MethodRun]) -> None:
             runs[name].append(result)
             advance()
 

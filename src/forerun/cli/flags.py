@@ -65,7 +65,7 @@ class Flags:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """How values of one type are written.
 
     Attributes:
@@ -109,7 +109,7 @@ class Flag:
         return self.names[0].removeprefix("--").replace("-", "_")
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> ValueKind | None:
         """How its values are written; None for a switch."""
         return None if self.field.kind is bool else _KINDS[self.field.kind]
 
@@ -219,15 +219,15 @@ def _bias(text: str) -> tuple[int, float]:
     return int(token_id), float(value)
 
 
-_KINDS: Mapping[object, Kind] = {
-    int: Kind("INT", int),
-    float: Kind("FLOAT", float),
-    str: Kind("TEXT", str),
-    Path: Kind("PATH", Path),
-    str | Sequence[int]: Kind("TEXT", str),
-    Sequence[str]: Kind("TEXT", str, many=tuple),
-    Sequence[int]: Kind("INT", int, "a whole number", tuple),
-    Mapping[int, float]: Kind("ID=VALUE", _bias, "ID=VALUE, such as 17=-2.5", dict),
-    NumDraftTokens: Kind("K|auto", _num_draft_tokens),
+_KINDS: Mapping[object, ValueKind] = {
+    int: ValueKind("INT", int),
+    float: ValueKind("FLOAT", float),
+    str: ValueKind("TEXT", str),
+    Path: ValueKind("PATH", Path),
+    str | Sequence[int]: ValueKind("TEXT", str),
+    Sequence[str]: ValueKind("TEXT", str, many=tuple),
+    Sequence[int]: ValueKind("INT", int, "a whole number", tuple),
+    Mapping[int, float]: ValueKind("ID=VALUE", _bias, "ID=VALUE, such as 17=-2.5", dict),
+    NumDraftTokens: ValueKind("K|auto", _num_draft_tokens),
 }
 """Types of fields for which there are flags, without None."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.answers import Output, Times, as_object, follow, summary
+from forerun.cli.answers import CallTimes, Output, as_object, follow, summary
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import memory_told, note, print_json, text_or_file, unicode_text
@@ -211,7 +211,7 @@ def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: s
     return LLM(model, drafter=drafter, adapter=adapter, tokenizer=tokenizer, **settings)
 
 
-def run(llm: LLM, prompt: Any, params: SamplingParams, echo: bool) -> tuple[dict[int, Output], Times, bool]:
+def run(llm: LLM, prompt: Any, params: SamplingParams, echo: bool) -> tuple[dict[int, Output], CallTimes, bool]:
     """Generate as `follow`.
 
     With one choice the text is echoed as it comes; several would be mixed up, so they are printed when all is done.

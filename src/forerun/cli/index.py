@@ -16,8 +16,8 @@ from forerun.errors import ConfigError
 from forerun.utils.files import refuse_to_overwrite
 
 if TYPE_CHECKING:
-    from forerun.drafters.rest.index_file import Header
-    from forerun.utils.text_files import Document
+    from forerun.drafters.rest.index_file import IndexHeader
+    from forerun.utils.text_files import TextDocument
 
 app = typer.Typer(help="Corpora on disk for the drafter 'rest'.", no_args_is_help=True)
 
@@ -181,7 +181,7 @@ class _Reading:
     def __exit__(self, *_: Any) -> None:
         self._bars.stop()
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[TextDocument]:
         """What is read, in its order."""
         from forerun.utils.text_files import read_documents
 
@@ -197,22 +197,22 @@ class _Reading:
         self._bars.update(self._sorting, completed=share, visible=True)
 
 
-def _standard_library() -> list[Document]:
+def _standard_library() -> list[TextDocument]:
     from forerun.train.corpus import hash_fraction, is_generated, read_python_files, split, standard_library_root
-    from forerun.utils.text_files import Document
+    from forerun.utils.text_files import TextDocument
 
     training, _ = split(read_python_files(standard_library_root()))
     written = [file for file in training if not is_generated(file.text)]
     written.sort(key=lambda file: hash_fraction(file.name))
-    return [Document(file.name, file.text) for file in written]
+    return [TextDocument(file.name, file.text) for file in written]
 
 
-def _report(path: Path, header: Header, reading: _Reading) -> None:
+def _report(path: Path, header: IndexHeader, reading: _Reading) -> None:
     typer.echo(f"{path}: {_size(header)}, {path.stat().st_size:,} bytes")
     if reading.skipped:
         first, count = reading.skipped[0], len(reading.skipped)
         typer.echo(f"left out, since not UTF-8: {count} files, the first {first}", err=True)
 
 
-def _size(header: Header) -> str:
+def _size(header: IndexHeader) -> str:
     return f"{header.num_documents:,} documents, {header.num_tokens - header.num_documents:,} tokens"

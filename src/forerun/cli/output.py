@@ -63,7 +63,7 @@ def size_text(nbytes: float) -> str:
 # What commands say on standard error: notes, and the plan of memory, which `LLM` logs before weights are read.
 
 
-class _Line(logging.Handler):
+class _ProgressLine(logging.Handler):
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
         self._say = say
@@ -80,7 +80,7 @@ def memory_told(say: Callable[[str], None] | None) -> Iterator[None]:
     if say is None:
         yield
         return
-    line = _Line(say)
+    line = _ProgressLine(say)
     logger.addHandler(line)
     logger.setLevel(logging.INFO)
     logger.propagate = False  # a program's handlers would say it once more

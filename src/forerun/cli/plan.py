@@ -17,7 +17,7 @@ from forerun.lab.plan.options import PlanOptions
 if TYPE_CHECKING:
     from forerun.lab.plan.machines import Machine
     from forerun.lab.plan.shapes import ModelShape
-    from forerun.lab.plan.sheet import Plan
+    from forerun.lab.plan.sheet import SpeculationPlan
     from forerun.speculation.predictor import ChainAcceptance, Predicted, StepCosts
 
 
@@ -32,7 +32,7 @@ SOURCES = {
 }
 
 
-def lines(made: Plan, accept_probs: ChainAcceptance) -> Iterator[str]:
+def lines(made: SpeculationPlan, accept_probs: ChainAcceptance) -> Iterator[str]:
     """The plan for people."""
     from forerun.lab.bench.tables import plain_table
 
@@ -61,7 +61,7 @@ def _row(each: Predicted) -> list[str]:
     return [str(each.num_draft_tokens), *cells]
 
 
-def _verdict(made: Plan) -> str:
+def _verdict(made: SpeculationPlan) -> str:
     best, edge = made.prediction.best, made.prediction.break_even
     if best is None:
         from_there = "never" if edge is None else f"from an acceptance of {edge:.2f} on"
@@ -73,7 +73,7 @@ def _verdict(made: Plan) -> str:
     )
 
 
-def _memory(made: Plan) -> Iterator[str]:
+def _memory(made: SpeculationPlan) -> Iterator[str]:
     memory = made.memory
     cache = "keys and values not told" if memory.target_cache is None else f"cache {size_text(memory.target_cache)}"
     yield f"target {size_text(memory.target_weights)}, {cache}"
@@ -84,11 +84,11 @@ def _memory(made: Plan) -> Iterator[str]:
         yield f"there are {size_text(memory.available)}"
 
 
-def _of_all(made: Plan) -> str:
+def _of_all(made: SpeculationPlan) -> str:
     return "" if made.batch == 1 else f" of each of {made.batch} sequences"
 
 
-def _money(made: Plan, speed: float) -> str:
+def _money(made: SpeculationPlan, speed: float) -> str:
     price = made.per_million(speed)
     return "" if price is None else f", {price:.2f} for a million tokens"
 

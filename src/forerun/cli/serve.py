@@ -37,9 +37,9 @@ def serve_replicas(
     Raises:
         ConfigError: Ray is not there, its cluster does not answer, or an option cannot be had with it.
     """
-    from forerun.integrations.ray.plan import Plan
+    from forerun.integrations.ray.plan import ServePlan
 
-    plan = Plan.of(model, name, drafters, llm, server, ray)
+    plan = ServePlan.of(model, name, drafters, llm, server, ray)
     note_untried("Ray")
     from forerun.integrations.ray.run import serve_on_ray
     from forerun.server.logs import log_as_json

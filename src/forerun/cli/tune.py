@@ -24,7 +24,7 @@ from forerun.utils.workloads import Case, categories_in_turn, load, names
 if TYPE_CHECKING:
     from forerun.engine import LLM
     from forerun.kernels.environment import Environment
-    from forerun.lab.tune.outcome import Outcome
+    from forerun.lab.tune.outcome import TuningOutcome
     from forerun.lab.tune.tuning import Task
 
 NUM_PROMPTS = 24
@@ -79,7 +79,7 @@ def tune(
     from forerun.lab.tune.tuning import tune as tuned
 
     task = make_task(plain, model, cases, prompts, settings, levels, drafters, draft)
-    with Progress(task.seconds) as progress:
+    with TuneProgress(task.seconds) as progress:
         outcome = tuned(task, progress)
     is_measured = bool(outcome.search.rounds)
     written = write(outcome, task, settings, llm) if is_measured else None
@@ -133,7 +133,7 @@ def make_task(
     return Task(plain, model, requests, prompts, params, levels, drafters, draft, seconds)
 
 
-def write(outcome: Outcome, task: Task, settings: TuneOptions, llm: LLMOptions) -> str:
+def write(outcome: TuningOutcome, task: Task, settings: TuneOptions, llm: LLMOptions) -> str:
     """Write the configuration; its place."""
     from forerun.lab.tune.config_file import Chosen, write_config
 
@@ -167,7 +167,7 @@ def target_facts(model: str, plain: LLM) -> Any:
     )
 
 
-def show(outcome: Outcome, environment: Environment, model: str, written: str | None) -> None:
+def show(outcome: TuningOutcome, environment: Environment, model: str, written: str | None) -> None:
     """The outcome for people."""
     from forerun.lab.bench.tables import Report
     from forerun.lab.tune.public_drafts import public_drafts
@@ -188,7 +188,7 @@ def show(outcome: Outcome, environment: Environment, model: str, written: str | 
     typer.echo(f"Written to {written} (* is what it runs). Use it: forerun --config {written} generate ...")
 
 
-class Progress:
+class TuneProgress:
     """How far the time has gone: a bar on a terminal, else a line for each stage. On standard error."""
 
     def __init__(self, seconds: float) -> None:
@@ -201,7 +201,7 @@ class Progress:
         self._bar = Bar(*columns, console=console, auto_refresh=False, transient=True, disable=not self._drawn)
         self._task = self._bar.add_task("tuning", total=seconds)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> TuneProgress:
         self._bar.start()
         return self
 

@@ -81,7 +81,7 @@ def window_parents(columns: int, num_rows: int) -> tuple[list[int], list[int]]:
     return parents, above
 
 
-class Window:
+class LookaheadWindow:
     """W columns of num_rows = N - 1 tokens: the last iterates of a Jacobi iteration, the oldest in row 0.
 
     Each column begins as a piece of the prompt, and gives an n-gram once all below its row 0 was computed.
@@ -139,7 +139,7 @@ _NGRAM_BYTES = 200
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingDraft:
     """What was drafted, until the target has computed it.
 
     Attributes:
@@ -155,9 +155,9 @@ class _Asked:
 @dataclass(slots=True)
 class _State:
     pool: NgramPool
-    window: Window | None = None
+    window: LookaheadWindow | None = None
     num_indexed: int = 0
-    asked: _Asked | None = None
+    asked: _PendingDraft | None = None
 
 
 class Lookahead(OneByOne):
@@ -239,7 +239,7 @@ class Lookahead(OneByOne):
         if state.window is None:
             prompt = sequence.token_ids[: sequence.num_prompt]
             filler = [each for each in prompt if each not in self._end_of_text] or prompt
-            state.window = Window(self._width, self._num_rows, filler, sequence.num_prompt)
+            state.window = LookaheadWindow(self._width, self._num_rows, filler, sequence.num_prompt)
         n = len(guesses)
         # a column is num_rows nodes, less the root; the last row of column j stands num_rows - 1 + j deep
         columns = min(self._width, (budget - n + 1) // self._num_rows, sequence.room - self._num_rows + 2)
@@ -251,7 +251,7 @@ class Lookahead(OneByOne):
             parents = parents + [n + parent if parent >= 0 else -1 for parent in below]
             last_row = [n + node if node >= 0 else -1 for node in last_row]
         draft = Draft(token_ids, parents, num_candidates=len(token_ids) if self._verify_window else n)
-        state.asked = _Asked(draft, guesses, last_row)
+        state.asked = _PendingDraft(draft, guesses, last_row)
         return draft
 
     def _guess(self, pool: NgramPool, sequence: Sequence, budget: int, min_acceptance_prob: float) -> RankedTree:
@@ -271,7 +271,7 @@ class Lookahead(OneByOne):
 
         return best_tree(ROOT, children, budget, min(self._num_rows, sequence.room), min_acceptance_prob)
 
-    def _learn(self, state: _State, asked: _Asked, step: Step) -> None:
+    def _learn(self, state: _State, asked: _PendingDraft, step: Step) -> None:
         assert step.verdict is not None
         ids, path = asked.draft.ids, step.verdict.path  # with verify_window the path may not be one of guesses
         asked.guesses.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])

@@ -7,7 +7,7 @@ from collections import deque
 
 import torch
 
-from forerun.engine.memory import Memory
+from forerun.engine.memory import CacheMemory
 from forerun.engine.outputs import failure, result
 from forerun.engine.results import StepOutput
 from forerun.engine.scheduler import Scheduler
@@ -68,7 +68,7 @@ class Departures:
     """
 
     def __init__(
-        self, loop: StepLoop, scheduler: Scheduler, memory: Memory, texts: TokenTexts | None, faults: DeviceFaults
+        self, loop: StepLoop, scheduler: Scheduler, memory: CacheMemory, texts: TokenTexts | None, faults: DeviceFaults
     ) -> None:
         self.outputs: deque[StepOutput] = deque()
         self._loop, self._scheduler, self._memory, self._texts = loop, scheduler, memory, texts

@@ -12,7 +12,7 @@ from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
 from forerun.errors import DrafterError
 from forerun.sampling.grammar.drafts import forced_tokens, with_grammar
-from forerun.speculation import Plan
+from forerun.speculation import DraftPlan
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
 
 
@@ -30,7 +30,7 @@ class Drafting:
         self.needs = Needs() if drafter is None else drafter.needs
         self._vocab_size = vocab_size
 
-    def ask(self, ready: Seq[SequenceState], plan: Plan) -> Seq[Draft]:
+    def ask(self, ready: Seq[SequenceState], plan: DraftPlan) -> Seq[Draft]:
         """The drafts; where nobody may draft, the drafter is not called.
 
         Of a sequence whose grammar forces as many tokens as it may draft, nobody else is asked.
@@ -49,7 +49,9 @@ class Drafting:
                 drafts[index] = with_grammar(sequence, forced[index], drafts[index], budgets[index])
         return drafts
 
-    def _ask(self, ready: Seq[SequenceState], sequences: Seq[Sequence], plan: Plan, budgets: Seq[int]) -> Seq[Draft]:
+    def _ask(
+        self, ready: Seq[SequenceState], sequences: Seq[Sequence], plan: DraftPlan, budgets: Seq[int]
+    ) -> Seq[Draft]:
         if self.drafter is None or not any(budgets):
             return [Draft.empty()] * len(ready)
         try:

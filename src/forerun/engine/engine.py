@@ -15,7 +15,7 @@ from forerun.drafters.validation import check_drafter
 from forerun.engine.checks import checked, with_special_stops
 from forerun.engine.departures import Departures, DeviceFaults
 from forerun.engine.interrupts import HeldInterrupts
-from forerun.engine.memory import Memory
+from forerun.engine.memory import CacheMemory
 from forerun.engine.results import StepOutput
 from forerun.engine.scheduler import Schedule, Scheduler
 from forerun.engine.sequence import Request, SequenceState, new_state
@@ -88,7 +88,7 @@ class Engine:
         self.tokenizer = tokenizer
         self._texts = None if tokenizer is None else TokenTexts(tokenizer)
         self.grammars = Grammars(tokenizer, target.name, target.vocab_size)
-        self._memory = Memory(target, drafter, self.config)
+        self._memory = CacheMemory(target, drafter, self.config)
         self.scheduler = Scheduler(self.config, target, self._memory)
         self.last_step = StepStats()
         # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget

@@ -13,7 +13,7 @@ from forerun.models import LanguageModel
 from forerun.utils.machine import GIB
 
 
-class Memory:
+class CacheMemory:
     """The pool of a target's pages, as the sequences of one engine use it.
 
     Args:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 
 from forerun.config import EngineConfig
-from forerun.engine.memory import Memory
+from forerun.engine.memory import CacheMemory
 from forerun.engine.sequence import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.errors import QueueFullError
 from forerun.models import LanguageModel
-from forerun.speculation import Plan, SpeculationPolicy
+from forerun.speculation import DraftPlan, SpeculationPolicy
 
 # How many rows of prompts a step may compute beside sequences that are being answered.
 #
@@ -173,7 +173,7 @@ class Schedule:
 
     undrafted: list[tuple[SequenceState, int]]
     drafting: list[SequenceState]
-    plan: Plan
+    plan: DraftPlan
 
     @property
     def states(self) -> list[SequenceState]:
@@ -183,7 +183,7 @@ class Schedule:
     def split(self) -> Iterator[Schedule]:
         """Every sequence in a step of its own."""
         for turn in self.undrafted:
-            yield Schedule([turn], [], Plan([]))
+            yield Schedule([turn], [], DraftPlan([]))
         for state, budget in zip(self.drafting, self.plan.budgets, strict=True):
             yield Schedule([], [state], replace(self.plan, budgets=[budget]))
 
@@ -203,7 +203,7 @@ class Scheduler:
         share: learns from the steps how many rows of prompts the next one may hold.
     """
 
-    def __init__(self, config: EngineConfig, target: LanguageModel, memory: Memory) -> None:
+    def __init__(self, config: EngineConfig, target: LanguageModel, memory: CacheMemory) -> None:
         self._max_batch, self._max_queue, self._chunk = config.max_batch, config.max_queue, config.prefill_chunk
         self._pool, self._memory = target.pool, memory
         self.share = PromptShare(adaptive=target.exactness.exact)
@@ -310,7 +310,7 @@ class Scheduler:
             turns = self._prompts(rows, left)
         left -= sum([state.pages_wanted(num_scheduled_tokens) for state, num_scheduled_tokens in turns])
         if budget is None or not ready:
-            return Schedule([*turns, *((state, 1) for state in ready)], [], Plan([]))
+            return Schedule([*turns, *((state, 1) for state in ready)], [], DraftPlan([]))
         sequences = [state.sequence for state in ready]
         plan = _wanted(budget.beside_prompts(sequences) if turns else budget.plan(sequences), ready)
         return Schedule(turns, ready, plan if self._pool is None else _within(plan, ready, left))
@@ -354,7 +354,7 @@ class Scheduler:
         return sum(state.pages_wanted(1) for state in ready) > self._pool.num_available
 
 
-def _wanted(plan: Plan, ready: Seq[SequenceState]) -> Plan:
+def _wanted(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
     """The plan, with no larger drafts than the requests want."""
     if all(state.most_drafted is None for state in ready):
         return plan
@@ -365,7 +365,7 @@ def _wanted(plan: Plan, ready: Seq[SequenceState]) -> Plan:
     return replace(plan, budgets=wanted)
 
 
-def _within(plan: Plan, ready: Seq[SequenceState], pages: float) -> Plan:
+def _within(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
     """The plan, without the drafts for which there are no pages."""
     budgets = []
     for state, budget in zip(ready, plan.budgets, strict=True):

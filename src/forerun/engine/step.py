@@ -24,7 +24,14 @@ from forerun.models import Forward, LanguageModel, Rows, identity
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import TokenLogprob, row_argmax, token_logprobs
 from forerun.sampling.grammar.drafts import SOURCE
-from forerun.speculation import FixedPolicy, Outcome, PolicyByRequest, SpeculationPolicy, StepCost, automatic_policy
+from forerun.speculation import (
+    DraftOutcome,
+    FixedPolicy,
+    PolicyByRequest,
+    SpeculationPolicy,
+    StepCost,
+    automatic_policy,
+)
 from forerun.types import Draft, Verdict
 from forerun.utils.tree import ROOT
 from forerun.verification import UnsoundProbsError
@@ -147,7 +154,7 @@ class StepLoop:
             stats.num_prompt_rows += item.num_scheduled_tokens if item.num_scheduled_tokens > 1 else 0
             stats.num_draft_tokens += 0 if item.draft is None else len(item.draft)
             if item.budget is not None and item.draft is not None and item.verdict is not None:
-                item.outcome = Outcome(item.state.sequence, item.budget, item.draft, item.verdict)
+                item.outcome = DraftOutcome(item.state.sequence, item.budget, item.draft, item.verdict)
                 item.context = row.cache.length
         return work
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.engine.sequence import SequenceState
 from forerun.models import Rows
 from forerun.sampling import LogitsRow
-from forerun.speculation import Outcome, Reason
+from forerun.speculation import DraftOutcome, Reason
 from forerun.types import Draft, Needs, Verdict
 
 
@@ -47,7 +47,7 @@ class Work:
     hidden_outputs: Tensor | None = None
     budget: int | None = None
     reason: Reason = "fixed"
-    outcome: Outcome | None = None
+    outcome: DraftOutcome | None = None
     context: int = 0
     bad_rows: frozenset[int] = frozenset()
     dead_rows: Mapping[int, Exception] = field(default_factory=dict)

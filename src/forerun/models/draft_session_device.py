@@ -26,7 +26,7 @@ PRICED_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ComputedRow:
     """One row of each chain that has been computed, and what was found.
 
     Attributes:
@@ -65,7 +65,7 @@ class DeviceChains(DraftSession):
             for cache in caches
         ]
         self._states: Tensor | None = None
-        self._rows: deque[_Row] = deque()
+        self._rows: deque[_ComputedRow] = deque()
         self._left = pick.num_ahead
 
     @torch.inference_mode()
@@ -127,7 +127,7 @@ class DeviceChains(DraftSession):
             return columns, tokens, None
         return columns, tokens, (largest - values.logsumexp(-1)).exp()
 
-    def _read(self, found: Sequence[_Found]) -> list[_Row]:
+    def _read(self, found: Sequence[_Found]) -> list[_ComputedRow]:
         """Wait for the device, and take all that it has found."""
         columns: list[list[int]]
         tokens: list[list[int]]
@@ -138,14 +138,14 @@ class DeviceChains(DraftSession):
         probabilities = torch.stack(accept_probs).nan_to_num(0.0).tolist() if accept_probs else [None] * len(found)
         fed = [None, *tokens[:-1]]
         return [
-            _Row(before, NextTokens(each.logits, picked, probability), each.states)
+            _ComputedRow(before, NextTokens(each.logits, picked, probability), each.states)
             for before, each, picked, probability in zip(fed, found, columns, probabilities, strict=True)
         ]
 
 
-def _kept(row: _Row, places: Sequence[int]) -> _Row:
+def _kept(row: _ComputedRow, places: Sequence[int]) -> _ComputedRow:
     found = row.found
     accept_probs = None if found.probabilities is None else [found.probabilities[place] for place in places]
     kept = NextTokens(found.logits[list(places)], [found.columns[place] for place in places], accept_probs)
     states = None if row.states is None else row.states[list(places)]
-    return _Row(None if row.tokens is None else [row.tokens[place] for place in places], kept, states)
+    return _ComputedRow(None if row.tokens is None else [row.tokens[place] for place in places], kept, states)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from forerun.errors import UnsupportedModelError
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.draft_session import DraftSession, Pick
@@ -44,7 +44,7 @@ _HARMLESS_OPTIONS = {
 class Attend(Protocol):
     """`Attention.forward` of one forward's layout."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, form: Form) -> Tensor: ...
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, form: AttentionShape) -> Tensor: ...
 
 
 _attend: ContextVar[Attend] = ContextVar("attend")
@@ -73,7 +73,7 @@ def forerun_attention(
                 "Serve this model with Transformers, or report the architecture."
             )
     compute_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    form = Form(
+    form = AttentionShape(
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         options.get("sliding_window"),
         options.get("softcap"),
@@ -206,7 +206,7 @@ class _Seen:
         self._dtype = dtype
         self.layers: dict[int, LayerAttention] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, form: Form) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, form: AttentionShape) -> Tensor:
         heads, width = key.shape[1], value.shape[2]
         if query.shape[1] % heads or query.shape[2] != key.shape[2] or value.shape[1] != heads:
             shapes = [tuple(numbers.shape[1:]) for numbers in (query, key, value)]

@@ -14,7 +14,7 @@ from forerun.config import DEFAULT_DTYPE
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import linear_nbytes
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantisation import CodeForm
 from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import wants_triton
@@ -314,7 +314,7 @@ def _planner(config: Any, keeping: Keeping) -> Planner:
     heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
-    layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, Form(key_width**-0.5))
+    layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
     layers, dtype = [layer] * config.num_hidden_layers, keeping.dtype
     if keeping.is_triton:
         return PathPlanner(layers, dtype, keeping.device)

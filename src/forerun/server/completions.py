@@ -41,7 +41,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         prompts = await asyncio.to_thread(service.encode, asked)
         answering = service.answering(asked, prompts, request)
         stack.callback(answering.close)
-        begun = Begun(service, asked, prompts, answering, request)
+        begun = ActiveResponse(service, asked, prompts, answering, request)
         if not asked.stream:
             return JSONResponse(await while_connected(request, begun.whole()))
         # the first output is waited for, so that what refuses the request has a status of its own
@@ -49,7 +49,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         return Stream(begun.events(first), begun, stack.pop_all())
 
 
-class Begun:
+class ActiveResponse:
     """An answer under way.
 
     Attributes:
@@ -118,7 +118,7 @@ class Stream(EventSourceResponse):
         held: what the request holds.
     """
 
-    def __init__(self, events: AsyncIterator[dict[str, str]], begun: Begun, held: ExitStack) -> None:
+    def __init__(self, events: AsyncIterator[dict[str, str]], begun: ActiveResponse, held: ExitStack) -> None:
         super().__init__(events, sep="\n", send_timeout=begun.service.options.send_timeout)
         self._begun, self._held = begun, held
 

@@ -32,7 +32,7 @@ class Counts(Protocol):
         """Count so much more; 0 or above."""
 
 
-class Times(Protocol):
+class TimeHistogram(Protocol):
     """A histogram."""
 
     def observe(self, value: float) -> None:
@@ -45,7 +45,7 @@ class Instruments(Protocol):
     def counter(self, name: str, about: str, *labels: str) -> Counts:
         """name: without `_total`."""
 
-    def histogram(self, name: str, about: str, bounds: Seq[float]) -> Times:
+    def histogram(self, name: str, about: str, bounds: Seq[float]) -> TimeHistogram:
         """bounds: of its buckets, increasing."""
 
     def gauges(self, read: Callable[[], Iterator[Reading]]) -> None:
@@ -73,7 +73,7 @@ class Prometheus:
             made.add(0)  # 0 is told from the start
         return made
 
-    def histogram(self, name: str, about: str, bounds: Seq[float]) -> Times:
+    def histogram(self, name: str, about: str, bounds: Seq[float]) -> TimeHistogram:
         return Histogram(name, about, (LABEL,), buckets=bounds, registry=self._registry).labels(self._name)
 
     def gauges(self, read: Callable[[], Iterator[Reading]]) -> None:

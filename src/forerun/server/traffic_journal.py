@@ -11,7 +11,7 @@ from forerun.engine import LLM, StepOutput
 from forerun.errors import RequestBodyError
 from forerun.kernels.environment import Watch
 from forerun.models import number_format
-from forerun.server.traffic_records import CATEGORY, Answer, Begun, Recorder
+from forerun.server.traffic_records import CATEGORY, AnswerRecord, Recorder, ServerRunRecord
 
 HEADER = "x-forerun-category"
 _MIB = 1 << 20
@@ -31,7 +31,7 @@ class ServerJournal:
 
     def __init__(self, llm: LLM, name: str, path: Path, size: float) -> None:
         self._llm = llm
-        begun = Begun(name, number_format(llm.target), Watch.begin().environment())
+        begun = ServerRunRecord(name, number_format(llm.target), Watch.begin().environment())
         self._recorder = Recorder(path, int(size * _MIB), begun)
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class ServerJournal:
         stats = output.choice.stats
         waited = max(seconds - stats.time_total, 0.0)
         self._recorder.answer(
-            Answer(
+            AnswerRecord(
                 category=category,
                 drafter=self._chosen(params),
                 prompt=prompt,

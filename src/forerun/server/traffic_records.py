@@ -31,7 +31,7 @@ REMEDY = "Give a file that `forerun serve --journal FILE` wrote."
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ServerRunRecord:
     """The run of one server; written again at the head of each part of the file.
 
     Attributes:
@@ -52,7 +52,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerRecord:
     """One choice of one request, complete.
 
     Attributes:
@@ -75,9 +75,9 @@ class Answer:
     seconds: float
 
 
-def line(record: Begun | Answer) -> bytes:
+def line(record: ServerRunRecord | AnswerRecord) -> bytes:
     """A line of the file."""
-    head = {"format": FORMAT, "version": VERSION} if isinstance(record, Begun) else {}
+    head = {"format": FORMAT, "version": VERSION} if isinstance(record, ServerRunRecord) else {}
     values = {**head, **dataclasses.asdict(record)}
     return json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
@@ -121,11 +121,11 @@ class Recorder:
         ConfigError: the file is something else, is in use, or cannot be written.
     """
 
-    def __init__(self, path: Path, bound: int, begun: Begun) -> None:
+    def __init__(self, path: Path, bound: int, begun: ServerRunRecord) -> None:
         self.failed, self.lost = False, 0
         self._path, self._bound = path, bound
         self._head = line(begun)
-        self._pending: list[Answer] = []
+        self._pending: list[AnswerRecord] = []
         self._categories: set[str] = set()
         self._changed, self._closing = threading.Lock(), threading.Event()
         self._held = ExitStack()
@@ -141,7 +141,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="forerun-journal", daemon=True)
         self._thread.start()
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: AnswerRecord) -> None:
         """An answer is complete."""
         with self._changed:
             if self.failed or len(self._pending) >= MOST_PENDING:

@@ -1,23 +1,31 @@
 """How much to draft: acceptance and costs as they are measured, and the budget of each step that follows from them."""
 
-from forerun.speculation.acceptance import Acceptance, Rates, bin_centres, bin_of
+from forerun.speculation.acceptance import AcceptanceStats, Rates, bin_centres, bin_of
 from forerun.speculation.automatic import AutomaticPolicy, automatic_policy
 from forerun.speculation.cost_model import CostModel, Curve
 from forerun.speculation.cost_store import StoredCosts
 from forerun.speculation.exploration import Probes
 from forerun.speculation.fixed_length import FixedLengthPolicy
 from forerun.speculation.goodput import Prospects
-from forerun.speculation.policy import FixedPolicy, Outcome, Plan, PolicyByRequest, Reason, SpeculationPolicy, StepCost
+from forerun.speculation.policy import (
+    DraftOutcome,
+    DraftPlan,
+    FixedPolicy,
+    PolicyByRequest,
+    Reason,
+    SpeculationPolicy,
+    StepCost,
+)
 
 __all__ = [
-    "Acceptance",
+    "AcceptanceStats",
     "AutomaticPolicy",
     "CostModel",
     "Curve",
+    "DraftOutcome",
+    "DraftPlan",
     "FixedLengthPolicy",
     "FixedPolicy",
-    "Outcome",
-    "Plan",
     "PolicyByRequest",
     "Probes",
     "Prospects",

@@ -42,7 +42,7 @@ _REJECTED, _PARTLY, _FULLY = range(3)
 _EVEN = (1.0, 1.0)
 
 
-class Acceptance:
+class AcceptanceStats:
     """The chance that node r of a draft is there and accepted, when at least r + 1 nodes were asked for.
 
     Nodes are ordered by their chance, so the expected acceptance of a draft cut shorter is the sum of its first

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
-from forerun.speculation.acceptance import Acceptance
+from forerun.speculation.acceptance import AcceptanceStats
 from forerun.speculation.cost_model import COST_TRUSTED, CostModel, Table, clipped_mean
 from forerun.speculation.cost_store import StoredCosts, costs_setting, prior
 from forerun.speculation.exploration import Pauses, Probes, cheapest_trial
@@ -25,7 +25,7 @@ from forerun.speculation.goodput import (
     min_acceptance_prob as prob_that_pays,
     pays,
 )
-from forerun.speculation.policy import Outcome, Plan, Reason, SpeculationPolicy, StepCost
+from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Sequence
 
 # What steps teach: acceptance of drafts, costs of each kind of step, and how much time probes may take.
@@ -37,7 +37,7 @@ PARTLY_RESTED = 0.25
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PlannedStep:
     """What one step asked of the drafter.
 
     Attributes:
@@ -66,15 +66,15 @@ class Lessons:
     """
 
     def __init__(
-        self, costs: CostModel, acceptance: Acceptance, probes: Probes, pauses: Pauses, catches_up: bool = False
+        self, costs: CostModel, acceptance: AcceptanceStats, probes: Probes, pauses: Pauses, catches_up: bool = False
     ) -> None:
         self._costs, self._acceptance, self._probes, self._pauses = costs, acceptance, probes, pauses
         self._catches_up = catches_up
         self._following = 0.0  # seconds in the drafter, in steps that held prompts
-        self._noted: list[tuple[int, StepCost, Seq[Outcome]]] = []
+        self._noted: list[tuple[int, StepCost, Seq[DraftOutcome]]] = []
         self.steps = 0
 
-    def note(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+    def note(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         """A step is done."""
         self.steps += 1
         self._noted.append((self.steps, cost, outcomes))
@@ -89,7 +89,7 @@ class Lessons:
             Tokens that came in those of these steps in which somebody drafted.
         """
         noted, self._noted = self._noted, []
-        kinds: dict[tuple[str, int, int, int, int, float], list[tuple[StepCost, _Asked]]] = {}
+        kinds: dict[tuple[str, int, int, int, int, float], list[tuple[StepCost, _PlannedStep]]] = {}
         tokens = 0
         for number, cost, outcomes in noted:
             asked = self._learn_acceptance(number, outcomes)
@@ -111,7 +111,7 @@ class Lessons:
             self._learn_costs(kind, batch, num_rows, steps)
         return tokens
 
-    def _learn_costs(self, kind: str, batch: int, num_rows: int, steps: Seq[tuple[StepCost, _Asked]]) -> None:
+    def _learn_costs(self, kind: str, batch: int, num_rows: int, steps: Seq[tuple[StepCost, _PlannedStep]]) -> None:
         """Of steps of one kind."""
         count, asked = len(steps), steps[0][1]
         seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost, _ in steps]
@@ -127,9 +127,9 @@ class Lessons:
                 self._costs.add_first_draft(each.count, each.longest, each.lag, cost.time_draft)
         self._probes.earn(sum(seconds) + sum(drafting), count)
 
-    def _learn_acceptance(self, number: int, outcomes: Seq[Outcome]) -> _Asked:
+    def _learn_acceptance(self, number: int, outcomes: Seq[DraftOutcome]) -> _PlannedStep:
         """Of one step."""
-        asked = _Asked()
+        asked = _PlannedStep()
         for outcome in outcomes:
             budget, sequence, draft = outcome.budget, outcome.sequence, outcome.draft
             if budget == 0:
@@ -188,7 +188,7 @@ class AutomaticPolicy(SpeculationPolicy):
         self,
         stored: StoredCosts | None = None,
         max_tokens: int = MAX_NUM_DRAFT_TOKENS,
-        acceptance: Acceptance | None = None,
+        acceptance: AcceptanceStats | None = None,
         *,
         catches_up: bool = False,
     ) -> None:
@@ -196,7 +196,7 @@ class AutomaticPolicy(SpeculationPolicy):
         self.costs = CostModel() if stored is None else stored.costs
         self._save_at = COST_SAVE_STEPS
         self._max = max_tokens
-        self.acceptance = acceptance or Acceptance(max_tokens)
+        self.acceptance = acceptance or AcceptanceStats(max_tokens)
         self._probes, self._pauses = Probes(), Pauses()
         self._lessons = Lessons(self.costs, self.acceptance, self._probes, self._pauses, catches_up)
         self._chosen: dict[Sequence, int] = {}  # the standing plan
@@ -208,14 +208,14 @@ class AutomaticPolicy(SpeculationPolicy):
         self._left = 0  # steps for which it stands
         self._rate = 0.0  # tokens per second that it is expected to give
         self._reason: Reason = "measuring"
-        self._plain: Plan | None = None  # the plan itself, where nobody drafts
+        self._plain: DraftPlan | None = None  # the plan itself, where nobody drafts
         self._alone = 0  # the last K of a single sequence
         self._cell = PLAIN_CELL  # the last threshold and limit of several
         self._turn = self._trials = 0
         self._forgone = 0.0  # tokens that plain decoding would give in the time of the present probe; 0 without one
         self._trial: list[int] | None = None  # the budgets of its second step, until that is planned
 
-    def plan(self, sequences: Seq[Sequence]) -> Plan:
+    def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         standing = self._left > 0 and self._planned == sequences
         if not standing:
             self._replan(sequences)
@@ -223,23 +223,23 @@ class AutomaticPolicy(SpeculationPolicy):
             self._left -= 1
             if self._trial is not None:
                 trial, self._trial = self._trial, None
-                return Plan(_within_room(trial, sequences), reason="probe")
+                return DraftPlan(_within_room(trial, sequences), reason="probe")
             if self._plain is not None:
                 return self._plain
         budgets = _within_room([self._chosen[sequence] for sequence in sequences], sequences)
         if not standing and self._rate > 0 and self._probes.due:
             probe = self._probe(sequences, budgets)
             if probe is not None:
-                return Plan(probe, reason="probe")
+                return DraftPlan(probe, reason="probe")
         reason = self._reason
         if reason == "gain" and not any(budgets):
             reason = "no room"
-        plan = Plan(budgets, self._price, reason)
+        plan = DraftPlan(budgets, self._price, reason)
         if self._left and not any(self._chosen[sequence] for sequence in sequences):
             self._plain = plan
         return plan
 
-    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         """Note a step. What the plan's steps have shown is learned together, after the last of them."""
         self._lessons.note(cost, outcomes)
         if self._left == 0:

@@ -15,7 +15,7 @@ import torch
 
 from forerun.config import COST_CACHE_VARIABLE, environment_choice
 from forerun.errors import ConfigError
-from forerun.speculation.acceptance import Acceptance
+from forerun.speculation.acceptance import AcceptanceStats
 from forerun.speculation.cost_model import CostModel
 from forerun.utils.files import write_json
 from forerun.utils.home import COSTS_FILE, home
@@ -138,16 +138,16 @@ def costs_setting(cost_key: tuple[str, ...]) -> tuple[str, ...]:
     return (*cost_key, str(torch.get_num_threads()))
 
 
-def prior(cost_key: tuple[str, ...]) -> Acceptance:
+def prior(cost_key: tuple[str, ...]) -> AcceptanceStats:
     """Acceptance as it begins for these models and drafter: with what a file has told, or with nothing."""
-    acceptance = Acceptance()
+    acceptance = AcceptanceStats()
     state = _acceptance.get(_plain_key(cost_key))
     if state is not None:
         acceptance.restore(state)
     return acceptance
 
 
-def entry(cost_key: tuple[str, ...], costs: CostModel, acceptance: Acceptance) -> dict[str, Any]:
+def entry(cost_key: tuple[str, ...], costs: CostModel, acceptance: AcceptanceStats) -> dict[str, Any]:
     """What a file holds of one budget."""
     return {
         "setting": _plain_key(cost_key),
@@ -176,7 +176,7 @@ def read_start(path: Path) -> None:
         )
     try:
         for each in fields.list_of("entries", dict):
-            Acceptance().restore(each["acceptance"])
+            AcceptanceStats().restore(each["acceptance"])
             suggest(str(each["costs_setting"]), CostModel.restored(each["costs"]))
             _acceptance[str(each["setting"])] = each["acceptance"]
     except _DAMAGE as error:

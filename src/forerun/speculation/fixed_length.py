@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from forerun.speculation.policy import Outcome, Plan, Reason, SpeculationPolicy, StepCost
+from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Sequence
 
 WHOLE_STEPS = 12
@@ -91,16 +91,16 @@ class FixedLengthPolicy(SpeculationPolicy):
         self._loads: dict[int, _Load] = {}
         self._drafting = False
 
-    def plan(self, sequences: Seq[Sequence]) -> Plan:
+    def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         load = self._load(len(sequences))
         if load.left == 0:
             load.decide()
         load.left -= 1
         self._drafting = load.drafting
         budgets = [self._num_nodes if load.drafting and sequence.room > 0 else 0 for sequence in sequences]
-        return Plan(budgets, reason=self._reason(load, any(budgets)))
+        return DraftPlan(budgets, reason=self._reason(load, any(budgets)))
 
-    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         if cost.num_prompt_rows or not outcomes:
             return
         tokens = sum(len(outcome.verdict.path) + 1 for outcome in outcomes)

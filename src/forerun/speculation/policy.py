@@ -16,7 +16,7 @@ measured yet; other budgets than the best are tried; the request wants none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DraftPlan:
     """What the drafter may propose in one step.
 
     Attributes:
@@ -59,7 +59,7 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DraftOutcome:
     """What became of one sequence's draft.
 
     Attributes:
@@ -79,18 +79,18 @@ class SpeculationPolicy(ABC):
     """Decides how many nodes may be drafted, and learns from what came of it."""
 
     @abstractmethod
-    def plan(self, sequences: Seq[Sequence]) -> Plan:
+    def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         """Budgets for the sequences whose prompts are computed, before they draft."""
 
-    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+    def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         """As `plan`, in a step that computes prompts of others, too: nothing is drafted.
 
         Such a step holds so many rows that a further one costs its whole arithmetic, which an accepted token is seldom
         worth, since the same rows would be one token each in plain decoding.
         """
-        return Plan([0] * len(sequences), reason="prompts")
+        return DraftPlan([0] * len(sequences), reason="prompts")
 
-    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:  # noqa: B027 - a budget need not learn
+    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:  # noqa: B027 - a budget need not learn
         """A step is done. `stop` has not yet been called for the sequences that end with it."""
 
     def stop(self, sequence: Sequence) -> None:  # noqa: B027 - nor keep anything of a sequence
@@ -103,11 +103,11 @@ class FixedPolicy(SpeculationPolicy):
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens = num_draft_tokens
 
-    def plan(self, sequences: Seq[Sequence]) -> Plan:
+    def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         budgets = [self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences]
-        return Plan(budgets, reason="no room" if self.num_draft_tokens and not any(budgets) else "fixed")
+        return DraftPlan(budgets, reason="no room" if self.num_draft_tokens and not any(budgets) else "fixed")
 
-    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+    def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self.plan(sequences)
 
 
@@ -129,17 +129,19 @@ class PolicyByRequest(SpeculationPolicy):
     def __init__(self, budgets: Mapping[str, SpeculationPolicy], chosen: Callable[[Sequence], str | None]) -> None:
         self._budgets, self._chosen = dict(budgets), chosen
 
-    def plan(self, sequences: Seq[Sequence]) -> Plan:
+    def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self._combined(sequences, lambda budget, part: budget.plan(part))
 
-    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+    def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self._combined(sequences, lambda budget, part: budget.beside_prompts(part))
 
-    def _combined(self, sequences: Seq[Sequence], plan_of: Callable[[SpeculationPolicy, Seq[Sequence]], Plan]) -> Plan:
+    def _combined(
+        self, sequences: Seq[Sequence], plan_of: Callable[[SpeculationPolicy, Seq[Sequence]], DraftPlan]
+    ) -> DraftPlan:
         """The plans of all budgets as one."""
         groups = self._groups(sequences)
         if not groups:
-            return Plan([0] * len(sequences), reason="request")
+            return DraftPlan([0] * len(sequences), reason="request")
         if len(groups) == 1:
             (name,) = groups
             plan = plan_of(self._budgets[name], sequences)
@@ -152,9 +154,9 @@ class PolicyByRequest(SpeculationPolicy):
             for place, budget in zip(places, plans[-1].budgets, strict=True):
                 budgets[place] = budget
         drafting = [plan for plan in plans if any(plan.budgets)] or plans
-        return Plan(budgets, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
+        return DraftPlan(budgets, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
 
-    def observe(self, cost: StepCost, outcomes: Seq[Outcome]) -> None:
+    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         groups = self._groups([outcome.sequence for outcome in outcomes])
         if len(groups) == 1:
             (name,) = groups

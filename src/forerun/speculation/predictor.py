@@ -99,7 +99,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class SpeedPrediction:
     """Every K of some costs.
 
     Attributes:
@@ -111,7 +111,7 @@ class Prediction:
     by_k: tuple[Predicted, ...]
 
     @classmethod
-    def of(cls, costs: StepCosts, gains: Sequence[float], accept_probs: Sequence[float] = ()) -> Prediction:
+    def of(cls, costs: StepCosts, gains: Sequence[float], accept_probs: Sequence[float] = ()) -> SpeedPrediction:
         """The prediction.
 
         Args:

@@ -20,9 +20,9 @@ from forerun.models import LanguageModel, Model
 from forerun.train.accelerator import device_of
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.loss import ChainTargets, Parts, chain_loss
-from forerun.train.heads.module import Augmentation, HeadLayer, HeadModule, HeadRows, Segment, predicted, rotated
+from forerun.train.heads.module import Augmentation, DocumentRows, HeadLayer, HeadModule, HeadRows, predicted, rotated
 from forerun.train.heads.options import DECAY, BlockTraining
-from forerun.train.heads.run import COMPUTE, HeadLoss, Read, Target
+from forerun.train.heads.run import COMPUTE, HeadLoss, Read, TrainingTarget
 from forerun.train.heads.start import HeadKind, shape_for
 from forerun.train.loop import Batch
 
@@ -49,7 +49,7 @@ def attended(config: BlockConfig, rows: HeadRows, query: Tensor, own: Keys, cont
 
 
 def _of_document(
-    config: BlockConfig, rows: HeadRows, query: Tensor, own: Keys, context: Keys, segment: Segment
+    config: BlockConfig, rows: HeadRows, query: Tensor, own: Keys, context: Keys, segment: DocumentRows
 ) -> Tensor:
     """Of one document's blocks, [a, slots, heads * head_dim]."""
     here = slice(segment.first_active, segment.last_active)
@@ -68,7 +68,7 @@ def _of_document(
     return mixed.permute(2, 3, 0, 1, 4).reshape(count, slots, -1)
 
 
-def hidden_rows(config: BlockConfig, rows: HeadRows, segment: Segment, slots: int, like: Tensor) -> Tensor:
+def hidden_rows(config: BlockConfig, rows: HeadRows, segment: DocumentRows, slots: int, like: Tensor) -> Tensor:
     """[a, 1, r], 0 where the slots of a block attend to a row of the context, and minus infinity elsewhere."""
     last = rows.active[segment.first_active : segment.last_active, None] - segment.first
     columns = torch.arange(segment.last - segment.first, device=last.device)
@@ -292,7 +292,7 @@ def block_outputs(head: BlockHead, rows: HeadRows, read: Read) -> tuple[Tensor, 
     return outputs, rows.token_ids[rows.tokens.T]
 
 
-def mask_of(head: BlockHead, target: Target) -> Tensor | None:
+def mask_of(head: BlockHead, target: TrainingTarget) -> Tensor | None:
     """[H] what stands in the slots after the first; None where they hold no mask."""
     if head.config.context_tokens:
         return None
@@ -301,7 +301,7 @@ def mask_of(head: BlockHead, target: Target) -> Tensor | None:
     return target.embeddings(torch.tensor([head.config.mask_token_id], device=device_of(head)))[0]
 
 
-def logit_parts(head: BlockHead, target: Target, outputs: Tensor, before: Tensor) -> Parts:
+def logit_parts(head: BlockHead, target: TrainingTarget, outputs: Tensor, before: Tensor) -> Parts:
     """What the logits are made of: outputs by the output layer, and the tokens before by the Markov bias.
 
     outputs: [n, H]. before: [n].
@@ -316,7 +316,7 @@ def logit_parts(head: BlockHead, target: Target, outputs: Tensor, before: Tensor
     return parts
 
 
-def markov_before(head: BlockHead, target: Target, before: Tensor) -> Tensor:
+def markov_before(head: BlockHead, target: TrainingTarget, before: Tensor) -> Tensor:
     """[..., rank], what the Markov bias is a map of. before: tokens."""
     first = head.get_parameter("markov_head.markov_w1.weight")
     if not head.config.markov_shared:
@@ -325,7 +325,7 @@ def markov_before(head: BlockHead, target: Target, before: Tensor) -> Tensor:
 
 
 def confidence_loss(
-    head: BlockHead, target: Target, outputs: Tensor, before: Tensor, overlaps: Tensor, weights: Tensor
+    head: BlockHead, target: TrainingTarget, outputs: Tensor, before: Tensor, overlaps: Tensor, weights: Tensor
 ) -> Tensor:
     """Sum of weight times the cross-entropy of the confidence against the overlap, 1 - total variation. It does not
     alter what it is estimated from. All [A, K], outputs [A, K, H]."""

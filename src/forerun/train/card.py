@@ -17,7 +17,7 @@ from forerun.errors import ConfigError, ModelLoadError
 from forerun.models import load_tokenizer as read_tokenizer, load_transformers_model
 from forerun.models.loading.transformers_modules import quietly
 from forerun.train.checkpoint import LoopState
-from forerun.train.evaluate import Acceptance, TextScore
+from forerun.train.evaluate import HeldOutAcceptance, TextScore
 from forerun.utils.files import REMEDY, new_files, write_bytes, write_json
 from forerun.utils.json_file import Fields
 
@@ -102,7 +102,7 @@ def build_record(
     options: dict[str, Any],
     stages: dict[str, LoopState],
     held_out: TextScore,
-    acceptance: list[Acceptance],
+    acceptance: list[HeldOutAcceptance],
     started_from: dict[str, Any] | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from forerun.train.accelerator import device_name, micro_tokens, training_device
 from forerun.train.checkpoint import Weights, run_in
 from forerun.train.corpus import read_held_out
 from forerun.train.data.answer_rows import read_rows
-from forerun.train.data.packed import PackedBatch, PackedRows
+from forerun.train.data.packed import PackedBatch, PackedShard
 from forerun.train.defaults import DraftTraining
 from forerun.train.draft import distil
 from forerun.train.draft.samples import restricted
-from forerun.train.evaluate import Acceptance, TextScore, acceptance, acceptance_of, document_mask, text_score
+from forerun.train.evaluate import HeldOutAcceptance, TextScore, acceptance, acceptance_of, document_mask, text_score
 from forerun.utils import workloads
 
 HELD_OUT_ROWS = 64
@@ -35,7 +35,7 @@ class Evaluation:
 
     target: TextScore
     draft: TextScore
-    acceptance: list[Acceptance]
+    acceptance: list[HeldOutAcceptance]
 
 
 def train_draft(
@@ -99,7 +99,7 @@ def train_draft(
             )
 
 
-def _data_record(rows: PackedRows, held_out: PackedRows) -> dict[str, Any]:
+def _data_record(rows: PackedShard, held_out: PackedShard) -> dict[str, Any]:
     """The card's entry of what a draft learns from."""
     return {
         "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
@@ -142,7 +142,7 @@ def pair_acceptance(
     tokenizer: PreTrainedTokenizerBase,
     num_draft_tokens: int = 4,
     new_tokens: int = 128,
-) -> list[Acceptance]:
+) -> list[HeldOutAcceptance]:
     """Acceptance on the bundled prompts at temperatures 0 and 1."""
     prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
     with restricted(draft):
@@ -161,8 +161,8 @@ def pair_acceptance(
 
 @torch.inference_mode()
 def packed_acceptance(
-    target: PreTrainedModel, draft: PreTrainedModel, rows: PackedRows, num_draft_tokens: int = 4
-) -> list[Acceptance]:
+    target: PreTrainedModel, draft: PreTrainedModel, rows: PackedShard, num_draft_tokens: int = 4
+) -> list[HeldOutAcceptance]:
     """Acceptance along the wanted tokens of held-out rows, at temperatures 0 and 1; nothing where there are none.
 
     At temperature 0 a token is accepted where the most probable ones of both models agree, whatever the text says next.
@@ -202,7 +202,7 @@ def _runs(values: Tensor, batch: PackedBatch, longer_than: int) -> list[Tensor]:
     return runs
 
 
-def packed_texts(rows: PackedRows, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def packed_texts(rows: PackedShard, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The documents of held-out rows as text."""
     texts: list[str] = []
     for number in range(min(len(rows), HELD_OUT_ROWS)):

@@ -13,7 +13,7 @@ from forerun.drafters.eagle.drafter import Eagle
 from forerun.models import LanguageModel
 from forerun.train.accelerator import device_of
 from forerun.train.heads.loss import ChainTargets, Targets, chain_loss, step_weights, weighted_loss
-from forerun.train.heads.module import Augmentation, HeadLayer, HeadModule, HeadRows, Segment, predicted, rotated
+from forerun.train.heads.module import Augmentation, DocumentRows, HeadLayer, HeadModule, HeadRows, predicted, rotated
 from forerun.train.heads.options import DECAY, EagleTraining
 from forerun.train.heads.run import COMPUTE, HeadLoss, Read
 from forerun.train.heads.start import HeadKind, hidden_size, shape_for
@@ -49,7 +49,7 @@ def unrolled(
         embeddings: [N, target hidden] of the same, unscaled.
         dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
     """
-    layer = _Layer(head, dtype, rows)
+    layer = _EagleLayer(head, dtype, rows)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     embeddings = embeddings.to(wide)
     state = layer.fused(states[rows.states].to(wide), augment)
@@ -68,7 +68,7 @@ def unrolled(
     return torch.stack(outputs), torch.stack(fed_back)
 
 
-class _Layer(HeadLayer[EagleConfig]):
+class _EagleLayer(HeadLayer[EagleConfig]):
     """The decoder layer with its weights in `dtype`."""
 
     def __init__(self, head: EagleHead, dtype: torch.dtype, rows: HeadRows) -> None:
@@ -123,7 +123,7 @@ class _Layer(HeadLayer[EagleConfig]):
         output = self.norm("norm", x)
         return output, output if config.norm_output else x
 
-    def attended(self, query: Tensor, keys: _Keys, segment: Segment) -> Tensor:
+    def attended(self, query: Tensor, keys: _Keys, segment: DocumentRows) -> Tensor:
         """Of one document's active rows: [a, heads, head_dim]. Not in bfloat16: so small and so many different products
         take longer to compile for each shape than to compute."""
         config = self.config
@@ -147,7 +147,7 @@ class _Layer(HeadLayer[EagleConfig]):
             result = result + weights[..., key.shape[1] + index, None] * v[own].transpose(0, 1)[:, None]
         return result.permute(2, 0, 1, 3).reshape(count, config.num_heads, width)
 
-    def mask(self, segment: Segment, step: int, scores: Tensor) -> Tensor:
+    def mask(self, segment: DocumentRows, step: int, scores: Tensor) -> Tensor:
         """[a, r], 0 where a row attends to a row of step 0, and minus infinity elsewhere."""
         rows = self.local[0][segment.first_active : segment.last_active, None] - segment.first
         columns = torch.arange(segment.last - segment.first, device=rows.device)

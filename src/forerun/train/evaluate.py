@@ -93,7 +93,7 @@ class TextScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class HeldOutAcceptance:
     """Agreement of a draft with its target; `rate` is accepted over drafted at `num_draft_tokens`.
 
     `per_token` is the mean acceptance of one draft token, `per_position` the probability that the
@@ -170,7 +170,7 @@ def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
     return starts, survived
 
 
-def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> Acceptance:
+def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> HeldOutAcceptance:
     """From the acceptance of each position of some texts, float32 [T] each."""
     steps, accepted = 0, torch.zeros(num_draft_tokens, dtype=torch.float64)
     for row in agreement:
@@ -184,7 +184,7 @@ def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tok
             steps += starts
             accepted += torch.tensor(survived, dtype=torch.float64)
     everything, counts = torch.cat([*agreement, torch.zeros(0)]), accepted.tolist()
-    return Acceptance(
+    return HeldOutAcceptance(
         temperature=temperature,
         num_draft_tokens=num_draft_tokens,
         per_token=float(everything.sum()) / max(1, len(everything)),
@@ -205,7 +205,7 @@ def acceptance(
     num_draft_tokens: int = 4,
     new_tokens: int = 128,
     seed: int = 0,
-) -> Acceptance:
+) -> HeldOutAcceptance:
     """Acceptance on the target's own continuations of `prompts` (token ids), at temperature 0 or above."""
     rows: list[Tensor] = []
     size = max(1, min(32, _LOGITS // model_vocabulary(target)))

@@ -19,7 +19,7 @@ JSON_LINES = ".jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class TextDocument:
     """One text. No match reaches from one document into the next."""
 
     name: str
@@ -57,7 +57,7 @@ def find_files(
     return list(found.items())
 
 
-def read_documents(path: Path, named: bool, field_name: str, skipped: list[Path]) -> Iterator[Document]:
+def read_documents(path: Path, named: bool, field_name: str, skipped: list[Path]) -> Iterator[TextDocument]:
     """The documents of one file: one of a text, one per line of JSON lines.
 
     Args:
@@ -83,13 +83,13 @@ def read_documents(path: Path, named: bool, field_name: str, skipped: list[Path]
     text = text.replace("\r\n", "\n")
     if path.suffix != JSON_LINES:
         if text:
-            yield Document(str(path), text)
+            yield TextDocument(str(path), text)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             entry = _entry(line, field_name, f"{path}, line {number}")
             if entry:
-                yield Document(f"{path}:{number}", entry)
+                yield TextDocument(f"{path}:{number}", entry)
 
 
 def _entry(line: str, field_name: str, where: str) -> str:

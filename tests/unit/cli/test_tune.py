@@ -64,7 +64,7 @@ def test_ctrl_c_writes_what_is_known(invoke: Invoke, prompts: Path, monkeypatch:
     def interrupted(self: Any, seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.Progress, "tick", interrupted)
+    monkeypatch.setattr(command.TuneProgress, "tick", interrupted)
     result = tune(invoke, prompts)
     assert result.exit_code == 130
     assert "Interrupted" in result.stdout and (prompts.parent / "forerun.toml").exists()

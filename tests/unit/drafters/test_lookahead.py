@@ -13,7 +13,7 @@ from against_plain import assert_output_is_plain
 from doubles import FakeModel
 from forerun.config import MAX_NUM_DRAFT_TOKENS, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Lookahead
-from forerun.drafters.lookahead import MAX_NGRAMS, NgramPool, Window, window_parents
+from forerun.drafters.lookahead import MAX_NGRAMS, LookaheadWindow, NgramPool, window_parents
 from forerun.engine import Engine
 from forerun.errors import ConfigError
 from forerun.types import Draft, Sequence, Step, Verdict
@@ -216,7 +216,7 @@ def test_guesses_learn_their_worth() -> None:
 
 
 def test_ends_of_text_are_kept_out_of_the_window() -> None:
-    window = Window(2, 3, [5, 6], seed=0)
+    window = LookaheadWindow(2, 3, [5, 6], seed=0)
     found = []
     for step in range(6):
         found += window.advance(1, [9 if step == 3 else step, 7], frozenset([9]))
@@ -228,7 +228,7 @@ def test_ends_of_text_are_kept_out_of_the_window() -> None:
 
 
 def test_columns_that_were_not_computed_stay() -> None:
-    window = Window(3, 2, [5, 6], seed=0)
+    window = LookaheadWindow(3, 2, [5, 6], seed=0)
     window.advance(1, [7, 8, 9], frozenset())
     before = window.token_ids(3)
     assert before[2:] == [7, 8, 9]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forerun import SamplingParams
-from forerun.speculation import Acceptance, AutomaticPolicy, CostModel, Outcome, Prospects, StepCost
+from forerun.speculation import AcceptanceStats, AutomaticPolicy, CostModel, DraftOutcome, Prospects, StepCost
 from forerun.speculation.goodput import ProspectsAlone
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY
@@ -27,7 +27,7 @@ def step(budget: AutomaticPolicy, own: Seq[Sequence], given: Seq[int], draft: fl
     outcomes = []
     for sequence, count in zip(own, given):
         made = Draft.chain([0] * count) if count else Draft.empty()
-        outcomes.append(Outcome(sequence, count, made, Verdict(list(range(min(accepted, count))), 0)))
+        outcomes.append(DraftOutcome(sequence, count, made, Verdict(list(range(min(accepted, count))), 0)))
     cost = StepCost(rows, 0, 8 * len(own), draft, 1 + 0.01 * rows, 0.0)
     budget.observe(cost, outcomes)
 
@@ -123,13 +123,15 @@ def test_a_step_in_which_somebody_has_not_rested_counts_a_quarter(monkeypatch: p
 
 def test_a_sequence_that_has_rested_forgets_a_part_of_what_it_showed(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, float]] = []
-    inner = Acceptance.observe
+    inner = AcceptanceStats.observe
 
-    def observe(self: Acceptance, key: Any, budget: int, drafted: int, accepted: Seq[int], forget: float = 1.0) -> None:
+    def observe(
+        self: AcceptanceStats, key: Any, budget: int, drafted: int, accepted: Seq[int], forget: float = 1.0
+    ) -> None:
         told.append((key.id, forget))
         inner(self, key, budget, drafted, accepted, forget)
 
-    monkeypatch.setattr(Acceptance, "observe", observe)
+    monkeypatch.setattr(AcceptanceStats, "observe", observe)
     budget, own = AutomaticPolicy(), sequences(2)
     for given in ([2, 2], [2, 0], [2, 2], [2, 2], [0, 2], [0, 2], [2, 2]):
         step(budget, own, given)
@@ -142,7 +144,7 @@ def test_forgetting_is_about_the_sequence_itself() -> None:
     """The less of the past is kept, the more one draft says."""
     after = []
     for forget in (1.0, 0.5):
-        acceptance = Acceptance()
+        acceptance = AcceptanceStats()
         for _ in range(40):
             acceptance.observe("a", 4, 4, [0, 1, 2, 3])
         acceptance.observe("a", 4, 4, [], forget)
@@ -156,7 +158,7 @@ def test_a_batch_counts_as_greedy_only_if_all_are() -> None:
     for own, seconds in ((sequences(2), 1.0), (mixed, 2.0)):
         for _ in range(3):
             cost = StepCost(2, 0, 16, 0.0, seconds, 0.0)
-            budget.observe(cost, [Outcome(each, 0, Draft.empty(), Verdict([], 0)) for each in own])
+            budget.observe(cost, [DraftOutcome(each, 0, Draft.empty(), Verdict([], 0)) for each in own])
     for kind, seconds in (("greedy", 1.0), ("drawn", 2.0)):
         table = budget.costs.target(kind, 2, 16)
         assert table is not None and table[2] == pytest.approx(seconds, rel=0.05)

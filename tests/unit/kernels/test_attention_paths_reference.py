@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from attention_paths_reference import attend_paths, rotate
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kernels.partition import Form, PathPlan
+from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.path_planner import PathPlanner
@@ -22,7 +22,9 @@ KV_HEADS = 2
 CPU = torch.device("cpu")
 
 
-def attend(planner: PathPlanner, rows: list[Rows], given: tuple[Tensor, Tensor, Tensor], form: Form) -> Tensor:
+def attend(
+    planner: PathPlanner, rows: list[Rows], given: tuple[Tensor, Tensor, Tensor], form: AttentionShape
+) -> Tensor:
     """[rows, H * D_v] of layer 1."""
     plan = lay_out(rows, planner).plan
     assert isinstance(plan, PathPlan)
@@ -36,7 +38,7 @@ def test_agrees_with_the_reference_that_serves_models(seed: int) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     group, width, value_width = rng.choice(((1, 16, 16), (3, 8, 20), (2, 6, 5)))
     sinks = torch.randn(group * KV_HEADS, generator=generator) if seed % 3 == 0 else None
-    form = Form(width**-0.5, rng.choice((None, 1, 7, 100)), rng.choice((None, 5.0)), sinks)
+    form = AttentionShape(width**-0.5, rng.choice((None, 1, 7, 100)), rng.choice((None, 5.0)), sinks)
     layers = [LayerAttention(KV_HEADS, group, width, value_width, form)] * 2
     planners = SegmentPlanner(layers, torch.float32, CPU), PathPlanner(layers, torch.float32)
     caches = [[planner.new_cache() for planner in planners] for _ in range(2)]
@@ -61,7 +63,7 @@ def test_agrees_with_the_reference_that_serves_models(seed: int) -> None:
 
 
 def test_numbers_are_rounded_to_the_format_of_the_pages() -> None:
-    form = Form(0.25)
+    form = AttentionShape(0.25)
     layers = [LayerAttention(KV_HEADS, 1, 16, 16, form)] * 2
     given = torch.randn(3, 5, KV_HEADS, 16, generator=torch.Generator().manual_seed(0))
     query, key, value = given
@@ -84,7 +86,7 @@ def test_rotation_is_that_of_transformers() -> None:
 
 
 def test_keys_are_stored_rotated() -> None:
-    form = Form(0.25)
+    form = AttentionShape(0.25)
     planner = PathPlanner([LayerAttention(KV_HEADS, 1, 16, 16, form)], torch.float32)
     query, key, value = torch.randn(3, 4, KV_HEADS, 16, generator=torch.Generator().manual_seed(0))
     angles = torch.rand(4, 8, generator=torch.Generator().manual_seed(1))

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from forerun.kernels.cpu.library import Library
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.models.base import Rows
 from kernel_cases import Attending, threads
 
 FORMS = {
-    "plain": Form(0.2),
-    "window": Form(0.2, window=37),
-    "softcap": Form(0.2, softcap=3.0),
-    "sinks": Form(0.2, sinks=torch.linspace(-1, 1, 6)),
+    "plain": AttentionShape(0.2),
+    "window": AttentionShape(0.2, window=37),
+    "softcap": AttentionShape(0.2, softcap=3.0),
+    "sinks": AttentionShape(0.2, sinks=torch.linspace(-1, 1, 6)),
 }
 PREFIX = 122
 """Positions before the rows that are tried: these cross a page's border."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.kernels.triton.product_cut import Cut, power_of_2_from
 from forerun.kernels.triton.step_arrays import (
@@ -35,7 +35,7 @@ CAPACITY = Capacity.of(2048, 4)
 
 @pytest.fixture
 def planner() -> PathPlanner:
-    return PathPlanner([LayerAttention(2, 4, 16, 16, Form(0.25))] * 2, torch.float32, CPU)
+    return PathPlanner([LayerAttention(2, 4, 16, 16, AttentionShape(0.25))] * 2, torch.float32, CPU)
 
 
 def prefilled(planner: PathPlanner, length: int) -> PagedCache:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.kernels.partition import KV_BLOCK, Form
+from forerun.kernels.partition import KV_BLOCK, AttentionShape
 from forerun.kv_cache import ContiguousCache, PagePool
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
@@ -18,7 +18,7 @@ SHAPES = [(KV_HEADS, WIDTH, WIDTH)]
 CPU = torch.device("cpu")
 
 
-def planner_of(group: int, form: Form, dtype: torch.dtype) -> SegmentPlanner:
+def planner_of(group: int, form: AttentionShape, dtype: torch.dtype) -> SegmentPlanner:
     return SegmentPlanner([LayerAttention(KV_HEADS, group, WIDTH, WIDTH, form)], dtype, CPU)
 
 
@@ -84,7 +84,7 @@ def test_matches_the_oracle(
         cache.feed(range(-1, length - 1))
         cache.write(0, 0, keys[:length].transpose(0, 1), values[:length].transpose(0, 1))
         cache.commit(range(length))
-    form = Form(WIDTH**-0.5, window, softcap, sinks)
+    form = AttentionShape(WIDTH**-0.5, window, softcap, sinks)
     layout = lay_out([Rows(cache, [0] * n, parents)], planner_of(group, form, torch.float64))
     pad = layout.num_rows - n
 
@@ -102,7 +102,7 @@ def test_matches_the_oracle(
 def test_a_row_has_the_same_bits_alone_together_and_in_company(group: int, window: int | None) -> None:
     total = KV_BLOCK + 60
     generator = torch.Generator().manual_seed(group)
-    heads, form = group * KV_HEADS, Form(0.25, window)
+    heads, form = group * KV_HEADS, AttentionShape(0.25, window)
     query = torch.randn(total, heads, WIDTH, generator=generator)
     keys, values = (torch.randn(total, KV_HEADS, WIDTH, generator=generator) for _ in range(2))
 

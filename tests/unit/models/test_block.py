@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blocks import FULL, KINDS, proposed, random_block, reference_block, taps_of
 from families import VOCAB, make_family
-from forerun.drafters.block.model import Block, BlockModel
+from forerun.drafters.block.model import BlockInput, BlockModel
 from forerun.drafters.heads.config import StoredHead
 from forerun.errors import IncompatibleDrafterError
 from forerun.models import Model, Rows, load_model
@@ -47,9 +47,9 @@ def fed(model: BlockModel, head: StoredHead, target: Model, texts: list[list[int
     return caches
 
 
-def behind(cache: Cache, model: BlockModel, head: StoredHead, target: Model, text: list[int], count: int) -> Block:
+def behind(cache: Cache, model: BlockModel, head: StoredHead, target: Model, text: list[int], count: int) -> BlockInput:
     """A block after a text whose context rows are there."""
-    return Block(cache, text[-1], count, model.fuse(taps_of(target, head, text)[-2:-1])[0])
+    return BlockInput(cache, text[-1], count, model.fuse(taps_of(target, head, text)[-2:-1])[0])
 
 
 def laws(model: BlockModel, outputs: Tensor, logits: Tensor, before: list[int]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from blocks import FULL, KINDS, random_block, taps_of
 from families import VOCAB, make_family
 from forerun.drafters.block.layers import ReferenceBlockLayers
-from forerun.drafters.block.model import Block, BlockModel, PairLayers
+from forerun.drafters.block.model import BlockInput, BlockModel, PairLayers
 from forerun.drafters.block.native import NativeBlockLayers
 from forerun.drafters.eagle.layer import ReferenceEagleLayer
 from forerun.drafters.eagle.native import NativeEagleLayer
@@ -41,7 +41,7 @@ def tokens(count: int, seed: int) -> list[int]:
 TEXTS = [tokens(PAGE + 9, 1), tokens(9, 2)]
 
 
-def fed(model: BlockModel, hidden_outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Block]]:
+def fed(model: BlockModel, hidden_outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[BlockInput]]:
     """The fused states, and blocks behind their context rows, which are fed in two chunks, side by side."""
     fused, caches = [model.fuse(each) for each in hidden_outputs], [model.new_cache() for _ in hidden_outputs]
     for chunk in (slice(0, 5), slice(5, None)):
@@ -53,7 +53,7 @@ def fed(model: BlockModel, hidden_outputs: Sequence[Tensor]) -> tuple[list[Tenso
         for rows in batch:
             rows.cache.commit(range(len(rows.token_ids)))
     return fused, [
-        Block(cache, text[-1], count, part[-1])
+        BlockInput(cache, text[-1], count, part[-1])
         for cache, text, count, part in zip(caches, TEXTS, COUNTS, fused, strict=True)
     ]
 
@@ -104,7 +104,7 @@ def test_rows_without_a_state_each_are_refused(folder: Path) -> None:
             model.forward([Rows(model.new_cache(), [0, 0, 0], num_logits=num_logits, states=states)])
 
 
-def greedy(model: BlockModel, logits: Tensor, block: Block, start: int) -> list[int]:
+def greedy(model: BlockModel, logits: Tensor, block: BlockInput, start: int) -> list[int]:
     """The tokens of one chain, one by one."""
     chosen = [block.token_id]
     for row in logits[start : start + block.num_tokens]:
@@ -123,7 +123,7 @@ def test_likely_tokens_are_those_of_greedy_chains(options: dict[str, int], quant
     target = load_model(folder, quantize=quantize)
     model = BlockModel(random_block(target, **options), target)
     lasts, counts = [3, 1, VOCAB - 1, 7], [4, 1, 3, 4]
-    blocks = [Block(model.new_cache(), last, count) for last, count in zip(lasts, counts, strict=True)]
+    blocks = [BlockInput(model.new_cache(), last, count) for last, count in zip(lasts, counts, strict=True)]
     logits = 0.5 * torch.randn(12, model.config.draft_vocab_size, generator=torch.Generator().manual_seed(3))
     starts = [0, 4, 5, 8]
     for bad in (None, (1, 0, "nan"), (5, -1, "inf"), (11, 20, "nan")):

@@ -10,7 +10,7 @@ import torch
 
 from attention_paths_reference import path_of
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kernels.partition import Form, PathPlan
+from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.kv_cache import PagedCache
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
@@ -19,7 +19,7 @@ from forerun.models.attention.reference import SegmentPlanner
 from forerun.models.runner import lay_out
 from forerun.utils.tree import Tree
 
-LAYERS = [LayerAttention(1, 1, 4, 4, Form(0.5))]
+LAYERS = [LayerAttention(1, 1, 4, 4, AttentionShape(0.5))]
 
 
 @pytest.fixture

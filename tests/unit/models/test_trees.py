@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
-from forerun.kernels.partition import KV_BLOCK, MAX_LANES, Form
+from forerun.kernels.partition import KV_BLOCK, MAX_LANES, AttentionShape
 from forerun.kv_cache import SequenceCache
 from forerun.models import Model, Rows, load_model
 from forerun.models.attention.base import LayerAttention
@@ -134,7 +134,7 @@ def test_attention_of_random_trees(seed: int) -> None:
     sinks = torch.randn(group * kv_heads, generator=generator) if rng.random() < 0.5 else None
     keys, values = torch.randn(2, length + n, kv_heads, width, generator=generator)
     query = torch.randn(n, group * kv_heads, width, generator=generator)
-    form = Form(0.2, window, softcap, sinks)
+    form = AttentionShape(0.2, window, softcap, sinks)
     planner = SegmentPlanner([LayerAttention(kv_heads, group, width, width, form)], torch.float32, CPU)
 
     def rows_of(cache: SequenceCache, new: list[int], parents: list[int] | None) -> Tensor:

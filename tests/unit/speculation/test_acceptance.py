@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from forerun.speculation import Acceptance, Probes, Prospects
+from forerun.speculation import AcceptanceStats, Probes, Prospects
 from forerun.speculation.goodput import ProspectsAlone, min_acceptance_prob
 
 
-def feed(acceptance: Acceptance, key: str, accept_prob: float, count: int, budget: int = 6, seed: int = 0) -> None:
+def feed(acceptance: AcceptanceStats, key: str, accept_prob: float, count: int, budget: int = 6, seed: int = 0) -> None:
     """Chains whose every token is accepted with this chance, once the one before was."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
@@ -20,7 +20,7 @@ def feed(acceptance: Acceptance, key: str, accept_prob: float, count: int, budge
 
 
 def test_a_chain_is_a_product_and_goes_on_as_it_was_beyond_what_was_seen() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceStats()
     feed(acceptance, "a", 0.7, 600)
     gains, accept_probs = acceptance.expect(["new"], 10)
     assert gains[0] == pytest.approx(0.7 ** np.arange(1, 11), rel=0.25)
@@ -29,7 +29,7 @@ def test_a_chain_is_a_product_and_goes_on_as_it_was_beyond_what_was_seen() -> No
 
 
 def test_trees_are_counted_by_place() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceStats()
     for first in np.random.default_rng(0).random(600) < 0.5:  # one of two siblings, or the second and its child
         acceptance.observe("a", 3, 3, [0] if first else [1, 2])
     gains, _ = acceptance.expect(["new"], 3)
@@ -38,7 +38,7 @@ def test_trees_are_counted_by_place() -> None:
 
 
 def test_sequences_that_are_harder_are_known_and_others_are_not_blamed() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceStats()
     for turn in range(60):
         feed(acceptance, "easy", 0.9, 1, seed=turn)
         feed(acceptance, "hard", 0.2, 1, seed=turn)
@@ -48,7 +48,7 @@ def test_sequences_that_are_harder_are_known_and_others_are_not_blamed() -> None
 
 
 def test_drafts_that_are_not_there() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceStats()
     for number in range(400):
         found = number % 4 == 0
         acceptance.observe("a", 5, 5 if found else 0, [0, 1, 2, 3, 4] if found else [])
@@ -58,7 +58,7 @@ def test_drafts_that_are_not_there() -> None:
 
 
 def test_the_fate_of_the_last_draft_tells_of_the_next() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceStats()
     for number in range(800):
         good = number // 10 % 2 == 1
         acceptance.observe("a", 4, 4, [0, 1, 2, 3] if good else [])
@@ -68,7 +68,7 @@ def test_the_fate_of_the_last_draft_tells_of_the_next() -> None:
 
 
 def test_nothing_is_kept_of_what_has_left() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceStats()
     feed(acceptance, "a", 0.5, 10)
     acceptance.stop("a")
     acceptance.stop("never seen")

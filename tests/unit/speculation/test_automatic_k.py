@@ -9,7 +9,7 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.config import MAX_NUM_DRAFT_TOKENS
-from forerun.speculation import AutomaticPolicy, FixedPolicy, Outcome, StepCost
+from forerun.speculation import AutomaticPolicy, DraftOutcome, FixedPolicy, StepCost
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
 
@@ -145,7 +145,7 @@ def test_nothing_beyond_the_most() -> None:
 def test_steps_with_prompt_chunks_teach_no_costs() -> None:
     budget = AutomaticPolicy()
     sequence = Sequence(0, [1], 1, GREEDY, max_length=100)
-    outcome = Outcome(sequence, 2, Draft.chain([1, 2]), Verdict([0], 3))
+    outcome = DraftOutcome(sequence, 2, Draft.chain([1, 2]), Verdict([0], 3))
     budget.observe(StepCost(260, 257, 5, 9.0, 9.0, 0.0), [outcome])
     assert budget.costs.target("greedy", 1, 5) is None
     assert budget.costs.largest_draft == 0
@@ -156,7 +156,9 @@ def test_greedy_and_drawn_requests_have_costs_of_their_own() -> None:
     for number, (params, seconds) in enumerate(((GREEDY, 1.0), (SamplingParams(), 2.0))):
         sequence = Sequence(number, [1], 1, params, max_length=100)
         for _ in range(10):
-            budget.observe(StepCost(1, 0, 1, 0.0, seconds, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 1))])
+            budget.observe(
+                StepCost(1, 0, 1, 0.0, seconds, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 1))]
+            )
     greedy, drawn = budget.costs.target("greedy", 1, 1), budget.costs.target("drawn", 1, 1)
     assert greedy is not None and drawn is not None
     assert drawn[1] / greedy[1] == pytest.approx(2, rel=0.2)
@@ -199,11 +201,11 @@ def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
     sequence = Sequence(10**6, [0] * 400, 1, GREEDY, max_length=10**6)
     while budget._plain is None or budget._left < 3:
         budget.plan([sequence])
-        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 0))])
+        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))])
     assert seen > 4
     for _ in range(2):
         assert budget.plan([sequence]).budgets == [0]
-        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [Outcome(sequence, 0, Draft.empty(), Verdict([], 0))])
+        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))])
     assert budget._lessons._noted
     budget.stop(sequence)
     assert not budget._lessons._noted and not budget._chosen.get(sequence)

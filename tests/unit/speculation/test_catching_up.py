@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.speculation import AutomaticPolicy, CostModel, FixedPolicy, Outcome, StepCost
+from forerun.speculation import AutomaticPolicy, CostModel, DraftOutcome, FixedPolicy, StepCost
 from forerun.speculation.exploration import Pauses
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
@@ -72,7 +72,7 @@ def test_following_a_prompt_is_a_cost_of_drafting_where_it_might_have_been_put_o
         for _ in range(8):  # plain ones, in which the drafter is told what happened
             plan = budget.plan([own])
             cost = StepCost(1, 0, len(own.token_ids), 0.0, 1.0, 0.0)
-            budget.observe(cost, [Outcome(own, plan.budgets[0], Draft.empty(), Verdict([], 0))])
+            budget.observe(cost, [DraftOutcome(own, plan.budgets[0], Draft.empty(), Verdict([], 0))])
             own.token_ids.append(0)
         assert budget.costs.catch_up(202) == pytest.approx(2.0 if catches_up else 0.0, rel=0.1)
 

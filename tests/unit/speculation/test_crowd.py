@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forerun.speculation import AutomaticPolicy, Outcome, Prospects, StepCost
+from forerun.speculation import AutomaticPolicy, DraftOutcome, Prospects, StepCost
 from forerun.speculation.exploration import cheapest_trial
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
@@ -55,7 +55,7 @@ def test_steps_with_prompts_pay_for_probes_too() -> None:
         plan = budget.plan(sequences)
         reasons.append(plan.reason)
         outcomes = [
-            Outcome(each, own, Draft.chain([1] * own) if own else Draft.empty(), Verdict([], 0))
+            DraftOutcome(each, own, Draft.chain([1] * own) if own else Draft.empty(), Verdict([], 0))
             for each, own in zip(sequences, plan.budgets, strict=True)
         ]
         budget.observe(StepCost(40, 32, 64, 0.0, 4.5, 0.0), outcomes)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.speculation import Acceptance, AutomaticPolicy, automatic_policy
+from forerun.speculation import AcceptanceStats, AutomaticPolicy, automatic_policy
 from forerun.speculation.cost_store import entry, prior, read_start, write_start
 from worlds import World, live
 
@@ -26,7 +26,7 @@ def test_acceptance_is_taken_over_with_the_weight_of_a_few_trials(tmp_path: Path
     budget = learned()
     write_start(tmp_path / "s.json", [entry(KEY, budget.costs, budget.acceptance)])
     read_start(tmp_path / "s.json")
-    known, fresh = prior(KEY), Acceptance()
+    known, fresh = prior(KEY), AcceptanceStats()
     assert prior(("model", "another")).expect_one(0, 4) == fresh.expect_one(0, 4)
     before = known.expect_one(0, 8)[0]
     assert before[3] > fresh.expect_one(0, 8)[0][3] + 0.2
@@ -79,6 +79,6 @@ def test_counts_that_cannot_be_are_refused(tmp_path: Path, value: object) -> Non
 
 
 def test_an_empty_history_is_a_beginning() -> None:
-    acceptance = Acceptance()
-    acceptance.restore(Acceptance().state())
-    assert acceptance.expect_one(0, 4) == Acceptance().expect_one(0, 4)
+    acceptance = AcceptanceStats()
+    acceptance.restore(AcceptanceStats().state())
+    assert acceptance.expect_one(0, 4) == AcceptanceStats().expect_one(0, 4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun import SamplingParams
-from forerun.speculation import FixedLengthPolicy, Outcome, StepCost
+from forerun.speculation import DraftOutcome, FixedLengthPolicy, StepCost
 from forerun.speculation.fixed_length import WHOLE_STEPS
 from forerun.types import Draft, Sequence, Verdict
 
@@ -28,9 +28,9 @@ def live(
         owed += gain - 1 if asked else 0
         accepted, owed = int(owed), owed - int(owed)
         outcomes = [
-            Outcome(each, NODES, draft, Verdict(list(range(accepted)), 0))
+            DraftOutcome(each, NODES, draft, Verdict(list(range(accepted)), 0))
             if asked
-            else Outcome(each, 0, Draft.empty(), Verdict([], 0))
+            else DraftOutcome(each, 0, Draft.empty(), Verdict([], 0))
             for each in sequences
         ]
         seconds = cost if asked else 1.0

@@ -12,7 +12,7 @@ from forerun.errors import ConfigError
 from forerun.train.data import answer_rows
 from forerun.train.data.answer_file import ChatText, read_answers
 from forerun.train.data.answer_rows import pack_answers
-from forerun.train.data.packed import PackedRows
+from forerun.train.data.packed import PackedShard
 from forerun.utils import workloads
 from heads import AdditiveModel
 from small_tokenizers import byte_level
@@ -39,7 +39,7 @@ def chatty() -> Any:
     return tokenizer
 
 
-def pack(source: Path, tokenizer: Any, **options: Any) -> PackedRows:
+def pack(source: Path, tokenizer: Any, **options: Any) -> PackedShard:
     given = {"window": 255, "prompt_positions": 0, "held_out": 0.0, "name": "it", "vocab_size": 5_000, **options}
     return pack_answers(source, tokenizer, source.with_name("packed"), **given)
 
@@ -50,7 +50,7 @@ def written(path: Path, *lines: dict[str, object]) -> Path:
     return path
 
 
-def documents(rows: PackedRows, tokenizer: Any) -> set[tuple[str, str]]:
+def documents(rows: PackedShard, tokenizer: Any) -> set[tuple[str, str]]:
     """(whole text, what is wanted of it) of each document."""
     batch = rows.rows(list(range(len(rows))))
     found = set()

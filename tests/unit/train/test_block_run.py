@@ -25,7 +25,7 @@ from forerun.errors import ConfigError
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.heads import run as heads_run
-from forerun.train.heads.commands import Start, evaluate_head, prepare_head, train_head
+from forerun.train.heads.commands import PreparedRun, evaluate_head, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.heads.options import BlockShape, BlockTraining
 from forerun.train.loop import Loop
@@ -70,12 +70,12 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
     folder = tmp_path_factory.mktemp("block")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, BlockKind(TINY), QUIET)
 
 
-def run(start: Start, folder: Path, options: BlockTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
+def run(start: PreparedRun, folder: Path, options: BlockTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
     kind = BlockKind(options)
     head = kind.module(start.head.config)  # type: ignore[arg-type]
     kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
@@ -89,7 +89,7 @@ def run(start: Start, folder: Path, options: BlockTraining = TINY) -> tuple[dict
 
 
 def test_a_killed_and_resumed_run_ends_with_the_same_weights(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: PreparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, state = run(start, tmp_path / "whole")
     assert state.step == 6 and len(state.scores) == 2 and state.losses[-1] < state.losses[0]
@@ -117,7 +117,9 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
 
 
 @pytest.mark.parametrize("reads_tokens", [False, True])
-def test_the_command_writes_a_head_that_drafts_with_its_card(reads_tokens: bool, start: Start, tmp_path: Path) -> None:
+def test_the_command_writes_a_head_that_drafts_with_its_card(
+    reads_tokens: bool, start: PreparedRun, tmp_path: Path
+) -> None:
     out, work = tmp_path / "head", tmp_path / "work"
     shape = replace(TINY.shape, context_tokens=reads_tokens)
     options = replace(TINY, shape=shape, max_steps=1, evaluate_every=0)
@@ -155,7 +157,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         BlockShape(layers="a")
 
 
-def test_a_head_that_reads_tokens_begins_as_an_eagle_head(start: Start) -> None:
+def test_a_head_that_reads_tokens_begins_as_an_eagle_head(start: PreparedRun) -> None:
     """As the one that is shipped, with the channels of the largest weights where fewer are asked for."""
     eagle = load_head(ASSETS / "heads" / "eagle" / "bundled")
     for width in (704, 40):
@@ -186,7 +188,9 @@ def test_a_head_that_reads_tokens_begins_as_an_eagle_head(start: Start) -> None:
         ({}, "medusa", "a head of the kind"),
     ],
 )
-def test_a_head_that_is_no_such_start_is_refused(shape: dict[str, Any], folder: str, said: str, start: Start) -> None:
+def test_a_head_that_is_no_such_start_is_refused(
+    shape: dict[str, Any], folder: str, said: str, start: PreparedRun
+) -> None:
     options = BlockTraining(
         shape=BlockShape(context_tokens=True, **shape), start=str(ASSETS / "heads" / folder / "bundled")
     )
@@ -202,7 +206,9 @@ def test_a_head_that_is_no_such_start_is_refused(shape: dict[str, Any], folder: 
         ({"mask_token": 3}, "a token for the mask"),
     ],
 )
-def test_what_a_head_that_reads_tokens_has_not_is_refused(changed: dict[str, Any], said: str, start: Start) -> None:
+def test_what_a_head_that_reads_tokens_has_not_is_refused(
+    changed: dict[str, Any], said: str, start: PreparedRun
+) -> None:
     with pytest.raises(ConfigError, match=said):
         BlockKind(BlockTraining(shape=BlockShape(context_tokens=True, **changed))).config("bundled", start.served, 48)
 
@@ -218,7 +224,7 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(OTHERS)))
-def test_other_shapes_weights_and_losses_train(start: Start, tmp_path: Path, number: int) -> None:
+def test_other_shapes_weights_and_losses_train(start: PreparedRun, tmp_path: Path, number: int) -> None:
     shape, more = OTHERS[number]
     options = replace(TINY, shape=replace(TINY.shape, **shape), **more)
     made = prepare_head(BUNDLED_TARGET, start.rows.folder, tmp_path, BlockKind(options), QUIET)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blocks import KINDS, proposed, random_block, reference_block, taps_of
 from families import VOCAB, make_family
-from forerun.drafters.block.model import Block, BlockModel
+from forerun.drafters.block.model import BlockInput, BlockModel
 from forerun.drafters.heads.config import StoredHead
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
@@ -120,7 +120,7 @@ def test_blocks_are_those_of_the_reference_and_of_drafting(
         states = served.fuse(hidden_outputs[:place])
         served.forward([Rows(cache, text[1 : place + 1], num_logits=0, states=states)])
         cache.commit(range(place))
-        drafted.append(Block(cache, text[place], K, states[-1]))
+        drafted.append(BlockInput(cache, text[place], K, states[-1]))
     _, found = served.draft(drafted)
     for part, (index, *_) in zip(found.split(K), chosen, strict=True):
         bias = served.bias(before[index])

@@ -17,7 +17,7 @@ from forerun.errors import ConfigError
 from forerun.models import Rows, load_draft_model
 from forerun.train import card as folder, commands
 from forerun.train.corpus import SourceFile
-from forerun.train.data.packed import Document, PackedRows, pack
+from forerun.train.data.packed import PackedDocument, PackedShard, pack
 from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
 from forerun.train.draft import distil as distil_loss
 from forerun.train.draft.distil import DistillationLoss
@@ -201,10 +201,10 @@ def test_a_pruned_draft_is_killed_resumed_saved_and_served(
     assert f"Command: `{COMMAND}`" in (draft / "README.md").read_text()
 
 
-def documents(tokenizer: PreTrainedTokenizerBase, files: list[SourceFile]) -> list[Document]:
+def documents(tokenizer: PreTrainedTokenizerBase, files: list[SourceFile]) -> list[PackedDocument]:
     texts = [tokenizer(file.text)["input_ids"][:40] for file in files]
     return [
-        Document(ids, [place > 4 for place in range(len(ids))], held_out=number % 4 == 3)
+        PackedDocument(ids, [place > 4 for place in range(len(ids))], held_out=number % 4 == 3)
         for number, ids in enumerate(texts[:24])
     ]
 
@@ -256,4 +256,4 @@ def test_what_does_not_fit_together_is_refused(
         run(ours.folder, replace(OPTIONS, pruning=Pruning(layers="0,9")))
     with pytest.raises(ConfigError, match="--loss is 'luck', but must be one of"):
         replace(OPTIONS, loss="luck")
-    assert PackedRows(ours.folder).num_documents == 18
+    assert PackedShard(ours.folder).num_documents == 18

@@ -15,12 +15,12 @@ from forerun.drafters.eagle.model import EagleModel
 from forerun.models import Model, Rows, load_model
 from forerun.speculation.predictor import StepCosts
 from forerun.train import eagle as eagle_kind
-from forerun.train.data.packed import NO_DOCUMENT, Document, PackedRows, pack
+from forerun.train.data.packed import NO_DOCUMENT, PackedDocument, PackedShard, pack
 from forerun.train.eagle import EagleHead
 from forerun.train.heads import evaluate as heads_evaluate
 from forerun.train.heads.card import HeadReport
 from forerun.train.heads.evaluate import HeldOut, answers_alone
-from forerun.train.heads.run import Target
+from forerun.train.heads.run import TrainingTarget
 from forerun.train.heads.target_states import served_states
 from heads import random_head
 
@@ -92,12 +92,12 @@ def test_chains_along_an_answer_are_those_that_are_drafted(
     head = replace(head, d2t=common - torch.arange(2))
     wanted = [False] * PROMPT + [True] * TOKENS
     other = torch.randint(0, target.vocab_size, (PROMPT + TOKENS,)).tolist()  # no greedy answer
-    documents = [Document(text, wanted) for text in [*texts, other]]
+    documents = [PackedDocument(text, wanted) for text in [*texts, other]]
     rows = pack(documents, tmp_path / "packed", window=90, vocab_size=target.vocab_size, made_from={})
     module = EagleHead(head.config).double()
     module.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
-    of = Target(target, Served(target, head.config.layers), target.output_rows(common).double(), common)  # type: ignore[arg-type]
-    score = HeldOut(of, PackedRows(rows.folder), 9, common, K, eagle_kind.unrolled_guess).score(module)
+    of = TrainingTarget(target, Served(target, head.config.layers), target.output_rows(common).double(), common)  # type: ignore[arg-type]
+    score = HeldOut(of, PackedShard(rows.folder), 9, common, K, eagle_kind.unrolled_guess).score(module)
     served = EagleModel(head, target)
     parts = [drafted(served, target, text) for text in texts]
     assert score.reached == [sum(part[0][step] for part in parts) for step in range(K)]

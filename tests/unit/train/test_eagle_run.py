@@ -23,7 +23,7 @@ from forerun.drafters.heads.folder import load_head
 from forerun.errors import ConfigError
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.eagle import EagleHead, EagleKind
-from forerun.train.heads.commands import Start, measure, prepare_head, train_head
+from forerun.train.heads.commands import PreparedRun, measure, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.heads.options import EagleShape, EagleTraining
 from forerun.train.heads.run import train
@@ -60,18 +60,18 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
     folder = tmp_path_factory.mktemp("eagle")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, EagleKind(TINY), QUIET)
 
 
-def fresh(start: Start) -> EagleHead:
+def fresh(start: PreparedRun) -> EagleHead:
     head = EagleHead(start.head.config)
     start.kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
     return head
 
 
-def run(start: Start, folder: Path, options: EagleTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
+def run(start: PreparedRun, folder: Path, options: EagleTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
     head = fresh(start)
     during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, start.kind.guess)
 
@@ -83,7 +83,7 @@ def run(start: Start, folder: Path, options: EagleTraining = TINY) -> tuple[dict
 
 
 def test_a_killed_and_resumed_run_ends_with_the_same_weights(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: PreparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, state = run(start, tmp_path / "whole")
     assert state.step == 6 and len(state.scores) == 2 and state.losses[-1] < state.losses[0]
@@ -110,7 +110,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
         run(start, tmp_path / "whole", replace(TINY, learning_rate=1.0))
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(start: Start, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(start: PreparedRun, tmp_path: Path) -> None:
     run(start, tmp_path, replace(TINY, max_steps=1))
     before = (tmp_path / CHECKPOINT).read_bytes()
     (tmp_path / "options.json").unlink()
@@ -126,7 +126,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(start: 
     assert (tmp_path / CHECKPOINT).read_bytes() == poisoned != before
 
 
-def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: Start, tmp_path: Path) -> None:
+def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: PreparedRun, tmp_path: Path) -> None:
     scores = iter([1.2, 1.5, 1.4, 1.5, 1.3, 1.6])
     kept: list[dict[str, Tensor]] = []
 
@@ -141,7 +141,7 @@ def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: Start, tmp_p
     assert all(torch.equal(tensor, kept[1][name]) for name, tensor in head.state_dict().items())
 
 
-def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_path: Path) -> None:
+def test_the_command_writes_a_head_that_drafts_with_its_card(start: PreparedRun, tmp_path: Path) -> None:
     out, work = tmp_path / "head", tmp_path / "work"
     options = replace(TINY, max_steps=1, evaluate_every=0)
     train_head(
@@ -168,7 +168,7 @@ def test_the_command_writes_a_head_that_drafts_with_its_card(start: Start, tmp_p
 
 
 @pytest.mark.slow
-def test_other_versions_and_losses_train(start: Start, tmp_path: Path) -> None:
+def test_other_versions_and_losses_train(start: PreparedRun, tmp_path: Path) -> None:
     for number, (shape, more) in enumerate(
         [
             (EagleShape(version=1, draft_vocab=200, intermediate_size=32), {"feature_weight": 1.0, "loss": "hybrid"}),
@@ -226,7 +226,7 @@ threads = 2
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
 
 
-def test_states_on_disk_are_bounded_and_change_no_weight(start: Start, tmp_path: Path) -> None:
+def test_states_on_disk_are_bounded_and_change_no_weight(start: PreparedRun, tmp_path: Path) -> None:
     options = replace(TINY, max_steps=1, evaluate_every=0)
     computed, _ = run(start, tmp_path / "computed", options)
     for name, gigabytes in (("all", 1.0), ("few", 8e-5)):

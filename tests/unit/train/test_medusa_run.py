@@ -24,7 +24,7 @@ from forerun.drafters.heads.folder import load_head
 from forerun.drafters.medusa.config import RANKS, MedusaConfig
 from forerun.errors import ConfigError
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.heads.commands import Start, evaluate_head, prepare_head, train_head
+from forerun.train.heads.commands import PreparedRun, evaluate_head, prepare_head, train_head
 from forerun.train.heads.options import MedusaShape, MedusaTraining
 from forerun.train.heads.run import train
 from forerun.train.loop import Loop
@@ -61,12 +61,12 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
     folder = tmp_path_factory.mktemp("medusa")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, MedusaKind(TINY), QUIET)
 
 
-def run(start: Start, folder: Path, options: MedusaTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
+def run(start: PreparedRun, folder: Path, options: MedusaTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
     assert isinstance(start.head.config, MedusaConfig)
     head = MedusaHead(start.head.config)
     start.kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
@@ -75,7 +75,7 @@ def run(start: Start, folder: Path, options: MedusaTraining = TINY) -> tuple[dic
 
 
 def test_a_killed_and_resumed_run_ends_with_the_same_weights(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: PreparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, state = run(start, tmp_path / "whole")
     assert state.step == 6 and state.losses[-1] < state.losses[0]
@@ -101,7 +101,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
         run(start, tmp_path / "whole", replace(TINY, step_weight=1.0))
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(start: Start, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(start: PreparedRun, tmp_path: Path) -> None:
     run(start, tmp_path, replace(TINY, max_steps=1))
     (tmp_path / "options.json").unlink()
     state = torch.load(tmp_path / CHECKPOINT, weights_only=True)
@@ -115,7 +115,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(start: 
     assert (tmp_path / CHECKPOINT).read_bytes() == poisoned
 
 
-def test_the_command_writes_heads_that_draft_with_their_card(start: Start, tmp_path: Path) -> None:
+def test_the_command_writes_heads_that_draft_with_their_card(start: PreparedRun, tmp_path: Path) -> None:
     out, work = tmp_path / "heads", tmp_path / "work"
     options = replace(TINY, max_steps=2, shape=replace(TINY.shape, sequential=False))
     command = "forerun train medusa"
@@ -145,7 +145,7 @@ def test_what_contradicts_itself_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_other_shapes_and_losses_train(start: Start, tmp_path: Path) -> None:
+def test_other_shapes_and_losses_train(start: PreparedRun, tmp_path: Path) -> None:
     for number, (shape, more) in enumerate(
         [
             (MedusaShape(num_heads=2, draft_vocab=200, output_rows="each", num_layers=2), {"loss": "hybrid"}),

@@ -23,7 +23,7 @@ from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.loss import step_weights
 from forerun.train.heads.module import HeadRows, head_rows
 from forerun.train.heads.options import MedusaShape, MedusaTraining
-from forerun.train.heads.run import Read, Target
+from forerun.train.heads.run import Read, TrainingTarget
 from forerun.train.losses import divergence
 from forerun.train.medusa import MedusaHead, MedusaLoss, accuracies, head_outputs, output_layers
 from medusa_heads import last_states, random_medusa, reference_logits
@@ -159,7 +159,7 @@ def test_the_loss_is_that_of_each_prediction_alone(
     served: Any = None
     columns = torch.full((VOCAB,), -1)
     columns[vocabulary(head)] = torch.arange(len(of_target))
-    fixed: Any = Target(served, served, of_target, columns)
+    fixed: Any = TrainingTarget(served, served, of_target, columns)
     read = Read(fixed, rows, states, target.embedding_rows(rows.token_ids).clone(), None)
     loss = MedusaLoss(options, [], [])
     total = loss.summed(module(head), read, packed)

@@ -8,10 +8,10 @@ import torch
 
 from forerun.errors import ConfigError
 from forerun.train.data import packed as packing
-from forerun.train.data.packed import NO_DOCUMENT, Document, PackedRows, pack
+from forerun.train.data.packed import NO_DOCUMENT, PackedDocument, PackedShard, pack
 
 
-def documents(count: int, longest: int, seed: int = 0) -> list[Document]:
+def documents(count: int, longest: int, seed: int = 0) -> list[PackedDocument]:
     """Documents of which each token is one more than the token before, the second half wanted."""
     rng = random.Random(seed)
     made = []
@@ -19,7 +19,7 @@ def documents(count: int, longest: int, seed: int = 0) -> list[Document]:
         size = rng.randint(2, longest)
         first = 100 * number
         made.append(
-            Document(
+            PackedDocument(
                 list(range(first, first + size)),
                 [place >= size // 2 for place in range(size)],
                 held_out=number % 5 == 4,
@@ -28,11 +28,11 @@ def documents(count: int, longest: int, seed: int = 0) -> list[Document]:
     return made
 
 
-def packed(folder: Path, given: list[Document], window: int = 15) -> PackedRows:
+def packed(folder: Path, given: list[PackedDocument], window: int = 15) -> PackedShard:
     return pack(given, folder, window=window, vocab_size=100_000, made_from={"data": "made up"})
 
 
-def read(rows: PackedRows) -> list[tuple[list[int], list[bool]]]:
+def read(rows: PackedShard) -> list[tuple[list[int], list[bool]]]:
     """The documents of all rows."""
     found = []
     batch = rows.rows(list(range(len(rows))))
@@ -58,21 +58,21 @@ def test_every_document_lies_whole_in_one_row_of_its_part(tmp_path: Path, monkey
 
 
 def test_a_long_document_is_cut_from_its_end_and_parts_with_nothing_wanted_go(tmp_path: Path) -> None:
-    long = Document(list(range(40)), [place >= 30 for place in range(40)])
+    long = PackedDocument(list(range(40)), [place >= 30 for place in range(40)])
     rows = packed(tmp_path / "packed", [long])
     # 40 = 8 + 16 + 16, of which only the last 16 hold what is wanted
     assert read(rows) == [(list(range(24, 40)), [place >= 30 for place in range(24, 40)])]
 
 
 def test_positions_begin_anew_in_each_document(tmp_path: Path) -> None:
-    given = [Document(list(range(size)), [True] * size) for size in (7, 5)]
+    given = [PackedDocument(list(range(size)), [True] * size) for size in (7, 5)]
     batch = packed(tmp_path / "packed", given).rows([0])
     assert batch.documents[0].tolist() == [0] * 7 + [1] * 5 + [NO_DOCUMENT] * 4
 
 
 def test_a_batch_depends_on_step_rows_and_seed_and_an_epoch_reads_each_row_once(tmp_path: Path) -> None:
     packed(tmp_path / "packed", documents(60, 16))
-    first, again = PackedRows(tmp_path / "packed"), PackedRows(tmp_path / "packed")
+    first, again = PackedShard(tmp_path / "packed"), PackedShard(tmp_path / "packed")
     assert torch.equal(first.batch(7, 4, 1).tokens, again.batch(7, 4, 1).tokens)
     assert not torch.equal(first.batch(7, 4, 1).tokens, first.batch(7, 4, 2).tokens)
     steps = [first.batch(step, len(first) // 3, 0).tokens for step in range(3)]
@@ -85,10 +85,10 @@ def test_what_cannot_be_packed_leaves_the_former_folder_as_it_was(tmp_path: Path
     folder = tmp_path / "packed"
     before = read(packed(folder, documents(10, 16)))
     with pytest.raises(ConfigError, match="no token to be trained on"):
-        packed(folder, [Document([1, 2], [False, False])])
+        packed(folder, [PackedDocument([1, 2], [False, False])])
     with pytest.raises(ConfigError, match="100000, but the target's vocabulary"):
-        packed(folder, [Document([1, 100_000], [True, True])])
-    assert read(PackedRows(folder)) == before
+        packed(folder, [PackedDocument([1, 100_000], [True, True])])
+    assert read(PackedShard(folder)) == before
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
 
 
@@ -99,7 +99,7 @@ def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:
     content[-20] ^= 1
     shard.write_bytes(content)
     with pytest.raises(ConfigError, match=r"train-00000\.safetensors is damaged"):
-        PackedRows(tmp_path / "packed")
+        PackedShard(tmp_path / "packed")
     shard.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
-        PackedRows(tmp_path / "packed")
+        PackedShard(tmp_path / "packed")

@@ -18,7 +18,7 @@ from forerun.errors import ConfigError
 from forerun.train.card import load_tokenizer, read_record, save as save_folder
 from forerun.train.checkpoint import CHECKPOINT, LoopState, load_checkpoint, pin, run_in, save_checkpoint
 from forerun.train.corpus import SourceFile
-from forerun.train.data.packed import Document, pack
+from forerun.train.data.packed import PackedDocument, pack
 from forerun.train.defaults import DraftTraining
 from forerun.train.draft import samples
 from forerun.train.draft.samples import Shard, ShardBatches, sample_all, write_shard
@@ -227,7 +227,7 @@ def test_an_interrupt_while_sampling_begins_no_other_shard(tmp_path: Path, monke
 
     monkeypatch.setattr(samples, "make_shard", draw)
     monkeypatch.setattr(samples, "num_shards", lambda *_: 5_000)
-    documents = [Document([1, 2, 3], [True] * 3)]
+    documents = [PackedDocument([1, 2, 3], [True] * 3)]
     rows = pack(documents, tmp_path / "rows", window=8, vocab_size=9, made_from={})
     target = lm.build_model(replace(TINY, num_layers=1), 0, 0)
     with pytest.raises(KeyboardInterrupt):

@@ -22,7 +22,7 @@ from forerun.errors import ConfigError
 from forerun.train import card as folder, commands
 from forerun.train.accelerator import end_of_text, id_type
 from forerun.train.corpus import SourceFile
-from forerun.train.data.packed import Document, PackedRows, pack
+from forerun.train.data.packed import PackedDocument, PackedShard, pack
 from forerun.train.defaults import DraftTraining, Pruning
 from forerun.train.draft import distil
 from forerun.train.draft.samples import read_shard
@@ -81,7 +81,7 @@ def test_a_draft_takes_its_targets_vocabulary(tmp_path: Path) -> None:
         target.model.embed_tokens.weight.mul_(50)
     folder.save(target, large_tokenizer(), tmp_path / "target")
     made_from = {"tokenizer": fingerprint(large_tokenizer())}
-    documents = [Document([69_000, 2, 0, LARGE - 1] * 4, [True] * 16) for _ in range(6)]
+    documents = [PackedDocument([69_000, 2, 0, LARGE - 1] * 4, [True] * 16) for _ in range(6)]
     rows = pack(documents, tmp_path / "rows", window=16, vocab_size=LARGE, made_from=made_from)
     options = DraftTraining(text_batch=4, top=4, tokens=128, tokens_per_step=64, threads=1, pruning=Pruning(layers="1"))
     out, work = tmp_path / "draft", tmp_path / "work"
@@ -96,7 +96,7 @@ def test_a_draft_of_another_target_is_no_start(tmp_path: Path) -> None:
     target, start = lm.build_model(sizes, 0, 0), lm.build_model(replace(NARROW, vocab_size=301), 0, 0)
     with pytest.raises(ConfigError, match="has 301 tokens and its target 300"):
         distil.train(
-            *(target, large_tokenizer(), cast(PackedRows, None), tmp_path, DraftTraining(), Console(quiet=True)),
+            *(target, large_tokenizer(), cast(PackedShard, None), tmp_path, DraftTraining(), Console(quiet=True)),
             (start, large_tokenizer()),
         )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from forerun.cli import options
 from forerun.cli.bench.shared import (
-    Compared,
+    CompareOptions,
     JsonFile,
     begin,
     non_negative,
@@ -41,7 +41,7 @@ class AcceptanceOptions:
 def acceptance(
     *,
     model: options.ModelName = None,
-    compared: Annotated[Compared, Flags(base=Compared(prompts="questions", max_tokens=64))],
+    compared: Annotated[CompareOptions, Flags(base=CompareOptions(prompts="questions", max_tokens=64))],
     settings: Annotated[AcceptanceOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype")],
     threads: options.Threads = None,

@@ -11,7 +11,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.bench.shared import (
-    Compared,
+    CompareOptions,
     JsonFile,
     begin,
     draft_counts,
@@ -31,7 +31,7 @@ from forerun.utils.workloads import temperatures
 
 if TYPE_CHECKING:
     from forerun.lab.bench.generate import Methods
-    from forerun.lab.bench.prompts import Request
+    from forerun.lab.bench.prompts import BenchPrompt
     from forerun.lab.results.schema import Figure, PromptFacts, RunRow
 
 
@@ -53,7 +53,7 @@ def generate(
     *,
     model: options.ModelName = None,
     draft: options.DraftName = None,
-    compared: Annotated[Compared, Flags()],
+    compared: Annotated[CompareOptions, Flags()],
     settings: Annotated[GenerateOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     reference: Annotated[bool, typer.Option(help="Measure Transformers' generate as well (greedy only).")] = True,
@@ -124,7 +124,7 @@ class Speeds:
         self,
         methods: Methods,
         workload: str,
-        requests: Sequence[Request],
+        requests: Sequence[BenchPrompt],
         params: SamplingParams,
         rounds: int,
         *,

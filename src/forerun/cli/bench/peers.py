@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
+from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, print_report, say
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
@@ -39,7 +39,7 @@ class PeerOptions:
 def peers(
     *,
     model: options.ModelName = None,
-    compared: Annotated[Compared, Flags(base=Compared(drafters=DRAFTERS))],
+    compared: Annotated[CompareOptions, Flags(base=CompareOptions(drafters=DRAFTERS))],
     chosen: Annotated[PeerOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     threads: options.Threads = None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, JsonFile, begin, print_report, say
+from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, print_report, say
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import chosen_model
 from forerun.errors import ConfigError
@@ -27,12 +27,12 @@ def quality(
     *,
     model: options.ModelName = None,
     compared: Annotated[
-        Compared,
+        CompareOptions,
         Flags(
             "prompts",
             "num_prompts",
             "max_tokens",
-            base=Compared(prompts=PROMPTS, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS),
+            base=CompareOptions(prompts=PROMPTS, num_prompts=NUM_PROMPTS, max_tokens=MAX_TOKENS),
         ),
     ],
     threads: options.Threads = None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, JsonFile, begin, open_plain, print_report, say, whole_numbers
+from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, open_plain, print_report, say, whole_numbers
 from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions, chosen_model
@@ -36,7 +36,9 @@ class ReplayOptions:
 def replay(
     *,
     model: options.ModelName = None,
-    compared: Annotated[Compared, Flags(base=Compared(prompts="code,prose,copying,high-temperature", num_prompts=6))],
+    compared: Annotated[
+        CompareOptions, Flags(base=CompareOptions(prompts="code,prose,copying,high-temperature", num_prompts=6))
+    ],
     priced: Annotated[ReplayOptions, Flags()],
     threads: options.Threads = None,
     json: JsonFile = None,

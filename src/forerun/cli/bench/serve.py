@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.bench.shared import Compared, JsonFile, begin, non_negative, print_report, say, whole_numbers
+from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, non_negative, print_report, say, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
 from forerun.cli.options import DRAFTER_HELP, LLMOptions, chosen_model
@@ -23,7 +23,7 @@ from forerun.lab.bench.tables import Report
 from forerun.utils.fields import Checked, option
 
 if TYPE_CHECKING:
-    from forerun.lab.bench.serve.load import Arm, Load, Measured
+    from forerun.lab.bench.serve.load import Load, MeasuredLoad, ServingArm
     from forerun.lab.bench.serve.requests import Ask
     from forerun.lab.bench.serve.rows import Goal
 
@@ -128,7 +128,7 @@ Model = Annotated[
 ]
 OWN = "forerun"
 """The name of the server that is started here."""
-_COMPARED = Compared(prompts="code,prose,copying", max_tokens=96)
+_COMPARED = CompareOptions(prompts="code,prose,copying", max_tokens=96)
 _PANEL = "The server that is started"
 
 
@@ -137,7 +137,7 @@ def serve(
     *,
     model: Model = None,
     asked: Annotated[BenchServeOptions, Flags()],
-    compared: Annotated[Compared, Flags("prompts", "num_prompts", "max_tokens", base=_COMPARED)],
+    compared: Annotated[CompareOptions, Flags("prompts", "num_prompts", "max_tokens", base=_COMPARED)],
     settings: Annotated[LLMOptions, Flags("quantize", panel=_PANEL)],
     threads: options.Threads = None,
     json: JsonFile = None,
@@ -215,23 +215,23 @@ def _refuse_unused(asked: BenchServeOptions, own: Own) -> None:
 
 async def _measured(
     asked: BenchServeOptions, own: Own, others: Mapping[str, str], asks: Sequence[Ask], threads: int | None
-) -> list[Measured]:
+) -> list[MeasuredLoad]:
     """Everything is started, measured and ended."""
-    from forerun.lab.bench.serve.load import DRIVER, PLAIN, Arm, measure
-    from forerun.lab.bench.serve.servers import Inside, Server, started
+    from forerun.lab.bench.serve.load import DRIVER, PLAIN, ServingArm, measure
+    from forerun.lab.bench.serve.servers import Inside, MeasuredServer, started
 
-    arms: list[Arm] = []
+    arms: list[ServingArm] = []
 
     def add(place: str, send: Callable[..., Any]) -> None:
-        arms.append(Arm(place, "", send))
+        arms.append(ServingArm(place, "", send))
         if asked.plain:
-            arms.append(Arm(place, PLAIN, partial(send, speculative=False)))
+            arms.append(ServingArm(place, PLAIN, partial(send, speculative=False)))
 
     async with AsyncExitStack() as stack:
-        urls = {name: Server(url, asked.ask_for, asked.api_key) for name, url in others.items()}
+        urls = {name: MeasuredServer(url, asked.ask_for, asked.api_key) for name, url in others.items()}
         if own.model is not None:
             address = stack.enter_context(started(own.arguments(), threads, say))
-            urls = {OWN: Server(address, None, asked.api_key), **urls}
+            urls = {OWN: MeasuredServer(address, None, asked.api_key), **urls}
         for name, server in urls.items():
             add(name, (await stack.enter_async_context(server)).send)
         if asked.in_process:

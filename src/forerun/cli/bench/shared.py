@@ -40,7 +40,7 @@ NUM_PROMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class CompareOptions:
     """The drafters that are compared, and the prompts they are compared on."""
 
     drafters: str | None = option(None, DRAFTERS_HELP, metavar="DRAFTER,...", default_text="all there are")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.block.model import Block as Slots, BlockModel
+from forerun.drafters.block.model import BlockInput as Slots, BlockModel
 from forerun.drafters.draft_model.chain import DraftModel
 from forerun.drafters.draft_model.growing_chain import GrowingChain, Picking, without
 from forerun.drafters.heads.config import HeadConfig, StoredHead

@@ -93,7 +93,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockInput:
     """A block to be drafted.
 
     Attributes:
@@ -161,7 +161,7 @@ class BlockModel(FusingHeadModel):
         return Forward(torch.empty(0, self.vocab_size, dtype=self.compute_dtype, device=self.device))
 
     @torch.inference_mode()
-    def draft(self, blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
+    def draft(self, blocks: Sequence[BlockInput]) -> tuple[Tensor, Tensor]:
         """Compute blocks of several sequences. Their rows join the caches' scratch, to be dropped.
 
         Returns:
@@ -191,7 +191,7 @@ class BlockModel(FusingHeadModel):
         x[anchors] = self.target.embedding_rows(tokens).to(self.compute_dtype)
         return self._layers.forward(batch, x)
 
-    def _draft_pairs(self, layers: PairLayers, blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
+    def _draft_pairs(self, layers: PairLayers, blocks: Sequence[BlockInput]) -> tuple[Tensor, Tensor]:
         """As `draft`, of a head with `context_tokens`."""
         states = [block.state for block in blocks if block.state is not None]
         if len(states) != len(blocks):
@@ -200,7 +200,7 @@ class BlockModel(FusingHeadModel):
         return layers.forward(batch, states)
 
     @torch.inference_mode()
-    def likely(self, logits: Tensor, blocks: Sequence[Block]) -> list[list[int]]:
+    def likely(self, logits: Tensor, blocks: Sequence[BlockInput]) -> list[list[int]]:
         """The tokens of the largest logits, each with the bias of the token before it, block by block.
 
         They end before a row whose logits are not all finite; there are none where they cannot be told at once.

@@ -24,9 +24,9 @@ from forerun.drafters.heads.config import (
     D2T,
     OUTPUT,
     T2D,
-    Form,
     HeadConfig,
     StoredHead,
+    TensorSpec,
     as_stored,
     check_forms,
     check_shape,
@@ -46,7 +46,7 @@ _OF_TRAINING = re.compile(r"^verifier_(norm|lm_head)\.weight$|\.rotary_emb\.inv_
 """Tensors that drafting has no use for: the target's, for the loss, and what a configuration gives."""
 
 
-class Slice(Form, Protocol):
+class Slice(TensorSpec, Protocol):
     """A tensor that is not read yet, in the form of safetensors."""
 
     def __getitem__(self, index: Any) -> Tensor: ...

@@ -171,7 +171,7 @@ FLOATS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
 """Number formats of a head's tensors, and how safetensors files write them."""
 
 
-class Form(Protocol):
+class TensorSpec(Protocol):
     """What a tensor that is not read yet tells, in the form of safetensors."""
 
     def get_shape(self) -> list[int]: ...
@@ -179,7 +179,7 @@ class Form(Protocol):
     def get_dtype(self) -> str: ...
 
 
-class Kept:
+class LoadedTensor:
     """A tensor in memory in the form of safetensors."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -197,7 +197,7 @@ def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dic
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}
 
 
-def check_forms(config: HeadConfig, found: Mapping[str, Form], place: str, error: ErrorType, remedy: str) -> None:
+def check_forms(config: HeadConfig, found: Mapping[str, TensorSpec], place: str, error: ErrorType, remedy: str) -> None:
     """Compare names, shapes and number formats with what the configuration asks for.
 
     Raises:
@@ -219,7 +219,7 @@ def refuse_others(found: Collection[str], wanted: Collection[str], place: str, e
         raise error(f"{place}: the tensor {name[:100]} is none of such a head's. {remedy}")
 
 
-def check_shape(name: str, found: Form, shape: Sequence[int], place: str, error: ErrorType, remedy: str) -> None:
+def check_shape(name: str, found: TensorSpec, shape: Sequence[int], place: str, error: ErrorType, remedy: str) -> None:
     """Compare one tensor's shape, and whether it is of floating point numbers."""
     if list(found.get_shape()) != list(shape):
         raise error(

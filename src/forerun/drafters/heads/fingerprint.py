@@ -30,7 +30,7 @@ _STEP_OF_ROW, _STEP_OF_ENTRY = 37, 101
 """Primes; entry (i * 37 + j * 101) mod width of the i-th row is looked at."""
 
 
-class Target(Protocol):
+class FingerprintedTarget(Protocol):
     """What of a `LanguageModel` a fingerprint is made of."""
 
     @property
@@ -100,7 +100,7 @@ class Fingerprint:
 _HEX = frozenset("0123456789abcdef")
 
 
-def target_fingerprint(target: Target) -> str:
+def target_fingerprint(target: FingerprintedTarget) -> str:
     """The fingerprint of a model's weights, whatever they are kept in. Compare two by `same_target`, never as texts.
 
     Raises:
@@ -130,7 +130,7 @@ def same_target(one: str, two: str) -> bool:
     return first is not None and second is not None and not first.difference(second)
 
 
-def check_target(fingerprint: str, target: Target, what: str) -> None:
+def check_target(fingerprint: str, target: FingerprintedTarget, what: str) -> None:
     """Refuse a head whose fingerprint is that of another target. One without a fingerprint passes.
 
     Args:

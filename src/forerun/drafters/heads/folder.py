@@ -22,7 +22,15 @@ from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.checkpoint_format import SPECULATORS
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.checkpoint_formats import WEIGHTS, open_slices, public_config_of, read_public
-from forerun.drafters.heads.config import FLOATS, HeadConfig, Kept, StoredHead, check_forms, check_values, checked_d2t
+from forerun.drafters.heads.config import (
+    FLOATS,
+    HeadConfig,
+    LoadedTensor,
+    StoredHead,
+    check_forms,
+    check_values,
+    checked_d2t,
+)
 from forerun.drafters.medusa.checkpoint_format import is_medusa, medusa_config_of, read_medusa
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, ModelLoadError
@@ -124,7 +132,7 @@ def save_head(
     from safetensors.torch import save
 
     place = str(folder)
-    found = {name: Kept(tensor) for name, tensor in tensors.items()}
+    found = {name: LoadedTensor(tensor) for name, tensor in tensors.items()}
     check_forms(config, found, place, ConfigError, _TRAIN_AGAIN)
     check_values(tensors, place, ConfigError, _TRAIN_AGAIN)
     offsets = checked_d2t(d2t, config, place, ConfigError, "Give the one that it was trained with.")
@@ -250,7 +258,7 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     d2t = checked_d2t(tensors.pop(_D2T, None), config, place, ModelLoadError, REMEDY)
     codes = take_codes(tensors, place, ModelLoadError, REMEDY)
     tensors |= {name: weight.dequantise(torch.float32) for name, weight in codes.items()}
-    check_forms(config, {name: Kept(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
+    check_forms(config, {name: LoadedTensor(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
     check_values(tensors, place, ModelLoadError, REMEDY)
     target, record = settings.fields("target"), settings.fields("record").values
     return StoredHead(config, tensors, d2t, target.string("fingerprint"), record, target.string("number_format"), codes)

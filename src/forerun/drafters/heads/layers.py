@@ -17,7 +17,7 @@ from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.errors import IncompatibleDrafterError
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantisation import QuantisedWeight, quantise_int8
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import Attention, LayerAttention, Planner
@@ -114,9 +114,9 @@ def state_norms(config: EagleConfig | BlockConfig) -> list[str]:
     return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
 
 
-def head_attention(config: EagleConfig | BlockConfig) -> tuple[Form, LayerAttention]:
+def head_attention(config: EagleConfig | BlockConfig) -> tuple[AttentionShape, LayerAttention]:
     """What the attention of every layer of a head computes."""
-    form = Form(config.head_dim**-0.5, config.sliding_window)
+    form = AttentionShape(config.head_dim**-0.5, config.sliding_window)
     group = config.num_heads // config.num_kv_heads
     return form, LayerAttention(config.num_kv_heads, group, config.head_dim, config.head_dim, form)
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from forerun.drafters.heads.folder import HeadHeader, head_header
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
@@ -97,7 +97,7 @@ def _page_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: bool)
     keys = header.config.keys
     if not keys.num_layers:
         return 0
-    layer = LayerAttention(keys.num_heads, 1, keys.head_dim, keys.head_dim, Form(keys.head_dim**-0.5))
+    layer = LayerAttention(keys.num_heads, 1, keys.head_dim, keys.head_dim, AttentionShape(keys.head_dim**-0.5))
     layers = [layer] * keys.num_layers
     library = library_for(target.device, target.dtype, is_quantised=is_quantised)
     planner: Planner

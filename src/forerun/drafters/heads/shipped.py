@@ -6,12 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from forerun.config import SHIPPED_HEADS
-from forerun.drafters.heads.fingerprint import Fingerprint, Target, same_target, target_fingerprint
+from forerun.drafters.heads.fingerprint import Fingerprint, FingerprintedTarget, same_target, target_fingerprint
 from forerun.drafters.heads.folder import CONFIG, head_settings
 from forerun.errors import UnsupportedModelError
 
 
-def shipped_head(target: Target, kind: str = "eagle") -> Path | None:
+def shipped_head(target: FingerprintedTarget, kind: str = "eagle") -> Path | None:
     """The folder of the head of a kind that was trained for these weights; None where none is shipped.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence as Seq
 
 from forerun.config import NO_DRAFTER, NumDraftTokens, SamplingParams
 from forerun.drafters.base import Drafter, Offer
-from forerun.drafters.hybrid.members import Given, Several, signed, source_step
+from forerun.drafters.hybrid.members import MemberStep, Several, signed, source_step
 from forerun.drafters.validation import ask
 from forerun.errors import DrafterError
 from forerun.types import Draft, Sequence, Step
@@ -34,7 +34,7 @@ class ByRequest(Several):
         self._drafters = dict(drafters)
         self._num_draft_tokens = num_draft_tokens or {}
         self._started: dict[Sequence, str] = {}  # the drafter that has been told of it
-        self._given: dict[Sequence, Given] = {}
+        self._given: dict[Sequence, MemberStep] = {}
 
     @property
     def offers(self) -> Mapping[str, Offer]:
@@ -90,7 +90,7 @@ class ByRequest(Several):
     def _signed(self, name: str, sequence: Sequence, draft: Draft) -> Draft:
         """As `signed`, and kept until the step's verdict."""
         found = signed(name, draft)
-        self._given[sequence] = Given(found, {0: (len(draft), draft)}, owner=0)
+        self._given[sequence] = MemberStep(found, {0: (len(draft), draft)}, owner=0)
         return found
 
     def commit(self, steps: Seq[Step]) -> None:

@@ -14,10 +14,10 @@ from time import perf_counter
 from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.build import build_drafter
-from forerun.drafters.hybrid.members import Given, Several, agreement, merge, signed, source_step
+from forerun.drafters.hybrid.members import MemberStep, Several, agreement, merge, signed, source_step
 from forerun.drafters.validation import ask
 from forerun.errors import ConfigError, DrafterError
-from forerun.speculation import Acceptance, Probes
+from forerun.speculation import AcceptanceStats, Probes
 from forerun.speculation.cost_model import Curve
 from forerun.types import Draft, Sequence, Step
 
@@ -42,7 +42,7 @@ class Source:
 
     name: str
     drafter: Drafter
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     cost: Curve = field(default_factory=lambda: Curve(MAX_NUM_DRAFT_TOKENS + 1, flat=False))
     probes: Probes = field(default_factory=Probes)
     fixed_length_draft: int | None = None
@@ -160,7 +160,7 @@ class Hybrid(Several):
         self._mode = mode
         self._clock = clock
         self._started: dict[Sequence, list[Source]] = {}  # the sources that have been told of it
-        self._given: dict[Sequence, Given] = {}
+        self._given: dict[Sequence, MemberStep] = {}
         self._last = 0.0  # when drafts were last asked for
         self._tokens = self._seconds = 0.0  # committed and passed, earlier ones decayed
         self._committed = 0
@@ -205,7 +205,7 @@ class Hybrid(Several):
             if min(budget, sequence.room) > 0
         ]
         for sequence, _ in wanted:
-            self._given[sequence] = Given(Draft.empty(), {})
+            self._given[sequence] = MemberStep(Draft.empty(), {})
         unsettled = list(wanted)
         for number, source in enumerate(self._sources):
             asked = source.requests(unsettled, rate, min_acceptance_prob)
@@ -229,7 +229,7 @@ class Hybrid(Several):
         return [self._given[each].draft if each in self._given else Draft.empty() for each in sequences]
 
     def commit(self, steps: Seq[Step]) -> None:
-        given: list[Given | None] = []
+        given: list[MemberStep | None] = []
         for step in steps:
             each = self._given.pop(step.sequence, None)
             given.append(each if each is not None and each.draft is step.draft else None)
@@ -301,7 +301,7 @@ class Hybrid(Several):
         draft = self._given[sequence].asked[number][1]
         return sum(self._sources[number].accept_probs(sequence, len(draft)))
 
-    def _learn(self, step: Step, given: Given) -> None:
+    def _learn(self, step: Step, given: MemberStep) -> None:
         """Every draft is judged by what was committed, the unused ones too, as far as the new tokens reach."""
         assert step.verdict is not None
         new_ids = step.sequence.token_ids[len(step.sequence.token_ids) - len(step.verdict.path) - 1 :]

@@ -158,7 +158,7 @@ def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
 
 
 @dataclass(slots=True, eq=False)
-class Given:
+class MemberStep:
     """What one sequence was given in a step, until the step's verdict.
 
     Attributes:
@@ -174,7 +174,7 @@ class Given:
     merged: Merged | None = None
 
 
-def source_step(step: Step, given: Given | None, number: int, all_needs: Needs, needs: Needs) -> Step:
+def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Needs, needs: Needs) -> Step:
     """The step as one source sees it.
 
     Args:

@@ -19,7 +19,7 @@ from torch import Tensor
 from forerun.drafters.heads.checkpoint_formats import Slice, open_slices
 from forerun.drafters.heads.config import (
     OUTPUT,
-    Kept,
+    LoadedTensor,
     StoredHead,
     as_stored,
     check_forms,
@@ -62,7 +62,9 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
         d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, place), config, place, ModelLoadError, REMEDY)
         tensors = _with_biases(found, settings, config, place)
         tensors = {name: _cut(name, tensor, d2t, config) for name, tensor in tensors.items()}
-        check_forms(config, {name: Kept(tensor) for name, tensor in tensors.items()}, place, ModelLoadError, REMEDY)
+        check_forms(
+            config, {name: LoadedTensor(tensor) for name, tensor in tensors.items()}, place, ModelLoadError, REMEDY
+        )
         check_values(tensors, place, ModelLoadError, REMEDY)
         return StoredHead(config, tensors, d2t, form="Medusa")
 

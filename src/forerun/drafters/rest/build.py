@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from forerun.config import INDEX_DEPTH
 from forerun.drafters.rest.index import Index
 from forerun.drafters.rest.index_file import (
-    Header,
+    IndexHeader,
     check_sortable,
     read_header,
     sort_suffixes,
@@ -26,7 +26,7 @@ from forerun.drafters.rest.index_file import (
 )
 from forerun.errors import ConfigError
 from forerun.utils.files import locked, refuse_to_overwrite
-from forerun.utils.text_files import Document
+from forerun.utils.text_files import TextDocument
 
 _BATCH = 64
 
@@ -34,7 +34,7 @@ Tick = Callable[[float], None]
 Ids = Sequence[int] | NDArray[Any]
 
 
-def tokenise(documents: Iterable[Document], tokenizer: Any, max_tokens: int | None = None) -> Iterator[list[int]]:
+def tokenise(documents: Iterable[TextDocument], tokenizer: Any, max_tokens: int | None = None) -> Iterator[list[int]]:
     """The token ids of each document, special tokens left out.
 
     Args:
@@ -61,7 +61,7 @@ def build_index(
     compact: bool = False,
     force: bool = False,
     tick: Tick = lambda share: None,
-) -> Header:
+) -> IndexHeader:
     """Write an index of token ids.
 
     Args:
@@ -81,7 +81,7 @@ def build_index(
         refuse_to_overwrite(path, ConfigError)
     width = token_bytes_for(vocab_size)
     tokens, count = _joined(documents, width, vocab_size)
-    header = Header(len(tokens), count, width, depth, vocab_size, tokenizer, fingerprint, "", compact)
+    header = IndexHeader(len(tokens), count, width, depth, vocab_size, tokenizer, fingerprint, "", compact)
     suffixes = _sorted(header, tokens, tick)
     with locked(path, ConfigError, wait=True):
         if not force:
@@ -91,7 +91,7 @@ def build_index(
 
 def append_index(
     path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = lambda share: None
-) -> Header:
+) -> IndexHeader:
     """Add documents to an index; whoever has it open goes on with the old one.
 
     Several at once wait for each other.
@@ -118,7 +118,7 @@ def append_index(
         return write_file(path, header, tokens, _sorted(header, tokens, tick))
 
 
-def _sorted(header: Header, tokens: NDArray[Any], tick: Tick) -> NDArray[np.uint32] | None:
+def _sorted(header: IndexHeader, tokens: NDArray[Any], tick: Tick) -> NDArray[np.uint32] | None:
     """The suffix array, where the file is to hold it."""
     if header.compact:
         check_sortable(len(tokens), header.depth)

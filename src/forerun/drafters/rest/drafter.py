@@ -16,8 +16,8 @@ import numpy as np
 from forerun.config import BUNDLED_INDEX
 from forerun.drafters.base import Binding, OneByOne, Traits
 from forerun.drafters.ranked_tree import RankedTree
-from forerun.drafters.rest.index import Continuations, Index, best_nodes
-from forerun.drafters.rest.index_file import Header
+from forerun.drafters.rest.index import ContinuationTree, Index, best_nodes
+from forerun.drafters.rest.index_file import IndexHeader
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.speculation import Rates
 from forerun.types import Draft, Sequence, Step
@@ -104,7 +104,7 @@ class Rest(OneByOne):
         """
         ours = fingerprint(binding.tokenizer)
 
-        def check(header: Header) -> None:
+        def check(header: IndexHeader) -> None:
             self._check(header, ours, binding)
 
         if isinstance(self._source, Index):
@@ -171,7 +171,7 @@ class Rest(OneByOne):
                 node = nodes[parent, token_id] = tree.add(token_id, parent, level, accept_prob)
             place[i] = node
 
-    def _check(self, header: Header, ours: str, binding: Binding) -> None:
+    def _check(self, header: IndexHeader, ours: str, binding: Binding) -> None:
         """Refuse an index of other tokens, or one that is not deep enough."""
         name = binding.target.name
         if header.fingerprint != ours or header.vocab_size > binding.target.vocab_size:
@@ -193,7 +193,7 @@ class Rest(OneByOne):
         return source.path if isinstance(source, Index) else Path(source)
 
 
-def _levels(length: int, again: bool, found: Continuations) -> list[int]:
+def _levels(length: int, again: bool, found: ContinuationTree) -> list[int]:
     """[n] which rate each node's acceptance counts for, its parent given.
 
     One per match length, share of the continuations, and whether a longer match was looked at before. A share of few

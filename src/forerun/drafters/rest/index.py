@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.drafters.rest.index_file import Header, open_file
+from forerun.drafters.rest.index_file import IndexHeader, open_file
 from forerun.utils.tree import ROOT, Tree
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Index:
         ConfigError: it cannot be read, is no index, is damaged, or is of another version.
     """
 
-    def __init__(self, path: str | Path, check: Callable[[Header], None] = lambda header: None) -> None:
+    def __init__(self, path: str | Path, check: Callable[[IndexHeader], None] = lambda header: None) -> None:
         self.path = Path(path)
         stored = open_file(self.path, check)
         self.header, self._data, self._start = stored.header, stored.data, stored.start
@@ -188,7 +188,7 @@ def _version(file: FileIO | None) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Continuations:
+class ContinuationTree:
     """Prefixes of continuations.
 
     Attributes:
@@ -202,7 +202,7 @@ class Continuations:
     parent_counts: NDArray[np.int64]
 
 
-def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Continuations:
+def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> ContinuationTree:
     """The `limit` most frequent prefixes; of equally frequent ones the shorter, then those in the rows' order.
 
     Args:
@@ -212,7 +212,7 @@ def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Continuation
     m, depth = rows.shape
     if m == 0 or depth == 0 or limit <= 0:
         none = np.zeros(0, dtype=np.int64)
-        return Continuations(Tree(), none, none)
+        return ContinuationTree(Tree(), none, none)
     by_depth = rows.T
     new = np.ones((depth, m), dtype=bool)  # where a prefix stands for the first time
     np.logical_or.accumulate(by_depth[:, 1:] != by_depth[:, :-1], axis=0, out=new[:, 1:])
@@ -226,7 +226,7 @@ def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Continuation
 
 def _gathered(
     by_depth: NDArray[np.int64], new: NDArray[Any], starts: NDArray[Any], counts: NDArray[Any], chosen: NDArray[Any]
-) -> Continuations:
+) -> ContinuationTree:
     """The chosen nodes, in their order, with their parents among them."""
     m = by_depth.shape[1]
     node_at = np.cumsum(new.ravel()) - 1  # the node of every cell
@@ -236,7 +236,7 @@ def _gathered(
     place = np.full(len(starts), -1, dtype=np.int64)
     place[chosen] = np.arange(len(chosen))
     tree = Tree(by_depth.ravel()[cells].tolist(), np.where(top, ROOT, place[above]).tolist())
-    return Continuations(tree, counts[chosen], np.where(top, m, counts[above]))
+    return ContinuationTree(tree, counts[chosen], np.where(top, m, counts[above]))
 
 
 def _descending(counts: NDArray[np.intp], most: int) -> NDArray[np.intp]:

@@ -130,7 +130,7 @@ _REBUILD = "Build it anew: forerun index build OUT SOURCES..."
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class IndexHeader:
     """What an index says of itself.
 
     Attributes:
@@ -176,7 +176,9 @@ def token_bytes_for(vocab_size: int) -> int:
     return 2 if vocab_size < 1 << 16 else 4
 
 
-def write_file(path: Path, header: Header, tokens: NDArray[Any], suffixes: NDArray[np.uint32] | None) -> Header:
+def write_file(
+    path: Path, header: IndexHeader, tokens: NDArray[Any], suffixes: NDArray[np.uint32] | None
+) -> IndexHeader:
     """Write the index, whole or not at all; whoever has the old one mapped keeps it.
 
     Args:
@@ -197,7 +199,7 @@ def write_file(path: Path, header: Header, tokens: NDArray[Any], suffixes: NDArr
     return written
 
 
-def read_header(path: Path) -> tuple[Header, int]:
+def read_header(path: Path) -> tuple[IndexHeader, int]:
     """The header, and where in the file the tokens start. The data are not read.
 
     Raises:
@@ -217,7 +219,7 @@ def read_header(path: Path) -> tuple[Header, int]:
             f"The index {path} is of version {str(version)[:20]}, but this forerun reads versions {FORMAT_VERSION} and "
             f"{COMPACT_VERSION}. {_REBUILD}"
         )
-    header = Header(
+    header = IndexHeader(
         num_tokens=values.integer("num_tokens"),
         num_documents=values.integer("num_documents"),
         token_bytes=values.integer("token_bytes"),
@@ -239,7 +241,7 @@ def read_header(path: Path) -> tuple[Header, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class IndexData:
     """An index's data.
 
     Attributes:
@@ -248,7 +250,7 @@ class Stored:
         file: the mapped file, open; None where the data are in memory.
     """
 
-    header: Header
+    header: IndexHeader
     data: bytes | mmap.mmap
     start: int
     file: FileIO | None
@@ -267,7 +269,7 @@ class Stored:
         return np.frombuffer(self.data, f"<u{SUFFIX_BYTES}", self.header.num_tokens, start)
 
 
-def open_file(path: Path, check: Callable[[Header], None] = lambda header: None) -> Stored:
+def open_file(path: Path, check: Callable[[IndexHeader], None] = lambda header: None) -> IndexData:
     """The index, compared with its checksum.
 
     Args:
@@ -280,14 +282,14 @@ def open_file(path: Path, check: Callable[[Header], None] = lambda header: None)
     check(header)
     try:
         if start + header.num_data_bytes <= MAX_IN_MEMORY:
-            stored = Stored(header, path.read_bytes(), start, None)
+            stored = IndexData(header, path.read_bytes(), start, None)
             found = digest(memoryview(stored.data)[start:])
         else:
             # unbuffered: nothing is read before the hash has gone past the header
             file = path.open("rb", buffering=0)
             file.seek(start)
             found = file_digest(file)  # read, not mapped: a map of a file that shrinks meanwhile ends the process
-            stored = Stored(header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), start, file)
+            stored = IndexData(header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), start, file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"The index {path} cannot be read: {error}. {_REBUILD}") from None
     if found != header.checksum or len(stored.data) != start + header.num_data_bytes:
@@ -295,7 +297,7 @@ def open_file(path: Path, check: Callable[[Header], None] = lambda header: None)
     return stored
 
 
-def _encode(header: Header) -> bytes:
+def _encode(header: IndexHeader) -> bytes:
     """The header's line, with its own checksum, filled up to whole pages so that the tokens are aligned."""
     values = {"format": FORMAT, "version": header.version, **asdict(header)}
     del values["compact"]  # the version says it

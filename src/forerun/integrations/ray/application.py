@@ -17,9 +17,9 @@ from ray.serve.handle import DeploymentHandle
 from forerun.engine import LLM
 from forerun.integrations.ray.connect import metrics_addresses, translated
 from forerun.integrations.ray.ingress import Ingress
-from forerun.integrations.ray.messages import TOLD, Asked
+from forerun.integrations.ray.messages import TOLD, ForwardedRequest
 from forerun.integrations.ray.metrics import RayInstruments
-from forerun.integrations.ray.plan import ROUTERS, Plan, gpus_of
+from forerun.integrations.ray.plan import ROUTERS, ServePlan, gpus_of
 from forerun.server.app import make_app
 from forerun.server.logs import log_as_json
 from forerun.server.metrics import HTTPMetrics
@@ -45,7 +45,7 @@ class Replica:
         self._service, self._name = service, name
         self._app: App = make_app(service, lambda: False)
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
+    async def answer(self, asked: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         """The answer, as the application sends it: all that is there at a time. To close it ends the request.
 
         Where nothing is there for a while, nothing is given first, as a sign that the request is computed here.
@@ -89,7 +89,7 @@ class Replica:
         self._service.close()
 
     async def _run(
-        self, asked: Asked, told: dict[str, Any], outbox: asyncio.Queue[Message | None], gone: asyncio.Event
+        self, asked: ForwardedRequest, told: dict[str, Any], outbox: asyncio.Queue[Message | None], gone: asyncio.Event
     ) -> None:
         """Call the application; None is the last that comes into the outbox."""
         body: list[Message] = [{"type": "http.request", "body": asked.body, "more_body": False}]
@@ -109,7 +109,7 @@ class Replica:
             outbox.put_nowait(None)
 
 
-def _scope(asked: Asked, told: dict[str, Any]) -> dict[str, Any]:
+def _scope(asked: ForwardedRequest, told: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -133,10 +133,10 @@ _MARGIN = 16
 """Requests beyond those that a replica takes: it is asked, and refuses them itself as `forerun serve` does."""
 
 
-class Engine(Replica):
+class RayEngine(Replica):
     """A replica: the model, in a process of its own."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ServePlan) -> None:
         torch.set_num_threads(plan.threads)
         log_as_json()
         llm = LLM(plan.model, drafter=plan.drafter, **plan.llm)
@@ -154,7 +154,7 @@ class RayReplicas:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
+    async def answer(self, asked: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         """What one of them answers, as it comes; perhaps nothing at first. To close it ends the request.
 
         Raises:
@@ -187,7 +187,7 @@ class RayReplicas:
 class IngressReplica:
     """The ingress's process."""
 
-    def __init__(self, engines: DeploymentHandle, plan: Plan) -> None:
+    def __init__(self, engines: DeploymentHandle, plan: ServePlan) -> None:
         log_as_json()
         metrics = HTTPMetrics(RayInstruments(plan.name))
         self._ingress = Ingress(RayReplicas(engines), plan.server, metrics, lambda: metrics_addresses(ray.nodes()))
@@ -210,7 +210,7 @@ class IngressReplica:
         return self._ingress.gate.num_active
 
 
-def build(plan: Plan) -> serve.Application:
+def build(plan: ServePlan) -> serve.Application:
     """The application."""
     options = plan.server
     ongoing = plan.max_batch + options.max_queue + _MARGIN
@@ -218,8 +218,8 @@ def build(plan: Plan) -> serve.Application:
     kwargs = {"slack": plan.max_batch} if plan.routing == "prefix" else {}
     routing = RequestRouterConfig(request_router_class=router, request_router_kwargs=kwargs) if router else None
     engines = serve.deployment(
-        Engine,
-        name="Engine",
+        RayEngine,
+        name="RayEngine",
         num_replicas=plan.replicas,
         ray_actor_options={"num_cpus": plan.threads, "num_gpus": gpus_of(plan.llm)},
         max_ongoing_requests=ongoing,

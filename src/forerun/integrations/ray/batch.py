@@ -14,19 +14,19 @@ import torch
 from forerun.engine import LLM, EngineThread
 from forerun.integrations.ray.connect import connected
 from forerun.integrations.ray.plan import RayOptions, gpus_of, threads_of
-from forerun.server.batch.files import ByteRange, Journal, ranges_of, requests_in
+from forerun.server.batch.files import BatchJournal, ByteRange, ranges_of, requests_in
 from forerun.server.batch.lines import BatchFile
 from forerun.server.batch.run import BatchRun
 
 if TYPE_CHECKING:
-    from forerun.integrations.ray.pool import Pool
+    from forerun.integrations.ray.pool import WorkerPool
 
 
 # A worker of a batch: a model in an actor's process, and the requests of ranges of a file.
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class BatchAnswer:
     """One answer, and what was computed since the one before it in its range."""
 
     index: int
@@ -35,7 +35,7 @@ class Answered:
     num_cached_tokens: int
 
 
-class Worker:
+class RayWorker:
     """Answers requests.
 
     Args:
@@ -65,21 +65,21 @@ class Worker:
                 self._loaded = llm, EngineThread(llm.shared)
             return self._loaded
 
-    def answers(self, path: str, part: ByteRange, done: frozenset[int]) -> Iterator[Answered]:
+    def answers(self, path: str, part: ByteRange, done: frozenset[int]) -> Iterator[BatchAnswer]:
         """The answers to a range's requests but those that are done. Raises ConfigError as `requests_in`."""
         llm, thread = self._model()
         run = BatchRun(llm, thread, self._name, self._seed)
         asked = requests_in(Path(path), part, lambda index: index not in done, self._name, llm.target.context_length)
         num_tokens = num_cached = 0
         for index, answer in run.answers(asked):
-            yield Answered(index, answer, run.num_tokens - num_tokens, run.num_cached_tokens - num_cached)
+            yield BatchAnswer(index, answer, run.num_tokens - num_tokens, run.num_cached_tokens - num_cached)
             num_tokens, num_cached = run.num_tokens, run.num_cached_tokens
 
 
 def answer_on_ray(
     source: Path,
     requests: BatchFile,
-    journal: Journal,
+    journal: BatchJournal,
     worker: Mapping[str, Any],
     options: RayOptions,
     *,
@@ -89,7 +89,7 @@ def answer_on_ray(
     """Bring the answers that the journal lacks into it.
 
     Args:
-        worker: arguments of `Worker` but the threads.
+        worker: arguments of `RayWorker` but the threads.
         loaded: called when the models are loaded.
         told: called after each answer, with the tokens generated and those of prompts found in memory so far.
 
@@ -115,15 +115,17 @@ def answer_on_ray(
 
 
 @contextmanager
-def _pool(options: RayOptions, worker: Mapping[str, Any], begin: Callable[[Any, Any], Any]) -> Iterator[Pool]:
+def _pool(options: RayOptions, worker: Mapping[str, Any], begin: Callable[[Any, Any], Any]) -> Iterator[WorkerPool]:
     """Workers that have loaded their models."""
     threads = threads_of(options)
     with connected(options):
         import ray
 
-        from forerun.integrations.ray.pool import Pool
+        from forerun.integrations.ray.pool import WorkerPool
 
-        actor = ray.remote(num_cpus=threads, num_gpus=gpus_of(worker["llm"]), max_concurrency=4, max_restarts=0)(Worker)
-        pool = Pool(options.replicas, lambda: actor.remote(**worker, threads=threads), begin)
+        actor = ray.remote(num_cpus=threads, num_gpus=gpus_of(worker["llm"]), max_concurrency=4, max_restarts=0)(
+            RayWorker
+        )
+        pool = WorkerPool(options.replicas, lambda: actor.remote(**worker, threads=threads), begin)
         pool.load()
         yield pool

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 
 from forerun.errors import ReplicaError, RequestBodyError
 from forerun.integrations.ray.affinity import prefix_of
-from forerun.integrations.ray.messages import TOLD, Asked
+from forerun.integrations.ray.messages import TOLD, ForwardedRequest
 from forerun.server.app import gated
 from forerun.server.completions import while_connected
 from forerun.server.metrics import HTTPMetrics
@@ -88,7 +88,7 @@ class _Relay:
     """One request, passed to a replica, and its answer, passed back."""
 
     replicas: Any
-    asked: Asked
+    asked: ForwardedRequest
     send: Send
     told: dict[str, Any]
     head: Message | None = None
@@ -152,12 +152,12 @@ class _Relay:
         return b"event: error\ndata: " + _compact(event) + b"\n\n"
 
 
-async def _asked(request: Request) -> Asked:
+async def _asked(request: Request) -> ForwardedRequest:
     content = await request.body() if request.method == "POST" else b""
     given = request.headers.raw
     session = next((value.decode("latin-1") for name, value in given if name == SESSION_HEADER), "")
     tenant = request.state.tenant
-    return Asked(
+    return ForwardedRequest(
         method=request.method,
         path=request.scope["path"],
         query=request.scope["query_string"],

@@ -22,7 +22,7 @@ class Prefix(NamedTuple):
     session: str = ""
 
 
-class Asked(NamedTuple):
+class ForwardedRequest(NamedTuple):
     """A request that has passed the gate.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.util import metrics
 
-from forerun.server.metrics import LABEL, Counts, Reading, Times
+from forerun.server.metrics import LABEL, Counts, Reading, TimeHistogram
 
 _INTERVAL = 5.0
 """Seconds between two readings of the gauges: Ray tells what it was told last."""
@@ -28,7 +28,7 @@ class RayInstruments:
     def counter(self, name: str, about: str, *labels: str) -> Counts:
         return _Counts(metrics.Counter(_allowed(name), about, (LABEL, *labels)), self._tags)
 
-    def histogram(self, name: str, about: str, bounds: Seq[float]) -> Times:
+    def histogram(self, name: str, about: str, bounds: Seq[float]) -> TimeHistogram:
         return _Times(metrics.Histogram(_allowed(name), about, [*bounds], (LABEL,)), self._tags)
 
     def gauges(self, read: Callable[[], Iterator[Reading]]) -> None:

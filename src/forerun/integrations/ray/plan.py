@@ -59,7 +59,7 @@ class RayOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServePlan:
     """What is served, by how many replicas.
 
     Attributes:
@@ -88,7 +88,7 @@ class Plan:
         llm: dict[str, Any],
         server: ServerOptions,
         ray: RayOptions,
-    ) -> Plan:
+    ) -> ServePlan:
         """As the command's options say.
 
         Raises:

@@ -25,7 +25,7 @@ class Call(NamedTuple):
     worker: int
 
 
-class Pool:
+class WorkerPool:
     """Workers, each an actor in a process of its own.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from forerun.integrations.ray.affinity import Affinity
-from forerun.integrations.ray.messages import Asked, Prefix
+from forerun.integrations.ray.messages import ForwardedRequest, Prefix
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's class has no types here
@@ -45,6 +45,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's class has no t
 
 def _prefix(request: PendingRequest) -> Prefix:
     for argument in (*request.args, *request.kwargs.values()):
-        if isinstance(argument, Asked):
+        if isinstance(argument, ForwardedRequest):
             return argument.prefix
     return Prefix()

@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.integrations.ray.connect import connected, reason_in
-from forerun.integrations.ray.plan import Plan, RayOptions
+from forerun.integrations.ray.plan import RayOptions, ServePlan
 from forerun.server.logs import LOGGER
 from forerun.server.options import ServerOptions
 from forerun.server.run import url_of
@@ -22,7 +22,7 @@ _TICK = 0.1
 _log = logging.getLogger(LOGGER)
 
 
-def serve_on_ray(plan: Plan, server: ServerOptions, options: RayOptions) -> None:
+def serve_on_ray(plan: ServePlan, server: ServerOptions, options: RayOptions) -> None:
     """Serve until a signal ends it.
 
     Raises:
@@ -51,7 +51,7 @@ def serve_on_ray(plan: Plan, server: ServerOptions, options: RayOptions) -> None
             _log.info({"event": "ended"})
 
 
-def _deploy(plan: Plan, logs: dict[str, Any]) -> Any:
+def _deploy(plan: ServePlan, logs: dict[str, Any]) -> Any:
     """The handle of the ingress, when all replicas have loaded the model."""
     from ray import serve
 

@@ -18,7 +18,7 @@ from forerun.utils.home import HOME_VARIABLE
 # The structures of the C interface (`csrc/forerun.h`), field by field.
 
 
-class Kind(IntEnum):
+class WeightLayout(IntEnum):
     """How the numbers of a weight lie in memory; csrc/forerun.h draws each."""
 
     FLOAT32 = 0
@@ -249,7 +249,7 @@ class Library:
         """Bytes that this thread keeps to compute in, until it ends."""
         return int(self._functions.forerun_workspace_bytes())
 
-    def packed_bytes(self, kind: Kind, out_features: int, in_features: int) -> int:
+    def packed_bytes(self, kind: WeightLayout, out_features: int, in_features: int) -> int:
         """Bytes of a packed weight."""
         return int(self._functions.forerun_packed_bytes(kind, out_features, in_features))
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forerun.kernels.cpu.library import Kind, Library, LinearStruct
+from forerun.kernels.cpu.library import Library, LinearStruct, WeightLayout
 from forerun.kernels.quantisation import CodeForm, QuantisedWeight
 
 # Memory for packed weights, in pages of two megabytes where the system has them.
@@ -124,9 +124,9 @@ class NativeLinear(nn.Module):
 
     def float_numbers(self) -> Tensor | None:
         """The numbers as they are packed; None of a weight in codes."""
-        if self.kind not in (Kind.FLOAT32, Kind.BFLOAT16):
+        if self.kind not in (WeightLayout.FLOAT32, WeightLayout.BFLOAT16):
             return None
-        return self._packed.view(torch.float32 if self.kind == Kind.FLOAT32 else torch.bfloat16)
+        return self._packed.view(torch.float32 if self.kind == WeightLayout.FLOAT32 else torch.bfloat16)
 
     def _product(self, x: Tensor, residual: Tensor | None) -> Tensor:
         rows = x.reshape(-1, self.in_features).float().contiguous()
@@ -150,24 +150,24 @@ def linear_nbytes(library: Library, out_features: int, in_features: int, form: C
     return library.packed_bytes(code_kind(form), out_features, in_features) + scales
 
 
-def code_kind(form: CodeForm) -> Kind:
+def code_kind(form: CodeForm) -> WeightLayout:
     """How codes of a form lie in memory."""
     if form.bits == 8:
-        return Kind.INT8 if form.group is None else Kind.INT8_GROUPS
-    return Kind.INT4_MINIMA if form.has_minimum else Kind.INT4_GROUPS
+        return WeightLayout.INT8 if form.group is None else WeightLayout.INT8_GROUPS
+    return WeightLayout.INT4_MINIMA if form.has_minimum else WeightLayout.INT4_GROUPS
 
 
-def _number_kind(dtype: torch.dtype) -> Kind:
-    return Kind.FLOAT32 if dtype == torch.float32 else Kind.BFLOAT16
+def _number_kind(dtype: torch.dtype) -> WeightLayout:
+    return WeightLayout.FLOAT32 if dtype == torch.float32 else WeightLayout.BFLOAT16
 
 
-def _kind(weight: Tensor | QuantisedWeight) -> Kind:
+def _kind(weight: Tensor | QuantisedWeight) -> WeightLayout:
     if isinstance(weight, QuantisedWeight):
         return code_kind(weight.form)
     return _number_kind(weight.dtype)
 
 
-def _packed(library: Library, kind: Kind, weight: Tensor | QuantisedWeight) -> Tensor:
+def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantisedWeight) -> Tensor:
     """[bytes] uint8."""
     quantised = weight if isinstance(weight, QuantisedWeight) else None
     numbers = (quantised.codes if quantised is not None else weight.detach()).contiguous()  # type: ignore[union-attr]

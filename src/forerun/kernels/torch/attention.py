@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.kernels.partition import KV_TAIL, MIN_ROWS, Form, Partition, Span
+from forerun.kernels.partition import KV_TAIL, MIN_ROWS, AttentionShape, Partition, Span
 
 _NARROW = 128
 """Keys up to which MKL on Intel processors computes products of at least as many rows by a kernel with other last
 bits: such products are made in parts of fewer rows."""
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, partition: Partition, form: Form) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, partition: Partition, form: AttentionShape) -> Tensor:
     """Attention of rows of one sequence, whose last keys lie in one block.
 
     Args:
@@ -50,7 +50,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, partition: Partition, fo
     return mixed[:heads, :rows].view(heads, n, group, -1).transpose(0, 1)
 
 
-def _scores(queries: Tensor, keys: Tensor, mask: Tensor, form: Form) -> Tensor:
+def _scores(queries: Tensor, keys: Tensor, mask: Tensor, form: AttentionShape) -> Tensor:
     """[H_kv, R, columns]. queries: [H_kv, R, D]; keys: [H_kv, D, columns]; mask: [1, R or 1, columns]."""
     rows, columns = queries.shape[1], keys.shape[2]
     if rows >= columns and columns <= _NARROW:

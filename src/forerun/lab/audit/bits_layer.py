@@ -21,7 +21,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.engine import Choice
 from forerun.lab.audit.certificate import Check, Layer
-from forerun.lab.audit.engine_layer import Asked, Audited, Run, broken, num_drafted
+from forerun.lab.audit.engine_layer import Audited, AuditRequest, AuditRun, broken, num_drafted
 from forerun.lab.audit.settings import AuditOptions, Plain, bit_options
 from forerun.lab.audit.statistics import share_found
 from forerun.models import LanguageModel, Rows
@@ -30,7 +30,7 @@ from forerun.types import Sequence
 
 Answers = Seq[list[Choice] | Exception]
 
-_PLAIN = Run("plain decoding, one at a time")
+_PLAIN = AuditRun("plain decoding, one at a time")
 _MOST_REPLAYED = 40
 """Differences of one run that are replayed; the others are counted apart, and prove nothing."""
 _MOST_TOLD = 6
@@ -43,13 +43,13 @@ _ULPS = 16
 """Units in the last place of float32 at the largest logit: the least that is explained."""
 
 
-def runs(most: int) -> list[Run]:
+def runs(most: int) -> list[AuditRun]:
     """The speculative runs. most: the largest K."""
     found = [
-        Run("K=1, one at a time", 1),
-        Run(f"K={min(3, most)}, batches of 4", min(3, most), 4),
-        Run(f"K={most}, batches of 16, under load", most, 16, arrivals=2, prefill_chunk=24),
-        Run(f"K varying up to {most}, batches of 8, under load", most, 8, arrivals=3, varying=True),
+        AuditRun("K=1, one at a time", 1),
+        AuditRun(f"K={min(3, most)}, batches of 4", min(3, most), 4),
+        AuditRun(f"K={most}, batches of 16, under load", most, 16, arrivals=2, prefill_chunk=24),
+        AuditRun(f"K varying up to {most}, batches of 8, under load", most, 8, arrivals=3, varying=True),
     ]
     return found if most > 1 else found[:1] + found[2:]
 
@@ -80,12 +80,12 @@ def bits_layer(
     return layer
 
 
-def requests(audited: Audited, prompts: Seq[Seq[int]], settings: AuditOptions) -> tuple[list[str], list[Asked]]:
+def requests(audited: Audited, prompts: Seq[Seq[int]], settings: AuditOptions) -> tuple[list[str], list[AuditRequest]]:
     """The grid, with the name of each request's options; made of what plain decoding says to each prompt."""
     first = SamplingParams(temperature=0, max_tokens=settings.max_tokens, ignore_eos=True)
-    found = audited.answers([Asked(prompt, first) for prompt in prompts], _PLAIN, settings.seed)
+    found = audited.answers([AuditRequest(prompt, first) for prompt in prompts], _PLAIN, settings.seed)
     names: list[str] = []
-    asked: list[Asked] = []
+    asked: list[AuditRequest] = []
     for prompt, answer in zip(prompts, found, strict=True):
         if isinstance(answer, Exception):
             raise answer
@@ -94,7 +94,7 @@ def requests(audited: Audited, prompts: Seq[Seq[int]], settings: AuditOptions) -
             names.append(name)
             goes_on = name != "seeded"
             params = SamplingParams(max_tokens=settings.max_tokens, ignore_eos=goes_on, **options)
-            asked.append(Asked(prompt, params))
+            asked.append(AuditRequest(prompt, params))
     return names, asked
 
 
@@ -103,7 +103,7 @@ def _compared(
     layer: Layer,
     run: str,
     names: Seq[str],
-    asked: Seq[Asked],
+    asked: Seq[AuditRequest],
     expected: Answers,
     answers: Answers,
 ) -> Check:

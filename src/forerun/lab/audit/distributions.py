@@ -93,7 +93,7 @@ class Opened:
     children: frozenset[int]
 
 
-class Continuations:
+class ContinuationCells:
     """Cells that short continuations of a prompt fall into, with their exact probabilities.
 
     The cells are the leaves of a tree of tokens that is opened where it is most probable, and at each opened path one
@@ -190,7 +190,7 @@ class DrawnDrafts(Drafter):
 
     def __init__(
         self,
-        known: dict[Path, Continuations],
+        known: dict[Path, ContinuationCells],
         laws: dict[Path, Laws],
         seed: int,
     ) -> None:

@@ -17,11 +17,11 @@ from forerun.config import AUTO, LOSSY_RULES, MAX_SEED, EngineConfig, SamplingPa
 from forerun.drafters import Drafter
 from forerun.engine import Choice, Engine
 from forerun.lab.audit.certificate import Check, Layer
-from forerun.lab.audit.distributions import Continuations, DrawnDrafts, Laws, Path
+from forerun.lab.audit.distributions import ContinuationCells, DrawnDrafts, Laws, Path
 from forerun.lab.audit.settings import SAMPLED, Options, Sampled
 from forerun.lab.audit.statistics import NOTHING, GTest, Numbers, deviation, g_test
 from forerun.models import LanguageModel
-from forerun.speculation import FixedPolicy, Plan, SpeculationPolicy
+from forerun.speculation import DraftPlan, FixedPolicy, SpeculationPolicy
 from forerun.types import Sequence
 
 # Requests through an engine that is driven here, step by step, so that arrival, K and price are the audit's.
@@ -31,7 +31,7 @@ _PRICE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AuditRequest:
     """One request."""
 
     prompt: Seq[int]
@@ -39,7 +39,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AuditRun:
     """How requests are computed.
 
     Attributes:
@@ -73,11 +73,11 @@ class VaryingPolicy(SpeculationPolicy):
         self._most = most
         self._random = random.Random(seed)
 
-    def plan(self, sequences: Seq[Sequence]) -> Plan:
+    def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         budgets = [self._random.randint(0, self._most) if sequence.room > 0 else 0 for sequence in sequences]
-        return Plan(budgets, self._random.choice((0.0, 0.0, _PRICE)))
+        return DraftPlan(budgets, self._random.choice((0.0, 0.0, _PRICE)))
 
-    def beside_prompts(self, sequences: Seq[Sequence]) -> Plan:
+    def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self.plan(sequences)
 
 
@@ -101,7 +101,7 @@ class Audited:
         self._acceptance, self._prefix_reuse = acceptance, prefix_reuse
 
     def answers(
-        self, asked: Seq[Asked], run: Run, seed: int, drafter: Drafter | None = None
+        self, asked: Seq[AuditRequest], run: AuditRun, seed: int, drafter: Drafter | None = None
     ) -> list[list[Choice] | Exception]:
         """The choices of each request, or the error that ended it.
 
@@ -132,7 +132,7 @@ class Audited:
             engine.close()
 
 
-def _drive(engine: Engine, asked: Seq[Asked], arrivals: int) -> list[list[Choice] | Exception]:
+def _drive(engine: Engine, asked: Seq[AuditRequest], arrivals: int) -> list[list[Choice] | Exception]:
     index_of: dict[int, int] = {}
     choices: list[list[Choice]] = [[] for _ in asked]
     errors: dict[int, Exception] = {}
@@ -174,8 +174,8 @@ NUM_OPENED = 48
 _NUM_PROMPTS = 2
 _CHOICES = 4
 """Of a request without a seed: they share the pages of their prompt."""
-_RUN = Run("requests", 5, 16, arrivals=2, varying=True, prefill_chunk=48)
-_PLAIN = Run("plain", 0, 16)
+_RUN = AuditRun("requests", 5, 16, arrivals=2, varying=True, prefill_chunk=48)
+_PLAIN = AuditRun("plain", 0, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,20 +186,20 @@ class Prepared:
         options: of the requests to each prompt.
     """
 
-    known: dict[Path, Continuations]
+    known: dict[Path, ContinuationCells]
     options: dict[Path, Options]
 
-    def asked(self, sampled: Sampled, num_requests: int, seed: int) -> list[Asked]:
+    def asked(self, sampled: Sampled, num_requests: int, seed: int) -> list[AuditRequest]:
         """The requests, prompts in turn."""
         rng = random.Random(seed)
-        found: list[Asked] = []
+        found: list[AuditRequest] = []
         prompts = list(self.known)
         number = 0
         while number < num_requests:
             prompt = prompts[len(found) % len(prompts)]
             own: Options = {"seed": rng.randrange(MAX_SEED)} if sampled.is_seeded else {"n": _CHOICES}
             params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, **self.options[prompt], **own)
-            found.append(Asked(prompt, params))
+            found.append(AuditRequest(prompt, params))
             number += params.n
         return found
 
@@ -280,7 +280,7 @@ def _test(
 
 def prepare(audited: Audited, sampled: Sampled, every: dict[Path, Laws]) -> Prepared:
     """Options and cells of a test."""
-    known: dict[Path, Continuations] = {}
+    known: dict[Path, ContinuationCells] = {}
     options: dict[Path, Options] = {}
     for prompt, laws in every.items():
         chosen = sampled.options(laws.law((), SamplingParams()))
@@ -288,12 +288,12 @@ def prepare(audited: Audited, sampled: Sampled, every: dict[Path, Laws]) -> Prep
             chosen = {name: value for name, value in chosen.items() if name not in ("top_k", "top_p")}
         params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, **chosen)
         ends = frozenset(params.stop_token_ids)
-        known[prompt] = Continuations(laws, params, LENGTH, NUM_OPENED, ends)
+        known[prompt] = ContinuationCells(laws, params, LENGTH, NUM_OPENED, ends)
         options[prompt] = chosen
     return Prepared(known, options)
 
 
-def counted(prepared: Prepared, asked: Seq[Asked], answers: Seq[object]) -> dict[Path, Numbers]:
+def counted(prepared: Prepared, asked: Seq[AuditRequest], answers: Seq[object]) -> dict[Path, Numbers]:
     """Of each prompt, how many answers fall into each cell. A failed request counts nowhere."""
     found: dict[Path, list[list[int]]] = {prompt: [] for prompt in prepared.known}
     for one, choices in zip(asked, answers, strict=True):

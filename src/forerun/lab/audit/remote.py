@@ -42,7 +42,7 @@ SAMPLED: Mapping[str, Body] = {"no options": {}, "top_p, penalties": {"top_p": 0
 _NUM_TESTS = 1 + 2 * len(SAMPLED)
 
 
-class Server:
+class AuditedServer:
     """One way to ask a server: with the switch, or without.
 
     Args:
@@ -155,8 +155,8 @@ def draft_counter(metrics: str) -> float | None:
 
 
 def remote_audit(
-    speculative: Server,
-    plain: Server,
+    speculative: AuditedServer,
+    plain: AuditedServer,
     prompts: Seq[str],
     settings: AuditOptions | None = None,
     *,
@@ -192,7 +192,7 @@ def remote_audit(
     return Certificate(dict(subject or {}), [switch, bits, rules, engine], FAMILY_ERROR, time.perf_counter() - started)
 
 
-def _switch(drafting: Server, plainly: Server) -> Layer:
+def _switch(drafting: AuditedServer, plainly: AuditedServer) -> Layer:
     layer = Layer("Switch", "Whether the server drafts for one kind of request, and for the other not.")
     # answers know nothing of other clients' requests, so they are asked first
     ours, theirs = (each.counted if each.told is None else each.told for each in (drafting, plainly))
@@ -213,8 +213,8 @@ def _switch(drafting: Server, plainly: Server) -> Layer:
 
 
 def _bits(
-    drafting: Server,
-    plainly: Server,
+    drafting: AuditedServer,
+    plainly: AuditedServer,
     prompts: Seq[str],
     settings: AuditOptions,
     level: float,
@@ -251,8 +251,8 @@ def _bits(
 
 def _sampled(
     layer: Layer,
-    drafting: Server,
-    plainly: Server,
+    drafting: AuditedServer,
+    plainly: AuditedServer,
     prompts: Seq[str],
     settings: AuditOptions,
     level: float,

@@ -34,7 +34,7 @@ _AT_A_BOUND = "tokens of probability 0 were written at a bound of the noise"
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class RuleCase:
     """A rule on drafts of one kind.
 
     Attributes:
@@ -56,15 +56,15 @@ _REPEATED = partial(drafts_of, shape=TREE)
 _CHOSEN = partial(drafts_of, shape=TREE, chosen=True)
 _CHOSEN_CHAINS = partial(drafts_of, shape=CHAIN, chosen=True)
 
-TRIED: Seq[Tried] = (
-    Tried("block, drawn chains", "block", _CHAINS),
-    Tried("token, drawn chains", "token", _CHAINS),
-    Tried("traversal, trees drawn without replacement", "traversal", _DISTINCT),
-    Tried("traversal, trees drawn with replacement", "traversal", _REPEATED),
-    Tried("multi-step, trees drawn without replacement", "multi-step", _DISTINCT),
-    Tried("multi-step, trees drawn with replacement", "multi-step", _REPEATED),
-    Tried("walk, chosen trees", "walk", _CHOSEN),
-    Tried("coupled, chosen chains, a seed each", "coupled", _CHOSEN_CHAINS, is_seeded=True),
+TRIED: Seq[RuleCase] = (
+    RuleCase("block, drawn chains", "block", _CHAINS),
+    RuleCase("token, drawn chains", "token", _CHAINS),
+    RuleCase("traversal, trees drawn without replacement", "traversal", _DISTINCT),
+    RuleCase("traversal, trees drawn with replacement", "traversal", _REPEATED),
+    RuleCase("multi-step, trees drawn without replacement", "multi-step", _DISTINCT),
+    RuleCase("multi-step, trees drawn with replacement", "multi-step", _REPEATED),
+    RuleCase("walk, chosen trees", "walk", _CHOSEN),
+    RuleCase("coupled, chosen chains, a seed each", "coupled", _CHOSEN_CHAINS, is_seeded=True),
 )
 NUM_TESTS = len(TRIED)
 """Of which a p-value is asked."""
@@ -78,7 +78,7 @@ def rule_layer(
     level: float,
     acceptance: str | None = None,
     say: Callable[[str], None] = lambda _: None,
-    grid: Seq[Tried] = TRIED,
+    grid: Seq[RuleCase] = TRIED,
 ) -> Layer:
     """Try every lossless rule, and the lossy one that is asked for.
 
@@ -111,7 +111,7 @@ def rule_layer(
     return layer
 
 
-def _counts(tried: Tried, laws: LawSet, num_samples: int, rng: np.random.Generator) -> Numbers:
+def _counts(tried: RuleCase, laws: LawSet, num_samples: int, rng: np.random.Generator) -> Numbers:
     """[cells] how often each string of symbols was written."""
     counts = np.zeros(NUM_SYMBOLS**LENGTH)
     drafts = tried.drafts(laws)
@@ -136,7 +136,7 @@ def _counts(tried: Tried, laws: LawSet, num_samples: int, rng: np.random.Generat
 
 
 def _written(
-    tried: Tried, drafts: Drafts, drawn: Seq[int], packed: PackedDrafts, noise: Noise
+    tried: RuleCase, drafts: Drafts, drawn: Seq[int], packed: PackedDrafts, noise: Noise
 ) -> list[tuple[int, ...]]:
     """The symbols that the rule writes for each of the drafts that were drawn."""
     logprobs = drafts.logprobs[torch.tensor(drawn)].flatten(0, 1)
@@ -149,7 +149,7 @@ def _written(
 
 def _measured(rule: str, sets: Seq[LawSet], num_samples: int, rng: np.random.Generator) -> Check:
     """A lossy rule's deviation, of the laws together: strings of each are cells of their own."""
-    tried = Tried(f"{rule}, drawn chains", rule, _CHAINS)
+    tried = RuleCase(f"{rule}, drawn chains", rule, _CHAINS)
     each = -(-num_samples // len(sets))
     counts = np.concatenate([_counts(tried, laws, each, rng) for laws in sets])
     cells = np.concatenate([laws.cells for laws in sets]) / len(sets)
@@ -177,7 +177,7 @@ class BoundNoise:
         return torch.from_numpy(-np.log(-np.log(uniforms)))
 
 
-def _at_bounds(layer: Layer, grid: Seq[Tried], sets: Seq[LawSet], rng: np.random.Generator) -> Check:
+def _at_bounds(layer: Layer, grid: Seq[RuleCase], sets: Seq[LawSet], rng: np.random.Generator) -> Check:
     """No rule may write a token that the target gives no chance, whatever the noise."""
     for tried in grid:
         count = 0

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.config import SamplingParams
 from forerun.engine import LLM
 from forerun.engine.stats import SequenceStats
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.tables import Columns
 
 
@@ -56,7 +56,7 @@ def measure(
     llm: LLM,
     drafter: str,
     k: int,
-    workloads: Mapping[str, Sequence[Request]],
+    workloads: Mapping[str, Sequence[BenchPrompt]],
     max_tokens: int,
     temperatures: Sequence[float],
     ignore_eos: bool,

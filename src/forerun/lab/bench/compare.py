@@ -10,7 +10,7 @@ from forerun.lab.bench.measure import Interval, Timed, ratio
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MethodRun:
     """What one method made of one prompt.
 
     Attributes:
@@ -59,7 +59,7 @@ class Row:
     identical: bool
 
 
-def compare(runs: Mapping[str, Sequence[Timed[Run]]], reference: str) -> list[Row]:
+def compare(runs: Mapping[str, Sequence[Timed[MethodRun]]], reference: str) -> list[Row]:
     """One row per method, in the order given. Run i of every method is of the same prompt and round.
 
     Speed is compared per token, so that a method that stops early does not look fast.
@@ -82,5 +82,5 @@ def compare(runs: Mapping[str, Sequence[Timed[Run]]], reference: str) -> list[Ro
     return rows
 
 
-def _per_token(run: Timed[Run]) -> float:
+def _per_token(run: Timed[MethodRun]) -> float:
     return run.seconds / max(1, len(run.value.token_ids))

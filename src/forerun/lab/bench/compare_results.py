@@ -31,7 +31,7 @@ _Key = tuple[str, str, float, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedFigure:
     """One figure of one method.
 
     Attributes:
@@ -49,7 +49,7 @@ class Compared:
     verdict: str
 
 
-COLUMNS: Columns[Compared] = {
+COLUMNS: Columns[ComparedFigure] = {
     "method, figure": lambda row: f"{row.method}: {row.what}",
     "new / old": lambda row: f"{row.ratio:.3f}",
     "prompts": lambda row: str(row.num_prompts),
@@ -57,7 +57,7 @@ COLUMNS: Columns[Compared] = {
 }
 
 
-def compare(old: Results, new: Results, wanted: Sequence[str] = WHAT, tolerance: float = 0.0) -> list[Compared]:
+def compare(old: Results, new: Results, wanted: Sequence[str] = WHAT, tolerance: float = 0.0) -> list[ComparedFigure]:
     """A row for each method and figure that both files have.
 
     Args:
@@ -119,9 +119,11 @@ def verdict(ratio: Interval, tolerance: float) -> str:
     return SAME if ratio.low >= 1 - tolerance and ratio.high <= 1 + tolerance else INCONCLUSIVE
 
 
-def _judged(method: str, what: str, ratios: list[float], level: float, tolerance: float, judged: bool) -> Compared:
+def _judged(
+    method: str, what: str, ratios: list[float], level: float, tolerance: float, judged: bool
+) -> ComparedFigure:
     found = median_interval(ratios, level)
-    return Compared(method, what, found, len(ratios), verdict(found, tolerance) if judged else NOT_JUDGED)
+    return ComparedFigure(method, what, found, len(ratios), verdict(found, tolerance) if judged else NOT_JUDGED)
 
 
 _Runs = dict[tuple[str, str, float], list[RunRow]]

@@ -16,10 +16,10 @@ import numpy as np
 
 from forerun.config import SamplingParams
 from forerun.engine import LLM
-from forerun.lab.bench.compare import Run
+from forerun.lab.bench.compare import MethodRun
 from forerun.lab.bench.measure import Interval, Timed, bootstrap, interleave, ratio
 from forerun.lab.bench.methods import PLAIN, Reference, generate_watched, with_prediction
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 
 HF_PLAIN = "transformers, plain"
@@ -49,11 +49,11 @@ class Methods:
     draft: Reference | None = None
     assisted_counts: Sequence[int] = ()
 
-    def for_request(self, request: Request, params: SamplingParams) -> dict[str, Callable[[], Run]]:
+    def for_request(self, request: BenchPrompt, params: SamplingParams) -> dict[str, Callable[[], MethodRun]]:
         """One generation of each method. Transformers takes part in greedy runs only."""
         plain, prompt, max_tokens = self.engines[PLAIN], request.token_ids, params.max_tokens
         ends = () if params.ignore_eos else plain.target.eos_token_ids
-        methods: dict[str, Callable[[], Run]] = {}
+        methods: dict[str, Callable[[], MethodRun]] = {}
         for name, llm in self.engines.items():
             methods[name] = partial(generate_watched, llm, prompt, with_prediction(params, llm.drafter, request))
         if self.reference is not None and params.greedy:
@@ -126,7 +126,7 @@ POSITIONS = 8
 
 
 def reduce_by_category(
-    runs: Mapping[str, Sequence[Timed[Run]]], requests: Sequence[Request], rounds: int
+    runs: Mapping[str, Sequence[Timed[MethodRun]]], requests: Sequence[BenchPrompt], rounds: int
 ) -> dict[str, list[MethodRow]]:
     """A row per method under "", and where there are several categories, one under the name of each."""
     categories = [request.category for request in requests for _ in range(rounds)]
@@ -141,13 +141,13 @@ def reduce_by_category(
 
 def measure(
     methods: Methods,
-    requests: Sequence[Request],
+    requests: Sequence[BenchPrompt],
     params: SamplingParams,
     rounds: int,
     say: Callable[[str], None] = lambda _: None,
-) -> dict[str, list[Timed[Run]]]:
+) -> dict[str, list[Timed[MethodRun]]]:
     """Every method on every prompt, in turn. Run i of all methods is of the same prompt and round."""
-    runs: dict[str, list[Timed[Run]]] = {}
+    runs: dict[str, list[Timed[MethodRun]]] = {}
     for number, request in enumerate(requests, 1):
         ready = methods.for_request(request, replace(params, seed=number))
         say(f"prompt {number} of {len(requests)}: {len(ready)} methods, {rounds} rounds")
@@ -156,7 +156,7 @@ def measure(
     return runs
 
 
-def reduce_runs(runs: Mapping[str, Sequence[Timed[Run]]]) -> list[MethodRow]:
+def reduce_runs(runs: Mapping[str, Sequence[Timed[MethodRun]]]) -> list[MethodRow]:
     """One row per method. Speeds are compared per token: where texts end by themselves, they may differ in length."""
     per_token = {name: [run.seconds / len(run.value.token_ids) for run in timed] for name, timed in runs.items()}
     assisted = [name for name in per_token if name.startswith(_ASSISTED)]
@@ -216,14 +216,14 @@ def position_table(title: str, rows: Sequence[MethodRow]) -> Table | None:
     return Table(title, ["method", *(str(place) for place in range(1, count + 1))], cells) if drafting else None
 
 
-def _per_position(runs: Sequence[Run]) -> list[float]:
+def _per_position(runs: Sequence[MethodRun]) -> list[float]:
     """Accepted over reached, up to the last position that any draft reached."""
     pairs = [zip_longest(*(getattr(run, kind) for run in runs), fillvalue=0) for kind in ("reached", "accepted")]
     counts = [(sum(reached), sum(accepted)) for reached, accepted in zip(*pairs, strict=True)]
     return [accepted / reached for reached, accepted in counts if reached]
 
 
-def _step(timed: Sequence[Timed[Run]]) -> list[float]:
+def _step(timed: Sequence[Timed[MethodRun]]) -> list[float]:
     """See `MethodRow.step`."""
     parts = [
         [1e3 * part / run.value.num_forwards for part in (run.seconds, run.value.time_target, run.value.time_draft)]

@@ -15,7 +15,7 @@ from forerun.errors import ConfigError
 from forerun.lab.bench.tables import Report, Table, decimal, percent
 from forerun.lab.results.files import read_into
 from forerun.lab.results.schema import DrafterFacts, Figure, Results, TargetFacts
-from forerun.server.traffic_records import FORMAT, REMEDY, Answer, Begun, check_head
+from forerun.server.traffic_records import FORMAT, REMEDY, AnswerRecord, ServerRunRecord, check_head
 from forerun.utils.json_file import Fields
 
 # A journal read: its answers. A line that a crash has cut short is left out, and counted.
@@ -35,8 +35,8 @@ class Traffic:
         num_other: answers of runs with another model or machine, which are left out.
     """
 
-    begun: Begun
-    answers: list[Answer]
+    begun: ServerRunRecord
+    answers: list[AnswerRecord]
     num_damaged: int
     num_other: int
 
@@ -57,18 +57,18 @@ def read_journal(path: Path) -> Traffic:
         ConfigError: it cannot be read, is no journal, or holds no answers.
     """
     older = path.with_name(path.name + ".1")
-    held: list[tuple[Begun, Answer]] = []
+    held: list[tuple[ServerRunRecord, AnswerRecord]] = []
     damaged = 0
     for part in ([older] if older.is_file() else []) + [path]:
-        begun: Begun | None = None
+        begun: ServerRunRecord | None = None
         for number, content in enumerate(_lines(part)):
             try:
                 found = Fields.parse(content, f"{part}, line {number + 1}", ConfigError, remedy=REMEDY)
                 if "format" in found.values or begun is None:
                     check_head(found)
-                    begun = read_into(Begun, found)
+                    begun = read_into(ServerRunRecord, found)
                 else:
-                    held.append((begun, read_into(Answer, found)))
+                    held.append((begun, read_into(AnswerRecord, found)))
             except ConfigError:
                 if begun is None:
                     raise
@@ -104,7 +104,7 @@ def journal_results(path: Path) -> Results:
         ConfigError: as `read_journal`.
     """
     traffic = read_journal(path)
-    groups: defaultdict[tuple[str, str], list[Answer]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str], list[AnswerRecord]] = defaultdict(list)
     for answer in traffic.answers:
         for category in {"", answer.category}:
             groups[category, answer.drafter].append(answer)
@@ -129,7 +129,7 @@ def journal_results(path: Path) -> Results:
     return report.results(f"forerun serve --journal {path.name}", traffic.begun.environment)
 
 
-def _values(answers: Sequence[Answer]) -> dict[str, float | None]:
+def _values(answers: Sequence[AnswerRecord]) -> dict[str, float | None]:
     """The figures of answers of one category and drafter; None where there is nothing to divide by."""
     first = [each.first for each in answers]
     later = sum(each.tokens - 1 for each in answers if each.tokens)
@@ -142,7 +142,7 @@ def _values(answers: Sequence[Answer]) -> dict[str, float | None]:
     }
 
 
-def _cells(answers: Sequence[Answer], values: dict[str, float | None]) -> list[str]:
+def _cells(answers: Sequence[AnswerRecord], values: dict[str, float | None]) -> list[str]:
     """What stands in the table beside a row's names and number."""
     return [
         f"{statistics.median(each.prompt for each in answers):.0f}",

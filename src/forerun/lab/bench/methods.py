@@ -17,9 +17,9 @@ from forerun.config import AUTO, OFF, NumDraftTokens, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import LLM, SequenceStats
 from forerun.engine.results import StepOutput
-from forerun.lab.bench.compare import Run
+from forerun.lab.bench.compare import MethodRun
 from forerun.lab.bench.peers.worker import TokenTimes
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 from forerun.models import load_transformers_model
 from forerun.utils.workloads import Case
 
@@ -47,21 +47,21 @@ def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
     )
 
 
-def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case | Request) -> SamplingParams:
+def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case | BenchPrompt) -> SamplingParams:
     """The params with the case's reference as the client's prediction, if the drafter reads predictions."""
     if case.reference and drafter is not None and drafter.traits.reads_prediction:
         return replace(params, prediction=case.reference)
     return params
 
 
-def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Run:
+def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> MethodRun:
     """One generation. prompt: text or token ids."""
     generation: Any = llm.generate(prompt, params)
     return _run(generation.token_ids, generation.stats)
 
 
-def _run(token_ids: Sequence[int], stats: SequenceStats) -> Run:
-    return Run(
+def _run(token_ids: Sequence[int], stats: SequenceStats) -> MethodRun:
+    return MethodRun(
         token_ids,
         stats.num_forwards,
         stats.num_draft_tokens,
@@ -74,7 +74,7 @@ def _run(token_ids: Sequence[int], stats: SequenceStats) -> Run:
     )
 
 
-def generate_watched(llm: LLM, prompt: list[int], params: SamplingParams) -> Run:
+def generate_watched(llm: LLM, prompt: list[int], params: SamplingParams) -> MethodRun:
     """The same, step by step, with the times between tokens. Nothing is done that `LLM.generate` does not do.
 
     params: one choice.
@@ -158,7 +158,7 @@ class Reference:
         draft: Reference | None = None,
         num_draft_tokens: int = 0,
         ends: Collection[int] = (),
-    ) -> Run:
+    ) -> MethodRun:
         """`max_tokens` greedy tokens, or up to one of `ends`; with a draft, by Transformers' assisted generation.
 
         The draft proposes num_draft_tokens at every step: a constant schedule without a confidence threshold.
@@ -186,4 +186,4 @@ class Reference:
             )
         times = watch.times[1:]  # the prompt comes first
         gaps = [now - before for before, now in pairwise(times)] if draft is None else []
-        return Run(output[0, len(prompt) :].tolist(), first_seconds=times[0] - start, gaps=gaps)
+        return MethodRun(output[0, len(prompt) :].tolist(), first_seconds=times[0] - start, gaps=gaps)

@@ -20,7 +20,7 @@ from forerun.engine.stats import SequenceStats
 from forerun.engine.step_times import CostCurve, DrafterCosts
 from forerun.kv_cache import Unpaged
 from forerun.models import Forward, LanguageModel, Rows, StandIn
-from forerun.speculation import Outcome, Plan, SpeculationPolicy, StepCost
+from forerun.speculation import DraftOutcome, DraftPlan, SpeculationPolicy, StepCost
 from forerun.types import Cache, Draft, Needs, Pool, Sequence as Tokens, Step
 
 # A target that repeats a text which the real target has written, for replays: same verdicts, without its forwards.
@@ -252,13 +252,13 @@ class PricedPolicy(SpeculationPolicy):
         self.seconds = self.draft_seconds = self.target_seconds = 0.0
         self.num_tokens = self.num_steps = self.num_nodes = self.num_idle = 0
 
-    def plan(self, sequences: Sequence[Tokens]) -> Plan:
+    def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
         return self._inner.plan(sequences)
 
-    def beside_prompts(self, sequences: Sequence[Tokens]) -> Plan:
+    def beside_prompts(self, sequences: Sequence[Tokens]) -> DraftPlan:
         return self._inner.beside_prompts(sequences)
 
-    def observe(self, cost: StepCost, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, cost: StepCost, outcomes: Sequence[DraftOutcome]) -> None:
         drafting = self._clock.now - self._observed
         target = rest = 0.0
         for outcome in outcomes:

@@ -17,7 +17,7 @@ Answer = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BenchPrompt:
     """One prompt to generate from.
 
     Attributes:
@@ -33,7 +33,7 @@ class Request:
     reference: str = ""
 
 
-def requests(cases: Sequence[Case], tokenizer: Any, model: str, answer: Answer) -> list[Request]:
+def requests(cases: Sequence[Case], tokenizer: Any, model: str, answer: Answer) -> list[BenchPrompt]:
     """The prompts of the cases, in their order; a case with turns gives one for each.
 
     Args:
@@ -47,7 +47,7 @@ def requests(cases: Sequence[Case], tokenizer: Any, model: str, answer: Answer) 
     return [request for case in cases for request in _of_case(case, tokenizer, model, answer)]
 
 
-def check_lengths(requests: Sequence[Request], max_tokens: int, context: int, model: str) -> None:
+def check_lengths(requests: Sequence[BenchPrompt], max_tokens: int, context: int, model: str) -> None:
     """Raise ConfigError where a prompt and its answer do not fit the target's context."""
     for request in requests:
         if len(request.token_ids) + max_tokens > context:
@@ -57,7 +57,7 @@ def check_lengths(requests: Sequence[Request], max_tokens: int, context: int, mo
             )
 
 
-def prepare(plain: LLM, cases: Mapping[str, Sequence[Case]], max_tokens: int) -> dict[str, list[Request]]:
+def prepare(plain: LLM, cases: Mapping[str, Sequence[Case]], max_tokens: int) -> dict[str, list[BenchPrompt]]:
     """The prompts of each workload, the answers between turns by greedy plain decoding, the same for every method.
 
     Raises:
@@ -82,19 +82,21 @@ def plain_answer(plain: LLM, max_tokens: int) -> Answer:
     return answer
 
 
-def _of_case(case: Case, tokenizer: Any, model: str, answer: Answer) -> list[Request]:
+def _of_case(case: Case, tokenizer: Any, model: str, answer: Answer) -> list[BenchPrompt]:
     if case.is_chat and not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             f"{case.name} is a chat, but {model} has no chat template. Give a model that has one, or prompts of text."
         )
     if not case.turns:
         ids = _encoded(case, case.opening, tokenizer, model)
-        return [Request(case.name, case.category, ids, case.reference)]
-    made: list[Request] = []
+        return [BenchPrompt(case.name, case.category, ids, case.reference)]
+    made: list[BenchPrompt] = []
     history: list[Mapping[str, str]] = []
     for number, turn in enumerate(case.turns, 1):
         history.append({"role": "user", "content": turn})
-        made.append(Request(f"{case.name}, turn {number}", case.category, _encoded(case, history, tokenizer, model)))
+        made.append(
+            BenchPrompt(f"{case.name}, turn {number}", case.category, _encoded(case, history, tokenizer, model))
+        )
         if number < len(case.turns):
             history.append({"role": "assistant", "content": _answered(case, number, made[-1].token_ids, answer)})
     return made

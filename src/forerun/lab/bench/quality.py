@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from forerun.config import PREFILL_CHUNK, QUANTISATIONS, SamplingParams
 from forerun.engine import LLM
 from forerun.errors import ConfigError
-from forerun.lab.bench.prompts import Request, check_lengths
+from forerun.lab.bench.prompts import BenchPrompt, check_lengths
 from forerun.lab.bench.tables import Columns
 from forerun.models import LanguageModel, Rows, load_model
 
@@ -116,7 +116,7 @@ def measure(
     return rows
 
 
-def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[Request]], max_tokens: int) -> dict[str, list[Scored]]:
+def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[BenchPrompt]], max_tokens: int) -> dict[str, list[Scored]]:
     """What is scored of each workload: a prompt whose continuation is known, with it, from the second token on; of
     any other, the model's greedy answer.
 

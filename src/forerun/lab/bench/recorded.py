@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from forerun.lab.bench.acceptance import AcceptanceRow
-from forerun.lab.bench.compare import Run
+from forerun.lab.bench.compare import MethodRun
 from forerun.lab.bench.forward import ForwardRow, Roof
 from forerun.lab.bench.generate import POSITIONS, MethodRow
 from forerun.lab.bench.measure import Interval, Timed, is_cost_padded
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.quality import QualityRow
 from forerun.lab.results.files import without_folders
 from forerun.lab.results.schema import DrafterFacts, Figure, Labels, PromptFacts, RunRow, TargetFacts
@@ -40,7 +40,7 @@ def drafter_facts(chosen: Mapping[str, str], counts: Sequence[int | str]) -> lis
     return [DrafterFacts(without_folders(name), without_folders(text), counts) for name, text in chosen.items()]
 
 
-def prompt_facts(workload: str, requests: Iterable[Request]) -> list[PromptFacts]:
+def prompt_facts(workload: str, requests: Iterable[BenchPrompt]) -> list[PromptFacts]:
     """The prompts of one workload."""
     name = without_folders(workload)
     return [
@@ -52,7 +52,7 @@ def prompt_facts(workload: str, requests: Iterable[Request]) -> list[PromptFacts
 
 
 def run_rows(
-    runs: Mapping[str, Sequence[Timed[Run]]],
+    runs: Mapping[str, Sequence[Timed[MethodRun]]],
     drafters: Mapping[str, str],
     plain: str,
     temperature: float,

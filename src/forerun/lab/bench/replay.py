@@ -19,7 +19,7 @@ from forerun.engine import LLM
 from forerun.engine.step_times import CostCurve, DrafterCosts, drafter_costs
 from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.priced_run import PricedDrafter, PricedRun, Setting, VirtualClock, priced_run
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.tables import Columns, percent
 from forerun.speculation import FixedPolicy, automatic_policy
 
@@ -81,7 +81,7 @@ def measure(
     plain: LLM,
     drafters: Mapping[str, str],
     target: CostCurve,
-    prompts: Mapping[str, Sequence[Request]],
+    prompts: Mapping[str, Sequence[BenchPrompt]],
     heats: Mapping[str, Sequence[float]],
     counts: Sequence[int],
     max_tokens: int,

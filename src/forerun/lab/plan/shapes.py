@@ -24,7 +24,7 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
-class Given(Checked):
+class GivenShape(Checked):
     """What may be told beside a number of parameters, as `70B:layers=80,kv_heads=8,head_dim=128`."""
 
     layers: int | None = option(None, "Layers.", low=1, default_text="not told")
@@ -89,9 +89,9 @@ def model_shape(name: str) -> ModelShape:
     return configured(name, find_source(name).config())
 
 
-def counted(name: str, parameters: int, given: Given | None = None) -> ModelShape:
+def counted(name: str, parameters: int, given: GivenShape | None = None) -> ModelShape:
     """Of a number of parameters, all of them read at each step."""
-    given = given or Given()
+    given = given or GivenShape()
     numbers, mixing = None, 0
     if given.layers and given.kv_heads and given.head_dim:
         numbers = 2 * given.layers * given.kv_heads * given.head_dim
@@ -140,14 +140,15 @@ def _head_shape(folder: Path) -> ModelShape | None:
     return ModelShape(str(folder), parameters, read, layers=1, one_pass=not isinstance(config, EagleConfig))
 
 
-def _given(name: str, text: str) -> Given:
+def _given(name: str, text: str) -> GivenShape:
     values: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
-        if not equals or key.strip() not in Given.__dataclass_fields__ or not value.strip().isdecimal():
+        if not equals or key.strip() not in GivenShape.__dataclass_fields__ or not value.strip().isdecimal():
             raise ConfigError(
                 f"{name!r} says {part!r}, but after a number of parameters there may be "
-                f"{', '.join(Given.__dataclass_fields__)} with whole numbers, as 70B:layers=80,kv_heads=8,head_dim=128."
+                f"{', '.join(GivenShape.__dataclass_fields__)} with whole numbers, "
+                f"as 70B:layers=80,kv_heads=8,head_dim=128."
             )
         values[key.strip()] = int(value)
-    return Given(**values)
+    return GivenShape(**values)

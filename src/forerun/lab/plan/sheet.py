@@ -9,7 +9,7 @@ from forerun.errors import ConfigError
 from forerun.lab.plan.machines import Machine, Placed, roofline_costs
 from forerun.lab.plan.options import PRECISIONS, PlanOptions
 from forerun.lab.plan.shapes import ModelShape
-from forerun.speculation.predictor import ChainAcceptance, Prediction, StepCosts
+from forerun.speculation.predictor import ChainAcceptance, SpeedPrediction, StepCosts
 
 MEASURED, CALIBRATED, BOUND = "measured", "calibrated", "bound"
 """Where the seconds come from: steps of these models in the engine here; a roofline with costs of layers, rows and
@@ -18,7 +18,7 @@ _FULL = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryEstimate:
     """Bytes. None: not told, or not there.
 
     Attributes:
@@ -45,7 +45,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SpeculationPlan:
     """What is predicted.
 
     Attributes:
@@ -58,9 +58,9 @@ class Plan:
     draft: ModelShape | None
     machine: str
     source: str
-    memory: Memory
+    memory: MemoryEstimate
     costs: StepCosts
-    prediction: Prediction
+    prediction: SpeedPrediction
     batch: int
     price: float | None
 
@@ -106,7 +106,7 @@ def make_plan(
     acceptance: ChainAcceptance,
     options: PlanOptions,
     costs: StepCosts | None = None,
-) -> Plan:
+) -> SpeculationPlan:
     """The plan.
 
     Args:
@@ -124,15 +124,15 @@ def make_plan(
     source = MEASURED if costs is not None else BOUND if machine.overheads is None else CALIBRATED
     costs = costs or roofline_costs(placed, beside, options.batch, options.context, options.num_draft_tokens)
     positions = options.batch * options.context
-    memory = Memory(
+    memory = MemoryEstimate(
         placed.weights,
         placed.cache(positions),
         None if beside is None else beside.weights,
         None if beside is None else beside.cache(positions),
         None if machine.memory is None else machine.memory * options.tensor_parallel,
     )
-    prediction = Prediction.of(costs, acceptance.gains(costs.most))
-    return Plan(target, draft, machine.name, source, memory, costs, prediction, options.batch, options.price)
+    prediction = SpeedPrediction.of(costs, acceptance.gains(costs.most))
+    return SpeculationPlan(target, draft, machine.name, source, memory, costs, prediction, options.batch, options.price)
 
 
 def _bytes_of(precision: str, flag: str) -> float:

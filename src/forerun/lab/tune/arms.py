@@ -9,7 +9,7 @@ from forerun.config import AUTO, NO_DRAFTER, NumDraftTokens
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class TuningArm:
     """One way to decode.
 
     Attributes:
@@ -32,7 +32,7 @@ class Arm:
         return self.num_draft_tokens == AUTO
 
 
-PLAIN = Arm(NO_DRAFTER, 0)
+PLAIN = TuningArm(NO_DRAFTER, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +101,5 @@ class Trials(Protocol):
     def now(self) -> float:
         """Seconds since tuning began."""
 
-    def run(self, arm: Arm, unit: Unit) -> Trial:
+    def run(self, arm: TuningArm, unit: Unit) -> Trial:
         """One trial. Raises ArmFailedError: this arm cannot go on, others can."""

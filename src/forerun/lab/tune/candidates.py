@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from forerun.drafters import Drafter
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.third_party import installed_drafters
-from forerun.lab.tune.arms import Arm, ArmFailedError
+from forerun.lab.tune.arms import ArmFailedError, TuningArm
 
 PREDICTION = "prediction"
 HYBRID = "hybrid"
@@ -30,9 +30,9 @@ class Candidates:
     refused: Mapping[str, str]
 
     @property
-    def arms(self) -> list[Arm]:
+    def arms(self) -> list[TuningArm]:
         """With K chosen step by step for all of them first, then at one fixed K each."""
-        return [*(Arm(text) for text in self.texts), *(Arm(text, probe(text)) for text in self.texts)]
+        return [*(TuningArm(text) for text in self.texts), *(TuningArm(text, probe(text)) for text in self.texts)]
 
 
 def probe(text: str) -> int:

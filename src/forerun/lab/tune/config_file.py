@@ -11,7 +11,7 @@ from typing import Any
 from forerun.config import AUTO
 from forerun.drafters.third_party import named_module
 from forerun.errors import ConfigError
-from forerun.lab.tune.arms import Arm
+from forerun.lab.tune.arms import TuningArm
 from forerun.speculation.cost_store import write_start
 from forerun.utils.files import write_bytes
 
@@ -34,7 +34,7 @@ class Chosen:
     """
 
     model: str
-    arm: Arm
+    arm: TuningArm
     settings: Mapping[str, Any]
     chat: bool
     start: Sequence[Mapping[str, Any]]

@@ -16,8 +16,8 @@ from forerun.engine.engine import Engine
 from forerun.engine.results import Choice
 from forerun.errors import ForerunError
 from forerun.lab.bench.methods import with_prediction
-from forerun.lab.bench.prompts import Request
-from forerun.lab.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Unit
+from forerun.lab.bench.prompts import BenchPrompt
+from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, TuningArm, Unit
 from forerun.models import identity
 from forerun.speculation import AutomaticPolicy, SpeculationPolicy, automatic_policy
 from forerun.speculation.cost_store import entry
@@ -37,11 +37,11 @@ class EngineTrials:
         params: of all of them; each gets a seed of its own, and its prediction where the drafter reads them.
     """
 
-    def __init__(self, plain: LLM, requests: Sequence[Request], params: SamplingParams) -> None:
+    def __init__(self, plain: LLM, requests: Sequence[BenchPrompt], params: SamplingParams) -> None:
         self._plain, self._requests, self._params = plain, requests, params
         self._drafters: dict[str, Drafter] = {}
-        self._engines: dict[Arm, Engine] = {}
-        self._budgets: dict[Arm, SpeculationPolicy] = {}
+        self._engines: dict[TuningArm, Engine] = {}
+        self._budgets: dict[TuningArm, SpeculationPolicy] = {}
         self._texts: dict[int, list[int]] = {}  # of plain decoding, by prompt
         self._began = perf_counter()
 
@@ -65,7 +65,7 @@ class EngineTrials:
                 raise ArmFailedError(f"it raised {type(error).__name__}") from error
         return self._drafters[text]
 
-    def engine(self, arm: Arm, level: int = 1) -> Engine:
+    def engine(self, arm: TuningArm, level: int = 1) -> Engine:
         """The arm's engine. Raises ArmFailedError as `drafter`."""
         if arm not in self._engines:
             config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
@@ -77,7 +77,7 @@ class EngineTrials:
             self._answers(arm, engine, range(0, 2 * level, 2), tokens)  # of those by which arms are chosen
         return self._engines[arm]
 
-    def run(self, arm: Arm, unit: Unit) -> Trial:
+    def run(self, arm: TuningArm, unit: Unit) -> Trial:
         """As `Trials.run`."""
         engine = self.engine(arm, unit.level)
         if arm != PLAIN:
@@ -87,7 +87,7 @@ class EngineTrials:
         seconds = perf_counter() - started
         return _trial(seconds, choices, self._is_same(arm, unit, choices))
 
-    def start(self, arm: Arm) -> dict[str, Any] | None:
+    def start(self, arm: TuningArm) -> dict[str, Any] | None:
         """What the arm's budget has learned, for the next process; None where it learns nothing that can be kept."""
         budget = self._budgets.get(arm)
         if not isinstance(budget, AutomaticPolicy):
@@ -98,7 +98,7 @@ class EngineTrials:
         """Of one of the prompts."""
         return with_prediction(replace(self._params, seed=prompt), drafter, self._requests[prompt])
 
-    def _automatic(self, arm: Arm, drafter: Drafter) -> SpeculationPolicy:
+    def _automatic(self, arm: TuningArm, drafter: Drafter) -> SpeculationPolicy:
         """A budget that begins with the costs that are known here, as that of any other engine."""
         key, traits = self._cost_key(drafter), drafter.traits
         budget = automatic_policy(
@@ -110,7 +110,7 @@ class EngineTrials:
     def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:
         return (identity(self._plain.target), *drafter.traits.cost_key)
 
-    def _answers(self, arm: Arm, engine: Engine, prompts: Sequence[int], max_tokens: int) -> list[Choice]:
+    def _answers(self, arm: TuningArm, engine: Engine, prompts: Sequence[int], max_tokens: int) -> list[Choice]:
         """The answers to prompts that are sent at once, in their order."""
         done: dict[int, Choice] = {}
         try:
@@ -135,7 +135,7 @@ class EngineTrials:
             raise
         return [done[each] for each in ids]
 
-    def _is_same(self, arm: Arm, unit: Unit, choices: Sequence[Choice]) -> bool | None:
+    def _is_same(self, arm: TuningArm, unit: Unit, choices: Sequence[Choice]) -> bool | None:
         """Whether the texts are those of plain decoding, which is tried first."""
         if arm == PLAIN:
             self._texts |= {prompt: choice.token_ids for prompt, choice in zip(unit.prompts, choices, strict=True)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from forerun.lab.bench.measure import LEVEL, Interval
-from forerun.lab.tune.arms import PLAIN, Arm, ArmFailedError, Trial, Trials, Unit
+from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, Trials, TuningArm, Unit
 
 # Ratios of paired seconds, with intervals that hold for few pairs too.
 
@@ -61,11 +61,11 @@ class Round:
     """
 
     unit: Unit
-    trials: dict[Arm, Trial] = field(default_factory=dict)
+    trials: dict[TuningArm, Trial] = field(default_factory=dict)
     plain: list[Trial] = field(default_factory=list)
-    beside: dict[Arm, float] = field(default_factory=dict)
+    beside: dict[TuningArm, float] = field(default_factory=dict)
 
-    def cost(self, arm: Arm) -> float:
+    def cost(self, arm: TuningArm) -> float:
         """The arm's seconds, where the machine is as fast as it was on average over the heat."""
         mean = sum(trial.seconds for trial in self.plain) / len(self.plain)
         if arm == PLAIN:
@@ -82,9 +82,9 @@ class Ledger:
     """
 
     rounds: list[Round] = field(default_factory=list)
-    failed: dict[Arm, str] = field(default_factory=dict)
+    failed: dict[TuningArm, str] = field(default_factory=dict)
 
-    def speedup(self, arm: Arm, over: Arm = PLAIN, level: int | None = None) -> Interval | None:
+    def speedup(self, arm: TuningArm, over: TuningArm = PLAIN, level: int | None = None) -> Interval | None:
         """Tokens per second of one arm over another's, on the units that both were tried on; None without any.
 
         level: of load; None: all of them.
@@ -99,13 +99,13 @@ class Ledger:
             return None
         return ratio_of_sums([pair[0] for pair in sums.values()], [pair[1] for pair in sums.values()])
 
-    def trials(self, arm: Arm) -> list[Trial]:
+    def trials(self, arm: TuningArm) -> list[Trial]:
         """Of an arm, in their order."""
         if arm == PLAIN:
             return [trial for heat in self.rounds for trial in heat.plain]
         return [heat.trials[arm] for heat in self.rounds if arm in heat.trials]
 
-    def ranked(self, arms: Iterable[Arm]) -> list[Arm]:
+    def ranked(self, arms: Iterable[TuningArm]) -> list[TuningArm]:
         """Those that did not fail and were tried, the fastest first."""
         speeds = {arm: found.median for arm in arms if arm not in self.failed and (found := self.speedup(arm))}
         return sorted(speeds, key=speeds.__getitem__, reverse=True)
@@ -115,16 +115,16 @@ def run_heat(
     trials: Trials,
     ledger: Ledger,
     unit: Unit,
-    arms: Sequence[Arm],
+    arms: Sequence[TuningArm],
     until: float = float("inf"),
-    after: Callable[[Arm], None] = lambda _: None,
+    after: Callable[[TuningArm], None] = lambda _: None,
 ) -> bool:
     """Try each arm on the unit, unless the time is up before; what was tried is in the ledger. Whether all were.
 
     until: on the clock of the trials.
     """
     heat = Round(unit)
-    last: list[Arm] = []  # since the last trial of plain decoding
+    last: list[TuningArm] = []  # since the last trial of plain decoding
     whole = True
     try:
         heat.plain.append(trials.run(PLAIN, unit))
@@ -155,7 +155,7 @@ def run_heat(
     return whole
 
 
-def _pair(heat: Round, arms: Sequence[Arm], after: Trial) -> None:
+def _pair(heat: Round, arms: Sequence[TuningArm], after: Trial) -> None:
     """Note plain decoding after these arms, beside that before them."""
     before = heat.plain[-1]
     for arm in arms:

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from forerun.config import NO_DRAFTER
 from forerun.kernels.environment import Environment
 from forerun.lab.bench.measure import Interval
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.tables import Table, decimal, percent
 from forerun.lab.results.files import without_folders
 from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
-from forerun.lab.tune.arms import PLAIN, Arm, Trial, Trials, Unit
+from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
 from forerun.lab.tune.ledger import Ledger, run_heat
 from forerun.lab.tune.search import can_win
 from forerun.utils.files import digest
@@ -34,7 +34,7 @@ Answer = Literal["on", "off", "tie"]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TuningVerdict:
     """The choice.
 
     Attributes:
@@ -44,18 +44,18 @@ class Verdict:
     """
 
     answer: Answer
-    arm: Arm
+    arm: TuningArm
     reason: str
 
 
 def confirm(
     trials: Trials,
     ledger: Ledger,
-    arms: Sequence[Arm],
+    arms: Sequence[TuningArm],
     units: Sequence[Unit],
     until: float,
     say: Callable[[str], None] = lambda _: None,
-    after: Callable[[Arm], None] = lambda _: None,
+    after: Callable[[TuningArm], None] = lambda _: None,
 ) -> None:
     """Measure the finalists on the units in turn, until the time is up or none of them can win any more.
 
@@ -71,24 +71,26 @@ def confirm(
             return
 
 
-def judge(ledger: Ledger, finalists: Sequence[Arm]) -> Verdict:
+def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
     """The verdict by what was measured. finalists: at most one of each kind."""
     speeds = {arm: found for arm in finalists if arm not in ledger.failed and (found := ledger.speedup(arm))}
     if not speeds:
-        return Verdict("off", PLAIN, "No drafter could be tried, so nothing speaks for one.")
+        return TuningVerdict("off", PLAIN, "No drafter could be tried, so nothing speaks for one.")
     auto = next((arm for arm in speeds if arm.is_auto), None)
     fixed = next((arm for arm in speeds if not arm.is_auto), None)
     between = None if auto is None or fixed is None else ledger.speedup(fixed, over=auto)
     if fixed is not None and _exceeds(speeds[fixed], 1) and (between is None or _exceeds(between, FIXED_MARGIN)):
         beside = "" if between is None else f" It is faster than {auto} by more than {_MARGIN} ({between:.2f})."
-        return Verdict("on", fixed, f"{fixed} is faster than plain decoding: {speeds[fixed]:.2f}.{beside}")
+        return TuningVerdict("on", fixed, f"{fixed} is faster than plain decoding: {speeds[fixed]:.2f}.{beside}")
     if auto is not None and _exceeds(speeds[auto], 1):
         beside = "" if between is None else f" {fixed} is not faster than that by more than {_MARGIN} ({between:.2f})."
-        return Verdict("on", auto, f"{auto} is faster than plain decoding: {speeds[auto]:.2f}.{beside}")
+        return TuningVerdict("on", auto, f"{auto} is faster than plain decoding: {speeds[auto]:.2f}.{beside}")
     shown = ", ".join(f"{arm} {found:.2f}" for arm, found in speeds.items())
     if all(found.high is not None and found.high < WORTH for found in speeds.values()):
-        return Verdict("off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown} of plain).")
-    return Verdict(
+        return TuningVerdict(
+            "off", PLAIN, f"Do not speculate here: nothing that was tried is faster ({shown} of plain)."
+        )
+    return TuningVerdict(
         "tie",
         PLAIN,
         f"No difference could be shown ({shown} of plain), so plain decoding is kept. More prompts or more minutes "
@@ -101,7 +103,7 @@ def _exceeds(found: Interval, bound: float) -> bool:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TuningOutcome:
     """All that is known, complete or not.
 
     Attributes:
@@ -112,24 +114,24 @@ class Outcome:
         interrupted: Ctrl-C ended it.
     """
 
-    requests: Sequence[Request]
+    requests: Sequence[BenchPrompt]
     workload: str
     temperature: float
     search: Ledger = field(default_factory=Ledger)
     report: Ledger = field(default_factory=Ledger)
-    finalists: list[Arm] = field(default_factory=list)
+    finalists: list[TuningArm] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     start: list[Mapping[str, Any]] = field(default_factory=list)
-    verdict: Verdict = field(default_factory=lambda: Verdict("off", PLAIN, "Nothing was measured."))
+    verdict: TuningVerdict = field(default_factory=lambda: TuningVerdict("off", PLAIN, "Nothing was measured."))
     interrupted: bool = False
 
     @property
-    def failed(self) -> dict[Arm, str]:
+    def failed(self) -> dict[TuningArm, str]:
         """Arms that failed while they were tried."""
         return {**self.search.failed, **self.report.failed}
 
     @property
-    def arms(self) -> list[Arm]:
+    def arms(self) -> list[TuningArm]:
         """All that were tried, the finalists first, then by speed."""
         tried = dict.fromkeys(arm for heat in self.search.rounds for arm in heat.trials)
         ranked = self.search.ranked(tried)
@@ -153,7 +155,7 @@ class Outcome:
         rows = [self._cells(arm, levels if by_level else []) for arm in self.arms]
         return [Table("Arms, their speed over plain decoding", [*header, "same text"], rows)]
 
-    def _cells(self, arm: Arm, levels: Sequence[int]) -> list[str]:
+    def _cells(self, arm: TuningArm, levels: Sequence[int]) -> list[str]:
         trials = [*self.search.trials(arm), *self.report.trials(arm)]
         drafted = sum(trial.num_drafted for trial in trials)
         accepted = sum(trial.num_accepted for trial in trials)
@@ -200,7 +202,10 @@ class Outcome:
 
     def _tables_of_file(self) -> list[TableFacts]:
         """The tables with verdict and what was left out, without folders."""
-        tables = [Table("Verdict", ["chosen", "why"], [[str(self.verdict.arm), self.verdict.reason]]), *self.tables()]
+        tables = [
+            Table("TuningVerdict", ["chosen", "why"], [[str(self.verdict.arm), self.verdict.reason]]),
+            *self.tables(),
+        ]
         if self.left_out:
             tables.append(Table("Left out", ["drafter", "why"], [list(pair) for pair in self.left_out.items()]))
         return [
@@ -217,7 +222,7 @@ class Outcome:
             for arm, trial in [*((PLAIN, plain) for plain in heat.plain[:1]), *heat.trials.items()]
         ]
 
-    def _figures(self, arm: Arm) -> list[Figure]:
+    def _figures(self, arm: TuningArm) -> list[Figure]:
         labels = {"method": without_folders(str(arm)), "drafter": without_folders(arm.drafter)}
         found = []
         for part, ledger in (("choosing", self.search), ("report", self.report)):
@@ -228,7 +233,7 @@ class Outcome:
         return found
 
 
-def _row(prompt: int, arm: Arm, trial: Trial, number: int, temperature: float) -> RunRow:
+def _row(prompt: int, arm: TuningArm, trial: Trial, number: int, temperature: float) -> RunRow:
     return RunRow(
         prompt=prompt,
         method=without_folders(str(arm)),
@@ -247,14 +252,14 @@ def _row(prompt: int, arm: Arm, trial: Trial, number: int, temperature: float) -
     )
 
 
-def _drafters(arms: Sequence[Arm]) -> list[DrafterFacts]:
+def _drafters(arms: Sequence[TuningArm]) -> list[DrafterFacts]:
     counts: dict[str, list[int | str]] = {}
     for arm in arms:
         counts.setdefault(arm.drafter, []).append(arm.num_draft_tokens)
     return [DrafterFacts(without_folders(text), without_folders(text), each) for text, each in counts.items()]
 
 
-def _prompt(request: Request, workload: str) -> PromptFacts:
+def _prompt(request: BenchPrompt, workload: str) -> PromptFacts:
     tokens = repr(request.token_ids).encode()
     return PromptFacts(request.name, workload, request.category, len(request.token_ids), digest(tokens)[:16])
 

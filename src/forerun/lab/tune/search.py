@@ -9,31 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from forerun.engine.step_times import CostCurve
-from forerun.lab.tune.arms import PLAIN, Arm, Trial, Trials, Unit
+from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
 from forerun.lab.tune.candidates import hybrids, is_tree, quantised_drafts
 from forerun.lab.tune.ledger import Ledger, run_heat
-from forerun.speculation.predictor import Prediction, StepCosts
+from forerun.speculation.predictor import SpeedPrediction, StepCosts
 
 FINALISTS = 2
 """Arms that are left in the end: the best of those that choose K themselves, and the best fixed one."""
 LEAST_UNITS = 4
 """Units of an arm from which its interval is believed."""
 
-More = Callable[[Ledger], Sequence[Arm]]
+More = Callable[[Ledger], Sequence[TuningArm]]
 """The arms that look promising by what the first ones have shown."""
 
 
 def search(
     trials: Trials,
     ledger: Ledger,
-    arms: Sequence[Arm],
+    arms: Sequence[TuningArm],
     units: Sequence[Unit],
     until: float,
     more: More = lambda _: (),
     say: Callable[[str], None] = lambda _: None,
-    after: Callable[[Arm], None] = lambda _: None,
+    after: Callable[[TuningArm], None] = lambda _: None,
     count: int = 1,
-) -> list[Arm]:
+) -> list[TuningArm]:
     """The finalists, the fastest first; empty where no arm could be tried.
 
     Args:
@@ -67,7 +67,7 @@ def search(
         count = min(2 * count, max(1, len(units)))
 
 
-def kept(ranked: Sequence[Arm]) -> list[Arm]:
+def kept(ranked: Sequence[TuningArm]) -> list[TuningArm]:
     """The better half. The finalists among them stay, and of the drafters in the first quarter the arm that chooses K
     itself, which has to learn at first."""
     half = list(ranked[: max(FINALISTS, (len(ranked) + 1) // 2)])
@@ -76,15 +76,15 @@ def kept(ranked: Sequence[Arm]) -> list[Arm]:
     return list(dict.fromkeys([*half, *finalists(ranked), *learning]))
 
 
-def finalists(ranked: Sequence[Arm]) -> list[Arm]:
+def finalists(ranked: Sequence[TuningArm]) -> list[TuningArm]:
     """The first arm that chooses K itself, and the first that does not, in the order in which they come."""
-    first: dict[bool, Arm] = {}
+    first: dict[bool, TuningArm] = {}
     for arm in ranked:
         first.setdefault(arm.is_auto, arm)
     return list(first.values())
 
 
-def can_win(ledger: Ledger, arms: Sequence[Arm]) -> bool:
+def can_win(ledger: Ledger, arms: Sequence[TuningArm]) -> bool:
     """Whether some arm may still be faster than plain decoding: its upper bound says so, or too little is known."""
     for arm in arms:
         found = ledger.speedup(arm)
@@ -103,7 +103,7 @@ BEST = 3
 """Drafters for which further arms are made."""
 
 
-def promising(target: CostCurve, ledger: Ledger) -> list[Arm]:
+def promising(target: CostCurve, ledger: Ledger) -> list[TuningArm]:
     """Further arms by what the first trials have shown.
 
     Args:
@@ -112,11 +112,11 @@ def promising(target: CostCurve, ledger: Ledger) -> list[Arm]:
     """
     ranked = ledger.ranked([arm for heat in ledger.rounds for arm in heat.trials])
     best = list(dict.fromkeys(arm.drafter for arm in ranked))
-    arms: list[Arm] = []
+    arms: list[TuningArm] = []
     for text in best[:BEST]:
-        arms += [Arm(text, k) for k in (TREE_NODES if is_tree(text) else _counts(text, target, ledger))]
+        arms += [TuningArm(text, k) for k in (TREE_NODES if is_tree(text) else _counts(text, target, ledger))]
     mixed = [*hybrids(best), *quantised_drafts(best[:BEST])]
-    arms += [Arm(text) for text in mixed]
+    arms += [TuningArm(text) for text in mixed]
     return list(dict.fromkeys(arms))
 
 
@@ -134,7 +134,7 @@ def _counts(text: str, target: CostCurve, ledger: Ledger) -> list[int]:
     return sorted({max(1, k // 2), k, min(MOST, k + max(1, k // 2))})
 
 
-def predicted(trial: Trial, plain: Trial, target: CostCurve) -> Prediction:
+def predicted(trial: Trial, plain: Trial, target: CostCurve) -> SpeedPrediction:
     """What every K up to MOST would give, by one trial at a fixed K.
 
     The drafter's seconds grow with what it drafts; the engine's part stays.
@@ -151,7 +151,7 @@ def predicted(trial: Trial, plain: Trial, target: CostCurve) -> Prediction:
         [rest for _ in counts],
     )
     gains, accept_probs = _by_position(trial, forwards)
-    return Prediction.of(costs, gains, accept_probs if nodes else [])
+    return SpeedPrediction.of(costs, gains, accept_probs if nodes else [])
 
 
 def _by_position(trial: Trial, forwards: int) -> tuple[list[float], list[float]]:

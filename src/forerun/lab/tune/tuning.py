@@ -14,13 +14,13 @@ from forerun.config import SamplingParams
 from forerun.engine import LLM
 from forerun.engine.step_times import target_costs
 from forerun.errors import ConfigError
-from forerun.lab.bench.prompts import Request
-from forerun.lab.tune.arms import PLAIN, Arm, Unit
+from forerun.lab.bench.prompts import BenchPrompt
+from forerun.lab.tune.arms import PLAIN, TuningArm, Unit
 from forerun.lab.tune.candidates import candidates
 from forerun.lab.tune.engines import EngineTrials
 from forerun.lab.tune.ledger import Ledger
 from forerun.lab.tune.options import LEAST_PROMPTS
-from forerun.lab.tune.outcome import Outcome, Verdict, confirm, judge
+from forerun.lab.tune.outcome import TuningOutcome, TuningVerdict, confirm, judge
 from forerun.lab.tune.search import promising, search
 
 SELECTION_SHARE, REPORT_SHARE = 0.5, 0.85
@@ -60,7 +60,7 @@ class Task:
 
     plain: LLM
     model: str
-    requests: Sequence[Request]
+    requests: Sequence[BenchPrompt]
     workload: str
     params: SamplingParams
     levels: Sequence[int]
@@ -69,7 +69,7 @@ class Task:
     seconds: float
 
 
-def check_requests(requests: Sequence[Request], place: str, levels: Sequence[int]) -> None:
+def check_requests(requests: Sequence[BenchPrompt], place: str, levels: Sequence[int]) -> None:
     """Raise ConfigError where there are too few prompts to choose by some and measure on others."""
     if len(requests) < LEAST_PROMPTS:
         raise ConfigError(
@@ -83,13 +83,13 @@ def check_requests(requests: Sequence[Request], place: str, levels: Sequence[int
         )
 
 
-def tune(task: Task, watcher: Watcher) -> Outcome:
+def tune(task: Task, watcher: Watcher) -> TuningOutcome:
     """The outcome.
 
     Raises:
         ConfigError: the time does not suffice for a single trial.
     """
-    outcome = Outcome(task.requests, task.workload, task.params.temperature)
+    outcome = TuningOutcome(task.requests, task.workload, task.params.temperature)
     trials = EngineTrials(task.plain, task.requests, task.params)
     try:
         _stages(task, trials, outcome, watcher)
@@ -110,11 +110,11 @@ def units(prompts: Sequence[int], levels: Sequence[int]) -> list[Unit]:
     return [column[row] for row in range(longest) for column in by_level if row < len(column)]
 
 
-def _stages(task: Task, trials: EngineTrials, outcome: Outcome, watcher: Watcher) -> None:
+def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: Watcher) -> None:
     prompts = range(len(task.requests))
     first, last = units(prompts[::2], task.levels), units(prompts[1::2], task.levels)
 
-    def after(_: Arm) -> None:
+    def after(_: TuningArm) -> None:
         watcher.tick(trials.now())
 
     watcher.say("plain decoding")
@@ -125,7 +125,7 @@ def _stages(task: Task, trials: EngineTrials, outcome: Outcome, watcher: Watcher
     watcher.say("timing the target's forward")
     curve = target_costs(task.plain.target, min(CONTEXT, task.plain.target.context_length // 2), _ROUNDS, _ROWS)
 
-    def more(ledger: Ledger) -> Sequence[Arm]:
+    def more(ledger: Ledger) -> Sequence[TuningArm]:
         return promising(curve, ledger)
 
     until = SELECTION_SHARE * task.seconds
@@ -149,7 +149,7 @@ def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
     return taken
 
 
-def _judge_what_is_known(outcome: Outcome) -> None:
+def _judge_what_is_known(outcome: TuningOutcome) -> None:
     """After Ctrl-C: by the prompts for measuring where it came so far, else by those for choosing."""
     if outcome.report.rounds:
         outcome.verdict = judge(outcome.report, outcome.finalists)
@@ -157,14 +157,14 @@ def _judge_what_is_known(outcome: Outcome) -> None:
     ranked = outcome.search.ranked({arm for heat in outcome.search.rounds for arm in heat.trials})
     choosing = [arm for arm in ranked if arm.is_auto][:1]
     verdict = judge(outcome.search, choosing)
-    outcome.verdict = Verdict(
+    outcome.verdict = TuningVerdict(
         verdict.answer, verdict.arm, f"Interrupted while arms were chosen, so this is not confirmed. {verdict.reason}"
     )
 
 
-def _keep_start(trials: EngineTrials, outcome: Outcome) -> None:
+def _keep_start(trials: EngineTrials, outcome: TuningOutcome) -> None:
     """What the budgets of the chosen drafter have learned."""
     arm = outcome.verdict.arm
-    found = None if arm == PLAIN else trials.start(Arm(arm.drafter))
+    found = None if arm == PLAIN else trials.start(TuningArm(arm.drafter))
     if found is not None:
         outcome.start.append(found)

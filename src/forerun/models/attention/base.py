@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from forerun.kernels.partition import Form, PathPlan
+from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.segment_plan import SegmentPlan, View
 from forerun.types import Cache
@@ -34,7 +34,7 @@ class LayerAttention:
     group: int
     key_width: int
     value_width: int
-    form: Form
+    form: AttentionShape
 
     @property
     def view(self) -> View:
@@ -146,7 +146,9 @@ class Attention(Protocol):
     def planner(self, layers: Sequence[LayerAttention], device: torch.device) -> Planner:
         """What prepares the forwards of a model with these layers, whose plans `forward` reads."""
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: Form) -> Tensor:
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: AttentionShape
+    ) -> Tensor:
         """Store the new keys and values, and attend with every row to its own path.
 
         Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.kernels.cpu.library import AttentionStruct, Library, RowsStruct
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kernels.partition import Form, PathPlan
+from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.models.attention.base import LayerAttention, Layout, Plan
 from forerun.models.attention.path_planner import PathPlanner
 
@@ -33,7 +33,9 @@ class NativeAttention:
         self._starts = [start * self._cache_dtype.itemsize for start in planner.layout.layer_starts]
         return planner
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: Form) -> Tensor:
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: AttentionShape
+    ) -> Tensor:
         """As `Attention.forward`."""
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         sinks = None if form.sinks is None else form.sinks.detach().float().contiguous()

@@ -8,11 +8,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from forerun.kernels.partition import KV_BLOCK, MIN_ROWS, Form, tails
+from forerun.kernels.partition import KV_BLOCK, MIN_ROWS, AttentionShape, tails
 from forerun.kernels.torch.attention import attend
 from forerun.kv_cache import ContiguousCache, PagePool, bytes_per_page
 from forerun.models.attention.base import LayerAttention, Layout, PackedRows, cache_of
-from forerun.models.attention.segment_plan import Segment, SegmentPlan, Stored, Write
+from forerun.models.attention.segment_plan import Segment, SegmentPlan, StoredKeys, Write
 from forerun.models.attention.tree_mask import tree_segments
 from forerun.models.attention.views import Views, repeat_last
 
@@ -97,12 +97,12 @@ class SegmentPlanner:
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> SegmentPlan:
         """As `Planner.plan`."""
-        stored: list[Stored] = []
+        stored: list[StoredKeys] = []
         writes: list[Write] = []
         segments: list[Segment] = []
         for sequence, rows in enumerate(batch):
             cache, start = cache_of(ContiguousCache, rows.cache), rows.start
-            stored.append(Stored(cache.keys, cache.values))
+            stored.append(StoredKeys(cache.keys, cache.values))
             writes.append(Write(sequence, cache.length + rows.first, start, rows.end))
             more = padding if sequence == len(batch) - 1 else 0
             if rows.is_block:
@@ -130,7 +130,9 @@ class ReferenceAttention:
         """As `Attention.planner`. Scores are computed in float32, or float64 for a float64 model."""
         return SegmentPlanner(layers, torch.float64 if self._dtype == torch.float64 else torch.float32, device)
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: Form) -> Tensor:
+    def forward(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: AttentionShape
+    ) -> Tensor:
         """As `Attention.forward`."""
         plan = layout.plan
         assert isinstance(plan, SegmentPlan)

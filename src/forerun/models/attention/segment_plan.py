@@ -14,7 +14,7 @@ View = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stored:
+class StoredKeys:
     """Where the keys and values of one sequence lie, in one run of slots by position.
 
     Attributes:
@@ -65,6 +65,6 @@ class SegmentPlan:
         segments: rows whose attention is computed together; together they cover all rows.
     """
 
-    stored: Sequence[Stored]
+    stored: Sequence[StoredKeys]
     writes: Sequence[Write]
     segments: Sequence[Segment]

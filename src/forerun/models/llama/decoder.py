@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import rms_norm, silu
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
@@ -66,7 +66,7 @@ class _Layer:
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
-    form: Form
+    form: AttentionShape
 
 
 class LlamaDecoder(LayerRangeDecoder):
@@ -108,7 +108,7 @@ class LlamaDecoder(LayerRangeDecoder):
         self.attention: Attention = ReferenceAttention(self.dtype)
         self.layers: list[_Layer] = []
         for index, (layer, window) in enumerate(zip(base.layers, layer_windows(config), strict=True)):
-            path, form = f"model.layers.{index}", Form(self.head_dim**-0.5, window)
+            path, form = f"model.layers.{index}", AttentionShape(self.head_dim**-0.5, window)
             self.layers.append(self._rearranged(layer, path, form, maker))
             layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
@@ -158,7 +158,7 @@ class LlamaDecoder(LayerRangeDecoder):
         """By the final norm."""
         return rms_norm(x, self.norm, self.eps)
 
-    def _rearranged(self, layer: Any, path: str, form: Form, maker: Maker) -> _Layer:
+    def _rearranged(self, layer: Any, path: str, form: AttentionShape, maker: Maker) -> _Layer:
         attention = layer.self_attn
 
         def linear(*names: str, paired: int = 0, bias: Tensor | None = None) -> Linear:

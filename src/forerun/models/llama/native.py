@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct, RowsStruct
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import rows_struct
@@ -68,7 +68,10 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         scale = self.head_dim**-0.5
         group, width = self.num_heads // self.num_kv_heads, self.head_dim
         self.planner: Planner = PathPlanner(
-            [LayerAttention(self.num_kv_heads, group, width, width, Form(scale, window)) for window in windows],
+            [
+                LayerAttention(self.num_kv_heads, group, width, width, AttentionShape(scale, window))
+                for window in windows
+            ],
             cache_dtype,
         )
         self._norm, self._eps = base.norm.weight.detach().float(), torch.tensor(config.rms_norm_eps)

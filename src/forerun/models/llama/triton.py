@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forerun.config import KERNELS_VARIABLE
 from forerun.errors import UnsupportedModelError
-from forerun.kernels.partition import Form
+from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantisation import QuantisedWeight
 from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
 from forerun.kernels.triton.availability import check_heads
@@ -138,7 +138,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         packer = WeightPacker(model, dtype, maker)
         heads, kv_heads, width = packer.num_heads, packer.num_kv_heads, packer.head_dim
         windows = layer_windows(config)
-        form = Form(width**-0.5)
+        form = AttentionShape(width**-0.5)
         planner = PathPlanner(
             [LayerAttention(kv_heads, heads // kv_heads, width, width, form)] * len(windows), dtype, device
         )

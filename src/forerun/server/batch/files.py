@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError
-from forerun.server.batch.lines import Asked, BatchFile, asked_of, broken_path
+from forerun.server.batch.lines import BatchFile, BatchLine, asked_of, broken_path
 from forerun.utils import journal
 from forerun.utils.files import locked, refuse_to_overwrite
 
@@ -56,7 +56,7 @@ _SERVED = b'"response": {"status_code": 200,'
 """In the JSON of an answer that is no error, and of no other: inside a string, its quotes would be escaped."""
 
 
-class Journal(journal.Journal):
+class BatchJournal(journal.Journal):
     """Answers to a batch's requests.
 
     Attributes:
@@ -114,7 +114,7 @@ def ranges_of(requests: BatchFile, num_workers: int) -> Iterator[ByteRange]:
 
 def requests_in(
     path: Path, part: ByteRange, wanted: Callable[[int], bool], model: str, context_length: int
-) -> Iterator[Asked]:
+) -> Iterator[BatchLine]:
     """The lines of a range whose index is wanted; arguments as `BatchFile.requests`.
 
     Raises:

@@ -25,7 +25,7 @@ _REMEDY = "Give a file with a request on each line, as OpenAI's batch API takes 
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BatchLine:
     """One line.
 
     Attributes:
@@ -78,7 +78,7 @@ class BatchFile:
     def close(self) -> None:
         self._file.close()
 
-    def requests(self, wanted: Callable[[int], bool], model: str, context_length: int) -> Iterator[Asked]:
+    def requests(self, wanted: Callable[[int], bool], model: str, context_length: int) -> Iterator[BatchLine]:
         """The lines whose index is wanted, each read when it is asked for.
 
         Args:
@@ -137,19 +137,19 @@ class BatchFile:
         self._file.seek(at)  # two ids with one hash
 
 
-def answer(asked: Asked, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
+def answer(asked: BatchLine, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
     """The line of the answers' file for a request."""
     name = answer_name(asked)
     response = {"status_code": status, "request_id": f"req_{name}", "body": body}
     return {"id": f"batch_req_{name}", "custom_id": asked.custom_id, "response": response, "error": None}
 
 
-def answer_name(asked: Asked) -> str:
+def answer_name(asked: BatchLine) -> str:
     """What the answer's ids are made of: the same for the same line, so that the same file has the same answers."""
     return digest(f"{asked.index} {asked.custom_id}".encode())[:24]
 
 
-def refusal(asked: Asked, error: BaseException) -> dict[str, Any]:
+def refusal(asked: BatchLine, error: BaseException) -> dict[str, Any]:
     """The answer to a line that an error has ended, or kept from being served."""
     return answer(asked, *error_response(error))
 
@@ -162,13 +162,13 @@ def _custom_id(line: bytes) -> str | None:
         return None
 
 
-def asked_of(index: int, line: bytes, model: str, context_length: int) -> Asked:
+def asked_of(index: int, line: bytes, model: str, context_length: int) -> BatchLine:
     """A line that is not blank, whatever it holds."""
     custom_id = _custom_id(line)
     try:
-        return Asked(index, custom_id, _request(line, model, context_length))
+        return BatchLine(index, custom_id, _request(line, model, context_length))
     except RequestBodyError as error:
-        return Asked(index, custom_id, None, error)
+        return BatchLine(index, custom_id, None, error)
 
 
 def _request(line: bytes, model: str, context_length: int) -> CompletionRequest:

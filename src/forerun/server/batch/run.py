@@ -12,7 +12,7 @@ from typing import Any
 from forerun.engine import LLM, EngineThread, Generation, StepOutput
 from forerun.engine.outputs import generation
 from forerun.errors import DeviceError, ForerunError, QueueFullError
-from forerun.server.batch.lines import Asked, answer, answer_name, refusal
+from forerun.server.batch.lines import BatchLine, answer, answer_name, refusal
 from forerun.server.protocol.requests import CompletionRequest, with_seed
 from forerun.server.protocol.responses import Responses
 from forerun.utils.files import digest
@@ -22,7 +22,7 @@ _SEED_DIGITS = 15
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _ActiveLine:
     """A request of the batch, under way.
 
     Attributes:
@@ -32,7 +32,7 @@ class _Line:
         inside: ids of its prompts in the engine.
     """
 
-    asked: Asked
+    asked: BatchLine
     request: CompletionRequest
     num_left: int
     generations: dict[int, Generation] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class _Piece:
         outputs: of its choices that have ended.
     """
 
-    line: _Line
+    line: _ActiveLine
     place: int
     prompt: list[int]
     id: int = -1
@@ -90,7 +90,7 @@ class BatchRun:
         self._done: deque[tuple[int, dict[str, Any]]] = deque()
         self.num_tokens = self.num_cached_tokens = 0
 
-    def answers(self, requests: Iterable[Asked]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def answers(self, requests: Iterable[BatchLine]) -> Iterator[tuple[int, dict[str, Any]]]:
         """(index, answer) of each request, in the order in which they are done.
 
         Raises:
@@ -118,7 +118,7 @@ class BatchRun:
     def _has_room(self, piece: _Piece) -> bool:
         return not self._inside or self._inside + piece.num_choices <= self._room
 
-    def _pieces(self, requests: Iterable[Asked]) -> Iterator[_Piece | None]:
+    def _pieces(self, requests: Iterable[BatchLine]) -> Iterator[_Piece | None]:
         """The prompts of the requests; None after a request that cannot be served, which is answered at once."""
         for asked in requests:
             try:
@@ -131,10 +131,10 @@ class BatchRun:
                 self._done.append((asked.index, refusal(asked, error)))
                 yield None
                 continue
-            line = _Line(asked, request, len(prompts))
+            line = _ActiveLine(asked, request, len(prompts))
             yield from (_Piece(line, place, prompt) for place, prompt in enumerate(prompts))
 
-    def _seed_of(self, asked: Asked) -> int:
+    def _seed_of(self, asked: BatchLine) -> int:
         return int(digest(f"{self._seed} {asked.custom_id}".encode())[:_SEED_DIGITS], 16)
 
     def _submit(self, piece: _Piece) -> None:
@@ -186,7 +186,7 @@ class BatchRun:
         self.num_tokens += sum(len(choice.token_ids) for choice in answered.choices)
         self.num_cached_tokens += answered.stats.num_cached_tokens
 
-    def _fail(self, line: _Line, error: Exception) -> None:
+    def _fail(self, line: _ActiveLine, error: Exception) -> None:
         """The request has failed: what else of it is in the engine need not be computed."""
         line.error = line.error or error
         for request_id in line.inside:

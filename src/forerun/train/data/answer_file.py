@@ -32,7 +32,7 @@ _FORMS = ("prompt", "messages", "text")
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerLine:
     """One line.
 
     Attributes:
@@ -96,7 +96,7 @@ def answered_by(path: Path) -> str:
     return "" if run is None else run.string("target", "")
 
 
-def read_answers(path: Path) -> Iterator[Answered]:
+def read_answers(path: Path) -> Iterator[AnswerLine]:
     """The lines of a file.
 
     Raises:
@@ -118,7 +118,7 @@ def holds_answers(path: Path) -> bool:
         return False
 
 
-def _answered(record: Fields) -> Answered:
+def _answered(record: Fields) -> AnswerLine:
     forms = [form for form in _FORMS if form in record]
     if len(forms) != 1:
         found = " and ".join(forms) or "none of them"
@@ -129,7 +129,7 @@ def _answered(record: Fields) -> Answered:
             f"{record.place}: there is no answer. Let `forerun train answers` have the target answer the prompts."
         )
     system = record.values.get("system", True)
-    return Answered(
+    return AnswerLine(
         record.string("kind", ""),
         record.number("temp", 0.0, low=0),
         _prompt(record, forms[0], system),

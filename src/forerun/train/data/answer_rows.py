@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from forerun.drafters.heads.fingerprint import Target, same_target, target_fingerprint
+from forerun.drafters.heads.fingerprint import FingerprintedTarget, same_target, target_fingerprint
 from forerun.errors import ConfigError, PromptError
 from forerun.models import find_tokenizer
 from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import (
     SUFFIXES,
-    Answered,
+    AnswerLine,
     ChatText,
     answered_by,
     holds_answers,
@@ -24,7 +24,7 @@ from forerun.train.data.answer_file import (
     read_answers,
 )
 from forerun.train.data.answer_prompts import Overlap, files_digest
-from forerun.train.data.packed import INDEX, Document, PackedRows, pack
+from forerun.train.data.packed import INDEX, PackedDocument, PackedShard, pack
 from forerun.utils.files import digest
 from forerun.utils.text_files import TEXT_PATTERNS, find_files, read_documents
 from forerun.utils.vocabulary import encode_text, fingerprint
@@ -52,7 +52,7 @@ def pack_answers(
     evaluation: Sequence[str] = (),
     target: str = "",
     told: Callable[[str], None] = lambda line: None,
-) -> PackedRows:
+) -> PackedShard:
     """Pack files of answers, files of text and folders; rows that `out` holds of the same data are taken as they are.
 
     Args:
@@ -106,14 +106,14 @@ class _Documents:
         self._chat, self._prompt_positions, self._held_out, self._overlap = chat, prompt_positions, held_out, overlap
         self.left_out: Counter[str] = Counter({OVERLAP: 0})
 
-    def of(self, path: Path, named: bool) -> Iterator[Document]:
+    def of(self, path: Path, named: bool) -> Iterator[PackedDocument]:
         """Of one file. named: by the user; a file of a folder that holds something else is left out."""
         if not named and is_answer_file(path) and not holds_answers(path):
             self.left_out["files without answers"] += 1
             return
         skipped: list[Path] = []
         texts = () if is_answer_file(path) else read_documents(path, named, "text", skipped)
-        lines = read_answers(path) if is_answer_file(path) else (Answered("", 0, each.text, None) for each in texts)
+        lines = read_answers(path) if is_answer_file(path) else (AnswerLine("", 0, each.text, None) for each in texts)
         for line in lines:
             if line.asked in self._overlap or (line.answer or "") in self._overlap:
                 self.left_out[OVERLAP] += 1
@@ -128,12 +128,12 @@ class _Documents:
         if skipped:
             self.left_out["not UTF-8"] += len(skipped)
 
-    def _line(self, line: Answered) -> Document:
+    def _line(self, line: AnswerLine) -> PackedDocument:
         """Of an answer all is wanted, of its prompt some positions; of text that exists, all."""
         held_out, tokenizer = hash_fraction(line.asked) < self._held_out, self._chat.tokenizer
         if line.answer is None:
             tokens = encode_text(tokenizer, line.asked, special=True)
-            return Document(tokens, [True] * len(tokens), held_out)
+            return PackedDocument(tokens, [True] * len(tokens), held_out)
         prompt = self._chat.encode(line.prompt, system=line.system)
         answer = encode_text(tokenizer, line.answer, special=False)
         if line.complete:
@@ -141,7 +141,7 @@ class _Documents:
         some = range(1, len(prompt))
         chosen = set(random.Random(line.asked).sample(some, min(len(some), self._prompt_positions)))
         wanted = [place in chosen for place in range(len(prompt))] + [True] * len(answer)
-        return Document([*prompt, *answer], wanted, held_out)
+        return PackedDocument([*prompt, *answer], wanted, held_out)
 
 
 def _tell_of_others(files: Sequence[tuple[Path, bool]], target: str, name: str, told: Callable[[str], None]) -> None:
@@ -152,12 +152,12 @@ def _tell_of_others(files: Sequence[tuple[Path, bool]], target: str, name: str, 
             told(f"{path}: another target than {name} gave these answers; a drafter learns less of them")
 
 
-def _former(out: Path, made_from: dict[str, Any]) -> PackedRows | None:
+def _former(out: Path, made_from: dict[str, Any]) -> PackedShard | None:
     """The rows that are there, if they are of the same data and sound."""
     if not (out / INDEX).is_file():
         return None
     try:
-        rows = PackedRows(out)
+        rows = PackedShard(out)
     except ConfigError:
         return None
     return rows if rows.made_from == made_from else None
@@ -171,7 +171,9 @@ def tokenizer_of(target: str) -> Any:
     return tokenizer
 
 
-def read_rows(data: Path, served: Target, tokenizer: Any, packed: Path, window: int, console: Console) -> PackedRows:
+def read_rows(
+    data: Path, served: FingerprintedTarget, tokenizer: Any, packed: Path, window: int, console: Console
+) -> PackedShard:
     """A folder of packed rows as it is; files of answers, texts and folders of them are packed first.
 
     Args:
@@ -193,7 +195,7 @@ def read_rows(data: Path, served: Target, tokenizer: Any, packed: Path, window: 
             target=target_fingerprint(served),
             told=lambda line: console.print(line, highlight=False),
         )
-    rows = PackedRows(data)
+    rows = PackedShard(data)
     of_rows, of_target = rows.made_from.get("tokenizer"), fingerprint(tokenizer)
     if of_rows != of_target or rows.vocab_size != served.vocab_size:
         raise ConfigError(

@@ -16,7 +16,7 @@ from forerun.config import SamplingParams
 from forerun.engine import LLM, Choice
 from forerun.errors import ConfigError, PromptError, SamplingError
 from forerun.train.corpus import hash_fraction
-from forerun.train.data.answer_file import Answered, ChatText
+from forerun.train.data.answer_file import AnswerLine, ChatText
 from forerun.train.data.mixture import fault, likeness, writer
 from forerun.train.defaults import AnswerMaking
 from forerun.utils.files import digest
@@ -126,7 +126,7 @@ class Stages:
             )
         return list(kept.values())
 
-    def answers(self, stage: str, cases: Sequence[Case]) -> list[Answered]:
+    def answers(self, stage: str, cases: Sequence[Case]) -> list[AnswerLine]:
         """The target's answers to all turns of all cases; those that it cannot be asked are left out.
 
         Raises:
@@ -163,7 +163,9 @@ class Stages:
                     continue
                 temperature = self._params(stage, index, turn).temperature
                 prompt = turn.prompt(self._before(journal, index, turn))
-                made.append(Answered(turn.case.category, temperature, prompt, found["answer"], True, found["complete"]))
+                made.append(
+                    AnswerLine(turn.case.category, temperature, prompt, found["answer"], True, found["complete"])
+                )
         for why, times in left_out.most_common(3):
             self._console.print(f"{stage}: {times:,} left out: {why}", soft_wrap=True, highlight=False)
         return made

@@ -19,7 +19,7 @@ from forerun import __version__
 from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.engine import LLM
 from forerun.errors import ConfigError
-from forerun.train.data.answer_file import SUFFIXES, Answered, is_answer_file, record_path
+from forerun.train.data.answer_file import SUFFIXES, AnswerLine, is_answer_file, record_path
 from forerun.train.data.answer_prompts import Overlap, cut_prompts, files_digest, parted, read_prompts
 from forerun.train.data.answer_stages import Stages
 from forerun.train.data.mixture import KINDS, mix
@@ -39,7 +39,7 @@ _QUESTION_WORDS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AnswersPlan:
     """How many answers, and to what.
 
     Attributes:
@@ -104,7 +104,7 @@ def make_answers(
     return record
 
 
-def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bool) -> Plan:
+def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bool) -> AnswersPlan:
     """How many prompts of each origin.
 
     Raises:
@@ -121,18 +121,18 @@ def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bo
     total = options.answers or (round(turns / (1 - share)) if given and share < 1 else ANSWERS)
     mixed = round(total * share)
     if not given:
-        return Plan([], text, total - mixed, mixed)
+        return AnswersPlan([], text, total - mixed, mixed)
     kept: list[Case] = []
     for case in given:
         if sum(max(1, len(each.turns)) for each in kept) >= total - mixed:
             break
         kept.append(case)
-    return Plan(kept, text, 0 if chat or not text else max(0, total - turns), mixed)
+    return AnswersPlan(kept, text, 0 if chat or not text else max(0, total - turns), mixed)
 
 
 def _compute(
-    stages: Stages, llm: LLM, planned: Plan, options: AnswerMaking, overlap: Overlap, console: Console
-) -> list[Answered]:
+    stages: Stages, llm: LLM, planned: AnswersPlan, options: AnswerMaking, overlap: Overlap, console: Console
+) -> list[AnswerLine]:
     """All stages, one after another."""
     cases = list(planned.given)
     if planned.own:
@@ -154,7 +154,7 @@ def _compute(
     return kept
 
 
-def _passages(text: list[Path], made: Iterable[Answered]) -> tuple[list[Passage], list[Passage]]:
+def _passages(text: list[Path], made: Iterable[AnswerLine]) -> tuple[list[Passage], list[Passage]]:
     """(prose, code): of the text at hand; without any, of the target's own answers and of the standard library."""
     if text:
         return read_passages(text)
@@ -221,7 +221,7 @@ def _former(out: Path, head: dict[str, Any], console: Console) -> dict[str, Any]
     return {}
 
 
-def _write(out: Path, made: Sequence[Answered], head: dict[str, Any]) -> dict[str, Any]:
+def _write(out: Path, made: Sequence[AnswerLine], head: dict[str, Any]) -> dict[str, Any]:
     """Write file and record. The bytes depend on the answers alone (no time stamp)."""
     lines = "".join(json.dumps(each.record(), ensure_ascii=False) + "\n" for each in made).encode()
     with atomic_file(out, ConfigError) as file:

@@ -53,7 +53,7 @@ class PackedBatch:
     documents: Tensor
 
 
-class PackedRows:
+class PackedShard:
     """One part of a folder of packed rows, mapped into memory.
 
     Attributes:
@@ -87,9 +87,9 @@ class PackedRows:
         """How many rows there are."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def held_out(self) -> PackedRows:
+    def held_out(self) -> PackedShard:
         """The rows of the same folder that are never trained on."""
-        return PackedRows(self.folder, HELD_OUT)
+        return PackedShard(self.folder, HELD_OUT)
 
     def batch(self, step: int, rows: int, seed: int) -> PackedBatch:
         """The batch of step `step` (from 0): it depends on the three numbers alone.
@@ -144,7 +144,7 @@ _BYTES_PER_TOKEN = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class PackedDocument:
     """Tokens that belong together.
 
     Attributes:
@@ -159,7 +159,7 @@ class Document:
 
 
 @dataclass(slots=True)
-class _Row:
+class _OpenRow:
     """A row that is being filled."""
 
     tokens: list[int] = field(default_factory=list)
@@ -167,7 +167,7 @@ class _Row:
     documents: list[int] = field(default_factory=list)
     count: int = 0
 
-    def add(self, document: Document) -> None:
+    def add(self, document: PackedDocument) -> None:
         self.tokens += document.tokens
         # nothing stands before the first token, by which it could be predicted
         self.wanted += [False, *document.wanted[1:]]
@@ -176,8 +176,8 @@ class _Row:
 
 
 def pack(
-    documents: Iterable[Document], folder: Path, *, window: int, vocab_size: int, made_from: Mapping[str, Any]
-) -> PackedRows:
+    documents: Iterable[PackedDocument], folder: Path, *, window: int, vocab_size: int, made_from: Mapping[str, Any]
+) -> PackedShard:
     """Write documents into a folder of packed rows, which takes the place of a former one when it is whole.
 
     A document longer than a row is cut from its end, so that what answers a long prompt keeps what stands just before
@@ -205,10 +205,10 @@ def pack(
             )
         index = {"form": FORM, "window": window, "vocab_size": vocab_size, "made_from": dict(made_from), **counts}
         write_json(fresh / INDEX, index, error=ConfigError)
-    return PackedRows(folder)
+    return PackedShard(folder)
 
 
-def _cut(document: Document, width: int) -> Iterator[Document]:
+def _cut(document: PackedDocument, width: int) -> Iterator[PackedDocument]:
     """Parts of at most `width` tokens, of which something is wanted."""
     first = len(document.tokens) % width or width
     for start, end in zip(
@@ -218,7 +218,7 @@ def _cut(document: Document, width: int) -> Iterator[Document]:
     ):
         wanted = document.wanted[max(0, start) : end]
         if any(wanted[1:]):
-            yield Document(document.tokens[max(0, start) : end], wanted, document.held_out)
+            yield PackedDocument(document.tokens[max(0, start) : end], wanted, document.held_out)
 
 
 class _Writer:
@@ -226,13 +226,13 @@ class _Writer:
 
     def __init__(self, folder: Path, part: str, width: int, vocab_size: int) -> None:
         self._folder, self._part, self._width, self._vocab_size = folder, part, width, vocab_size
-        self._open: list[_Row] = []
-        self._full: list[_Row] = []
+        self._open: list[_OpenRow] = []
+        self._full: list[_OpenRow] = []
         self._shards: dict[str, str] = {}
         self._rows_per_shard = max(1, SHARD_BYTES // (_BYTES_PER_TOKEN * width))
         self._counts = {"documents": 0, "tokens": 0, "wanted": 0, "rows": 0}
 
-    def add(self, document: Document) -> None:
+    def add(self, document: PackedDocument) -> None:
         """Into the fullest open row that has room."""
         if min(document.tokens) < 0 or max(document.tokens) >= self._vocab_size:
             raise ConfigError(
@@ -244,7 +244,7 @@ class _Writer:
         if row is None:
             if len(self._open) == OPEN_ROWS:
                 self._close(max(self._open, key=lambda each: len(each.tokens)))
-            row = _Row()
+            row = _OpenRow()
             self._open.append(row)
         row.add(document)
         self._counts["documents"] += 1
@@ -258,7 +258,7 @@ class _Writer:
         self._write()
         return {**self._counts, "shards": self._shards}
 
-    def _close(self, row: _Row) -> None:
+    def _close(self, row: _OpenRow) -> None:
         self._open = [each for each in self._open if each is not row]
         self._full.append(row)
         if len(self._full) == self._rows_per_shard:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from forerun.models.llama.decoder import llama_refusal
 from forerun.train.accelerator import columns_of, device_of, model_vocabulary, to_device, training_device
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target
-from forerun.train.data.packed import PackedRows
+from forerun.train.data.packed import PackedShard
 from forerun.train.defaults import DraftTraining, LossName
 from forerun.train.draft.prune import check_size, check_start, pruned_copy, step_parameters
 from forerun.train.draft.samples import (
@@ -112,7 +112,7 @@ def variation_share(progress: float, start: float, ramp: float = 0.1) -> float:
 def train(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    rows: PackedRows,
+    rows: PackedShard,
     run_folder: Path,
     options: DraftTraining,
     console: Console,

@@ -23,7 +23,7 @@ from forerun.models.llama.decoder import llama_refusal
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.accelerator import columns_of, model_vocabulary, stored_ids
 from forerun.train.checkpoint import pin
-from forerun.train.data.packed import PackedRows
+from forerun.train.data.packed import PackedShard
 from forerun.train.defaults import DraftTraining
 from forerun.train.evaluate import TopProbs, top_probs_of
 from forerun.train.loop import Batch
@@ -76,12 +76,12 @@ def read_shard(folder: Path, number: int) -> Shard:
     return Shard(tokens, TopProbs(ids, probabilities), documents, wanted)
 
 
-def num_shards(rows: PackedRows, options: DraftTraining) -> int:
+def num_shards(rows: PackedShard, options: DraftTraining) -> int:
     """Shards of all the rows."""
     return math.ceil(len(rows) / options.text_batch)
 
 
-def make_shard(target: PreTrainedModel, rows: PackedRows, number: int, options: DraftTraining) -> Shard:
+def make_shard(target: PreTrainedModel, rows: PackedShard, number: int, options: DraftTraining) -> Shard:
     """Have the target read the rows of shard `number`."""
     first = number * options.text_batch
     batch = rows.rows(list(range(first, min(first + options.text_batch, len(rows)))))
@@ -92,7 +92,7 @@ def make_shard(target: PreTrainedModel, rows: PackedRows, number: int, options: 
 
 
 def sample_all(
-    target: PreTrainedModel, rows: PackedRows, folder: Path, options: DraftTraining, done: Callable[[int], None]
+    target: PreTrainedModel, rows: PackedShard, folder: Path, options: DraftTraining, done: Callable[[int], None]
 ) -> None:
     """Write every shard that `folder` lacks, several at once on a CPU; `done(number)` after each of all."""
     pin(folder, {"packed": dict(rows.made_from), "text_batch": options.text_batch, "top": options.top})

@@ -12,7 +12,7 @@ from forerun.errors import ConfigError
 from forerun.speculation.predictor import StepCosts
 from forerun.train.card import CARD, stage_record, versions, write_record
 from forerun.train.checkpoint import METRICS, LoopState
-from forerun.train.data.packed import PackedRows
+from forerun.train.data.packed import PackedShard
 from forerun.train.heads.evaluate import HeadScore, shown
 from forerun.utils.files import write_bytes
 
@@ -82,7 +82,7 @@ def build_record(
     target: dict[str, Any],
     config: HeadConfig,
     options: dict[str, Any],
-    rows: PackedRows,
+    rows: PackedShard,
     coverage: float,
     state: LoopState,
     report: HeadReport,

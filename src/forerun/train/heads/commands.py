@@ -28,14 +28,14 @@ from forerun.train.accelerator import device_name, reuse_memory, training_device
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import run_in
 from forerun.train.data.answer_rows import read_rows, tokenizer_of
-from forerun.train.data.packed import Document, PackedRows, pack
+from forerun.train.data.packed import PackedDocument, PackedShard, pack
 from forerun.train.eagle import EagleKind
 from forerun.train.evaluate import batches_of_one_length, write_on
 from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, build_record, draw_curves, write_card
 from forerun.train.heads.evaluate import HeldOut, shown
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTraining
-from forerun.train.heads.run import Target, frozen_model, train
+from forerun.train.heads.run import TrainingTarget, frozen_model, train
 from forerun.train.heads.start import HeadKind, draft_vocabulary, offsets, target_config, token_counts
 from forerun.train.heads.target_states import check_states
 from forerun.train.medusa import MedusaKind
@@ -49,7 +49,7 @@ _FIRST_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PreparedRun:
     """A run before its first step.
 
     Attributes:
@@ -58,8 +58,8 @@ class Start:
     """
 
     served: LanguageModel
-    target: Target
-    rows: PackedRows
+    target: TrainingTarget
+    rows: PackedShard
     head: HeadModule
     vocabulary: Tensor
     coverage: float
@@ -139,7 +139,7 @@ def _judge(held_out: HeldOut, console: Console) -> Callable[[HeadModule], float]
     return evaluate
 
 
-def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console: Console) -> Start:
+def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console: Console) -> PreparedRun:
     """Load the target, read the data, and set the head's first weights.
 
     Raises:
@@ -154,7 +154,7 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     config = kind.config(name, served, rows.window)
     counts = token_counts(rows)
     vocabulary = draft_vocabulary(counts, config.draft_vocab_size, served.eos_token_ids)
-    target = Target.of(served, frozen_model(name, where), config.layers, vocabulary)
+    target = TrainingTarget.of(served, frozen_model(name, where), config.layers, vocabulary)
     first = rows.batch(0, _FIRST_ROWS, options.seed)
     document = first.tokens[0][first.documents[0] == 0]
     apart = check_states(target.states, served, document.tolist())
@@ -166,15 +166,15 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     head = kind.module(config)
     kind.set_first_weights(head, target.states.of(document, [len(document)])[1:, -1], target.output_rows)
     coverage = float(counts[vocabulary].sum() / counts.sum())
-    return Start(served, target, rows, head.to(where), vocabulary, coverage, kind)
+    return PreparedRun(served, target, rows, head.to(where), vocabulary, coverage, kind)
 
 
-def _held_out(start: Start, count: int, num_draft_tokens: int) -> HeldOut:
+def _held_out(start: PreparedRun, count: int, num_draft_tokens: int) -> HeldOut:
     """So many held-out rows, for drafts of K tokens."""
     return HeldOut(start.target, start.rows.held_out(), count, start.vocabulary, num_draft_tokens, start.kind.guess)
 
 
-def measure(start: Start, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
+def measure(start: PreparedRun, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
     """Score and costs of a head."""
     first = start.rows.batch(0, 1, 0)
     prompt = first.tokens[0][first.documents[0] == 0].tolist()
@@ -257,18 +257,18 @@ def evaluate_head(
             rows = read_rows(data, served, tokenizer, packed, WINDOW, Console(stderr=True)).held_out()
         vocabulary, head = stored.token_ids, kind.module(stored.config)
         head.load_state_dict(dict(stored.tensors))
-        target = Target.of(served, model, stored.config.layers, vocabulary)
-        start = Start(served, target, rows, head.to(where), vocabulary, 0.0, kind)
+        target = TrainingTarget.of(served, model, stored.config.layers, vocabulary)
+        start = PreparedRun(served, target, rows, head.to(where), vocabulary, 0.0, kind)
         held_out = HeldOut(start.target, rows, FINAL_ROWS, start.vocabulary, num_draft_tokens, kind.guess)
         if not held_out:
             raise ConfigError(f"{data} has no held-out answers. Give more data, or leave --data out.")
         return measure(start, held_out, num_draft_tokens)
 
 
-def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[Document]:
+def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[PackedDocument]:
     """Of the bundled prompts, at temperature 0."""
     prompts = [encode_text(tokenizer, case.prompt, special=True) for case in workloads.load("code")]
     for batch in batches_of_one_length(prompts):
         for tokens in write_on(model, batch.to(model.device), new_tokens, 0.0, 0).tolist():
             first = len(tokens) - new_tokens
-            yield Document(tokens, [place >= first for place in range(len(tokens))])
+            yield PackedDocument(tokens, [place >= first for place in range(len(tokens))])

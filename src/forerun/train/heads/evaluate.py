@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.train.accelerator import device_of
-from forerun.train.data.packed import NO_DOCUMENT, PackedRows
+from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.evaluate import expected_chains, greedy_chains
 from forerun.train.heads.module import HeadModule, HeadRows, head_rows
-from forerun.train.heads.run import COMPUTE, Read, Target
+from forerun.train.heads.run import COMPUTE, Read, TrainingTarget
 
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Where the buckets of context lengths begin."""
@@ -128,8 +128,8 @@ class HeldOut:
 
     def __init__(
         self,
-        target: Target,
-        rows: PackedRows,
+        target: TrainingTarget,
+        rows: PackedShard,
         count: int,
         vocabulary: Tensor,
         num_draft_tokens: int,
@@ -144,7 +144,7 @@ class HeldOut:
         """Whether there is anything to score."""
         return bool(self._parts)
 
-    def _read(self, rows: PackedRows, count: int) -> Iterator[_Known]:
+    def _read(self, rows: PackedShard, count: int) -> Iterator[_Known]:
         for start in range(0, count, ROWS_AT_ONCE):
             batch = rows.rows(list(range(start, min(count, start + ROWS_AT_ONCE))))
             laid = head_rows(batch.tokens, answers_alone(batch.wanted, batch.documents), batch.documents, self._k)

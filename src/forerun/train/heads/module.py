@@ -135,7 +135,7 @@ def rotated(x: Tensor, positions: Tensor, rope_theta: float) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class DocumentRows:
     """The rows of one document.
 
     Attributes:
@@ -175,7 +175,7 @@ class HeadRows:
     predictors: Tensor
     rows: Tensor
     valid: Tensor
-    segments: list[Segment]
+    segments: list[DocumentRows]
 
     @property
     def steps(self) -> int:
@@ -253,8 +253,8 @@ def _lengths(documents: Tensor, used: Tensor) -> list[int]:
     return lengths
 
 
-def _segments(of_rows: Tensor, of_active: Tensor, count: int) -> list[Segment]:
+def _segments(of_rows: Tensor, of_active: Tensor, count: int) -> list[DocumentRows]:
     ends = torch.bincount(of_rows, minlength=count).cumsum(0).tolist()
     active_ends = torch.bincount(of_active, minlength=count).cumsum(0).tolist()
     bounds = zip([0, *ends], ends, [0, *active_ends], active_ends, strict=False)
-    return [Segment(*each) for each in bounds if each[3] > each[2]]
+    return [DocumentRows(*each) for each in bounds if each[3] > each[2]]

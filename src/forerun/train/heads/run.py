@@ -19,7 +19,7 @@ from forerun.errors import ConfigError
 from forerun.models import LanguageModel, load_transformers_model
 from forerun.train.accelerator import columns_of, device_of, to_device
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin
-from forerun.train.data.packed import NO_DOCUMENT, PackedRows
+from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.heads.module import Augmentation, HeadModule, HeadRows, head_rows
 from forerun.train.heads.options import HeadTraining
 from forerun.train.heads.target_states import TargetStates, learnt_layers
@@ -78,7 +78,7 @@ COMPUTE = {"cpu": torch.bfloat16, "cuda": torch.bfloat16, "mps": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TrainingTarget:
     """What training reads of the target.
 
     Attributes:
@@ -94,7 +94,7 @@ class Target:
     columns: Tensor
 
     @classmethod
-    def of(cls, served: LanguageModel, model: Any, layers: Sequence[int], vocabulary: Tensor) -> Target:
+    def of(cls, served: LanguageModel, model: Any, layers: Sequence[int], vocabulary: Tensor) -> TrainingTarget:
         """Of a target.
 
         Args:
@@ -116,7 +116,7 @@ class Target:
         every = torch.arange(self.served.vocab_size)
         return self.served.output_rows(every).to(self.output_rows.dtype, copy=True)
 
-    def replica(self) -> Target:
+    def replica(self) -> TrainingTarget:
         """The same for another thread."""
         return replace(self, states=self.states.replica())
 
@@ -141,7 +141,7 @@ class HeadLoss(ABC, Generic[Options]):
         self,
         options: Options,
         replicas: list[nn.Module],
-        targets: list[Target],
+        targets: list[TrainingTarget],
         cache: StateCache | None = None,
     ) -> None:
         self.options, self._cache = options, cache
@@ -183,21 +183,21 @@ class Read:
         states: [N, layers, hidden] of all tokens, the target's after its final norm last. embeddings: [N, hidden].
     """
 
-    target: Target
+    target: TrainingTarget
     rows: HeadRows
     states: Tensor
     embeddings: Tensor
     augment: Augmentation | None
 
 
-LossOf = Callable[[Options, list[nn.Module], list[Target], StateCache | None], HeadLoss[Options]]
+LossOf = Callable[[Options, list[nn.Module], list[TrainingTarget], StateCache | None], HeadLoss[Options]]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadBatches:
     """Batches by the number of their step."""
 
-    rows: PackedRows
+    rows: PackedShard
     per_step: int
     seed: int
 
@@ -211,21 +211,21 @@ class HeadBatches:
         return batch.tokens, batch.wanted, batch.documents, shares, numbers
 
 
-def num_steps(rows: PackedRows, options: HeadTraining) -> int:
+def num_steps(rows: PackedShard, options: HeadTraining) -> int:
     """Steps of a run."""
     steps = max(1, round(options.epochs * len(rows) / rows_per_step(rows, options)))
     return min(steps, options.max_steps) if options.max_steps else steps
 
 
-def rows_per_step(rows: PackedRows, options: HeadTraining) -> int:
+def rows_per_step(rows: PackedShard, options: HeadTraining) -> int:
     """Packed rows of a step."""
     return max(1, options.tokens_per_step // rows.window)
 
 
 def train(
     head: HeadModule,
-    target: Target,
-    rows: PackedRows,
+    target: TrainingTarget,
+    rows: PackedShard,
     folder: Path,
     options: Options,
     console: Console,

@@ -14,7 +14,7 @@ from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 from forerun.models.loading.find_source import find_source
-from forerun.train.data.packed import NO_DOCUMENT, PackedRows
+from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.heads.evaluate import Guess, HeldOut
 from forerun.train.heads.options import EVALUATED_TOKENS, LayerShape, layer_numbers
 from forerun.train.heads.run import Options
@@ -78,7 +78,7 @@ def spread_layers(num_layers: int, version: int) -> tuple[int, ...]:
     return tuple(sorted({*chosen, num_layers}))
 
 
-def token_counts(rows: PackedRows) -> Tensor:
+def token_counts(rows: PackedShard) -> Tensor:
     """How often each token of the target's vocabulary stands in the rows, prompts included, [V] int64."""
     counts = torch.zeros(rows.vocab_size, dtype=torch.int64)
     for start in range(0, len(rows), _ROWS_AT_ONCE):

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from forerun.drafters.rest.index import Continuations, best_nodes
+from forerun.drafters.rest.index import ContinuationTree, best_nodes
 
 END = 99
 
@@ -21,7 +21,7 @@ def naive(rows: list[list[int]], limit: int) -> list[tuple[tuple[int, ...], int]
     return sorted(counts.items(), key=lambda item: (-item[1], len(item[0]), item[0]))[:limit]
 
 
-def paths(found: Continuations) -> list[tuple[int, ...]]:
+def paths(found: ContinuationTree) -> list[tuple[int, ...]]:
     assert all(-1 <= parent < node for node, parent in enumerate(found.tree.parents))
     return [tuple(found.tree.ids[node] for node in path) for path in found.tree.paths()]
 

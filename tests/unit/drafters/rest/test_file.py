@@ -13,7 +13,7 @@ import pytest
 from forerun.drafters.rest import index_file as file
 from forerun.drafters.rest.build import append_index, build_index
 from forerun.drafters.rest.index import Index
-from forerun.drafters.rest.index_file import Header, read_header
+from forerun.drafters.rest.index_file import IndexHeader, read_header
 from forerun.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def rewrite(path: Path, **changes: Any) -> None:
 def test_the_header(path: Path) -> None:
     header, start = read_header(path)
     assert start == 4096
-    assert header == Header(7, 2, 2, 8, 9, "some", "abc", header.checksum)
+    assert header == IndexHeader(7, 2, 2, 8, 9, "some", "abc", header.checksum)
     assert path.stat().st_size == 4096 + 7 * (2 + 4)
     assert Index(path).nbytes == 7 * 6
     rewrite(path)
@@ -79,7 +79,7 @@ OTHER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Header) if field.name != "compact"])
+@pytest.mark.parametrize("field", [field.name for field in fields(IndexHeader) if field.name != "compact"])
 @pytest.mark.parametrize("value", ["other", None, [], -1])
 def test_every_field_of_the_header_is_guarded(path: Path, field: str, value: Any) -> None:
     rewrite(path, **{field: OTHER[field] if value == "other" else value})
@@ -173,7 +173,7 @@ def test_a_refusal_by_the_header_comes_before_the_data_are_read(path: Path) -> N
     data[-1] ^= 1
     path.write_bytes(data)
 
-    def refuse(header: Header) -> None:
+    def refuse(header: IndexHeader) -> None:
         raise ConfigError(f"not {header.tokenizer}")
 
     with pytest.raises(ConfigError, match="not some"):

@@ -9,7 +9,7 @@ import pytest
 
 from forerun.drafters.rest.build import tokenise
 from forerun.errors import ConfigError
-from forerun.utils.text_files import Document, find_files, read_documents
+from forerun.utils.text_files import TextDocument, find_files, read_documents
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(path: Path, named: bool = True, field: str = "text") -> list[Document]:
+def read(path: Path, named: bool = True, field: str = "text") -> list[TextDocument]:
     return list(read_documents(path, named, field, []))
 
 
@@ -70,7 +70,7 @@ def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     rows = [{"text": "one\nmore", "prompt": "p"}, {"text": "", "prompt": "q"}, {"text": "u\u2028v", "prompt": "r"}]
     path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", encoding="utf-8")
-    assert read(path) == [Document(f"{path}:1", "one\nmore"), Document(f"{path}:5", "u\u2028v")]
+    assert read(path) == [TextDocument(f"{path}:1", "one\nmore"), TextDocument(f"{path}:5", "u\u2028v")]
     assert [document.text for document in read(path, field="prompt")] == ["p", "q", "r"]
 
 
@@ -102,7 +102,7 @@ class Letters:
 
 
 def test_tokens_up_to_a_limit() -> None:
-    documents = [Document(str(i), "ab") for i in range(150)]
+    documents = [TextDocument(str(i), "ab") for i in range(150)]
     assert len(list(tokenise(documents, Letters()))) == 150
     assert list(tokenise(documents, Letters(), 9)) == [[97, 98]] * 3
     assert list(tokenise(documents, Letters(), 8)) == [[97, 98]] * 2

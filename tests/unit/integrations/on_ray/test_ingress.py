@@ -17,7 +17,7 @@ import uvicorn
 from forerun.errors import QueueFullError, ReplicaError
 from forerun.integrations.ray.application import Replica
 from forerun.integrations.ray.ingress import Ingress
-from forerun.integrations.ray.messages import Asked
+from forerun.integrations.ray.messages import ForwardedRequest
 from forerun.server.metrics import HTTPMetrics, Prometheus
 from forerun.server.middleware import Message
 from forerun.server.options import ServerOptions
@@ -42,11 +42,11 @@ class Replicas:
 
     def __init__(self, service: Service) -> None:
         self.service, self._replica = service, Replica(service, "one")
-        self.asked: list[Asked] = []
-        self.fails: Callable[[Asked, int], None] = lambda asked, number: None
+        self.asked: list[ForwardedRequest] = []
+        self.fails: Callable[[ForwardedRequest, int], None] = lambda asked, number: None
         self.num_open = 0
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message], None]:
+    async def answer(self, asked: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         self.asked.append(asked)
         self.num_open += 1
         answer = self._replica.answer(asked)
@@ -162,8 +162,8 @@ def test_keys_limits_and_the_drain_are_the_ingress_s() -> None:
         assert refused.status_code == 503 and http.get("/health").status_code == 503
 
 
-def lost(at: int) -> Callable[[Asked, int], None]:
-    def fails(asked: Asked, number: int) -> None:
+def lost(at: int) -> Callable[[ForwardedRequest, int], None]:
+    def fails(asked: ForwardedRequest, number: int) -> None:
         if number == at:
             raise ReplicaError("The replica has ended.")
 
@@ -213,7 +213,7 @@ def test_the_stock_client_sees_the_failure() -> None:
 
 
 def test_all_replicas_are_full() -> None:
-    def full(asked: Asked, number: int) -> None:
+    def full(asked: ForwardedRequest, number: int) -> None:
         raise QueueFullError("full")
 
     with running() as (replicas, _, http):
@@ -227,7 +227,7 @@ def test_no_replica_takes_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.integrations.ray.ingress._FACT_WITHIN", 0.05)
     with running() as (replicas, _, http):
 
-        async def never(asked: Asked) -> AsyncGenerator[list[Message], None]:
+        async def never(asked: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
             import asyncio
 
             await asyncio.sleep(LIMIT)

@@ -10,14 +10,14 @@ import pytest
 
 from forerun.errors import ConfigError, PromptError, QueueFullError, ReplicaError
 from forerun.integrations.ray.connect import connected, metrics_addresses, reason_in, translated
-from forerun.integrations.ray.plan import Plan, RayOptions, gpus_of, threads_of
+from forerun.integrations.ray.plan import RayOptions, ServePlan, gpus_of, threads_of
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.errors import error_response
 
 
-def plan(server: ServerOptions | None = None, **options: Any) -> Plan:
+def plan(server: ServerOptions | None = None, **options: Any) -> ServePlan:
     ray = RayOptions(ray=True, **{"replica_threads": 1, **options})
-    return Plan.of("bundled", "it", ["suffix"], {"max_batch": 4}, server or ServerOptions(), ray)
+    return ServePlan.of("bundled", "it", ["suffix"], {"max_batch": 4}, server or ServerOptions(), ray)
 
 
 def test_flags_of_ray_are_for_ray() -> None:

@@ -15,9 +15,9 @@ import pytest
 from forerun.engine import LLM, EngineThread
 from forerun.errors import ConfigError, ReplicaError
 from forerun.integrations.ray import batch
-from forerun.integrations.ray.batch import Worker, answer_on_ray
+from forerun.integrations.ray.batch import RayWorker, answer_on_ray
 from forerun.integrations.ray.plan import RayOptions
-from forerun.server.batch.files import Journal
+from forerun.server.batch.files import BatchJournal
 from forerun.server.batch.lines import BatchFile
 from serving import fake_llm
 
@@ -37,7 +37,7 @@ class Handle:
 
     deaths = 0
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: RayWorker) -> None:
         self._worker = worker
 
     def __getattr__(self, name: str) -> Any:
@@ -65,20 +65,20 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
     ray.get = lambda item: item
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.delitem(sys.modules, "forerun.integrations.ray.pool", raising=False)
-    from forerun.integrations.ray.pool import Pool
+    from forerun.integrations.ray.pool import WorkerPool
 
     made = fake_llm()
     Handle.deaths = 0
     with EngineThread(made.shared) as thread:
 
         def start() -> Handle:
-            worker = Worker(**WORKER, threads=1)
+            worker = RayWorker(**WORKER, threads=1)
             worker._loaded = made, thread
             return Handle(worker)
 
         @contextmanager
-        def pool(options: RayOptions, worker: Any, begin: Any) -> Iterator[Pool]:
-            yield Pool(options.replicas, start, begin)
+        def pool(options: RayOptions, worker: Any, begin: Any) -> Iterator[WorkerPool]:
+            yield WorkerPool(options.replicas, start, begin)
 
         monkeypatch.setattr(batch, "_pool", pool)
         yield made
@@ -96,7 +96,7 @@ def test_a_batch(llm: LLM, tmp_path: Path, deaths: int) -> None:
     requests(tmp_path / "in", 60)
     Handle.deaths = deaths
     told: list[tuple[int, int]] = []
-    with BatchFile(tmp_path / "in") as asked, Journal(tmp_path / "journal", {}, 60) as journal:
+    with BatchFile(tmp_path / "in") as asked, BatchJournal(tmp_path / "journal", {}, 60) as journal:
         journal.add(7, {"is": "there"})
         more: dict[str, Any] = {"loaded": lambda: None, "told": lambda *numbers: told.append(numbers)}
         answer_on_ray(tmp_path / "in", asked, journal, WORKER, OPTIONS, **more)
@@ -110,7 +110,7 @@ def test_a_batch(llm: LLM, tmp_path: Path, deaths: int) -> None:
 def test_work_that_ends_every_worker_is_given_up(llm: LLM, tmp_path: Path) -> None:
     requests(tmp_path / "in", 60)
     Handle.deaths = 1000
-    with BatchFile(tmp_path / "in") as asked, Journal(tmp_path / "journal", {}, 60) as journal:
+    with BatchFile(tmp_path / "in") as asked, BatchJournal(tmp_path / "journal", {}, 60) as journal:
         more: dict[str, Any] = {"loaded": lambda: None, "told": lambda *numbers: None}
         with pytest.raises(ReplicaError, match="3 workers have ended, one after another"):
             answer_on_ray(tmp_path / "in", asked, journal, WORKER, OPTIONS, **more)
@@ -119,7 +119,7 @@ def test_work_that_ends_every_worker_is_given_up(llm: LLM, tmp_path: Path) -> No
 
 def test_what_a_worker_raises_is_raised_here(llm: LLM, tmp_path: Path) -> None:
     requests(tmp_path / "in", 60)
-    with BatchFile(tmp_path / "in") as asked, Journal(tmp_path / "journal", {}, 60) as journal:
+    with BatchFile(tmp_path / "in") as asked, BatchJournal(tmp_path / "journal", {}, 60) as journal:
         more: dict[str, Any] = {"loaded": lambda: None, "told": lambda *numbers: None}
         with pytest.raises(ConfigError, match="cannot be read by a worker"):
             answer_on_ray(tmp_path / "nowhere", asked, journal, WORKER, OPTIONS, **more)

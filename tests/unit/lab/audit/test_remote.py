@@ -15,7 +15,7 @@ import pytest
 
 from forerun.errors import AuditError, ConfigError
 from forerun.lab.audit.certificate import Certificate
-from forerun.lab.audit.remote import SWITCH, Server, draft_counter, remote_audit
+from forerun.lab.audit.remote import SWITCH, AuditedServer, draft_counter, remote_audit
 from forerun.lab.audit.settings import AuditOptions
 from serving import fake_llm, serving
 
@@ -25,7 +25,7 @@ Reply = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def audited(url: str, second: str | None = None, settings: AuditOptions = SMALL) -> Certificate:
-    speculative, plain = Server(url), Server(second or url, extra=None if second else SWITCH)
+    speculative, plain = AuditedServer(url), AuditedServer(second or url, extra=None if second else SWITCH)
     try:
         return remote_audit(speculative, plain, PROMPTS, settings)
     finally:
@@ -197,6 +197,6 @@ def test_servers_that_cannot_be_audited(answer: dict[str, Any]) -> None:
 
 def test_addresses_that_are_none() -> None:
     with pytest.raises(ConfigError, match="http"):
-        Server("localhost:8000")
+        AuditedServer("localhost:8000")
     with pytest.raises(AuditError, match="Check the address"):
-        Server("http://127.0.0.1:9")
+        AuditedServer("http://127.0.0.1:9")

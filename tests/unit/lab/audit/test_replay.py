@@ -11,7 +11,7 @@ from doubles import FakeCache, FakeModel
 from faults import a_row_that_is_not_rolled_back
 from forerun import SamplingParams
 from forerun.lab.audit.bits_layer import bits_layer, explain
-from forerun.lab.audit.engine_layer import Asked, Run
+from forerun.lab.audit.engine_layer import AuditRequest, AuditRun
 from forerun.lab.audit.settings import AuditOptions
 from forerun.models import Exactness, Forward
 
@@ -69,7 +69,7 @@ def test_bugs_beside_near_ties_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_token_than_any_rounding_chooses_is_a_bug(seed: int | None) -> None:
     world = make_world()
     params = SamplingParams(temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=6)
-    answers = world.audited.answers([Asked(PROMPTS[0], params)], Run("plain"), 0)
+    answers = world.audited.answers([AuditRequest(PROMPTS[0], params)], AuditRun("plain"), 0)
     assert isinstance(answers[0], list)
     plain = answers[0][0]
     assert explain(world.target, PROMPTS[0], params, plain, plain).near_tie
@@ -83,7 +83,7 @@ def test_another_token_than_any_rounding_chooses_is_a_bug(seed: int | None) -> N
 def test_a_log_probability_that_is_off_is_a_bug() -> None:
     world = make_world()
     params = SamplingParams(temperature=0, logprobs=0, max_tokens=6)
-    answers = world.audited.answers([Asked(PROMPTS[0], params)], Run("plain"), 0)
+    answers = world.audited.answers([AuditRequest(PROMPTS[0], params)], AuditRun("plain"), 0)
     assert isinstance(answers[0], list)
     plain = answers[0][0]
     assert plain.logprobs is not None
@@ -95,7 +95,7 @@ def test_a_log_probability_that_is_off_is_a_bug() -> None:
 def test_nothing_is_left_of_a_replay() -> None:
     world = make_world()
     params = SamplingParams(temperature=0, max_tokens=6)
-    answers = world.audited.answers([Asked(PROMPTS[0], params)], Run("plain"), 0)
+    answers = world.audited.answers([AuditRequest(PROMPTS[0], params)], AuditRun("plain"), 0)
     assert isinstance(answers[0], list)
     explain(world.target, PROMPTS[0], params, answers[0][0], answers[0][0])
     caches: list[FakeCache] = world.target.caches

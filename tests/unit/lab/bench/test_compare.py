@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from forerun.lab.bench.compare import Run, compare
+from forerun.lab.bench.compare import MethodRun, compare
 from forerun.lab.bench.generate import HF_PLAIN, assisted_name, reduce_runs
 from forerun.lab.bench.measure import Timed
 from forerun.lab.bench.methods import PLAIN, method_name
 
 
 def test_rows_against_the_reference() -> None:
-    plain = [Timed(4.0, Run([1, 2, 3, 4], 4)), Timed(2.0, Run([5, 6], 2))]
-    fast = [Timed(2.0, Run([1, 2, 3, 4], 2, 6, 2)), Timed(0.5, Run([5, 6], 1, 2, 1))]
+    plain = [Timed(4.0, MethodRun([1, 2, 3, 4], 4)), Timed(2.0, MethodRun([5, 6], 2))]
+    fast = [Timed(2.0, MethodRun([1, 2, 3, 4], 2, 6, 2)), Timed(0.5, MethodRun([5, 6], 1, 2, 1))]
     first, second = compare({"plain": plain, "fast": fast}, "plain")
     assert (first.method, first.speedup.median, first.tokens_per_second) == ("plain", 1, 1)
     assert (first.mean_acceptance_length, first.acceptance_rate, first.identical) == (1, None, True)
@@ -22,14 +22,14 @@ def test_rows_against_the_reference() -> None:
 
 
 def test_one_other_token_is_not_identical() -> None:
-    plain = [Timed(1.0, Run([1, 2], 2))] * 2
-    other = [Timed(1.0, Run([1, 2], 2)), Timed(1.0, Run([1, 3], 2))]
+    plain = [Timed(1.0, MethodRun([1, 2], 2))] * 2
+    other = [Timed(1.0, MethodRun([1, 2], 2)), Timed(1.0, MethodRun([1, 3], 2))]
     assert not compare({"plain": plain, "other": other}, "plain")[1].identical
 
 
 def test_stopping_early_does_not_look_fast() -> None:
-    plain = [Timed(4.0, Run([1, 2, 3, 4], 4))]
-    short = [Timed(1.0, Run([1], 1))]
+    plain = [Timed(4.0, MethodRun([1, 2, 3, 4], 4))]
+    short = [Timed(1.0, MethodRun([1], 1))]
     row = compare({"plain": plain, "short": short}, "plain")[1]
     assert row.speedup.median == 1
     assert not row.identical
@@ -38,11 +38,11 @@ def test_stopping_early_does_not_look_fast() -> None:
 def test_methods_are_compared_with_plain_transformers_and_its_best_assisted_run() -> None:
     tokens = [1, 2, 3, 4]
     runs = {
-        PLAIN: [Timed(2.0, Run(tokens, 4))],
-        method_name("draft-model", 4): [Timed(1.0, Run(tokens, 2, 8, 2))],
-        HF_PLAIN: [Timed(4.0, Run([1, 2, 3, 9]))],
-        assisted_name(2): [Timed(5.0, Run(tokens))],
-        assisted_name(4): [Timed(3.0, Run(tokens))],
+        PLAIN: [Timed(2.0, MethodRun(tokens, 4))],
+        method_name("draft-model", 4): [Timed(1.0, MethodRun(tokens, 2, 8, 2))],
+        HF_PLAIN: [Timed(4.0, MethodRun([1, 2, 3, 9]))],
+        assisted_name(2): [Timed(5.0, MethodRun(tokens))],
+        assisted_name(4): [Timed(3.0, MethodRun(tokens))],
     }
     rows = {row.method: row for row in reduce_runs(runs)}
     own = rows[method_name("draft-model", 4)]
@@ -57,6 +57,6 @@ def test_methods_are_compared_with_plain_transformers_and_its_best_assisted_run(
 
 
 def test_without_transformers_there_is_nothing_to_compare_with() -> None:
-    [row] = reduce_runs({PLAIN: [Timed(1.0, Run([1], 1))]})
+    [row] = reduce_runs({PLAIN: [Timed(1.0, MethodRun([1], 1))]})
     assert row.over_transformers is None
     assert row.over_assisted is None

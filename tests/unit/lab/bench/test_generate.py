@@ -12,7 +12,7 @@ from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import native
-from forerun.lab.bench.compare import Run
+from forerun.lab.bench.compare import MethodRun
 from forerun.lab.bench.forward import REFERENCE, TRANSFORMERS, measure as measure_forward, table
 from forerun.lab.bench.generate import (
     HF_PLAIN,
@@ -27,7 +27,7 @@ from forerun.lab.bench.generate import (
 )
 from forerun.lab.bench.measure import Timed
 from forerun.lab.bench.methods import PLAIN, Reference, beside, generate, method_name
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -55,7 +55,7 @@ def test_transformers_and_forerun_say_the_same_in_float64(folder: Path) -> None:
     own = LLM(str(folder), None, dtype="float64", tokenizer=None)
     target, draft = Reference(folder, "float64"), Reference(folder, "float64")
     engines = {PLAIN: own, method_name("draft-model", 3): LLM(own.target, folder, num_draft_tokens=3)}
-    requests = [Request("a", "", PROMPT), Request("b", "", [5, 3])]
+    requests = [BenchPrompt("a", "", PROMPT), BenchPrompt("b", "", [5, 3])]
     runs = measure(Methods(engines, target, draft, [3]), requests, GREEDY, 2)
     names = [PLAIN, method_name("draft-model", 3), HF_PLAIN, assisted_name(3)]
     assert list(runs) == names
@@ -71,14 +71,14 @@ def test_all_stop_at_the_end_of_text_if_asked(folder: Path) -> None:
     said = own.generate(PROMPT, GREEDY).token_ids
     own.target.eos_token_ids = frozenset(said[4:5])  # type: ignore[misc]
     methods = Methods({PLAIN: own}, Reference(folder, "float64"))
-    runs = measure(methods, [Request("a", "", PROMPT)], replace(GREEDY, ignore_eos=False), 1)
+    runs = measure(methods, [BenchPrompt("a", "", PROMPT)], replace(GREEDY, ignore_eos=False), 1)
     assert {len(run.value.token_ids) for each in runs.values() for run in each} == {said.index(said[4]) + 1}
 
 
 def test_rows_by_category_with_acceptance_by_position() -> None:
     model = FakeModel(order=1)
     engines = {PLAIN: llm(model), "drafting": llm(model, "prompt-lookup")}
-    requests = [Request("a", "x", PROMPT), Request("b", "", PROMPT[2:]), Request("c", "x", PROMPT[1:])]
+    requests = [BenchPrompt("a", "x", PROMPT), BenchPrompt("b", "", PROMPT[2:]), BenchPrompt("c", "x", PROMPT[1:])]
     rows = reduce_by_category(measure(Methods(engines), requests, GREEDY, 2), requests, 2)
     assert list(rows) == ["", "x", UNNAMED]
     plain, drafting = rows["x"]
@@ -94,16 +94,16 @@ def test_rows_by_category_with_acceptance_by_position() -> None:
 
 
 def test_acceptance_by_position_is_of_the_drafts_that_reached_it() -> None:
-    one = Run([1], 1, reached=[4, 2], accepted=[3, 1])
-    two = Run([1], 1, reached=[4], accepted=[3])
-    (row,) = reduce_runs({PLAIN: [Timed(1.0, one), Timed(1.0, two), Timed(1.0, Run([1]))]})
+    one = MethodRun([1], 1, reached=[4, 2], accepted=[3, 1])
+    two = MethodRun([1], 1, reached=[4], accepted=[3])
+    (row,) = reduce_runs({PLAIN: [Timed(1.0, one), Timed(1.0, two), Timed(1.0, MethodRun([1]))]})
     assert row.acceptance_per_position == [0.75, 0.5]
 
 
 def test_the_parts_of_a_step_are_told(folder: Path) -> None:
     own = LLM(str(folder), None, dtype="float32")
     methods = Methods({PLAIN: own, "drafted": LLM(own.target, folder, num_draft_tokens=3)})
-    plain, drafted = reduce_runs(measure(methods, [Request("a", "", PROMPT)], GREEDY, 1))
+    plain, drafted = reduce_runs(measure(methods, [BenchPrompt("a", "", PROMPT)], GREEDY, 1))
     for row in (plain, drafted):
         step, target, draft = row.step
         assert step > target + draft and target > 0

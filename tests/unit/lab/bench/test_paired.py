@@ -13,7 +13,7 @@ from forerun.lab.bench.measure import Interval
 from measured import PLAIN, QUIET, SUFFIX, forwards, generated
 
 
-def verdicts(rows: list[paired.Compared]) -> dict[tuple[str, str], str]:
+def verdicts(rows: list[paired.ComparedFigure]) -> dict[tuple[str, str], str]:
     return {(row.method, row.what): row.verdict for row in rows}
 
 

@@ -13,13 +13,13 @@ import pytest
 from fake_peers import BODIES, SCRIPTS, fake_interpreter
 from forerun.errors import ConfigError
 from forerun.lab.bench.peers import peer as one_peer
-from forerun.lab.bench.peers.peer import Answer, Peer, PeerError, Worker
+from forerun.lab.bench.peers.peer import Peer, PeerAnswer, PeerError, PeerProcess
 from forerun.lab.bench.peers.rows import classes, report
-from forerun.lab.bench.peers.run import Measured, Peers, PeerSpec, measure, read_spec, running, start_of
-from forerun.lab.bench.prompts import Request, check_lengths
+from forerun.lab.bench.peers.run import MeasuredPeers, Peers, PeerSpec, measure, read_spec, running, start_of
+from forerun.lab.bench.prompts import BenchPrompt, check_lengths
 from measured import QUIET
 
-REQUESTS = [Request("a", "x", [1, 2]), Request("b", "y", [2, 3]), Request("c", "x", [5, 4])]
+REQUESTS = [BenchPrompt("a", "x", [1, 2]), BenchPrompt("b", "y", [2, 3]), BenchPrompt("c", "x", [5, 4])]
 
 
 def started(peers: Peers, *programs: Path) -> None:
@@ -27,7 +27,7 @@ def started(peers: Peers, *programs: Path) -> None:
         peers.start(start_of(PeerSpec("transformers", str(program), "m", None, program.name, "10"), "m", "bfloat16", 1))
 
 
-def run(*programs: Path, requests: list[Request] = REQUESTS, rounds: int = 1) -> Measured:
+def run(*programs: Path, requests: list[BenchPrompt] = REQUESTS, rounds: int = 1) -> MeasuredPeers:
     said: list[str] = []
     with running(said.append) as peers:
         started(peers, *programs)
@@ -102,12 +102,12 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
         assert reason in peers.left_out[-1].reason
     (tmp_path / "text").write_text("no program")
     with pytest.raises(PeerError, match="cannot be started"):
-        Worker([str(tmp_path / "text")], 1)
+        PeerProcess([str(tmp_path / "text")], 1)
 
 
 def test_a_long_request_to_a_process_that_never_reads() -> None:
     """The pipe holds 64 KiB: the thread that writes is ended with the process, and its temporary folder is gone."""
-    worker, caught = Worker([sys.executable, "-S", "-c", "import time; time.sleep(600)"], 1), []
+    worker, caught = PeerProcess([sys.executable, "-S", "-c", "import time; time.sleep(600)"], 1), []
 
     def ask() -> None:
         try:
@@ -171,9 +171,9 @@ def test_equal_names_get_numbers(tmp_path: Path) -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_refused() -> None:
-    check_lengths([Request("a", "", [1] * 10)], 6, 16, "m")
+    check_lengths([BenchPrompt("a", "", [1] * 10)], 6, 16, "m")
     with pytest.raises(ConfigError, match="a has 10 tokens"):
-        check_lengths([Request("a", "", [1] * 10)], 6, 15, "m")
+        check_lengths([BenchPrompt("a", "", [1] * 10)], 6, 15, "m")
 
 
 def test_the_peers_are_started_with_their_own_programs() -> None:
@@ -196,7 +196,9 @@ def test_the_peers_are_started_with_their_own_programs() -> None:
 def test_an_interrupt_leaves_the_prompts_that_were_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generate, asked = Peers.generate, []
 
-    def interrupted(peers: Peers, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int) -> Answer | None:
+    def interrupted(
+        peers: Peers, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int
+    ) -> PeerAnswer | None:
         asked.append(1)
         if len(asked) == 8:  # both methods warmed up, two prompts, and one method of the third
             raise KeyboardInterrupt
@@ -211,5 +213,5 @@ def test_an_interrupt_leaves_the_prompts_that_were_complete(tmp_path: Path, monk
 
 
 def test_an_answer_per_token() -> None:
-    assert Answer([1, 2, 3, 4], 2.0, None, None).seconds_per_token == 0.5
+    assert PeerAnswer([1, 2, 3, 4], 2.0, None, None).seconds_per_token == 0.5
     assert set(BODIES).isdisjoint(SCRIPTS)

@@ -12,7 +12,7 @@ from families import make_family
 from forerun.engine import LLM
 from forerun.errors import ConfigError
 from forerun.export.quantised import export_quantised
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.quality import Scored, measure, scored_texts
 from forerun.models import load_model
 
@@ -29,7 +29,7 @@ class Tokenizer:
 def test_what_is_scored(tmp_path: Path) -> None:
     llm = LLM(make_family("llama", tmp_path), None, dtype="float32")
     llm.tokenizer = Tokenizer()  # of the texts alone: the engine has none
-    requests = [Request("a", "", [1, 2, 3], "4 5"), Request("b", "", [6, 7])]
+    requests = [BenchPrompt("a", "", [1, 2, 3], "4 5"), BenchPrompt("b", "", [6, 7])]
     known, answered = scored_texts(llm, {"w": requests}, max_tokens=4)["w"]
     assert known == Scored([1, 2, 3, 4, 5], 1)
     assert answered.first == 2 and answered.token_ids[:2] == [6, 7] and len(answered.token_ids) == 6

@@ -13,9 +13,9 @@ import pytest
 
 from forerun.errors import ConfigError
 from forerun.lab.bench.serve import load, rows
-from forerun.lab.bench.serve.load import DRIVER, PLAIN, Arm, Load, Measured, Window, measure
-from forerun.lab.bench.serve.requests import Answered, Ask, EventReader, Prompts, error_of
-from forerun.lab.bench.serve.servers import Inside, Server, started
+from forerun.lab.bench.serve.load import DRIVER, PLAIN, Load, LoadWindow, MeasuredLoad, ServingArm, measure
+from forerun.lab.bench.serve.requests import Ask, EventReader, Prompts, TimedRequest, error_of
+from forerun.lab.bench.serve.servers import Inside, MeasuredServer, started
 from forerun.utils.workloads import Case
 from serving import Served, fake_llm, serving
 
@@ -40,9 +40,9 @@ def asks(**more: Any) -> list[Ask]:
     return PROMPTS.asks(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True} | more)
 
 
-def ask_server(url: str, sent: Sequence[Ask], **options: Any) -> list[Answered]:
-    async def run() -> list[Answered]:
-        async with Server(url, **options) as server:
+def ask_server(url: str, sent: Sequence[Ask], **options: Any) -> list[TimedRequest]:
+    async def run() -> list[TimedRequest]:
+        async with MeasuredServer(url, **options) as server:
             return [await server.send(ask) for ask in sent]
 
     return asyncio.run(run())
@@ -75,7 +75,7 @@ def test_an_answer_is_read_with_its_times() -> None:
     def chunk(**more: Any) -> bytes:
         return json.dumps(more).encode()
 
-    answered = Answered(asks()[0], sent=1.0, ended=3.0)
+    answered = TimedRequest(asks()[0], sent=1.0, ended=3.0)
     answered.read(
         [
             (1.2, chunk(choices=[{"delta": {"role": "assistant", "content": ""}}])),  # no token yet
@@ -88,11 +88,11 @@ def test_an_answer_is_read_with_its_times() -> None:
     assert (answered.text, answered.num_tokens, answered.prompt_tokens) == ("abc", 5, 7)
     assert (answered.first_token, answered.seconds, answered.waits) == (0.5, 2.0, [1.0])
     assert answered.per_token == 0.25
-    uncounted = Answered(asks()[0], sent=1.0)
+    uncounted = TimedRequest(asks()[0], sent=1.0)
     uncounted.read([(2.0, chunk(choices=[{"text": "a"}])), (3.0, chunk(choices=[{"text": "b"}]))])
     assert (uncounted.num_tokens, uncounted.is_counted) == (2, False)
     for body in (b'{"error": {"message": "no"}}', b"{", b"[]"):
-        failed = Answered(asks()[0], sent=0)
+        failed = TimedRequest(asks()[0], sent=0)
         failed.read([(1.0, body)])
         assert failed.error
     assert error_of({"detail": "a\n b"}) == "a b"
@@ -103,7 +103,7 @@ def test_a_server_and_the_engine_inside_answer_alike(served: Served) -> None:
     sent = asks()
     over_http = ask_server(served.url, sent)
 
-    async def inside() -> list[Answered]:
+    async def inside() -> list[TimedRequest]:
         with Inside(fake_llm()) as engine:
             return [await engine.send(ask) for ask in sent]
 
@@ -128,13 +128,13 @@ def test_what_a_server_refuses_is_told(served: Served) -> None:
 
 
 def test_all_arms_get_the_same_requests(served: Served) -> None:
-    async def run() -> list[Measured]:
+    async def run() -> list[MeasuredLoad]:
         with Inside(fake_llm()) as inside:
-            async with Server(served.url) as server:
+            async with MeasuredServer(served.url) as server:
                 arms = [
-                    Arm("it", "", server.send),
-                    Arm("it", PLAIN, partial(server.send, **OFF)),
-                    Arm(DRIVER, "", inside.send),
+                    ServingArm("it", "", server.send),
+                    ServingArm("it", PLAIN, partial(server.send, **OFF)),
+                    ServingArm(DRIVER, "", inside.send),
                 ]
                 return await measure(arms, [Load(1), Load(3), Load(rate=200.0)], asks(), each=1, rounds=2)
 
@@ -159,8 +159,8 @@ def test_all_arms_get_the_same_requests(served: Served) -> None:
     assert "over driver thread" in table.header and "failed" not in table.header
 
 
-def answered(sent: float, ended: float, **more: Any) -> Answered:
-    made = Answered(asks()[0], sent, ended, **more)
+def answered(sent: float, ended: float, **more: Any) -> TimedRequest:
+    made = TimedRequest(asks()[0], sent, ended, **more)
     made.is_counted = True
     return made
 
@@ -170,17 +170,17 @@ def test_figures_of_a_window() -> None:
     slow = answered(0, 4, arrivals=[3.0, 4.0], num_tokens=5, text="x")
     failed = answered(0, 1, error="no")
     other = answered(0, 1, arrivals=[0.5], num_tokens=1, text="y")
-    fast, plain = Arm("it", "", None), Arm("it", PLAIN, None)  # type: ignore[arg-type]
-    windows = {fast: [Window(4.0, 1.0, [good, slow, failed])], plain: [Window(8.0, 1.0, [good, other, other])]}
+    fast, plain = ServingArm("it", "", None), ServingArm("it", PLAIN, None)  # type: ignore[arg-type]
+    windows = {fast: [LoadWindow(4.0, 1.0, [good, slow, failed])], plain: [LoadWindow(8.0, 1.0, [good, other, other])]}
     goal = {"first_token": 1.5, "per_token": 0.5}
-    first, second = rows.rows([Measured(Load(3), windows)], goal, "it")
+    first, second = rows.rows([MeasuredLoad(Load(3), windows)], goal, "it")
     assert (first.speed.median, first.requests, first.goodput, first.client) == (2.5, 0.5, 0.25, 0.25)
     assert first.over_plain is not None and first.over_plain.median == pytest.approx(2.5 / (7 / 8))
     assert (first.failed, first.same_text) == (pytest.approx(1 / 3), 0.5)
     assert first.between.median == pytest.approx(0.5, rel=0.1) and first.first_token.median == 2.0
     assert (second.over_plain, second.same_text, second.over_baseline) == (None, None, None)
-    windows[plain] = [Window(1.0, 1.0, [failed] * 3)]
-    assert rows.rows([Measured(Load(1), windows)], goal, "it")[0].over_plain is None  # nothing to divide by
+    windows[plain] = [LoadWindow(1.0, 1.0, [failed] * 3)]
+    assert rows.rows([MeasuredLoad(Load(1), windows)], goal, "it")[0].over_plain is None  # nothing to divide by
     whole = {"seconds": 3.0}
     assert rows.is_kept(whole, good) and not rows.is_kept(whole, slow) and not rows.is_kept({}, failed)
 
@@ -189,7 +189,7 @@ def test_loads_keep_their_pattern() -> None:
     """In a closed loop so many are open, in an open one all that come."""
     open_now, most = 0, 0
 
-    async def send(ask: Ask) -> Answered:
+    async def send(ask: Ask) -> TimedRequest:
         nonlocal open_now, most
         open_now += 1
         most = max(most, open_now)
@@ -197,7 +197,7 @@ def test_loads_keep_their_pattern() -> None:
         open_now -= 1
         return answered(0, 1)
 
-    arm = Arm("it", "", send)
+    arm = ServingArm("it", "", send)
     assert len(asyncio.run(load.run(arm, Load(3), asks() * 5, 0)).answers) == 20
     assert most == 3
     window = asyncio.run(load.run(arm, Load(rate=2000.0), asks() * 5, 0))
@@ -207,7 +207,7 @@ def test_loads_keep_their_pattern() -> None:
 def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
     sent = 0
 
-    async def send(ask: Ask) -> Answered:
+    async def send(ask: Ask) -> TimedRequest:
         nonlocal sent
         sent += 1
         if sent > 2 + 2 + 8 * 3:  # in the second round of the second arm
@@ -215,27 +215,27 @@ def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
         await asyncio.sleep(0)
         return answered(0, 1, num_tokens=1)
 
-    async def run() -> list[Measured]:
+    async def run() -> list[MeasuredLoad]:
         nonlocal task
-        arms = [Arm("one", "", send), Arm("two", "", send)]
+        arms = [ServingArm("one", "", send), ServingArm("two", "", send)]
         task = asyncio.ensure_future(measure(arms, [Load(1), Load(2)], asks(), 1, 5))
         return await task
 
-    task: asyncio.Future[list[Measured]] = None  # type: ignore[assignment]
+    task: asyncio.Future[list[MeasuredLoad]] = None  # type: ignore[assignment]
     (found,) = asyncio.run(run())
     assert [len(windows) for windows in found.windows.values()] == [1, 1]
 
 
 def test_an_arm_that_answers_nothing_is_an_error() -> None:
-    async def refused(ask: Ask) -> Answered:
+    async def refused(ask: Ask) -> TimedRequest:
         return answered(0, 1, error="status 404: no such model")
 
-    async def empty(ask: Ask) -> Answered:
+    async def empty(ask: Ask) -> TimedRequest:
         return answered(0, 1)
 
     for send, said in ((refused, "no such model"), (empty, "no text")):
         with pytest.raises(ConfigError, match=said):
-            asyncio.run(measure([Arm("it", "", send)], [Load(1)], asks(), 1, 1))
+            asyncio.run(measure([ServingArm("it", "", send)], [Load(1)], asks(), 1, 1))
 
 
 def test_a_server_that_does_not_come_up_is_told() -> None:
@@ -244,4 +244,4 @@ def test_a_server_that_does_not_come_up_is_told() -> None:
 
 
 def test_times_of_nothing_are_not_numbers() -> None:
-    assert math.isnan(rows.Times.of([]).median)
+    assert math.isnan(rows.TimeSummary.of([]).median)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.speculation.predictor import ChainAcceptance, Prediction, StepCosts, break_even, expected_tokens
+from forerun.speculation.predictor import ChainAcceptance, SpeedPrediction, StepCosts, break_even, expected_tokens
 
 
 def costs(plain: float, verify: float, draft: float, most: int = 8, rest: float = 0.0) -> StepCosts:
@@ -40,7 +40,7 @@ def test_acceptance_by_position_is_multiplied_up() -> None:
 
 def test_a_prediction_is_the_expected_length_over_the_steps_seconds() -> None:
     some = costs(plain=1.0, verify=1.2, draft=0.1, rest=0.05)
-    predicted = Prediction.of(some, ChainAcceptance((0.7,)).gains(8))
+    predicted = SpeedPrediction.of(some, ChainAcceptance((0.7,)).gains(8))
     for each in predicted.by_k:
         assert each.tokens == pytest.approx(expected_tokens(0.7, each.num_draft_tokens))
         assert each.speedup == pytest.approx(some.speedup(each.tokens, each.num_draft_tokens))
@@ -54,7 +54,7 @@ def test_at_break_even_the_speed_is_that_of_plain_decoding() -> None:
         edge = break_even(some, k)
         assert edge is not None
         assert some.speedup(expected_tokens(edge, k), k) == pytest.approx(1)
-    predicted = Prediction.of(some, ChainAcceptance((0.1,)).gains(8))
+    predicted = SpeedPrediction.of(some, ChainAcceptance((0.1,)).gains(8))
     assert predicted.best is None
     assert predicted.break_even == min(each.break_even for each in predicted.by_k if each.break_even is not None)
 
@@ -62,14 +62,14 @@ def test_at_break_even_the_speed_is_that_of_plain_decoding() -> None:
 def test_a_draft_that_costs_more_than_it_can_ever_gain_never_breaks_even() -> None:
     expensive = costs(plain=1.0, verify=1.0, draft=2.0)
     assert break_even(expensive, 3) is None
-    assert Prediction.of(expensive, [1.0] * 8).break_even is None
+    assert SpeedPrediction.of(expensive, [1.0] * 8).break_even is None
     free = StepCosts(1.0, [1.0, 0.9], [0.0, 0.0], [0.0, 0.0])
     assert break_even(free, 1) == 0
 
 
 def test_drafts_that_come_shorter_cost_fewer_rows() -> None:
     rising = StepCosts(1.0, [1.0, 2.0, 3.0], [0.0] * 3, [0.0] * 3)
-    whole = Prediction.of(rising, [0.4, 0.2])
-    half = Prediction.of(rising, [0.4, 0.2], accept_probs=[0.5, 0.25])
+    whole = SpeedPrediction.of(rising, [0.4, 0.2])
+    half = SpeedPrediction.of(rising, [0.4, 0.2], accept_probs=[0.5, 0.25])
     assert half.by_k[1].seconds == pytest.approx(1 + 0.5 + 0.25) and whole.by_k[1].seconds == pytest.approx(3)
     assert half.by_k[1].speedup > whole.by_k[1].speedup

@@ -8,7 +8,7 @@ import pytest
 
 from forerun.drafters.registry import DRAFTERS
 from forerun.engine.step_times import CostCurve
-from forerun.lab.tune.arms import Arm, ArmFailedError, Trial, Unit
+from forerun.lab.tune.arms import ArmFailedError, Trial, TuningArm, Unit
 from forerun.lab.tune.candidates import candidates, hybrids
 from forerun.lab.tune.ledger import Ledger, Round
 from forerun.lab.tune.public_drafts import PUBLIC_DRAFTS, public_drafts
@@ -34,7 +34,7 @@ def test_a_draft_model_is_given_to_all_that_take_one() -> None:
     found = candidates("owner/model", [], "a/draft", bind)
     assert {"a/draft", "draft-tree:model=a/draft", "staged:model=a/draft"} <= set(found.texts)
     assert [arm.num_draft_tokens for arm in found.arms if arm.drafter == "a/draft"] == ["auto", 4]
-    assert Arm("recycling", 16) in found.arms
+    assert TuningArm("recycling", 16) in found.arms
 
 
 def test_named_drafters_are_tried_alone() -> None:
@@ -75,7 +75,9 @@ def test_the_predictor_finds_k_from_one_look() -> None:
 
 
 def test_promising_arms_are_those_of_the_best_drafters() -> None:
-    heat = Round(Unit((0,)), {Arm("suffix", 4): chain(0.9), Arm("recycling", 16): chain(0.3)}, [Trial(100.0, 100)])
+    heat = Round(
+        Unit((0,)), {TuningArm("suffix", 4): chain(0.9), TuningArm("recycling", 16): chain(0.3)}, [Trial(100.0, 100)]
+    )
     heat.beside = dict.fromkeys(heat.trials, 1.0)
     arms = promising(CostCurve([1, 40], [1.0, 1.0]), Ledger([heat]))
     assert {arm.num_draft_tokens for arm in arms if arm.drafter == "recycling"} == {8, 32}

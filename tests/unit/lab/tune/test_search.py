@@ -7,20 +7,22 @@ from collections.abc import Sequence
 import pytest
 
 from forerun.config import AUTO
-from forerun.lab.tune.arms import PLAIN, Arm, Unit
+from forerun.lab.tune.arms import PLAIN, TuningArm, Unit
 from forerun.lab.tune.ledger import Ledger, run_heat
-from forerun.lab.tune.outcome import Answer, Verdict, confirm, judge
+from forerun.lab.tune.outcome import Answer, TuningVerdict, confirm, judge
 from forerun.lab.tune.search import finalists, kept, search
-from forerun.speculation.predictor import Prediction
+from forerun.speculation.predictor import SpeedPrediction
 from simulated_trials import Simulated, costs
 
 BLOCK = costs(first=0.8, later=0.05, row=0.02)
-ARMS = [Arm("block", AUTO), *(Arm("block", k) for k in (1, 2, 3, 4, 6, 8))]
+ARMS = [TuningArm("block", AUTO), *(TuningArm("block", k) for k in (1, 2, 3, 4, 6, 8))]
 UNITS = [Unit((number,)) for number in range(40)]
 SELECTION, REPORT = UNITS[::2], UNITS[1::2]
 
 
-def tuned(trials: Simulated, arms: Sequence[Arm] = ARMS, units: Sequence[Unit] = SELECTION) -> tuple[Verdict, Ledger]:
+def tuned(
+    trials: Simulated, arms: Sequence[TuningArm] = ARMS, units: Sequence[Unit] = SELECTION
+) -> tuple[TuningVerdict, Ledger]:
     """The whole of it: search on one half of the prompts, the verdict from the other."""
     first, last = Ledger(), Ledger()
     found = search(trials, first, arms, units, until=40_000.0)
@@ -29,7 +31,7 @@ def tuned(trials: Simulated, arms: Sequence[Arm] = ARMS, units: Sequence[Unit] =
 
 
 def answers(share: float, count: int) -> list[Answer]:
-    edge = Prediction.of(BLOCK, [1.0] * BLOCK.most).break_even
+    edge = SpeedPrediction.of(BLOCK, [1.0] * BLOCK.most).break_even
     assert edge is not None
     return [tuned(Simulated(BLOCK, {"block": share * edge}, seed=seed))[0].answer for seed in range(count)]
 
@@ -49,9 +51,9 @@ def test_a_fixed_k_is_chosen_only_if_it_is_clearly_faster_than_the_choice_step_b
     even = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8})
     assert tuned(even)[0].arm.is_auto
     slow = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8, "fast": 0.95})
-    verdict, ledger = tuned(slow, [Arm("block", AUTO), Arm("fast", 8)])
-    assert verdict.answer == "on" and verdict.arm == Arm("fast", 8)
-    between = ledger.speedup(Arm("fast", 8), over=Arm("block", AUTO))
+    verdict, ledger = tuned(slow, [TuningArm("block", AUTO), TuningArm("fast", 8)])
+    assert verdict.answer == "on" and verdict.arm == TuningArm("fast", 8)
+    between = ledger.speedup(TuningArm("fast", 8), over=TuningArm("block", AUTO))
     assert between is not None and between.low is not None and between.low > 1.02
 
 
@@ -65,20 +67,26 @@ def test_the_interval_is_of_prompts_that_had_no_part_in_the_choice() -> None:
 
 def test_a_drafter_that_breaks_is_left_out_and_the_others_go_on() -> None:
     trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8, "frail": 0.99}, fails={"frail": 2})
-    verdict, _ = tuned(trials, [Arm("frail", AUTO), Arm("frail", 4), *ARMS])
+    verdict, _ = tuned(trials, [TuningArm("frail", AUTO), TuningArm("frail", 4), *ARMS])
     assert verdict.answer == "on" and verdict.arm.drafter == "block"
     ledger = Ledger()
-    search(Simulated(BLOCK, {}, fails={"frail": 0}), ledger, [Arm("frail", 4), Arm("block", 4)], UNITS, until=10_000.0)
-    assert ledger.failed == {Arm("frail", 4): "it broke"}
+    search(
+        Simulated(BLOCK, {}, fails={"frail": 0}),
+        ledger,
+        [TuningArm("frail", 4), TuningArm("block", 4)],
+        UNITS,
+        until=10_000.0,
+    )
+    assert ledger.failed == {TuningArm("frail", 4): "it broke"}
 
 
 def test_one_that_breaks_while_it_is_confirmed_is_not_chosen() -> None:
-    arms = [Arm("frail", AUTO), Arm("block", 4)]
+    arms = [TuningArm("frail", AUTO), TuningArm("block", 4)]
     trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8, "frail": 0.99}, fails={"frail": 3})
     ledger = Ledger()
     confirm(trials, ledger, arms, REPORT, until=20_000.0)
     verdict = judge(ledger, arms)
-    assert verdict.answer == "on" and verdict.arm == Arm("block", 4)
+    assert verdict.answer == "on" and verdict.arm == TuningArm("block", 4)
 
 
 def test_where_nothing_can_win_it_ends_early() -> None:
@@ -112,15 +120,17 @@ def test_an_interrupt_leaves_what_is_known() -> None:
 
 
 def test_the_better_half_stays_and_the_finalists_with_it() -> None:
-    ranked = [Arm("a", 1), Arm("b", 2), Arm("c", 3), Arm("d", AUTO), Arm("e", AUTO)]
-    assert kept(ranked) == [*ranked[:3], Arm("d", AUTO)]
-    mixed = [Arm("a", 1), Arm("b", 2), Arm("c", AUTO), Arm("d", AUTO), Arm("a", AUTO)]
-    assert kept(mixed) == [*mixed[:3], Arm("a", AUTO)]
-    assert finalists(ranked) == [Arm("a", 1), Arm("d", AUTO)]
+    ranked = [TuningArm("a", 1), TuningArm("b", 2), TuningArm("c", 3), TuningArm("d", AUTO), TuningArm("e", AUTO)]
+    assert kept(ranked) == [*ranked[:3], TuningArm("d", AUTO)]
+    mixed = [TuningArm("a", 1), TuningArm("b", 2), TuningArm("c", AUTO), TuningArm("d", AUTO), TuningArm("a", AUTO)]
+    assert kept(mixed) == [*mixed[:3], TuningArm("a", AUTO)]
+    assert finalists(ranked) == [TuningArm("a", 1), TuningArm("d", AUTO)]
 
 
 def test_promising_arms_join_after_the_first_look() -> None:
     trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.9})
     ledger = Ledger()
-    found = search(trials, ledger, [Arm("block", 1)], SELECTION, until=20_000.0, more=lambda _: [Arm("block", 8)])
-    assert found == [Arm("block", 8)]
+    found = search(
+        trials, ledger, [TuningArm("block", 1)], SELECTION, until=20_000.0, more=lambda _: [TuningArm("block", 8)]
+    )
+    assert found == [TuningArm("block", 8)]

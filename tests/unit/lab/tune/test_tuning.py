@@ -11,14 +11,14 @@ from doubles import FakeModel
 from forerun import LLM, SamplingParams
 from forerun.drafters import PromptLookup
 from forerun.errors import ConfigError
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.results.files import as_object, load, save
-from forerun.lab.tune.arms import PLAIN, Arm, Unit
+from forerun.lab.tune.arms import PLAIN, TuningArm, Unit
 from forerun.lab.tune.engines import EngineTrials
 from forerun.lab.tune.tuning import Task, check_requests, tune, units
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-REQUESTS = [Request(f"prompt {n}", "", [5, 3, 8, 5, 3, 8, 5, n]) for n in range(8)]
+REQUESTS = [BenchPrompt(f"prompt {n}", "", [5, 3, 8, 5, 3, 8, 5, n]) for n in range(8)]
 
 
 class Quiet:
@@ -117,7 +117,7 @@ def test_levels_of_load_come_in_turn() -> None:
 def test_several_requests_at_once_are_one_trial() -> None:
     one = task()
     trials = EngineTrials(one.plain, REQUESTS, PARAMS)
-    plain, drafted = (trials.run(arm, Unit((0, 1, 2))) for arm in (PLAIN, Arm("suffix", 4)))
+    plain, drafted = (trials.run(arm, Unit((0, 1, 2))) for arm in (PLAIN, TuningArm("suffix", 4)))
     assert plain.num_tokens == drafted.num_tokens == 3 * 24
     assert drafted.same_text and drafted.num_forwards < plain.num_forwards
     outcome = tune(task(levels=[1, 2]), Quiet())
@@ -128,7 +128,7 @@ def test_several_requests_at_once_are_one_trial() -> None:
 def test_what_auto_has_learned_is_kept_for_the_next_process() -> None:
     one = task()
     trials = EngineTrials(one.plain, REQUESTS, PARAMS)
-    arm = Arm("prompt-lookup")
+    arm = TuningArm("prompt-lookup")
     assert trials.start(arm) is None
     for number in range(3):
         trials.run(arm, Unit((number,)))

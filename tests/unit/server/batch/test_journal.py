@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.server.batch.files import Journal
+from forerun.server.batch.files import BatchJournal
 
 RUN = {"requests": "1234", "model": "it", "seed": None}
 
@@ -19,14 +19,14 @@ def answer(index: int, status: int = 200) -> dict[str, Any]:
 
 
 def written(path: Path, *indices: int, num_lines: int = 3) -> bytes:
-    with Journal(path, RUN, num_lines) as journal:
+    with BatchJournal(path, RUN, num_lines) as journal:
         for index in indices:
             journal.add(index, answer(index))
     return path.read_bytes()
 
 
 def test_answers_come_in_the_order_of_their_requests(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal", RUN, 3) as journal:
+    with BatchJournal(tmp_path / "journal", RUN, 3) as journal:
         for index in (2, 0, 1):
             assert not journal.has(index)
             journal.add(index, answer(index, 200 if index else 400))
@@ -45,7 +45,7 @@ def test_a_cut_anywhere_loses_what_was_cut_alone(tmp_path: Path) -> None:
     borders = [len(head), len(head) + len(first), len(whole)]
     for length in {*range(0, len(whole), 17), *(border - less for border in borders for less in (0, 1))}:
         path.write_bytes(whole[:length])
-        with Journal(path, RUN, 3) as journal:
+        with BatchJournal(path, RUN, 3) as journal:
             kept = (length >= len(head) + len(first)) + (length >= len(whole))
             assert journal.num_done == kept and journal.has(1) == bool(kept)
             for index in range(3):
@@ -60,7 +60,7 @@ def test_a_damaged_line_ends_the_journal(tmp_path: Path) -> None:
     whole = written(path, 0, 1, 2)
     head, first, second, third = whole.splitlines(keepends=True)
     path.write_bytes(head + first + second.replace(b'"a"', b'"b"') + third)
-    with Journal(path, RUN, 3) as journal:
+    with BatchJournal(path, RUN, 3) as journal:
         assert [journal.has(index) for index in range(3)] == [True, False, False]
     assert path.read_bytes() == head + first
 
@@ -70,17 +70,17 @@ def test_another_run_s_journal_is_refused(tmp_path: Path) -> None:
     whole = written(path, 0)
     for other in ({**RUN, "model": "that"}, {**RUN, "seed": 3}, {**RUN, "new": 1}, {"requests": "1234"}):
         with pytest.raises(ConfigError, match=r"of a run that differs: .* was .* and is"):
-            Journal(path, other, 3)
+            BatchJournal(path, other, 3)
     path.write_text("a novel\n")
     with pytest.raises(ConfigError, match="is no journal"):
-        Journal(path, RUN, 3)
+        BatchJournal(path, RUN, 3)
     assert path.read_text() == "a novel\n"
     path.write_bytes(whole)
-    Journal(path, RUN, 3).close()
+    BatchJournal(path, RUN, 3).close()
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Journal(tmp_path / "journal", RUN, 3) as journal:
+    with BatchJournal(tmp_path / "journal", RUN, 3) as journal:
 
         class Full:
             def seek(self, *_: int) -> int:

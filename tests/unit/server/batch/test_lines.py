@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.server.batch.lines import Asked, BatchFile, refusal
+from forerun.server.batch.lines import BatchFile, BatchLine, refusal
 
 
 def line(custom_id: object = "a", body: Any = None, **fields: Any) -> str:
@@ -18,7 +18,7 @@ def line(custom_id: object = "a", body: Any = None, **fields: Any) -> str:
     return json.dumps(asked | fields)
 
 
-def read(path: Path, *lines: str, model: str = "it") -> list[Asked]:
+def read(path: Path, *lines: str, model: str = "it") -> list[BatchLine]:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     with BatchFile(path) as file:
         asked = list(file.requests(lambda _: True, model, 4096))

@@ -14,8 +14,8 @@ from doubles import FakeModel, adversaries
 from forerun import LLM
 from forerun.engine import EngineThread
 from forerun.errors import DeviceError, QueueFullError
-from forerun.server.batch.files import Journal
-from forerun.server.batch.lines import Asked, BatchFile
+from forerun.server.batch.files import BatchJournal
+from forerun.server.batch.lines import BatchFile, BatchLine
 from forerun.server.batch.run import BatchRun
 from small_tokenizers import byte_level
 
@@ -56,7 +56,7 @@ def llm() -> LLM:
     return LLM(fake, drafter, tokenizer=TOKENIZER, num_draft_tokens=3, max_batch=MAX_BATCH)
 
 
-def answers(llm: LLM, asked: Iterator[Asked]) -> Iterator[tuple[int, dict[str, Any]]]:
+def answers(llm: LLM, asked: Iterator[BatchLine]) -> Iterator[tuple[int, dict[str, Any]]]:
     with EngineThread(llm.shared) as thread:
         yield from BatchRun(llm, thread, "it", 3).answers(asked)
         assert thread.drain(60)
@@ -95,7 +95,7 @@ def test_no_more_is_read_than_is_computed(llm: LLM, tmp_path: Path) -> None:
     fake.before_forward = look
     num_read = 0
 
-    def counted(asked: Iterator[Asked]) -> Iterator[Asked]:
+    def counted(asked: Iterator[BatchLine]) -> Iterator[BatchLine]:
         nonlocal num_read
         for each in asked:
             num_read += 1
@@ -162,7 +162,7 @@ def test_a_run_that_was_stopped_anywhere_ends_with_the_same_bytes(llm: LLM, tmp_
 
     def until(stop: int, name: str) -> bytes | None:
         """Up to so many answers; the file of answers if that was all."""
-        with BatchFile(tmp_path / "in") as file, Journal(tmp_path / name, {}, file.num_lines) as journal:
+        with BatchFile(tmp_path / "in") as file, BatchJournal(tmp_path / name, {}, file.num_lines) as journal:
             asked = file.requests(lambda index: not journal.has(index), "it", 4096)
             running = answers(llm, asked)
             for (index, answer), _ in zip(running, range(stop)):

@@ -34,7 +34,7 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class Server:
+class LlamaServer:
     """One llama-server, until `close`. Raises RuntimeError where it ends while it loads."""
 
     def __init__(self, command: list[str], folder: Path, name: str) -> None:
@@ -111,11 +111,11 @@ class LlamaCpp:
             self._stack.close()
             raise
 
-    def _started(self, options: dict[str, Any], folder: Path) -> dict[str, Server]:
+    def _started(self, options: dict[str, Any], folder: Path) -> dict[str, LlamaServer]:
         threads = str(options["threads"])
         command = [str(Path(options["program"]) / SERVER), "--model", options["model"], "--offline"]
         command += ["--threads", threads, "--threads-batch", threads, "--parallel", "1", "--no-cache-prompt"]
-        talkative = Server([*command, "--verbosity", "4"], folder, "first")  # else it does not say what it uses
+        talkative = LlamaServer([*command, "--verbosity", "4"], folder, "first")  # else it does not say what it uses
         self._told = talkative.log
         talkative.close()
         more = {PLAIN: [], LOOKUP: lookup_arguments(options["lookup"])}
@@ -123,7 +123,7 @@ class LlamaCpp:
             more[DRAFT] = ["--model-draft", options["draft"], "--spec-type", "draft-simple"]
         servers = {}
         for number, (method, arguments) in enumerate(more.items()):
-            servers[method] = Server(command + arguments, folder, str(number))
+            servers[method] = LlamaServer(command + arguments, folder, str(number))
             self._stack.callback(servers[method].close)
         return servers
 

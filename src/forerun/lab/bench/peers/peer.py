@@ -36,7 +36,7 @@ class PeerError(Exception):
     """A peer that cannot go on; the text is the reason."""
 
 
-class Worker:
+class PeerProcess:
     """A process that answers one JSON object on a line with another.
 
     Args:
@@ -162,7 +162,7 @@ LOAD_LIMIT, PROMPT_LIMIT = 600.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PeerStart:
     """How a peer is started.
 
     Attributes:
@@ -177,7 +177,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PeerAnswer:
     """One generation.
 
     Attributes:
@@ -213,7 +213,7 @@ class Peer:
     """
 
     name: str
-    worker: Worker
+    worker: PeerProcess
     version: str
     instructions: str
     precision: str
@@ -228,13 +228,13 @@ class Peer:
         return int(found.group()) if found else None
 
     @classmethod
-    def start(cls, start: Start) -> Peer:
+    def start(cls, start: PeerStart) -> Peer:
         """Start a worker and wait until it has loaded.
 
         Raises:
             PeerError: it is not ready in time, or says nothing that can be read.
         """
-        options, worker = start.options, Worker(start.command, start.options["threads"])
+        options, worker = start.options, PeerProcess(start.command, start.options["threads"])
         try:
             said = worker.ask(options, LOAD_LIMIT, tell_errors=True).fields("ready")
             precision = said.string("precision")
@@ -245,7 +245,7 @@ class Peer:
             worker.stop(at_once=True)
             raise
 
-    def generate(self, method: str, token_ids: Sequence[int], max_tokens: int) -> Answer | None:
+    def generate(self, method: str, token_ids: Sequence[int], max_tokens: int) -> PeerAnswer | None:
         """One generation; None where the method failed, which is not asked again then.
 
         Raises:
@@ -256,7 +256,7 @@ class Peer:
         if "error" in reply:
             self._refuse(method, f"it reported {reply.string('error')}")
             return None
-        answer = Answer(
+        answer = PeerAnswer(
             reply.list_of("token_ids", int),
             reply.number("seconds", low=0),
             reply.number("first_seconds", None, low=0),

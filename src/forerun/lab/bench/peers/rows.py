@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.lab.bench.measure import Interval, bootstrap, ratio
-from forerun.lab.bench.peers.peer import Answer, Peer
-from forerun.lab.bench.peers.run import Measured
+from forerun.lab.bench.peers.peer import Peer, PeerAnswer
+from forerun.lab.bench.peers.run import MeasuredPeers
 from forerun.lab.bench.peers.worker import PLAIN
 from forerun.lab.bench.tables import Columns, Report, Table, decimal, percent
 
@@ -69,7 +69,7 @@ class PrecisionClass:
         return "Unknown precision" if self.bits is None else f"{self.bits} bit"
 
 
-def classes(measured: Measured, own: str) -> list[PrecisionClass]:
+def classes(measured: MeasuredPeers, own: str) -> list[PrecisionClass]:
     """The classes of precision, the widest first; those that do not tell theirs last.
 
     own: the name of forerun's peer whose plain decoding is the reference.
@@ -84,12 +84,12 @@ def classes(measured: Measured, own: str) -> list[PrecisionClass]:
 
 
 def _class(
-    measured: Measured,
+    measured: MeasuredPeers,
     bits: int | None,
     members: Sequence[tuple[Peer, str]],
     own: str,
 ) -> PrecisionClass:
-    def answers(name: str, method: str) -> list[Answer]:
+    def answers(name: str, method: str) -> list[PeerAnswer]:
         return list(measured.answers.get((name, method), ()))
 
     first, method = next(((peer, how) for peer, how in members if (peer.name, how) == (own, PLAIN)), members[0])
@@ -105,10 +105,10 @@ def _row(
     name: str,
     method: str,
     bits: int | None,
-    answers: Sequence[Answer],
-    reference: Sequence[Answer],
-    plain: Sequence[Answer],
-    text: Sequence[Answer],
+    answers: Sequence[PeerAnswer],
+    reference: Sequence[PeerAnswer],
+    plain: Sequence[PeerAnswer],
+    text: Sequence[PeerAnswer],
 ) -> PeerRow:
     seconds = [answer.seconds_per_token for answer in answers]
     steps = [answer.steps for answer in answers if answer.steps is not None]
@@ -133,7 +133,7 @@ def _row(
     )
 
 
-def _decoding_speed(answer: Answer) -> float | None:
+def _decoding_speed(answer: PeerAnswer) -> float | None:
     """Tokens per second after the first token."""
     if answer.first_seconds is None or len(answer.token_ids) < 2 or answer.seconds <= answer.first_seconds:
         return None
@@ -161,7 +161,7 @@ COLUMNS: Columns[PeerRow] = {
 }
 
 
-def report(measured: Measured, own: str, about: str, facts: Mapping[str, Any], avx512: bool) -> Report:
+def report(measured: MeasuredPeers, own: str, about: str, facts: Mapping[str, Any], avx512: bool) -> Report:
     """Everything as tables and as facts.
 
     Args:

@@ -13,9 +13,9 @@ from typing import Any
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ConfigError
-from forerun.lab.bench.peers.peer import Answer, Peer, PeerError, Start
+from forerun.lab.bench.peers.peer import Peer, PeerAnswer, PeerError, PeerStart
 from forerun.lab.bench.peers.worker import PLAIN
-from forerun.lab.bench.prompts import Request
+from forerun.lab.bench.prompts import BenchPrompt
 from forerun.utils.fetch import path_of
 
 Say = Callable[[str], None]
@@ -30,7 +30,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPeers:
     """What came of it.
 
     Attributes:
@@ -41,7 +41,7 @@ class Measured:
     """
 
     peers: Sequence[Peer]
-    answers: Mapping[tuple[str, str], Sequence[Answer]]
+    answers: Mapping[tuple[str, str], Sequence[PeerAnswer]]
     left_out: Sequence[LeftOut]
     interrupted: bool = False
 
@@ -59,7 +59,7 @@ class Peers:
         self.running: dict[str, Peer] = {}
         self.left_out: list[LeftOut] = []
 
-    def start(self, start: Start) -> Peer | None:
+    def start(self, start: PeerStart) -> Peer | None:
         """A further peer; None where it cannot take part. Of a name that is taken, it gets a number."""
         self.say(f"starting {start.text}")
         try:
@@ -72,7 +72,7 @@ class Peers:
         self.running[peer.name] = peer
         return peer
 
-    def generate(self, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int) -> Answer | None:
+    def generate(self, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int) -> PeerAnswer | None:
         """One generation; None where the peer or the method failed, which is left out from then on."""
         try:
             answer = peer.generate(method, token_ids, max_tokens)
@@ -105,13 +105,13 @@ def running(say: Say) -> Iterator[Peers]:
         peers.stop()
 
 
-def measure(peers: Peers, requests: Sequence[Request], max_tokens: int, rounds: int) -> Measured:
+def measure(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, rounds: int) -> MeasuredPeers:
     """Every method of every peer on every prompt, in turn; the first prompt also warms all of them up.
 
     Raises:
         KeyboardInterrupt: before a prompt was complete.
     """
-    answers: dict[tuple[str, str], list[Answer]] = {}
+    answers: dict[tuple[str, str], list[PeerAnswer]] = {}
     interrupted = False
     try:
         _measure(peers, requests, max_tokens, rounds, answers)
@@ -122,15 +122,15 @@ def measure(peers: Peers, requests: Sequence[Request], max_tokens: int, rounds: 
     if interrupted and not count:
         raise KeyboardInterrupt
     kept = {key: each[:count] for key, each in answers.items() if key in left}
-    return Measured(list(peers.running.values()), kept, list(peers.left_out), interrupted)
+    return MeasuredPeers(list(peers.running.values()), kept, list(peers.left_out), interrupted)
 
 
 def _measure(
     peers: Peers,
-    requests: Sequence[Request],
+    requests: Sequence[BenchPrompt],
     max_tokens: int,
     rounds: int,
-    answers: dict[tuple[str, str], list[Answer]],
+    answers: dict[tuple[str, str], list[PeerAnswer]],
 ) -> None:
     for number, request in enumerate(requests, 1):
         peers.say(f"prompt {number} of {len(requests)}: {sum(len(p.methods) for p in peers.running.values())} methods")
@@ -274,13 +274,15 @@ def module(name: str) -> list[str]:
     return [sys.executable, "-m", f"forerun.lab.bench.peers.{name}"]
 
 
-def own_start(model: str, drafters: Mapping[str, str], dtype: str, threads: int, quantize: str | None = None) -> Start:
+def own_start(
+    model: str, drafters: Mapping[str, str], dtype: str, threads: int, quantize: str | None = None
+) -> PeerStart:
     """forerun. drafters: name -> the drafter's text."""
     options: dict[str, Any] = {"model": model, "drafters": dict(drafters), "dtype": dtype, "quantize": quantize}
-    return Start(FORERUN, module("forerun_worker"), {"kind": FORERUN, "name": "", **options, "threads": threads})
+    return PeerStart(FORERUN, module("forerun_worker"), {"kind": FORERUN, "name": "", **options, "threads": threads})
 
 
-def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> Start:
+def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
     """A peer of the user's. model: forerun's target, for a peer that was given none."""
     is_llama = spec.kind == LLAMA
     command = module("llama_worker") if is_llama else [spec.program, str(Path(__file__).with_name("worker.py"))]
@@ -294,7 +296,7 @@ def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> Start:
         "threads": threads,
         "lookup": spec.lookup if is_llama else int(spec.lookup),
     }
-    return Start(spec.name or ", ".join(each for each in (spec.kind, spec.model) if each), command, options)
+    return PeerStart(spec.name or ", ".join(each for each in (spec.kind, spec.model) if each), command, options)
 
 
 def available_cores() -> int:

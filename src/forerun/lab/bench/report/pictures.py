@@ -19,7 +19,7 @@ METHOD_LABELS = ("method", "drafter", "num_draft_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PictureKind:
     """What a picture shows.
 
     Attributes:
@@ -36,24 +36,27 @@ class Kind:
     part: str | None = None
 
 
-_SPEED, _FIRST = Kind(["over_plain"]), Kind(["first_token"], scale=1e3, unit="ms")
-_POSITIONS = Kind(["position_acceptance"], "position")
+_SPEED, _FIRST = PictureKind(["over_plain"]), PictureKind(["first_token"], scale=1e3, unit="ms")
+_POSITIONS = PictureKind(["position_acceptance"], "position")
 _LOADS = (
-    Kind(["tokens_per_second"], "outstanding"),
-    Kind(["over_plain"], "outstanding"),
-    Kind(["first_token"], "outstanding", 1e3, "ms"),
-    Kind(["between_tokens"], "outstanding", 1e3, "ms"),
-    Kind(["per_token"], "outstanding", 1e3, "ms"),
+    PictureKind(["tokens_per_second"], "outstanding"),
+    PictureKind(["over_plain"], "outstanding"),
+    PictureKind(["first_token"], "outstanding", 1e3, "ms"),
+    PictureKind(["between_tokens"], "outstanding", 1e3, "ms"),
+    PictureKind(["per_token"], "outstanding", 1e3, "ms"),
 )
-KINDS: Mapping[str, Sequence[Kind]] = {
+KINDS: Mapping[str, Sequence[PictureKind]] = {
     "generate": (_SPEED, _POSITIONS, _FIRST),
-    "acceptance": (Kind(["acceptance_length"]), _POSITIONS),
-    "forward": tuple(Kind(["forward", "roofline"], each, 1e3, "ms") for each in ("rows", "sequences")),
+    "acceptance": (PictureKind(["acceptance_length"]), _POSITIONS),
+    "forward": tuple(PictureKind(["forward", "roofline"], each, 1e3, "ms") for each in ("rows", "sequences")),
     "load": _LOADS,
     "serve": _LOADS,
-    "quality": (Kind(["perplexity_lost"]),),
-    "tune": (Kind(["over_plain"], part="report"), Kind(["over_plain"], part="choosing")),
-    "plan": (Kind(["over_plain_predicted"], "num_draft_tokens"), Kind(["break_even"], "num_draft_tokens")),
+    "quality": (PictureKind(["perplexity_lost"]),),
+    "tune": (PictureKind(["over_plain"], part="report"), PictureKind(["over_plain"], part="choosing")),
+    "plan": (
+        PictureKind(["over_plain_predicted"], "num_draft_tokens"),
+        PictureKind(["break_even"], "num_draft_tokens"),
+    ),
 }
 """By the kind of results."""
 
@@ -86,7 +89,7 @@ def draw(every: Sequence[Results], folder: Path) -> list[Path]:
     return made
 
 
-def _pictures(results: Results) -> Iterator[tuple[str, Kind, str, list[Figure]]]:
+def _pictures(results: Results) -> Iterator[tuple[str, PictureKind, str, list[Figure]]]:
     """Name, kind, what it was measured on, and figures of each picture. Figures of single categories are not drawn."""
     for kind in KINDS.get(results.kind, ()):
         found: defaultdict[tuple[str, ...], list[Figure]] = defaultdict(list)
@@ -101,7 +104,7 @@ def _pictures(results: Results) -> Iterator[tuple[str, Kind, str, list[Figure]]]
             yield re.sub(r"[^\w.]+", "-", " ".join([*words, *about])), kind, ", ".join(about), figures
 
 
-def _drawn(kind: Kind, figures: Sequence[Figure], about: str) -> Any:
+def _drawn(kind: PictureKind, figures: Sequence[Figure], about: str) -> Any:
     """The picture: values with their 95 % intervals, as a line for each method or as a row for each."""
     from matplotlib.figure import Figure as Canvas
 

@@ -14,10 +14,10 @@ from typing import TypeAlias
 import numpy as np
 
 from forerun.errors import ConfigError
-from forerun.lab.bench.serve.requests import Answered, Ask
+from forerun.lab.bench.serve.requests import Ask, TimedRequest
 
-Send: TypeAlias = Callable[[Ask], Awaitable[Answered]]
-"""Sends a request and returns when it has ended. What fails is told by `Answered.error`."""
+Send: TypeAlias = Callable[[Ask], Awaitable[TimedRequest]]
+"""Sends a request and returns when it has ended. What fails is told by `TimedRequest.error`."""
 DRIVER = "driver thread"
 """As a place: the engine's own thread in this process."""
 PLAIN = "plain"
@@ -28,7 +28,7 @@ WARMUP = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class ServingArm:
     """One way to have requests answered.
 
     Attributes:
@@ -64,7 +64,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LoadWindow:
     """All of some requests, from the first that is sent to the last that ends.
 
     Attributes:
@@ -75,7 +75,7 @@ class Window:
 
     seconds: float
     cpu_seconds: float
-    answers: Sequence[Answered]
+    answers: Sequence[TimedRequest]
 
     @property
     def speed(self) -> float:
@@ -84,7 +84,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredLoad:
     """What one load gave.
 
     Attributes:
@@ -92,17 +92,17 @@ class Measured:
     """
 
     load: Load
-    windows: Mapping[Arm, Sequence[Window]]
+    windows: Mapping[ServingArm, Sequence[LoadWindow]]
 
 
 async def measure(
-    arms: Sequence[Arm],
+    arms: Sequence[ServingArm],
     loads: Sequence[Load],
     asks: Sequence[Ask],
     each: int,
     rounds: int,
     say: Callable[[str], None] = lambda _: None,
-) -> list[Measured]:
+) -> list[MeasuredLoad]:
     """Every load on every arm. A task that is cancelled meanwhile returns the rounds that are whole.
 
     Args:
@@ -114,7 +114,7 @@ async def measure(
     Raises:
         ConfigError: an arm answers none of the requests that warm it up.
     """
-    found: list[tuple[Load, dict[Arm, list[Window]]]] = []
+    found: list[tuple[Load, dict[ServingArm, list[LoadWindow]]]] = []
     try:
         for load in loads:
             found.append((load, {arm: [] for arm in arms}))
@@ -123,13 +123,15 @@ async def measure(
         say("interrupted")
     whole = [(load, windows, min(map(len, windows.values()))) for load, windows in found]
     return [
-        Measured(load, {arm: made[:count] for arm, made in windows.items()}) for load, windows, count in whole if count
+        MeasuredLoad(load, {arm: made[:count] for arm, made in windows.items()})
+        for load, windows, count in whole
+        if count
     ]
 
 
 async def _rounds(
     load: Load,
-    windows: dict[Arm, list[Window]],
+    windows: dict[ServingArm, list[LoadWindow]],
     asks: Sequence[Ask],
     each: int,
     rounds: int,
@@ -153,7 +155,7 @@ async def _rounds(
             )
 
 
-def _check(arm: Arm, window: Window) -> None:
+def _check(arm: ServingArm, window: LoadWindow) -> None:
     errors = [answer.error for answer in window.answers]
     if all(errors):
         raise ConfigError(f"{arm.name} answers no request: {errors[0]}")
@@ -161,35 +163,35 @@ def _check(arm: Arm, window: Window) -> None:
         raise ConfigError(f"{arm.name} answers with no text. Is it an OpenAI-compatible server that streams?")
 
 
-async def run(arm: Arm, load: Load, asks: Sequence[Ask], seed: int) -> Window:
+async def run(arm: ServingArm, load: Load, asks: Sequence[Ask], seed: int) -> LoadWindow:
     """The requests as the load has them come. seed: of the moments of an open loop."""
     started, cpu = time.perf_counter(), time.process_time()
     if load.rate is not None:
         answers = await _open_loop(arm.send, asks, load.rate, seed)
     else:
         answers = await _closed_loop(arm.send, asks, load.concurrency or 1)
-    return Window(time.perf_counter() - started, time.process_time() - cpu, answers)
+    return LoadWindow(time.perf_counter() - started, time.process_time() - cpu, answers)
 
 
-async def _closed_loop(send: Send, asks: Sequence[Ask], concurrency: int) -> list[Answered]:
-    waiting, answers = iter(enumerate(asks)), dict[int, Answered]()
+async def _closed_loop(send: Send, asks: Sequence[Ask], concurrency: int) -> list[TimedRequest]:
+    waiting, answers = iter(enumerate(asks)), dict[int, TimedRequest]()
     async with asyncio.TaskGroup() as clients:
         for _ in range(min(concurrency, len(asks))):
             clients.create_task(_client(send, waiting, answers))
     return [answers[place] for place in sorted(answers)]
 
 
-async def _client(send: Send, waiting: Iterator[tuple[int, Ask]], answers: dict[int, Answered]) -> None:
+async def _client(send: Send, waiting: Iterator[tuple[int, Ask]], answers: dict[int, TimedRequest]) -> None:
     for place, ask in waiting:
         answers[place] = await send(ask)
 
 
-async def _open_loop(send: Send, asks: Sequence[Ask], rate: float, seed: int) -> list[Answered]:
+async def _open_loop(send: Send, asks: Sequence[Ask], rate: float, seed: int) -> list[TimedRequest]:
     gaps = np.random.default_rng(seed).exponential(1 / rate, len(asks))
     started = asyncio.get_running_loop().time()
     moments = started + np.cumsum(gaps) - gaps[0]
 
-    async def client(moment: float, ask: Ask) -> Answered:
+    async def client(moment: float, ask: Ask) -> TimedRequest:
         await asyncio.sleep(moment - asyncio.get_running_loop().time())
         return await send(ask)
 

@@ -93,7 +93,7 @@ _DRAFTED, _ACCEPTED, _FORWARDS = "num_draft_tokens", "num_accepted_draft_tokens"
 
 
 @dataclass(slots=True)
-class Answered:
+class TimedRequest:
     """One request and its answer. Times are in seconds of one clock.
 
     Attributes:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from forerun.lab.bench.measure import Interval, bootstrap, quantile, ratio
 from forerun.lab.bench.recorded import figures_of
-from forerun.lab.bench.serve.load import DRIVER, PLAIN, Arm, Load, Measured, Window
-from forerun.lab.bench.serve.requests import Answered
+from forerun.lab.bench.serve.load import DRIVER, PLAIN, Load, LoadWindow, MeasuredLoad, ServingArm
+from forerun.lab.bench.serve.requests import TimedRequest
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.lab.results.files import without_folders
 from forerun.lab.results.schema import Figure, Labels, RunRow
@@ -20,14 +20,14 @@ Goal = Mapping[str, float]
 """Attribute of an answer -> seconds; empty where nothing is asked."""
 
 
-def is_kept(goal: Goal, answer: Answered) -> bool:
+def is_kept(goal: Goal, answer: TimedRequest) -> bool:
     """Whether a whole answer came in these times."""
     times = {name: getattr(answer, name) for name in goal}
     return answer.error is None and all(time is None or time <= goal[name] for name, time in times.items())
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class TimeSummary:
     """A time over all requests of an arm, in seconds; NaN if there are none."""
 
     median: float
@@ -35,7 +35,7 @@ class Times:
     p99: float
 
     @classmethod
-    def of(cls, values: Sequence[float | None]) -> Times:
+    def of(cls, values: Sequence[float | None]) -> TimeSummary:
         """Of those that there are."""
         known = [value for value in values if value is not None]
         return cls(*(quantile(known, share) for share in (0.5, 0.9, 0.99)))
@@ -67,14 +67,14 @@ class ServeRow:
     """
 
     load: Load
-    arm: Arm
+    arm: ServingArm
     speed: Interval
     over_plain: Interval | None
     over_baseline: Interval | None
-    first_token: Times
-    per_token: Times
-    between: Times
-    whole: Times
+    first_token: TimeSummary
+    per_token: TimeSummary
+    between: TimeSummary
+    whole: TimeSummary
     requests: float
     goodput: float | None
     client: float | None
@@ -103,12 +103,12 @@ _WHERE_TOLD = ("over plain", "over baseline", "good/s", "failed", "same text")
 """Columns that are left out where they say nothing of any row."""
 
 
-def rows(measured: Sequence[Measured], goal: Goal, baseline: str) -> list[ServeRow]:
+def rows(measured: Sequence[MeasuredLoad], goal: Goal, baseline: str) -> list[ServeRow]:
     """A row for each load and arm. baseline: a place."""
     return [_row(each, arm, goal, baseline) for each in measured for arm in each.windows]
 
 
-def _row(measured: Measured, arm: Arm, goal: Goal, baseline: str) -> ServeRow:
+def _row(measured: MeasuredLoad, arm: ServingArm, goal: Goal, baseline: str) -> ServeRow:
     windows = measured.windows[arm]
     answers = [answer for window in windows for answer in window.answers]
     whole = [answer for answer in answers if answer.error is None]
@@ -122,10 +122,10 @@ def _row(measured: Measured, arm: Arm, goal: Goal, baseline: str) -> ServeRow:
         speed=bootstrap([window.speed for window in windows]),
         over_plain=None if others is None else _ratio(windows, others),
         over_baseline=None if base is None or base.place == arm.place else _ratio(windows, measured.windows[base]),
-        first_token=Times.of([each.first_token for each in whole]),
-        per_token=Times.of([each.per_token for each in whole]),
-        between=Times.of([wait for answer in whole for wait in answer.waits]),
-        whole=Times.of([each.seconds for each in whole]),
+        first_token=TimeSummary.of([each.first_token for each in whole]),
+        per_token=TimeSummary.of([each.per_token for each in whole]),
+        between=TimeSummary.of([wait for answer in whole for wait in answer.waits]),
+        whole=TimeSummary.of([each.seconds for each in whole]),
         requests=len(whole) / seconds,
         goodput=sum(is_kept(goal, answer) for answer in answers) / seconds if goal else None,
         client=None if arm.place == DRIVER else sum(window.cpu_seconds for window in windows) / seconds,
@@ -136,7 +136,7 @@ def _row(measured: Measured, arm: Arm, goal: Goal, baseline: str) -> ServeRow:
     )
 
 
-def same_texts(windows: Sequence[Window], others: Sequence[Window]) -> float | None:
+def same_texts(windows: Sequence[LoadWindow], others: Sequence[LoadWindow]) -> float | None:
     """Share of the requests answered by both whose texts are the same; None where there are none."""
     pairs = [
         (one.text, other.text)
@@ -147,13 +147,13 @@ def same_texts(windows: Sequence[Window], others: Sequence[Window]) -> float | N
     return statistics.fmean(one == other for one, other in pairs) if pairs else None
 
 
-def _ratio(windows: Sequence[Window], others: Sequence[Window]) -> Interval | None:
+def _ratio(windows: Sequence[LoadWindow], others: Sequence[LoadWindow]) -> Interval | None:
     """Of speeds; None where a window gave nothing to divide by."""
     speeds = [window.speed for window in others]
     return ratio([window.speed for window in windows], speeds) if all(each > 0 for each in speeds) else None
 
 
-def _find(measured: Measured, place: str, mode: str) -> Arm | None:
+def _find(measured: MeasuredLoad, place: str, mode: str) -> ServingArm | None:
     """The arm at a place in a mode."""
     return next((arm for arm in measured.windows if (arm.place, arm.mode) == (place, mode)), None)
 
@@ -201,7 +201,7 @@ def _labels(row: ServeRow) -> Labels:
     return {"part": "loop", "outstanding": row.load.concurrency or 1, "method": row.arm.name}
 
 
-def run_rows(measured: Measured, temperature: float) -> Iterator[RunRow]:
+def run_rows(measured: MeasuredLoad, temperature: float) -> Iterator[RunRow]:
     """Every request that got a whole answer."""
     plains = {arm.place: windows for arm, windows in measured.windows.items() if arm.mode == PLAIN}
     for arm, windows in measured.windows.items():
@@ -226,7 +226,7 @@ def run_rows(measured: Measured, temperature: float) -> Iterator[RunRow]:
                 )
 
 
-def prompt_tokens(measured: Sequence[Measured]) -> dict[int, int]:
+def prompt_tokens(measured: Sequence[MeasuredLoad]) -> dict[int, int]:
     """Tokens of prompts, by their place, as the first who told counted them."""
     windows = [window for each in measured for made in each.windows.values() for window in made]
     told = [answer for window in reversed(windows) for answer in reversed(window.answers)]

@@ -18,7 +18,7 @@ from forerun.engine import LLM, EngineThread
 from forerun.engine.results import StepOutput
 from forerun.errors import ConfigError
 from forerun.lab.bench.peers.peer import THREAD_VARIABLES
-from forerun.lab.bench.serve.requests import Answered, Ask, EventReader, error_of
+from forerun.lab.bench.serve.requests import Ask, EventReader, TimedRequest, error_of
 from forerun.server.protocol.requests import parse_body
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _LARGEST = 1 << 20
 """Bytes of a response that is not a stream, which are read."""
 
 
-class Server:
+class MeasuredServer:
     """A server at an address. Used as a context, inside the event loop.
 
     Args:
@@ -50,7 +50,7 @@ class Server:
         self.model = model
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> MeasuredServer:
         http = client_library()
         self._session = http.ClientSession(
             headers=self._headers,
@@ -71,11 +71,11 @@ class Server:
         assert self._session is not None
         await self._session.close()
 
-    async def send(self, ask: Ask, **more: Any) -> Answered:
+    async def send(self, ask: Ask, **more: Any) -> TimedRequest:
         """The answer to a request. more: fields of its body."""
         assert self._session is not None
         content = json.dumps({"model": self.model, "stream": True, **USAGE, **ask.body, **more}).encode()
-        answered, arrived, events = Answered(ask, time.perf_counter()), [], EventReader()
+        answered, arrived, events = TimedRequest(ask, time.perf_counter()), [], EventReader()
         try:
             async with self._session.post(self.url + ask.path, data=content, headers=_JSON) as response:
                 if response.status != 200:
@@ -214,9 +214,9 @@ class Inside:
     def __exit__(self, *_: object) -> None:
         self._thread.close()
 
-    async def send(self, ask: Ask, **more: Any) -> Answered:
+    async def send(self, ask: Ask, **more: Any) -> TimedRequest:
         """Through the engine's thread, streamed. more: fields of the body."""
-        answered, loop = Answered(ask, time.perf_counter()), asyncio.get_running_loop()
+        answered, loop = TimedRequest(ask, time.perf_counter()), asyncio.get_running_loop()
         ended: asyncio.Future[StepOutput] = loop.create_future()
 
         def sink(output: StepOutput) -> None:  # between two steps, in the engine's thread

@@ -19,7 +19,7 @@ import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantisation import GROUP, CodeForm, QuantisedWeight
-from forerun.models.loading.gguf.header import REMEDY, Header, read_header
+from forerun.models.loading.gguf.header import REMEDY, GgufHeader, read_header
 
 # One tensor of a GGUF file: the packed blocks as they lie in the file, and the numbers they stand for.
 
@@ -90,7 +90,7 @@ class GgufFile:
         path: where it is.
         metadata: by key, values as int, float, bool, str, or lists of one of them.
         tensors: by name. Their blocks keep the file mapped.
-        kinds: of the metadata's values, as `Header.kinds`.
+        kinds: of the metadata's values, as `GgufHeader.kinds`.
     """
 
     path: Path
@@ -141,7 +141,7 @@ def _mapped(path: Path) -> mmap.mmap:
         raise ModelLoadError(f"{path}: it cannot be read: {reason}. {REMEDY}") from None
 
 
-def _refuse_part(path: Path, header: Header) -> None:
+def _refuse_part(path: Path, header: GgufHeader) -> None:
     """Raises UnsupportedModelError for one of several files of a model, by metadata or by name."""
     named = _PART.search(path.name)
     said = header.metadata.get("split.count", int(named[1]) if named else 1)

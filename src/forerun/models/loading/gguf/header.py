@@ -95,7 +95,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class GgufHeader:
     """What stands before the tensors. Values of the metadata are int, float, bool, str, or lists of one of them.
 
     Attributes:
@@ -108,7 +108,7 @@ class Header:
     kinds: Mapping[str, tuple[int, ...]]
 
 
-def read_header(content: memoryview, place: str) -> Header:
+def read_header(content: memoryview, place: str) -> GgufHeader:
     """The header of a file.
 
     Args:
@@ -141,7 +141,7 @@ def read_header(content: memoryview, place: str) -> Header:
     tensors = tuple(
         TensorInfo(info.name, info.shape, info.type_name, start + info.start, info.num_bytes) for info in infos
     )
-    return Header(version, metadata, tensors, kinds)
+    return GgufHeader(version, metadata, tensors, kinds)
 
 
 def brief(text: str) -> str:
