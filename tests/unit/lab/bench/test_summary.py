@@ -17,7 +17,7 @@ from forerun.lab.results.files import load
 from forerun.lab.results.schema import DrafterFacts, Figure, Results
 from measured import QUIET, forwards, generated, loads, qualities
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 Change = Callable[[Results], Results]
