@@ -10,7 +10,7 @@ set -eu
 cd "$(dirname "$0")/.."
 FORERUN=${FORERUN:-forerun}
 THREADS=${THREADS:-2}
-if [ "${QUICK:-}" ]; then PROMPTS=3 FORWARDS=6 PAIRS=2 TEXTS=6; else PROMPTS=12 FORWARDS=20 PAIRS=10 TEXTS=40; fi
+if [ "${QUICK:-}" ]; then PROMPTS=3 FORWARDS=6 TEXTS=6; else PROMPTS=12 FORWARDS=20 TEXTS=40; fi
 
 bundled() {  # the bundled pair: acceptance and speed of the drafters that serve it without options
     "$FORERUN" bench generate --model bundled --prompts code,prose,copying --num-prompts $PROMPTS --max-tokens 96 \
@@ -27,8 +27,6 @@ forward() {  # one forward by rows, beside the roofline
         --threads "$THREADS" --json benchmarks/forward-random.json
 }
 serve() {  # many requests at once, through a server and without HTTP
-    "$FORERUN" bench serve bundled --plain --in-process --concurrency 1,4,16 --rounds $((PAIRS / 2)) --requests 2 \
-        --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-bundled.json
     "$FORERUN" bench serve smollm2 --plain --in-process --concurrency 1,4,8,16 --rounds 3 --requests 2 --max-tokens 64 \
         --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-smollm2.json
 }
@@ -39,9 +37,6 @@ quality() {  # what 8 and 4 bits cost
 tune() {  # the fastest drafter and K; what it writes for the other commands goes to build/
     mkdir -p build
     export OMP_NUM_THREADS=$THREADS
-    printf '[tune]\nnum_prompts = 32\n' >build/tune-keys.toml
-    "$FORERUN" --config build/tune-keys.toml tune bundled --prompts code --drafters suffix,draft-model,eagle --minutes 3 \
-        --max-tokens 64 --out build/tune-bundled.toml --results benchmarks/tune-bundled.json
     "$FORERUN" tune smollm2 --prompts questions --minutes 4 --max-tokens 64 --out build/tune-smollm2.toml \
         --results benchmarks/tune-smollm2.json
 }
