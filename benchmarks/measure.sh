@@ -2,7 +2,7 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward serve quality tune audit plan
+#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward serve quality tune audit
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
 # (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
@@ -41,18 +41,13 @@ tune() {  # the fastest drafter and K; what it writes for the other commands goe
         --results benchmarks/tune-smollm2.json
 }
 audit() {  # is the text the same?
-    OMP_NUM_THREADS=$THREADS "$FORERUN" audit bundled --results benchmarks/audit-bundled.json
+    OMP_NUM_THREADS=1 "$FORERUN" audit bundled --quick --results benchmarks/audit-bundled.json
     OMP_NUM_THREADS=$THREADS "$FORERUN" audit smollm2 --results benchmarks/audit-smollm2.json
 }
-plan() {  # a prediction for a machine that is not here
-    "$FORERUN" plan 70B:layers=80,kv_heads=8,head_dim=128 --draft 1B --machine h100 --tensor-parallel 2 \
-        --acceptance 0.75 --results benchmarks/plan-70b.json
-}
-
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; smollm2; forward; serve; quality; tune; audit; plan ;;
-        bundled | smollm2 | forward | serve | quality | tune | audit | plan) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, serve, quality, tune, audit, plan" >&2; exit 2 ;;
+        all) bundled; smollm2; forward; serve; quality; tune; audit ;;
+        bundled | smollm2 | forward | serve | quality | tune | audit) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, serve, quality, tune, audit" >&2; exit 2 ;;
     esac
 done
