@@ -198,7 +198,8 @@ def _about(results: Results) -> str:
     at = results.environment
     busy = f"load average {at.load_before[0]:.1f} before and {at.load_after[0]:.1f} after" if at.load_before else ""
     stolen = "" if at.stolen is None else f"{100 * at.stolen:.1f} % of the processors' time taken by the host"
-    parts = [f"{at.date[:10]}, {duration(at.seconds)}", f"`{results.file_name}`", describe(at), busy, stolen]
+    file = results.file_name and f"`{results.file_name}`"
+    parts = [f"{at.date[:10]}, {duration(at.seconds)}", file, describe(at), busy, stolen]
     return "; ".join(filter(None, parts)) + "."
 
 
