@@ -44,6 +44,7 @@ audit() {  # is the text the same?
     OMP_NUM_THREADS=1 "$FORERUN" audit bundled --quick --results benchmarks/audit-bundled.json
     OMP_NUM_THREADS=$THREADS "$FORERUN" audit smollm2 --results benchmarks/audit-smollm2.json
 }
+
 for name in "${@:-all}"; do
     case $name in
         all) bundled; smollm2; forward; serve; quality; tune; audit ;;
