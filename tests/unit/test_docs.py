@@ -81,7 +81,8 @@ def test_commands_and_their_flags_exist(page: Path) -> None:
         if hasattr(command, "commands"):  # the command is left open: train KIND, train …
             assert not rest or not re.match(r"[a-z]+$", rest[0]), f"{page.name}: no {rest[0]}: {words}"
             continue
-        flags = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)} | {"-h", "--help"}
+        shown = [each for each in command.params if not getattr(each, "hidden", False)]  # others are keys of --config
+        flags = {flag for each in shown for flag in (*each.opts, *each.secondary_opts)} | {"-h", "--help"}
         for word in rest:
             assert not re.match(r"--?[a-z]", word) or word.partition("=")[0] in flags, f"{page.name}: {word}: {words}"
 
