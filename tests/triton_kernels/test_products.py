@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from forerun.kernels.quantisation import QuantisedWeight
 from forerun.kernels.torch.quantised_linear import QuantisedLinear
 from forerun.kernels.triton.linear import FloatProduct, Product, multiply
-from forerun.kernels.triton.quantised_linear import RowCodes, channel_limit, code_product
+from forerun.kernels.triton.quantised_linear import ActivationBuffers, channel_limit, quantised_product
 from kernel_cases import weight_of
 from triton_rig import DEVICE, DTYPES, INTERPRETED, MARKS, close, drawn
 
@@ -31,10 +31,10 @@ def product_of(
     if kind == "float":
         weight = drawn(*shape, seed=2).to(dtype)
         return FloatProduct(weight, bias), weight, bias
-    codes = weight_of(kind, *shape)
-    assert isinstance(codes, QuantisedWeight)
-    codes = codes.to(DEVICE)
-    return code_product(codes, bias, dtype, RowCodes(DEVICE)), codes, bias
+    quantized = weight_of(kind, *shape)
+    assert isinstance(quantized, QuantisedWeight)
+    quantized = quantized.to(DEVICE)
+    return quantised_product(quantized, bias, dtype, ActivationBuffers(DEVICE)), quantized, bias
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

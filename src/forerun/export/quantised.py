@@ -26,7 +26,7 @@ from forerun.export.files import (
 from forerun.models import find_tokenizer
 from forerun.models.linear import Part
 from forerun.models.llama.decoder import llama_refusal
-from forerun.models.loading.code_tensors import tensors_of
+from forerun.models.loading.quantised_tensors import tensors_of
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.quantise import LAYOUT, METHOD, Quantisation, QuantisedMaker, matrices

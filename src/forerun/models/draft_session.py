@@ -1,4 +1,4 @@
-"""The contract of chains that grow row by row: what a model that drafts computes most."""
+"""The interface of draft sessions: chains that grow row by row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What is to be told of each row's logits.
+    """What to compute from each row's logits.
 
     Attributes:
         num_columns: from the first, those among which the largest is looked for.
@@ -26,7 +26,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class NextTokens:
-    """What may follow the last row of each chain.
+    """The most probable next token of each chain.
 
     Attributes:
         logits: [chains, V], as `Forward.logits`; valid until the chains advance again.
@@ -40,7 +40,8 @@ class NextTokens:
 
 
 class DraftSession(ABC):
-    """Rows of some sequences, one after the other in each, where what does not change between them is prepared once.
+    """Rows of some sequences, one after the other, where everything that does not change between them is prepared once.
+    Their bits are those of `LanguageModel.forward`.
 
     Their bits are those of `LanguageModel.forward`.
     """
@@ -61,4 +62,4 @@ class DraftSession(ABC):
 
     @abstractmethod
     def keep(self, places: Sequence[int]) -> None:
-        """Go on with these chains only, in this order. places: among those of now."""
+        """Keep only these chains, in this order. indices: of the current chains."""

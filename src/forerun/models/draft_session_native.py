@@ -1,4 +1,4 @@
-"""Chains that grow row by row by the native kernels: a few calls a row, and no tensor operation between them.
+"""The draft session of the native kernels: a few calls per row, with no tensor operation between them.
 
 A small model's row takes the kernels less time than the preparation of a forward from any rows, trees among them, takes
 Python. Here the arrays of a forward are filled in place, and its results are written where the last ones were.
@@ -26,8 +26,8 @@ Ints = NDArray[np.int64]
 Addresses = NDArray[np.uint64]
 
 
-class NativeChains(DraftSession):
-    """The rows of chains in paged caches, as the library is told of them.
+class NativeDraftSession(DraftSession):
+    """Chains in paged caches, with their rows in the library's form.
 
     Args:
         caches: one a chain, without scratch.
@@ -58,7 +58,7 @@ class NativeChains(DraftSession):
         self._allocate(len(caches))
 
     def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
-        """As `DraftSession.advance`."""
+        """Feed tokens, which join the caches' scratch (`DraftSession.advance`)."""
         counts = [len(each) for each in tokens]
         num_rows, num_chains = sum(counts), len(counts)
         if num_rows > len(self._token_ids):
@@ -81,7 +81,7 @@ class NativeChains(DraftSession):
         return NextTokens(self._logits[:num_chains], columns.tolist(), accept_probs)
 
     def keep(self, places: Sequence[int]) -> None:
-        """As `DraftSession.keep`."""
+        """Keep only these chains, in this order (`DraftSession.keep`)."""
         self._caches = [self._caches[place] for place in places]
         self._pages = []
 
@@ -95,7 +95,7 @@ class NativeChains(DraftSession):
         """
 
     def _allocate(self, num_rows: int) -> None:
-        """The arrays of so many rows, which see no tails."""
+        """Allocate the arrays of so many rows, which have no tails."""
         self._token_ids = np.empty(num_rows, np.int64)
         self._sequence, self._position, self._prefix = (np.empty(num_rows, np.int32) for _ in range(3))
         self._nothing = np.zeros(num_rows + 1, np.int32)
@@ -110,7 +110,7 @@ class NativeChains(DraftSession):
         )
 
     def _fill(self, tokens: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
-        """Add the rows to their caches' scratch, and say where they lie."""
+        """Add the rows to their caches' scratch, and fill the arrays."""
         sequences: list[int] = []
         positions: list[int] = []
         for index, (cache, count) in enumerate(zip(self._caches, counts, strict=True)):

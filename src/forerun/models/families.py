@@ -1,4 +1,5 @@
-"""Which decoder serves a model: native kernels, Triton's or PyTorch, the Llama family's or Transformers' modules."""
+"""The decoder of each model family: native, Triton or PyTorch kernels, and the Llama family's or Transformers'
+modules."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.triton.availability import check_place, wants_triton
+from forerun.kernels.triton.availability import check_device, is_triton_selected
 from forerun.models.attention.native import NativeAttention
 from forerun.models.general import GeneralDecoder
 from forerun.models.linear import FloatMaker
@@ -29,8 +30,8 @@ _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 
 
 def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool) -> Library | None:
-    """The native library, where it computes models of this kind: bfloat16 and codes on the CPU. Weights in float32 and
-    float64 are computed in PyTorch, by oneDNN's products: for them it is not even looked for."""
+    """Return the native library if it computes models of this kind: bfloat16 and quantized weights on the CPU. Weights
+    in float32 and float64 are multiplied by PyTorch's oneDNN products, and the library is not even searched for."""
     if dtype not in _NATIVE_TYPES or (dtype == torch.float32 and not is_quantised):
         return None
     return native_for(device)
@@ -39,8 +40,8 @@ def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool)
 def make_decoder(
     hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None = None
 ) -> Decoder:
-    """The decoder of a loaded Transformers model, on its device. Where FORERUN_KERNELS asks for Triton's kernels, no
-    other is taken.
+    """Return the decoder of a loaded Transformers model, on its device. If FORERUN_KERNELS selects Triton, no other
+    kernels are used.
 
     Args:
         dtype: of all that is not in codes.
@@ -53,7 +54,7 @@ def make_decoder(
         ConfigError: Triton's kernels are asked for, but cannot be had for this device or number format.
         UnsupportedModelError: they are asked for, but do not compute this model.
     """
-    if wants_triton():
+    if is_triton_selected():
         return _by_triton(hf, dtype, kind, maker, output_tokens)
     library = library_for(hf.device, dtype, is_quantised=maker is not None)
     if kind == "general":
@@ -67,7 +68,7 @@ def make_decoder(
 def _by_triton(
     hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None
 ) -> TritonLlamaDecoder:
-    check_place(hf.device, dtype)
+    check_device(hf.device, dtype)
     if kind != "llama":
         raise UnsupportedModelError(
             f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "

@@ -1,4 +1,5 @@
-"""Any Transformers decoder-only model, through its own modules, with forerun's attention and packed linear layers."""
+"""The decoder of any Transformers decoder-only model: its own modules with forerun's attention and packed linear
+layers."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def forerun_attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in the form Transformers calls. query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H, D_v].
+    """Compute attention in the form Transformers calls. query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H,
+    D_v].
 
     Raises:
         UnsupportedModelError: the model asks for something that `Attention` does not do.
@@ -85,14 +87,14 @@ def forerun_attention(
 
 
 def register_attention() -> None:
-    """Tell Transformers of `forerun_attention`. Before that, nothing of Transformers' models is imported."""
+    """Register `forerun_attention` with Transformers. Before this call, nothing of Transformers' models is imported."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, forerun_attention)
 
 
 class GeneralDecoder:
-    """A Transformers model whose attention is ours, loaded with attn_implementation=ATTENTION_NAME.
+    """A Transformers model with forerun's attention, loaded with attn_implementation=ATTENTION_NAME.
 
     Args:
         model: the loaded causal language model, on its device. It gets other linear layers.
@@ -109,7 +111,7 @@ class GeneralDecoder:
         self.model = model
         self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self.attention = ReferenceAttention(model.dtype) if attention is None else attention
-        seen = _Seen(model.dtype)
+        seen = _AttentionRecorder(model.dtype)
         positions = torch.arange(5, device=model.device)
         with torch.inference_mode():
             self._run(torch.zeros_like(positions), positions, 0, seen)
@@ -117,7 +119,8 @@ class GeneralDecoder:
         self.planner = self.attention.planner(self.layer_attentions, model.device)
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
-        """As `Decoder.forward`."""
+        """Return logits of the requested rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`
+        (`Decoder.forward`)."""
         keep: Tensor | int = 0 if layout.logit_rows is None or self.num_layers in layers else layout.logit_rows
         hidden_outputs = HiddenStateOutputs(layers, layout)
         handles = [self._tap(layer, hidden_outputs, layout) for layer in layers]
@@ -129,7 +132,7 @@ class GeneralDecoder:
         return logits, hidden_outputs.stacked()
 
     def _run(self, token_ids: Tensor, positions: Tensor, keep: Tensor | int, attend: Attend) -> Tensor:
-        """token_ids, positions: [T] -> [rows kept, V]."""
+        """Run the model. token_ids, positions: [T] -> [rows kept, V]."""
         under_way = _attend.set(attend)
         try:
             output = self.model(
@@ -141,8 +144,8 @@ class GeneralDecoder:
         return logits
 
     def _tap(self, layer: int, hidden_outputs: HiddenStateOutputs, layout: Layout) -> RemovableHandle:
-        """Let what enters a layer be taken, or, of as many as there are, what enters the output layer, where the rows
-        whose logits are not wanted are left out after that."""
+        """Register a hook that stores what enters a layer or, for layer `num_layers`, the output layer; after the
+        latter, rows whose logits are not requested are dropped."""
         head = layer == self.num_layers
 
         def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> tuple[Any, Any] | None:
@@ -158,16 +161,16 @@ class GeneralDecoder:
         return handle
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
-        """As `LanguageModel.draft_session`."""
+        """Return None: the general decoder has no draft session (`LanguageModel.draft_session`)."""
         return None
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.embedding_rows`."""
+        """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight[token_ids].detach().float()
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.output_rows`."""
+        """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         module = self._output_layer()
         if isinstance(module, nn.Linear):
             return module.weight[token_ids].detach().float()
@@ -180,7 +183,7 @@ class GeneralDecoder:
         return module
 
     def _layers(self) -> nn.ModuleList:
-        """The decoder's layers: the outermost list whose modules count their attention as this decoder does."""
+        """Return the decoder's layers: the outermost list whose modules number their attention as this decoder does."""
         for module in self.model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == self.num_layers and _are_counted(module):
                 return module
@@ -191,12 +194,12 @@ class GeneralDecoder:
 
 
 def _are_counted(layers: nn.ModuleList) -> bool:
-    """Whether the attention in each of these modules has the module's index."""
+    """Return whether the attention in each of these modules has the module's index."""
     return all(any(vars(part).get("layer_idx") == i for part in layer.modules()) for i, layer in enumerate(layers))
 
 
-class _Seen:
-    """Stands in for attention, and keeps what each layer asks of it.
+class _AttentionRecorder:
+    """A stand-in for attention that records what each layer requests.
 
     Args:
         dtype: of the result.

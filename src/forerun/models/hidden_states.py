@@ -1,4 +1,4 @@
-"""Hidden states of chosen layers, handed out beside the logits."""
+"""Hidden states of chosen layers, returned beside the logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.models.attention.base import Layout
 
 
 class HiddenStateOutputs:
-    """The states that enter chosen layers, residual included, of the rows whose states are wanted.
+    """The states that enter chosen layers, residual included, of the requested rows.
 
     Args:
         layers: rising; as many as the model has layers stands for the state after the final norm.
@@ -27,20 +27,20 @@ class HiddenStateOutputs:
     def take(self, layer: int, states: Tensor) -> None:
         """Keep what enters a layer, if it was chosen. Layers come in rising order. states: [T, H], all rows."""
         if layer in self.layers:
-            self._states.append(self._layout.tapped(states).clone())
+            self._states.append(self._layout.select_hidden_rows(states).clone())
 
     def take_normed(self, layer: int, states: Tensor, norm: Callable[[Tensor], Tensor]) -> None:
-        """The same of what the norm makes of the states, which is computed of the wanted rows alone."""
+        """Store what the norm makes of the states, computed for the requested rows alone."""
         if layer in self.layers:
-            self._states.append(norm(self._layout.tapped(states)))
+            self._states.append(norm(self._layout.select_hidden_rows(states)))
 
     def stacked(self) -> Tensor | None:
-        """[T, layers, H], or None where no layer was chosen."""
+        """Return the states, [T, layers, H], or None if no layer was chosen."""
         return torch.stack(self._states, 1) if self._states else None
 
 
 def check_layers(layers: Sequence[int], num_layers: int, first: int = 0) -> None:
-    """Refuse layers that cannot be tapped.
+    """Raise an error for layers whose states cannot be returned.
 
     Args:
         first: layer that rows go on from.

@@ -1,4 +1,4 @@
-"""The memory that a model will take, before its weights are read."""
+"""The memory that a model will take, computed before its weights are read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import linear_nbytes
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.quantisation import CodeForm
+from forerun.kernels.quantisation import QuantisedFormat
 from forerun.kernels.torch.linear import can_pack
-from forerun.kernels.triton.availability import wants_triton
+from forerun.kernels.triton.availability import is_triton_selected
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import HEAD_ROWS, MAX_ROWS, TILE, Capacity
 from forerun.kv_cache import SequenceCache
@@ -48,8 +48,8 @@ _PRODUCT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
-    """What weights are kept in.
+class WeightStorage:
+    """How the weights of a model are stored once it is loaded.
 
     Attributes:
         dtype: of everything that is not in codes.
@@ -67,17 +67,18 @@ class Keeping:
     is_llama: bool
     library: Library | None
     quantise: Quantisation | None
-    stored: Callable[[str], CodeForm | None]
+    stored: Callable[[str], QuantisedFormat | None]
     has_adapter: bool
     is_triton: bool = False
 
     @property
     def is_native(self) -> bool:
-        """Whether all layers are computed by the native kernels."""
+        """Return whether all layers are computed by the native kernels."""
         return self.is_llama and self.library is not None
 
     def linear(self, name: str, shape: torch.Size, *, is_outer: bool) -> int:
-        """Bytes of a linear layer's weight. shape: outputs, inputs. is_outer: of the output layer or the embedding."""
+        """Return the bytes of a linear layer's weight. shape: outputs, inputs. is_outer: of the output layer or the
+        embedding."""
         if self.quantise is None:
             if self.is_native and self.library is not None:
                 return linear_nbytes(self.library, shape[0], shape[1], self.dtype)
@@ -90,7 +91,7 @@ class Keeping:
         return _codes_nbytes(form, shape) + _PRODUCT * shape.numel()
 
     def embedding(self, name: str, shape: torch.Size) -> int:
-        """Bytes of the embedding."""
+        """Return the bytes of the embedding."""
         if self.is_native:
             return self.linear(name, shape, is_outer=True)
         if self.is_llama and self.quantise is not None:
@@ -98,7 +99,7 @@ class Keeping:
         return shape.numel() * self.dtype.itemsize
 
     def tied_head(self, name: str, shape: torch.Size) -> int:
-        """Bytes of an output layer beside the embedding whose weight it shares."""
+        """Return the bytes of an output layer beside the embedding whose weight it shares."""
         if self.is_native:
             return 0
         if self.is_triton:
@@ -108,24 +109,25 @@ class Keeping:
         return shape.numel() * self.dtype.itemsize if can_pack(self.dtype, self.device) else 0
 
     def other(self, parameter: Tensor) -> int:
-        """Bytes of a norm, a bias or whatever else; the Llama decoders keep them in float32 at least."""
+        """Return the bytes of a norm, a bias or any other parameter; the Llama decoders keep them in float32 at
+        least."""
         return parameter.numel() * max(parameter.element_size(), _FLOAT32 if self.is_llama else 0)
 
     def read(self, parameter: Tensor, *, is_matrix: bool) -> int:
-        """Bytes of a parameter as Transformers reads it. is_matrix: it will be codes, if any are."""
+        """Return the bytes of a parameter as Transformers reads it. is_matrix: it is quantised, if any parameter is."""
         size = parameter.element_size()
         if self.has_adapter or (is_matrix and self.quantise is not None):
             size = max(size, _FLOAT32)
         return size * parameter.numel()
 
-    def _form(self, name: str, *, is_outer: bool) -> CodeForm:
+    def _form(self, name: str, *, is_outer: bool) -> QuantisedFormat:
         assert self.quantise is not None
         stored = None if self.has_adapter else self.stored(name)
         return form_kept(stored, self.quantise, is_outer=is_outer)
 
 
-def weight_nbytes(model: Any, keeping: Keeping, num_outputs: int | None = None) -> tuple[int, int]:
-    """Bytes that a model's weights take when it is loaded, and at most while it is.
+def weight_nbytes(model: Any, keeping: WeightStorage, num_outputs: int | None = None) -> tuple[int, int]:
+    """Return the bytes that a model's weights take once loaded, and at most while loading.
 
     Args:
         model: of Transformers, as `empty_model` makes it.
@@ -155,14 +157,14 @@ def weight_nbytes(model: Any, keeping: Keeping, num_outputs: int | None = None) 
     return kept, max(kept, read if not is_streamed else kept + read) + largest
 
 
-def _tied_head(keeping: Keeping, name: str, shape: torch.Size, num_outputs: int | None) -> int:
+def _tied_head(keeping: WeightStorage, name: str, shape: torch.Size, num_outputs: int | None) -> int:
     if num_outputs is None:
         return keeping.tied_head(name, shape)
     return keeping.linear(name, torch.Size((num_outputs, shape[1])), is_outer=True)
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Each parameter once, with its name and the first module that has it."""
+    """Yield each parameter once, with its name and the first module that has it."""
     seen: set[int] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -181,13 +183,13 @@ def _outputs_first(module: nn.Module, weight: Tensor) -> torch.Size:
     return weight.shape if type(module) is nn.Linear else weight.shape[::-1]
 
 
-def _codes_nbytes(form: CodeForm, shape: torch.Size, *, is_packed: bool = False) -> int:
-    """Bytes of a `QuantisedWeight`. is_packed: two codes of 4 bits lie in a byte."""
+def _codes_nbytes(form: QuantisedFormat, shape: torch.Size, *, is_packed: bool = False) -> int:
+    """Return the bytes of a `QuantisedWeight`. is_packed: two values of 4 bits share a byte."""
     if form.group is None:
         return shape.numel() + _FLOAT32 * shape[0]
     groups = -(-shape[1] // form.group) * shape[0]
-    codes = groups * form.group // 2 if is_packed and form.bits == 4 else shape.numel()
-    return codes + 2 * groups * (2 if form.has_minimum else 1)
+    quantized = groups * form.group // 2 if is_packed and form.bits == 4 else shape.numel()
+    return quantized + 2 * groups * (2 if form.has_minimum else 1)
 
 
 # The memory that a model's steps are computed in by the Triton kernels, which is taken when the model is loaded.
@@ -196,7 +198,7 @@ _triton_memory_FLOAT32, _WORD = 4, 8
 
 
 def step_nbytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes of the memory that a step computes in (`triton_layers.TritonStep`) and of the rotations.
+    """Return the bytes of the memory that a Triton step computes in (`triton_layers.TritonStep`), and of the rotations.
 
     Args:
         config: of Transformers, of the Llama family. dtype: of what is not in codes.
@@ -219,7 +221,7 @@ def step_nbytes(config: Any, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one model takes.
+    """The memory that one model takes.
 
     Attributes:
         name: what it was asked for as.
@@ -248,7 +250,7 @@ class ModelMemory:
     width: int
 
     def pages_for(self, num_slots: int) -> int:
-        """Pages of a sequence of so many positions."""
+        """Return the pages of a sequence of so many positions."""
         return self.new_cache().pages_wanted(min(num_slots, self.context_length))
 
 
@@ -259,7 +261,8 @@ def model_memory(
     adapter: str | Path | None = None,
     quantize: str | None = None,
 ) -> ModelMemory:
-    """What a model takes that `load_model` loads with these arguments. Of its files, the headers are read.
+    """Return the memory of a model that `load_model` loads with these arguments. Only the headers of its files are
+    read.
 
     Keys and values are those of the configuration's heads, the same in every layer.
 
@@ -277,9 +280,11 @@ def model_memory(
     register_attention()
     library = library_for(place, served, is_quantised=quantisation is not None)
     empty = empty_model(source.name, config, served, ATTENTION_NAME)
-    is_triton = is_llama and wants_triton()
+    is_triton = is_llama and is_triton_selected()
     has_adapter = adapter is not None
-    keeping = Keeping(served, place, is_llama, library, quantisation, source.code_form(config), has_adapter, is_triton)
+    keeping = WeightStorage(
+        served, place, is_llama, library, quantisation, source.quantised_format(config), has_adapter, is_triton
+    )
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, keeping, None if tokens is None else len(tokens))
     if is_triton:
@@ -302,15 +307,15 @@ def model_memory(
 
 
 def attention_widths(config: Any) -> tuple[int, int, int, int]:
-    """Query heads, key heads, and the widths of a key and of a value as they are kept."""
+    """Return the query heads, key heads, and the widths of a key and of a value as they are cached."""
     heads, kv_heads, width = head_shape(config)
     if getattr(config, "kv_lora_rank", None):  # of multi-head latent attention, what it is expanded to is kept
         return heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
     return heads, kv_heads, width, width
 
 
-def _planner(config: Any, keeping: Keeping) -> Planner:
-    """As the decoder of such a model makes it."""
+def _planner(config: Any, keeping: WeightStorage) -> Planner:
+    """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")

@@ -1,4 +1,4 @@
-"""Which weights hold NaN or infinity? Looked for after a model has computed numbers that are not finite."""
+"""Finds the weights that hold NaN or infinity, after a model has computed numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PART = 1 << 24
 
 @runtime_checkable
 class NamedTensors(Protocol):
-    """A decoder that says which numbers it has packed."""
+    """A decoder that lists the numbers it has packed."""
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Tensors by the names of Transformers' parameters, or by several of them that are packed as one."""
+        """Yield tensors by the names of Transformers' parameters, or by several of them that are packed as one."""
 
 
 def first_non_finite_tensor(model: LanguageModel) -> str | None:
-    """The name, as in the checkpoint, of the first tensor of weights with an entry that is NaN or infinite.
+    """Return the name, as in the checkpoint, of the first weight tensor with an entry that is NaN or infinite.
 
     None: every entry is finite, or the model is of a kind whose weights cannot be looked at. The Llama decoder
     keeps some tensors side by side; they are named together. All weights are read: a second for a model of a few
@@ -44,7 +44,7 @@ def first_non_finite_tensor(model: LanguageModel) -> str | None:
 
 
 def has_finite_rows(logits: Tensor) -> bool:
-    """Whether every row, [R, V], has a largest entry that is finite: -inf beside it is how tokens are masked."""
+    """Return whether every row, [R, V], has a largest entry that is finite: -inf beside it is how tokens are masked."""
     return bool(torch.isfinite(logits.amax(-1)).all())
 
 
@@ -88,7 +88,7 @@ def _of_linear(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_module(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers, and the tensors that packed layers keep as plain attributes, in the modules' order."""
+    """Yield parameters, buffers, and the tensors that packed layers keep as plain attributes, in the modules' order."""
     for path, part in module.named_modules(prefix=prefix.removesuffix(".")):
         tensors = {**vars(part), **part._parameters, **part._buffers}
         for name, tensor in tensors.items():

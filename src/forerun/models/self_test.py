@@ -1,4 +1,4 @@
-"""The self-test that says whether a model is exact: does a row's result depend on the rows beside it?
+"""The self-test of exactness: whether a row's result depends on the rows beside it.
 
 It is tried on every model at load, on the device it computes on, and never assumed.
 """
@@ -86,8 +86,8 @@ def _tokens(model: Model, count: int) -> list[int]:
 
 
 def _prefilled(model: Model) -> SequenceCache:
-    """A cache whose prefix nobody computed: any keys and values will do, and drawn ones cost next to nothing. Half of
-    the new rows stand before the border of a block, where the model reaches that far."""
+    """Return a cache with a random prefix: any keys and values will do, and drawn ones cost next to nothing. Half of
+    the new rows stand before the border of a block, if the context reaches that far."""
     cache = model.new_cache()
     generator = torch.Generator().manual_seed(1)
     length = max(0, min(KV_BLOCK - _NEW // 2, model.context_length - _NEW))
@@ -100,7 +100,8 @@ def _prefilled(model: Model) -> SequenceCache:
 
 
 def _in_groups(model: Model, cache: SequenceCache, tokens: list[int], sizes: tuple[int, ...]) -> Tensor:
-    """Logits of the tokens, computed in forwards of these sizes after the cache's prefix, which is all it keeps."""
+    """Return the logits of the tokens, computed in forwards of these sizes after the cache's prefix, which the cache
+    returns to."""
     logits, done, length = [], 0, cache.length
     for size in sizes:
         logits.append(model.forward([Rows(cache, tokens[done : done + size])]).logits)
@@ -123,7 +124,7 @@ def _beside_others(model: Model, cache: SequenceCache, tokens: list[int]) -> Ten
 
 
 def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
-    """Beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
+    """Compute the tokens beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
     prompt = Rows(model.new_cache(), (tokens * _CROWD)[: min(_CROWD, model.context_length)], num_logits=0)
     logits = model.forward([prompt, Rows(cache, tokens)]).logits
     prompt.cache.free()
@@ -132,8 +133,8 @@ def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor
 
 
 def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
-    """The tokens but the last two as a path through a tree in which each has a sibling, one with a child of its own;
-    then the path is committed, and the last two computed after it."""
+    """Compute all tokens but the last two as a path through a tree in which each has a sibling, one with a child of its
+    own; then commit the path, and compute the last two after it."""
     depth, length = _NEW - 2, cache.length
     nodes, parents, path = [tokens[0]], [-1], [0]
     for token_id in tokens[1:depth]:
@@ -194,7 +195,8 @@ def _recording(module: nn.Module, store: dict[str, tuple[Tensor, Tensor]]) -> It
 
 
 def _same(few: Tensor, many: Tensor) -> bool:
-    """Whether the rows that both hold are the same bits. Rows lie in the first dimension of more than one entry."""
+    """Return whether the rows that both hold are the same bits. Rows lie in the first dimension of more than one
+    entry."""
     few, many = (t.squeeze(0) if t.dim() > 2 else t for t in (few, many))
     rows = min(len(few), len(many), 4)
     return torch.equal(few[:rows], many[:rows])

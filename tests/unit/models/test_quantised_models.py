@@ -24,7 +24,7 @@ from forerun.models.general import GeneralDecoder
 from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.reading import read_to_quantise
-from forerun.models.loading.transformers_modules import on_device
+from forerun.models.loading.transformers_modules import to_device
 from gguf_files import write_gguf
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
@@ -100,7 +100,7 @@ def test_what_each_weight_becomes(is_tied: bool, tmp_path: Path) -> None:
     model = load_model(tmp_path, quantize="int4")
     decoder = decoder_of(model)
     down = quantise_int4(tensors["model.layers.1.mlp.down_proj.weight"])
-    assert torch.equal(decoder.layers[1].down.quantised.codes, down.codes)  # type: ignore[attr-defined]
+    assert torch.equal(decoder.layers[1].down.weight.quantized, down.quantized)  # type: ignore[attr-defined]
     outer = quantise_int8(tensors["model.embed_tokens.weight" if is_tied else "lm_head.weight"])
     assert torch.equal(numbers(decoder.lm_head), outer.dequantise(torch.float32))
     assert isinstance(decoder.embedding, QuantisedEmbedding)
@@ -134,7 +134,7 @@ def test_no_device_holds_float_matrices_either(tmp_path: Path) -> None:
     drawn_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
     source = find_source(tmp_path)
     model, _ = read_to_quantise(source, source.config(), "bfloat16", None, "int8", is_llama=True)
-    moved = on_device(model, torch.device("meta"))
+    moved = to_device(model, torch.device("meta"))
     assert moved.device.type == "meta" and moved.lm_head.weight is moved.model.embed_tokens.weight
     assert sum(weight.untyped_storage().nbytes() for weight in moved.parameters()) <= 5 * 64 * 2 + 100 * 2
 
@@ -150,7 +150,7 @@ def test_a_tied_embedding_is_quantised_from_the_numbers_in_the_files(kept: str, 
     model = load_model(tmp_path, "bfloat16", quantize="int8")
     assert torch.equal(numbers(decoder_of(model).lm_head), quantise_int8(table).dequantise(torch.float32))
     (saved,) = [part for part in to_save(tmp_path, "int8").parts if "model.embed_tokens.weight.codes" in part]
-    assert torch.equal(saved["model.embed_tokens.weight.codes"], quantise_int8(table).codes)
+    assert torch.equal(saved["model.embed_tokens.weight.codes"], quantise_int8(table).quantized)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_gguf_blocks_of_as_many_bits_are_taken_as_they_are(type_name: str, quant
     for name in ("qkv", "out", "gate_up", "down"):
         left, right = numbers(getattr(ours, name)), numbers(getattr(theirs, name))
         assert torch.equal(left, right) == as_they_are
-        assert getattr(ours, name).quantised.bits == (8 if quantize == "int8" else 4)
+        assert getattr(ours, name).weight.bits == (8 if quantize == "int8" else 4)
     # at 8 bits, or as the file has it
     assert torch.equal(numbers(decoder_of(model).lm_head), numbers(decoder_of(plain).lm_head)) == (
         type_name == "Q8_0" or quantize == "int4"

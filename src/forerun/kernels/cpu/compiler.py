@@ -1,4 +1,4 @@
-"""The C++ compiler: which there is, and one call of it, in a process of its own with a time limit."""
+"""Find the C++ compiler, compile the native library once and keep it, or take the prebuilt one of a wheel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from forerun.errors import CompilationError, NativeUnavailableError
-from forerun.utils import machine as processor
+from forerun.utils import machine
 from forerun.utils.files import digest, file_digest, leftovers, locked, remove, whole_folder, write_json
 from forerun.utils.home import HOME_VARIABLE, KERNELS_FOLDER, home
 from forerun.utils.json_file import Fields
@@ -37,7 +37,7 @@ _ANOTHER = f"Free memory if there was too little; else name another compiler by 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler that is there.
+    """An installed compiler.
 
     Attributes:
         command: starts it.
@@ -48,7 +48,7 @@ class Compiler:
     version: str
 
     def call(self, arguments: Sequence[str], limit: float) -> None:
-        """Run it once.
+        """Run the compiler once, in a process of its own with a time limit.
 
         Args:
             limit: seconds after which it is ended, with all that it started.
@@ -66,7 +66,7 @@ class Compiler:
 
 
 def find_compiler() -> Compiler | None:
-    """The compiler that CXX names, else c++, g++ or clang++, the first that is there; None without any.
+    """Return the compiler that CXX names, else the first of c++, g++ and clang++ that is installed, or None.
 
     Raises:
         NativeUnavailableError: CXX names one that is not there, or the compiler does not tell its version.
@@ -93,7 +93,8 @@ def _no_such(chosen: str, reason: str) -> NativeUnavailableError:
 
 
 def _run(command: Sequence[str], limit: float) -> tuple[int, str]:
-    """Exit code and output. Raises NativeUnavailableError where it cannot be started or takes longer than `limit`."""
+    """Run a command and return its exit code and output. Raises NativeUnavailableError if it cannot start or exceeds
+    `limit`."""
     try:
         # Its temporary files lie in here, and go with it even where it is killed.
         with TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as scratch:
@@ -122,7 +123,7 @@ def _start(command: Sequence[str], output: IO[bytes], scratch: str) -> subproces
 
 
 def _exit_code(process: subprocess.Popen[bytes], name: str, limit: float) -> int:
-    """Wait until it has ended. Whatever interrupts that, Ctrl-C too, ends it with all that it started."""
+    """Wait for the process to end. Any interruption, Ctrl-C included, kills its process group."""
     try:
         return process.wait(limit)
     except BaseException as failure:
@@ -137,7 +138,7 @@ def _exit_code(process: subprocess.Popen[bytes], name: str, limit: float) -> int
 
 
 def _reason(code: int, said: str) -> str:
-    """Why it failed, in a clause: its first line that tells of an error, else its last."""
+    """Return a clause with the cause of a failure: the first output line that mentions an error, else the last line."""
     what = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = [line for line in lines if "No space left" in line or "error" in line.lower()] or lines[-1:]
@@ -178,7 +179,7 @@ _unwritable = partial(NativeUnavailableError, remedy=_ELSEWHERE)
 def library_path(
     sources: Path = SOURCES, prebuilt: Path = PREBUILT, limit: float = TIME_LIMIT, wait: float = _WAIT
 ) -> Path:
-    """The library, compiled now if need be; its checksum was compared.
+    """Return the path of the library, compiling it if necessary, after comparing its checksum.
 
     Args:
         sources: the folder of the C++ files: *.cpp are compiled, headers may lie in folders below.
@@ -199,7 +200,7 @@ def library_path(
     base = home()
     if base is None:
         raise NativeUnavailableError("There is no home folder to keep them in.", f"Set the variable {HOME_VARIABLE}.")
-    here = digest("\n".join((recipe, *processor.features(), *platform.libc_ver())).encode())
+    here = digest("\n".join((recipe, *machine.features(), *platform.libc_ver())).encode())
     kept, compiler = base / KERNELS_FOLDER, find_compiler()
     if compiler is None:
         for folder in sorted(kept.glob(f"{here[:16]}-*")):  # compiled when there was a compiler
@@ -226,7 +227,7 @@ def library_path(
 def compile_into(
     folder: Path, compiler: Compiler, sources: Path = SOURCES, limit: float = TIME_LIMIT, extra: tuple[str, ...] = ()
 ) -> None:
-    """Compile by one call, and let library and facts take the place of `folder` together.
+    """Compile with one compiler call, and replace `folder` by the library and its build facts at once.
 
     Args:
         extra: further arguments of the compiler.
@@ -253,7 +254,7 @@ def _failure_file(folder: Path) -> Path:
 
 
 def _kept_failure(folder: Path, failure: CompilationError) -> CompilationError:
-    """The failure for those that come later too, as far as it can be written."""
+    """Store the failure for later processes, as far as the file can be written, and return it."""
     file = _failure_file(folder)
     with suppress(NativeUnavailableError):
         write_json(file, {"reason": failure.reason, "remedy": failure.remedy}, error=_unwritable)
@@ -261,7 +262,7 @@ def _kept_failure(folder: Path, failure: CompilationError) -> CompilationError:
 
 
 def _refuse_what_failed(folder: Path) -> None:
-    """Raises CompilationError where these sources and this compiler have failed before."""
+    """Raise CompilationError if these sources and this compiler have failed before."""
     file = _failure_file(folder)
     try:
         facts = Fields.read(file, ValueError)
@@ -276,7 +277,7 @@ def _with_retry(reason: str, remedy: str, file: Path) -> CompilationError:
 
 
 def _recipe(sources: Path) -> str:
-    """A hash of what the library is made from: sources, flags, architecture. Raises NativeUnavailableError."""
+    """Return a hash of the sources, flags and architecture. Raises NativeUnavailableError."""
     try:
         files = [path for path in sorted(sources.rglob("*")) if path.suffix in (".cpp", ".h")]
         parts = [f"{path.relative_to(sources).as_posix()}\n{digest(path.read_bytes())}\n".encode() for path in files]
@@ -289,7 +290,7 @@ def _recipe(sources: Path) -> str:
 
 
 def _is_sound(folder: Path, recipe: str) -> bool:
-    """Whether the folder has a library of this recipe, as it was written."""
+    """Return whether the folder holds a library of this recipe whose checksum matches."""
     try:
         facts = Fields.read(folder / FACTS, ValueError)
         with (folder / LIBRARY).open("rb") as file:

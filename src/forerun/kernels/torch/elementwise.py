@@ -1,4 +1,4 @@
-"""Root-mean-square norm in few operations."""
+"""Root-mean-square norm and SiLU in plain PyTorch, whose bits do not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
-    """[T, hidden] -> [T, hidden]. The same as F.rms_norm in fewer operations (9.8 against 13 us).
+    """Normalise rows by their root mean square, [T, hidden] -> [T, hidden], in fewer operations than F.rms_norm (9.8
+    against 13 us).
 
     Args:
         weight: [hidden] in the type to compute in. eps: [] in that type, on the same device.
@@ -28,14 +29,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """x: floats of any shape."""
+    """Compute x / (1 + e^-x). x: floats of any shape."""
     divisor = x.neg().exp_().add_(1)
     return torch.div(x, divisor, out=divisor)
 
 
 class Silu(nn.Module):
-    """The same in place of a module of Transformers or PyTorch."""
+    """`silu` as a module, in place of one of Transformers or PyTorch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `silu`."""
+        """Compute `silu`."""
         return silu(x)

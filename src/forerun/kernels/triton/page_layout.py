@@ -1,4 +1,4 @@
-"""How keys and values lie in a page on a device: a run of [PAGE, D] for every layer, keys or values, and key head.
+"""The layout of keys and values in a page on a device: a run of [PAGE, D] per layer, per keys or values, per key head.
 
 A page belongs to all layers. It lies at one address as long as the pool has it, and begins at a multiple of LINE bytes,
 so that kernels find it by its distance from another page.
@@ -19,7 +19,8 @@ from forerun.kernels.triton.step_arrays import LINE
 
 
 class DevicePageLayout:
-    """Of one model's pages, all of whose layers are alike: each is a one-dimensional tensor of `size` numbers.
+    """The layout of one model's pages, all of whose layers are alike: each page is a one-dimensional tensor of `size`
+    numbers.
 
     Attributes:
         shapes: by layer.
@@ -46,18 +47,18 @@ class DevicePageLayout:
         self.nbytes = self.size * dtype.itemsize
 
     def new_page(self) -> Tensor:
-        """Zeros, [size], which begin at a multiple of LINE bytes."""
+        """Return a zeroed page, [size], aligned to LINE bytes."""
         extra = LINE // self.dtype.itemsize
         room = torch.zeros(self.size + extra, dtype=self.dtype, device=self.device)
         start = -room.data_ptr() % LINE // self.dtype.itemsize
         return room[start : start + self.size]
 
     def copy_first(self, source: Tensor, target: Tensor, count: int) -> None:
-        """Copy the first `count` slots of a page to another."""
+        """Copy the first `count` slots of one page to another."""
         target.view(self._view)[:, :, :, :count] = source.view(self._view)[:, :, :, :count]
 
     def read(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D] in these slots."""
+        """Return copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D] in these slots."""
         heads, width, _ = self.shapes[layer]
         empty = torch.empty(2, heads, 0, width, dtype=self.dtype, device=self.device)
         parts = [pages[page].view(self._view)[layer][:, :, places] for page, places in _by_page(slots)]
@@ -65,7 +66,7 @@ class DevicePageLayout:
         return keys, values
 
     def write(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int], keys: Tensor, values: Tensor) -> None:
-        """Store keys and values, [H_kv, n, D], of one layer, rounded to nearest, in these slots."""
+        """Store keys and values, [H_kv, n, D], of one layer in these slots, rounded to nearest."""
         numbers = torch.stack([keys, values]).to(self.device, self.dtype)
         done = 0
         for page, places in _by_page(slots):
@@ -75,8 +76,8 @@ class DevicePageLayout:
     def move(
         self, pages: Sequence[Tensor], slots: Sequence[int], start: int, addresses: NDArray[np.uint64] | None = None
     ) -> None:
-        """Copy what lies in these slots, of all layers, to slots start, start + 1, ... All is read before any of it is
-        written.
+        """Copy the contents of these slots, in all layers, to slots start, start + 1, ... All slots are read before any
+        is written.
 
         addresses: of the pages, which are not needed here.
         """

@@ -1,4 +1,4 @@
-"""Queries, keys and values of one layer: norms over heads, rotation by position, and the write to the cache's pages."""
+"""The Triton kernel that normalises, rotates and writes the queries, keys and values of one layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK_HEADS = tl.constexpr(8)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotationTables:
-    """What turns heads, and where: [positions, D / 2] float32 on the device.
+    """Cosines and sines of the rotation: [positions, D / 2] float32 on the device.
 
     Attributes:
         cos, sin: of the angle by which numbers i and i + D / 2 of a head are turned.
@@ -33,7 +33,7 @@ class RotationTables:
 
 @triton.jit
 def _half(start, stride, bias, places, inside, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """One half of each head: splits added in order, then the bias."""
+    """Add the splits of one half of each head in order, then the bias."""
     total = tl.load(start + places, inside, 0.0)
     for split in range(1, SPLITS):
         total += tl.load(start + split * stride + places, inside, 0.0)
@@ -44,7 +44,7 @@ def _half(start, stride, bias, places, inside, SPLITS: tl.constexpr, HAS_BIAS: t
 
 @triton.jit
 def _normed(left, right, norms, heads, pairs, inside, eps, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Each head by its norm. Values have none: what this makes of them is not read."""
+    """Normalise each head. Values have no norm; the result computed for them is not read."""
     mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / WIDTH
     inverse = tl.rsqrt(mean + eps)[:, None]
     weights = norms + tl.where(heads < HEADS, 0, 1)[:, None] * WIDTH + pairs[None, :]
@@ -116,7 +116,7 @@ def rotate_and_write(
     layer_start: int,
     num_kv_heads: int,
 ) -> None:
-    """Of every row that is not dead: rotated queries, and rotated keys and values where `words` says.
+    """Write rotated queries, and rotated keys and values where `words` says, for every row that is not dead.
 
     Args:
         sums: [splits, rows, (H + 2 H_kv) * D] float32: queries, keys, values of each row.

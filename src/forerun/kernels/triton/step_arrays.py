@@ -1,4 +1,4 @@
-"""What the Triton kernels read of one forward beside states and weights: whole numbers in one run of memory.
+"""The integer arrays that the Triton kernels read of one forward, in one run of memory.
 
 It is written on the host and copied to the device at once, to an address that captured graphs have recorded. A forward
 of more rows than the largest bucket, or of more work than there is room for, is cut into pieces.
@@ -50,7 +50,7 @@ Words = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one piece of a forward may need.
+    """The most work that one piece of a forward may need.
 
     Attributes:
         items: work items. words: of all parts.
@@ -61,7 +61,7 @@ class Capacity:
 
     @classmethod
     def of(cls, context_length: int, tile_rows: int) -> Capacity:
-        """Enough for the smallest bucket at the end of the context, if its rows are of one sequence."""
+        """Return the capacity for the smallest bucket at the end of the context, if its rows are of one sequence."""
         items = max(1024, -(-BUCKETS[0] // tile_rows) * -(-context_length // SPLIT))
         pages = max(1 << 14, 2 * -(-context_length // PAGE))
         return cls(items, HEADER + len(ROW_FIELDS) * MAX_ROWS + TILE_WORDS * MAX_ROWS + 2 * items + pages)
@@ -69,7 +69,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Consecutive rows of one sequence.
+    """Consecutive rows of one sequence whose attention is computed together.
 
     Attributes:
         first, end: rows of the forward.
@@ -90,17 +90,17 @@ class Tile:
 
 
 def bucket_of(num_rows: int) -> int:
-    """The least bucket that so many rows fit in."""
+    """Return the least bucket that holds so many rows."""
     return next(bucket for bucket in BUCKETS if num_rows <= bucket)
 
 
 def row_start(field: str) -> int:
-    """The word at which a row field begins."""
+    """Return the word at which a row field begins."""
     return HEADER + ROW_FIELDS.index(field) * MAX_ROWS
 
 
 def pieces(plan: PathPlan, tile_rows: int, capacity: Capacity) -> Iterator[list[Tile]]:
-    """A forward's tiles, in pieces that fit.
+    """Yield a forward's tiles in pieces that fit.
 
     Args:
         tile_rows: rows of a tile at most.
@@ -164,7 +164,7 @@ def write_piece(words: Words, plan: PathPlan, tiles: Sequence[Tile], token_ids: 
 
 
 def _write_parts(words: Words, *parts: Sequence[int] | NDArray[np.signedinteger]) -> int:
-    """The parts after the rows, and the header that says where they begin. parts: tiles, items, tails, pages."""
+    """Write the parts after the rows, and the header with their starts. parts: tiles, items, tails, pages."""
     place = HEADER + len(ROW_FIELDS) * MAX_ROWS
     words[0] = len(parts[1]) // 2
     for index, part in enumerate(parts, 1):

@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch, segment by segment."""
+"""The PyTorch reference of attention: segments of chains and blocks, the planner, and the computation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forerun.models.attention.views import Views, repeat_last
 
 
 def chain_segments(sequence: int, first: int, start: int, n: int, padding: int, views: Views) -> list[Segment]:
-    """Segments of n rows of a chain from position `first` on, the first of which is packed row `start`.
+    """Return the segments of n rows of a chain from position `first` on, the first of which is packed row `start`.
 
     A chain is cut where it crosses into another block of keys: what a row adds up, and in which order, then depends
     on its position alone.
@@ -47,7 +47,7 @@ def chain_segments(sequence: int, first: int, start: int, n: int, padding: int, 
 
 @cache
 def _causal(dtype: torch.dtype) -> Tensor:
-    """[KV_BLOCK, KV_BLOCK]: row i sees the first i + 1 keys of a block."""
+    """Return the causal mask, [KV_BLOCK, KV_BLOCK]: row i sees the first i + 1 keys of a block."""
     return torch.full((KV_BLOCK, KV_BLOCK), -torch.inf, dtype=dtype).triu_(1)
 
 
@@ -55,7 +55,7 @@ def _causal(dtype: torch.dtype) -> Tensor:
 
 
 def block_segment(sequence: int, first: int, rows: PackedRows, padding: int, views: Views) -> Segment:
-    """One segment of all rows. A window is counted from the last of them, for all alike.
+    """Return one segment of all rows of a block. A window is counted from the last row, for all rows alike.
 
     Args:
         first: position of the first row.
@@ -92,11 +92,11 @@ class SegmentPlanner:
         self._views = Views(tuple({layer.view: None for layer in layers}), dtype, device)
 
     def new_cache(self) -> ContiguousCache:
-        """An empty cache for one sequence."""
+        """Return an empty cache for one sequence."""
         return ContiguousCache(self.pool, self._shapes, self._dtype, self.device)
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> SegmentPlan:
-        """As `Planner.plan`."""
+        """Return what the rows write and see (`Planner.plan`)."""
         stored: list[StoredKeys] = []
         writes: list[Write] = []
         segments: list[Segment] = []
@@ -127,13 +127,14 @@ class ReferenceAttention:
         self._dtype = dtype
 
     def planner(self, layers: Sequence[LayerAttention], device: torch.device) -> SegmentPlanner:
-        """As `Attention.planner`. Scores are computed in float32, or float64 for a float64 model."""
+        """Return the planner for a model with these layers, whose plans `forward` reads (`Attention.planner`). Scores
+        are computed in float32, or float64 for a float64 model."""
         return SegmentPlanner(layers, torch.float64 if self._dtype == torch.float64 else torch.float32, device)
 
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: AttentionShape
     ) -> Tensor:
-        """As `Attention.forward`."""
+        """Store the new keys and values, and attend with every row to its own path (`Attention.forward`)."""
         plan = layout.plan
         assert isinstance(plan, SegmentPlan)
         for write in plan.writes:

@@ -15,7 +15,7 @@ View = tuple[int, int | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredKeys:
-    """Where the keys and values of one sequence lie, in one run of slots by position.
+    """The keys and values of one sequence, in slots ordered by position.
 
     Attributes:
         keys: by layer, [H_kv, slots, D]. values: by layer, [H_kv, slots, D_v].

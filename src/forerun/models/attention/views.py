@@ -1,4 +1,4 @@
-"""What rows see in each of a model's views, prepared once for all layers: masks, parts of the keys, lanes."""
+"""Masks, key partitions and lanes of one forward, prepared once for all layers of a model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Views:
     def partitions(
         self, mask: Tensor, num_keys: int, positions: Sequence[int], tree: TreeColumns | None = None
     ) -> dict[View, Partition]:
-        """What rows see, by view.
+        """Return what rows see, by view.
 
         Args:
             mask: [rows or 1, columns] additive, for the last `columns` of the keys read; earlier ones are visible to
@@ -65,7 +65,7 @@ class Views:
         return partitions
 
     def _repeated(self, rows: Tensor, group: int) -> Tensor:
-        """[n, ...] -> [1, R, ...]: every row `group` times, and all of them repeated up to MIN_ROWS."""
+        """Repeat every row `group` times, and all of them up to MIN_ROWS. [n, ...] -> [1, R, ...]."""
         rows = rows.repeat_interleave(group, 0)
         return self._moved(rows.repeat(-(-MIN_ROWS // len(rows)), 1) if len(rows) < MIN_ROWS else rows)
 
@@ -76,7 +76,7 @@ class Views:
 def _seen(
     mask: Tensor, num_keys: int, positions: Sequence[int], tree: TreeColumns | None, window: int | None
 ) -> tuple[int, Tensor]:
-    """The first column in sight, and the mask from there on, [rows or 1, columns].
+    """Return the first visible column, and the mask from there on, [rows or 1, columns].
 
     Blocks that no row sees through the window are left out: they would add exact zeros.
     """
@@ -101,5 +101,5 @@ def _seen(
 
 
 def repeat_last(rows: Tensor, times: int) -> Tensor:
-    """Append the last row this many times."""
+    """Append the last row `times` times."""
     return torch.cat([rows, rows[-1:].expand(times, *rows.shape[1:])]) if times else rows

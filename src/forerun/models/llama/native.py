@@ -1,4 +1,4 @@
-"""The Llama layers in one call of the native kernels, with weights of 16, 8 or 4 bits.
+"""The native decoder of the Llama layers: one kernel call for all layers, with weights of 16, 8 or 4 bits.
 
 States between layers are float32. `models/llama.py` computes the same in PyTorch.
 """
@@ -22,7 +22,7 @@ from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_native import NativeChains
+from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.llama.decoder import layer_windows
@@ -31,7 +31,7 @@ from forerun.types import Cache
 
 
 class NativeLlamaDecoder(LayerRangeDecoder):
-    """Decoder of a Transformers model of the Llama family, computed by the native library.
+    """The decoder of a Transformers model of the Llama family, computed by the native library.
 
     Args:
         model: the loaded causal language model, on the CPU. Its layers are emptied one by one as their weights are
@@ -92,11 +92,11 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         )
 
     def embed(self, layout: Layout) -> Tensor:
-        """As `LayerRangeDecoder.embed`."""
+        """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         return self.embedding.rows(layout.token_ids)
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.through`."""
+        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
         x = x.to(torch.float32, copy=True).contiguous()
         rotation = self._rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
@@ -108,28 +108,30 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.head`."""
+        """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
+        other (`LayerRangeDecoder.head`)."""
         hidden_outputs.take_normed(self.num_layers, x, self._normed)
-        x = layout.wanted(x).to(torch.float32, copy=True).contiguous()
+        x = layout.select_logit_rows(x).to(torch.float32, copy=True).contiguous()
         logits = torch.empty(len(x), self.lm_head.out_features)
         self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         return logits
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
-        """As `LanguageModel.draft_session`."""
-        return NativeLlamaChains(self, caches, pick)
+        """Return a session that computes chains row by row, with less preparation for each row than `forward`
+        (`LanguageModel.draft_session`)."""
+        return NativeLlamaDraftSession(self, caches, pick)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.embedding_rows`."""
+        """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
         return self.embedding.rows(token_ids)
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.output_rows`."""
+        """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         return self.lm_head.rows(token_ids)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights' numbers by the names of Transformers' parameters, as they are packed; codes, which are finite,
-        are left out."""
+        """Yield the packed float weights with the names of Transformers' parameters. Quantized values are finite and
+        left out."""
         for name, kept in self._kept.items():
             numbers, bias = (kept, None) if isinstance(kept, Tensor) else (kept.float_numbers(), kept.bias)
             if numbers is not None:
@@ -138,7 +140,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
                 yield f"{name.removesuffix('weight')}bias", bias
 
     def _normed(self, x: Tensor) -> Tensor:
-        """By the final norm."""
+        """Apply the final norm."""
         return rms_norm(x, self._norm, self._eps)
 
     def _compute(self, rows: RowsStruct, first: int, last: int, x: Tensor) -> None:
@@ -149,7 +151,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def _outer_layers(
         self, model: Any, maker: Maker, output_tokens: Tensor | None
     ) -> tuple[NativeLinear, NativeLinear]:
-        """Output layer and embedding, one and the same where all tokens share their rows."""
+        """Return output layer and embedding, which are the same object if they share their rows for all tokens."""
         table = model.model.embed_tokens
         embedding = Part("model.embed_tokens.weight", table.weight)
         is_tied = model.lm_head.weight is table.weight
@@ -201,14 +203,14 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         return linear
 
     def _pointer(self, name: str, weight: Tensor) -> int:
-        """Of the numbers in float32, which are kept."""
+        """Keep the numbers in float32, and return their address."""
         numbers = weight.detach().float().contiguous().clone()
         self._kept[name] = numbers
         return numbers.data_ptr()
 
 
-class NativeLlamaChains(NativeChains):
-    """Chains of a model of the Llama family.
+class NativeLlamaDraftSession(NativeDraftSession):
+    """The draft session of a model of the Llama family.
 
     Args:
         caches, pick: as of `LanguageModel.draft_session`.

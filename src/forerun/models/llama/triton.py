@@ -1,4 +1,4 @@
-"""The Llama layers by Triton kernels, captured as CUDA graphs: every step of at most 16 rows replays one and the same.
+"""The Triton decoder of the Llama layers, captured as CUDA graphs: all steps of at most 16 rows replay the same graph.
 
 Rows are padded to a bucket; what pads them writes nothing, and nobody reads what becomes of it. Plain decoding and
 verification of up to 15 drafted tokens differ in nothing but the numbers that these kernels read, so that they cannot
@@ -23,7 +23,7 @@ from forerun.kernels.quantisation import QuantisedWeight
 from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
 from forerun.kernels.triton.availability import check_heads
 from forerun.kernels.triton.linear import FloatProduct, Product
-from forerun.kernels.triton.quantised_linear import RowCodes, code_product
+from forerun.kernels.triton.quantised_linear import ActivationBuffers, quantised_product
 from forerun.kernels.triton.rotation import RotationTables
 from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TILE, Capacity, bucket_of, pieces
 from forerun.models.attention.base import LayerAttention, Layout, Planner
@@ -42,7 +42,7 @@ from forerun.models.rotation import half_tables
 
 
 class WeightPacker:
-    """Takes the layers of a model of the Llama family one after another, and empties each.
+    """Packs the layers of a model of the Llama family one after another, and empties each.
 
     Attributes:
         num_heads, num_kv_heads, head_dim: of attention.
@@ -59,11 +59,12 @@ class WeightPacker:
         self.num_heads, self.num_kv_heads, self.head_dim = head_shape(model.config)
         check_heads(type(model).__name__, self.num_heads, self.num_kv_heads, self.head_dim)
         self.takes = dtype
-        self._row_codes = RowCodes(model.device)
+        self._row_codes = ActivationBuffers(model.device)
         self.norm = _numbers(model.model.norm.weight)
 
     def outer(self, output_tokens: Tensor | None) -> tuple[Tensor | QuantisedEmbedding, Product]:
-        """Embedding and output layer. output_tokens: int64, the rows of the latter that are wanted; None: all."""
+        """Return embedding and output layer. output_tokens: int64, the rows of the output layer to keep; None for
+        all."""
         model = self._model
         table, head = model.model.embed_tokens, model.lm_head
         is_tied = head.weight is table.weight
@@ -76,7 +77,7 @@ class WeightPacker:
         return embedding, product
 
     def layer(self, index: int, window: int | None) -> TritonLayer:
-        """The weights of a layer, of which the model keeps nothing."""
+        """Pack the weights of a layer, of which the model keeps nothing."""
         layer, path = self._model.model.layers[index], f"model.layers.{index}"
         attention = layer.self_attn
 
@@ -104,14 +105,14 @@ class WeightPacker:
 
     def _product(self, parts: list[Part], bias: Tensor | None, *, is_head: bool = False) -> Product:
         if self._maker is not None:
-            codes = [self._maker.weight(part, is_outer=is_head) for part in parts]
-            if len({weight.form for weight in codes}) > 1:
+            quantized = [self._maker.weight(part, is_outer=is_head) for part in parts]
+            if len({weight.form for weight in quantized}) > 1:
                 names = ", ".join(part.name for part in parts)
                 raise UnsupportedModelError(
                     f"{names} are in codes of different forms, which the Triton kernels do not multiply as one. Unset "
                     f"{KERNELS_VARIABLE} to compute in PyTorch, or load a file that has them in one form."
                 )
-            return code_product(QuantisedWeight.cat(codes), bias, self.takes, self._row_codes)
+            return quantised_product(QuantisedWeight.cat(quantized), bias, self.takes, self._row_codes)
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
         return FloatProduct(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
@@ -121,7 +122,7 @@ def _numbers(weight: Tensor) -> Tensor:
 
 
 class TritonLlamaDecoder(LayerRangeDecoder):
-    """Decoder of a Transformers model of the Llama family on a CUDA device, or on the CPU in Triton's interpreter.
+    """The decoder of a Transformers model of the Llama family on a CUDA device, or on the CPU in Triton's interpreter.
 
     Args:
         model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
@@ -173,23 +174,25 @@ class TritonLlamaDecoder(LayerRangeDecoder):
 
     @property
     def step_nbytes(self) -> int:
-        """Bytes of what steps are computed in, and of the rotations."""
+        """Return the bytes of the memory that steps are computed in, and of the rotations."""
         return self._step.nbytes + sum(table.nbytes for table in (self._weights.tables.cos, self._weights.tables.sin))
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
-        """As `Decoder.forward`."""
+        """Return logits of the requested rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`
+        (`Decoder.forward`)."""
         hidden_outputs = HiddenStateOutputs(layers, layout)
         with self._computing():
             x = self._through_all(layout, tuple(layer for layer in layers if layer < self.num_layers), hidden_outputs)
             return self._head(x, layout, hidden_outputs), hidden_outputs.stacked()
 
     def embed(self, layout: Layout) -> Tensor:
-        """As `LayerRangeDecoder.embed`."""
+        """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         token_ids = layout.token_ids.to(self._step.x.device)
         return self._weights.embedding[token_ids].float()
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.through`; not captured."""
+        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`); not
+        captured."""
         wanted = [layer for layer in hidden_outputs.layers if first <= layer < last]
         out = torch.empty_like(x, dtype=torch.float32)
         with self._computing():
@@ -206,21 +209,22 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         return out
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.head`."""
+        """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
+        other (`LayerRangeDecoder.head`)."""
         with self._computing():
             return self._head(x, layout, hidden_outputs)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.embedding_rows`."""
+        """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
         return self._weights.embedding[token_ids].float()
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.output_rows`."""
+        """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         return self._weights.head.rows(token_ids)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights' numbers by names like those of Transformers' parameters, as they are packed: query, key and
-        value are one, gate and up another; codes, which are finite, are left out."""
+        """Yield the packed float weights with names like those of Transformers' parameters: query, key and value are
+        one tensor, gate and up another. Quantized values are finite and left out."""
         if not isinstance(self._weights.embedding, QuantisedEmbedding):
             yield "model.embed_tokens.weight", self._weights.embedding
         yield "model.norm.weight", self._weights.norm
@@ -245,7 +249,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
                 yield f"{name}.bias", product.bias
 
     def _through_all(self, layout: Layout, layers: tuple[int, ...], hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """[T, hidden], what leaves the last layer. What enters `layers` is handed to the taps."""
+        """Return what leaves the last layer, [T, hidden]. What enters `layers` is stored in `hidden_outputs`."""
         parts: list[Tensor] = []
         tapped: list[list[Tensor]] = [[] for _ in layers]
         for start, end, bucket in self._fed(layout):
@@ -261,7 +265,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """One step at a time is computed in this memory, and on this device."""
+        """Lock the step's memory and make its device current: one step at a time is computed."""
         with self._lock, on_device(self._weights.base.device):
             yield
 
@@ -271,7 +275,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
 
     def _head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         hidden_outputs.take_normed(self.num_layers, x, self._normed)
-        wanted = layout.wanted(x)
+        wanted = layout.select_logit_rows(x)
         logits = self._step.logits.new_empty(len(wanted), self._step.logits.shape[1])
         for start in range(0, len(wanted), HEAD_ROWS):
             count = min(HEAD_ROWS, len(wanted) - start)
@@ -282,11 +286,12 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         return logits
 
     def _normed(self, x: Tensor) -> Tensor:
-        """By the final norm, in float32."""
+        """Apply the final norm, in float32."""
         return self._step.normed(x)
 
     def _fed(self, layout: Layout) -> Iterator[tuple[int, int, int]]:
-        """Bring a forward to the device piece by piece: each piece's rows and bucket, while its words lie there."""
+        """Copy a forward to the device piece by piece. Yields each piece's rows and bucket while its arrays lie
+        there."""
         self._words.check(layout, len(self._weights.tables.cos))
         for tiles in pieces(self._words.plan_of(layout), self._tile_rows, self._capacity):
             start, end = tiles[0].first, tiles[-1].end
@@ -294,14 +299,14 @@ class TritonLlamaDecoder(LayerRangeDecoder):
             yield start, end, bucket_of(end - start)
 
     def _tap_targets(self, layers: Sequence[int]) -> list[tuple[int, Tensor]]:
-        """Where what enters each of these layers is written: always at the same address."""
+        """Return the tensors that receive what enters each of these layers, always at the same address."""
         for layer in layers:
             if layer not in self._tapped:
                 self._tapped[layer] = torch.zeros_like(self._step.x)
         return [(layer, self._tapped[layer]) for layer in layers]
 
     def _capture_all(self) -> None:
-        """The graphs that every request needs, the largest first. Until the first forward all rows are dead."""
+        """Capture the graphs that every request needs, the largest first. Until the first forward all rows are dead."""
         if self._step.x.device.type != "cuda":
             return
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The Llama layers by the Triton kernels: weights, the memory that a step computes in, and the order of its kernels."""
+"""The Llama layers by Triton kernels: weights, the memory that a step computes in, and the order of its kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TritonLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonWeights:
-    """All that a model's step reads and never writes.
+    """The weights and tables that a model's steps read and never write.
 
     Attributes:
         embedding: gives [n, hidden] when it is indexed with token ids.
@@ -66,7 +66,7 @@ class TritonWeights:
 
 
 class TritonStep:
-    """One step of a model at addresses that stay: what it computes in, and its kernels in order.
+    """One step of a model at fixed addresses: its memory, and its kernels in order.
 
     Attributes:
         words: [Capacity.words] int64 on the device (`step_arrays`).
@@ -102,21 +102,21 @@ class TritonStep:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory that a step computes in."""
+        """Return the bytes of the memory that a step computes in."""
         tensors = [each for each in vars(self).values() if isinstance(each, Tensor)]
         return sum(each.nbytes for each in (*tensors, self._partial.results, self._partial.stats))
 
     @property
     def token_ids(self) -> Tensor:
-        """[MAX_ROWS] int64: part of `words`."""
+        """Return [MAX_ROWS] int64, a part of `words`."""
         return self.words[row_start("token") :][:MAX_ROWS]
 
     def embed(self, bucket: int) -> None:
-        """What enters the first layer, into x."""
+        """Write what enters the first layer to x."""
         self.x[:bucket] = self._weights.embedding[self.token_ids[:bucket]]
 
     def layers(self, bucket: int, first: int, last: int, hidden_outputs: Sequence[tuple[int, Tensor]] = ()) -> None:
-        """Bring x from what enters layer `first` to what enters layer `last`.
+        """Advance x from what enters layer `first` to what enters layer `last`.
 
         Args:
             bucket: rows, of those in BUCKETS.
@@ -139,21 +139,21 @@ class TritonStep:
             add_and_norm(x, sums, bias)
 
     def normed(self, x: Tensor) -> Tensor:
-        """Rows by the final norm, [n, hidden] float32; not captured."""
+        """Apply the final norm to rows, [n, hidden] float32; not captured."""
         out = torch.empty_like(x)
         if len(x):
             add_and_norm(x.contiguous(), weight=self._weights.norm, out=out, eps=self._weights.eps)
         return out
 
     def head(self, bucket: int) -> None:
-        """Logits of `head_x`. bucket: rows, at most HEAD_ROWS."""
+        """Compute the logits of `head_x`. bucket: rows, at most HEAD_ROWS."""
         normed = self._normed[:bucket]
         add_and_norm(self.head_x[:bucket], weight=self._weights.norm, out=normed, eps=self._weights.eps)
         head = self._weights.head
         add_splits(self._product(head, normed), head.bias, self.logits[:bucket])
 
     def _attention(self, index: int, layer: TritonLayer, normed: Tensor) -> Tensor:
-        """[rows, H, D]; keys and values are written."""
+        """Compute attention, [rows, H, D], and write keys and values."""
         weights, bucket = self._weights, len(normed)
         query, out = self._query[:bucket], self._attended[:bucket]
         start = weights.layer_starts[index]
@@ -175,7 +175,7 @@ class TritonStep:
         return out
 
     def _product(self, product: Product, x: Tensor) -> Tensor:
-        """[splits, rows, out] float32, overwritten by the next product."""
+        """Return the sums of a product, [splits, rows, out] float32, overwritten by the next product."""
         shape = product.splits, len(x), product.out_features
         sums = self._sums[: shape[0] * shape[1] * shape[2]].view(shape)
         product.sums(x, sums)

@@ -1,4 +1,4 @@
-"""From the name that a user gives to the source of the model."""
+"""Finds the source of a model by the name that a user gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.utils import fetch as store
 
 
 def find_source(name: str | Path) -> ModelSource:
-    """The source of a model.
+    """Return the source of a model.
 
     Args:
         name: "smollm2" or another model that `forerun fetch` brings; a bundled model; a GGUF file, or a folder with one
@@ -47,7 +47,7 @@ def _fetched(name: str) -> Path:
 
 
 def _gguf_file(name: str | Path) -> Path:
-    """A file, or, for OWNER/NAME:FILE that is none, one of a hub id's files."""
+    """Return the path of a local file, or fetch OWNER/NAME:FILE from the hub."""
     path = local_path(name)
     hub_id, colon, file = str(name).partition(":")
     if not (path.exists() or path.is_absolute() or isinstance(name, Path)) and colon and hub_id.count("/") == 1:

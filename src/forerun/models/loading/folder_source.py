@@ -13,11 +13,11 @@ import torch
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantisation import CodeForm, QuantisedWeight
-from forerun.models.loading.code_tensors import CodeTensors
+from forerun.kernels.quantisation import QuantisedFormat, QuantisedWeight
 from forerun.models.loading.configuration import CONTEXT_KEYS, OUTPUT_TOKENS, token_ids_of
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, ModelFolder
 from forerun.models.loading.quantise import LAYOUT, METHOD, Quantisation
+from forerun.models.loading.quantised_tensors import QuantisedTensors
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import read_tokenizer
 from forerun.models.loading.weights import Checkpoint, TensorSlice
@@ -44,7 +44,7 @@ _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_inte
 
 
 def read_config(folder: ModelFolder) -> Any:
-    """The Transformers configuration of the folder's language model.
+    """Return the Transformers configuration of the folder's language model.
 
     Raises:
         ModelLoadError: config.json is damaged, or a value in it cannot be.
@@ -67,8 +67,8 @@ def read_config(folder: ModelFolder) -> Any:
 
 
 def eos_token_ids(folder: ModelFolder, config: Any) -> frozenset[int]:
-    """The tokens that end an output: what generation_config.json says, else the configuration. Ids that are no token
-    are left out.
+    """Return the tokens that end an output: those of generation_config.json, else those of the configuration. Ids that
+    are no token are left out.
 
     Raises:
         ModelLoadError: generation_config.json is damaged, or says something that cannot be a token id.
@@ -81,7 +81,7 @@ def eos_token_ids(folder: ModelFolder, config: Any) -> frozenset[int]:
 
 
 def output_tokens(fields: Fields, config: Any) -> tuple[int, ...] | None:
-    """The tokens that the output layer was trained to propose (`OUTPUT_TOKENS`); None where nothing is said of it.
+    """Return the tokens that the output layer was trained to propose (`OUTPUT_TOKENS`); None if config.json names none.
 
     Raises:
         ModelLoadError: they are not different tokens of the vocabulary in rising order.
@@ -95,7 +95,8 @@ def output_tokens(fields: Fields, config: Any) -> tuple[int, ...] | None:
 
 
 def recommended_sampling(folder: ModelFolder) -> dict[str, float]:
-    """The sampling options of generation_config.json that would change what a request without options gives."""
+    """Return the sampling options of generation_config.json that would change the result of a request without
+    options."""
     fields = folder.read(GENERATION_CONFIG)
     neutral = {"repetition_penalty": 1.0}
     if fields.flag("do_sample", False):
@@ -105,7 +106,7 @@ def recommended_sampling(folder: ModelFolder) -> dict[str, float]:
 
 
 def _token_ids(fields: Fields) -> list[int] | None:
-    """`eos_token_id` as a list; None where it is not set."""
+    """Return `eos_token_id` as a list; None if it is not set."""
     if isinstance(fields.values.get("eos_token_id"), list):
         return fields.list_of("eos_token_id", int)
     single = fields.integer("eos_token_id", None)
@@ -113,7 +114,7 @@ def _token_ids(fields: Fields) -> list[int] | None:
 
 
 def _check_values(fields: Fields) -> None:
-    """Look at the values that models are built with: Transformers takes some of them as they are."""
+    """Check the values that models are built with: Transformers uses some of them unchecked."""
     import torch
 
     for key in (*_SIZES, *CONTEXT_KEYS):
@@ -129,7 +130,7 @@ def _check_values(fields: Fields) -> None:
 
 
 def stored_quantisation(fields: Fields) -> Quantisation | None:
-    """What `forerun quantize` has kept the weights in; None where they are numbers.
+    """Return the quantisation that `forerun quantize` stored the weights in; None for float weights.
 
     Raises:
         UnsupportedModelError: they are quantised by another program, or a later version of forerun.
@@ -170,7 +171,7 @@ def _unknown_type(folder: ModelFolder, fields: Fields, model_type: str) -> str:
 
 
 def asks_for_code(fields: Fields) -> str | None:
-    """What of a folder's code its `auto_map` asks for; None if for nothing."""
+    """Return what of a folder's code its `auto_map` names; None if it names nothing."""
     auto_map = fields.values.get("auto_map")
     names = list(auto_map.values()) if isinstance(auto_map, dict) else auto_map if isinstance(auto_map, list) else []
     flat = [part for name in names for part in (name if isinstance(name, list) else [name]) if isinstance(part, str)]
@@ -178,14 +179,14 @@ def asks_for_code(fields: Fields) -> str | None:
 
 
 def _without_code(value: Any) -> Any:
-    """The value without the keys of _DROPPED, at any depth."""
+    """Return the value without the keys of _DROPPED, at any depth."""
     if isinstance(value, dict):
         return {key: _without_code(inner) for key, inner in value.items() if key not in _DROPPED}
     return [_without_code(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _of_types(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as the class wants them: 1 where it wants a float, 4096.0 where it wants an integer."""
+    """Convert numbers to the types of the class: 1 to a float, 4096.0 to an integer."""
     types = {field.name: get_args(field.type) or (field.type,) for field in dataclasses.fields(cls)}
     for key, value in values.items():
         wanted = types.get(key, ())
@@ -197,7 +198,7 @@ def _of_types(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 class FolderSource(ModelSource):
-    """config.json, safetensors and tokenizer of a folder. None of its code is run."""
+    """The config.json, safetensors and tokenizer of a folder. None of its code is run."""
 
     place_of_sampling = GENERATION_CONFIG
 
@@ -205,56 +206,64 @@ class FolderSource(ModelSource):
         self.name, self.folder = folder.name, folder
 
     def config(self) -> Any:
-        """As `ModelSource.config`."""
+        """Return the Transformers configuration of its language model (`ModelSource.config`)."""
         return read_config(self.folder)
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
-        """As `ModelSource.eos_token_ids`."""
+        """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
         return eos_token_ids(self.folder, config)
 
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
-        """As `ModelSource.checkpoint`; tensors come in the format they are stored in."""
+        """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
+        tensors come in the format they are stored in."""
         checkpoint = _open(self.folder.weight_files())
         if self.quantisation() is None:
             return checkpoint
-        codes, others = CodeTensors.sort(checkpoint.slices, self.name)
-        return replace(checkpoint, slices={**others, **dict(codes.slices(dtype))})
+        quantized, others = QuantisedTensors.sort(checkpoint.slices, self.name)
+        return replace(checkpoint, slices={**others, **dict(quantized.slices(dtype))})
 
     def stored_dtype(self) -> str | None:
-        """As `ModelSource.stored_dtype`."""
+        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantised
+        (`ModelSource.stored_dtype`)."""
         return _open(self.folder.weight_files()).stored_dtype() if self.quantisation() is None else None
 
     def quantisation(self) -> Quantisation | None:
-        """As `ModelSource.quantisation`."""
+        """Return the quantisation that the weights were saved in for forerun; None if the user chooses it
+        (`ModelSource.quantisation`)."""
         return stored_quantisation(self.folder.config())
 
     def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
-        """As `ModelSource.quantised_weight`."""
+        """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
+        Transformers' order, or None if none can be served as stored (`ModelSource.quantised_weight`)."""
         if self.quantisation() is None:
             return super().quantised_weight(config)
-        return self._codes().read
+        return self._quantized().read
 
-    def code_form(self, config: Any) -> Callable[[str], CodeForm | None]:
-        """As `ModelSource.code_form`."""
-        return super().code_form(config) if self.quantisation() is None else self._codes().form
+    def quantised_format(self, config: Any) -> Callable[[str], QuantisedFormat | None]:
+        """Return a function that returns the format of a weight of `quantised_weight` by name; no numbers are read
+        (`ModelSource.quantised_format`)."""
+        return super().quantised_format(config) if self.quantisation() is None else self._quantized().form
 
-    def _codes(self) -> CodeTensors:
-        return CodeTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
+    def _quantized(self) -> QuantisedTensors:
+        return QuantisedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
 
     def recommended_sampling(self) -> dict[str, float]:
-        """As `ModelSource.recommended_sampling`."""
+        """Return the sampling options that the files recommend, if they would change the result of a request without
+        options (`ModelSource.recommended_sampling`)."""
         return recommended_sampling(self.folder)
 
     def output_tokens(self, config: Any) -> tuple[int, ...] | None:
-        """As `ModelSource.output_tokens`."""
+        """Return the tokens that the output layer was trained to propose, rising; None for all of the vocabulary
+        (`ModelSource.output_tokens`)."""
         return output_tokens(self.folder.config(), config)
 
     def has_tokenizer(self) -> bool:
-        """As `ModelSource.has_tokenizer`."""
+        """Return whether there are any files of a tokenizer (`ModelSource.has_tokenizer`)."""
         return self.folder.has_tokenizer()
 
     def tokenizer(self) -> Any:
-        """As `ModelSource.tokenizer`; one that needs code of the folder's is refused."""
+        """Return the Transformers tokenizer (`ModelSource.tokenizer`); one that needs code of the folder's is
+        refused."""
         remedy = "Put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids."
         if not self.has_tokenizer():
             raise ModelLoadError(f"no tokenizer could be read from {self.name}: there is none. {remedy}")
@@ -271,7 +280,7 @@ class FolderSource(ModelSource):
 
 
 def _open(files: Sequence[Path]) -> Checkpoint:
-    """The tensors of safetensors files, at least one.
+    """Open the tensors of safetensors files, at least one.
 
     Raises:
         ModelLoadError: a file is damaged, or two files have a tensor of the same name.

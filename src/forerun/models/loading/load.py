@@ -1,4 +1,4 @@
-"""From a name to a Model, whatever kind of files it lies in. No code of theirs is run, and no pickle is opened."""
+"""Load a model by name, from a folder, a GGUF file or the hub. No code of the files is run, and no pickle is opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE, TRITON
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.kernels.triton.availability import wants_triton
+from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.families import library_for, make_decoder
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.llama.decoder import llama_refusal
@@ -20,7 +20,7 @@ from forerun.models.loading.lora import adapter_tokenizer
 from forerun.models.loading.quantise import QuantisedMaker, check_quantisation
 from forerun.models.loading.reading import check_dtype, read, read_to_quantise
 from forerun.models.loading.source import ModelSource
-from forerun.models.loading.transformers_modules import foreign_attention, on_device
+from forerun.models.loading.transformers_modules import foreign_attention, to_device
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
@@ -43,7 +43,7 @@ def load_model(
     adapter: str | Path | None = None,
     quantize: str | None = None,
 ) -> Model:
-    """Load a causal language model and try whether it is exact.
+    """Load a causal language model and test whether it is exact.
 
     One line is logged where the weights are rounded, and one where the files recommend sampling options: those of a
     request are its own. The numbers that quantised weights stand for are rounded without a line.
@@ -69,13 +69,13 @@ def load_model(
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
     source, model = _load(name, dtype, kind, device, adapter, quantize)
-    tell_of_source(source, model, name)
+    log_source_notes(source, model, name)
     model.exactness = self_test(model)
     return model
 
 
-def tell_of_source(source: ModelSource, model: Model, name: str | Path) -> None:
-    """Log the sampling options that the files recommend, and that the weights are rounded, where that is so."""
+def log_source_notes(source: ModelSource, model: Model, name: str | Path) -> None:
+    """Log the sampling options that the files recommend, and a warning if the weights are rounded."""
     options = ", ".join(f"{key} {value:g}" for key, value in source.recommended_sampling().items())
     if options:
         _log.warning("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
@@ -92,7 +92,7 @@ def load_draft_model(
     adapter: str | Path | None = None,
     quantize: str | None = None,
 ) -> Model:
-    """Load a model that drafts: as `load_model`, but what is rounded or recommended does not matter to a draft.
+    """Load a model that drafts, like `load_model`; rounding and recommended options are not logged for a draft model.
 
     Raises:
         ModelLoadError: in addition, the weights hold NaN or infinity, or the model computes such numbers from them.
@@ -110,8 +110,9 @@ def load_draft_model(
 
 
 def inherited_dtype(name: str | Path, target: torch.dtype, quantize: str | None = None) -> str:
-    """The number format of a draft model that was told none: its target's. A quantised one computes in float32 beside a
-    target in float64, in which no codes are multiplied: a draft may be inexact, the target checks it.
+    """Return the number format of a draft model without one of its own: its target's. A quantised one computes in
+    float32 beside a target in float64, since quantized values are not multiplied in float64: a draft may be inexact,
+    the target verifies it.
 
     Raises:
         ModelLoadError: there is no such model.
@@ -122,7 +123,7 @@ def inherited_dtype(name: str | Path, target: torch.dtype, quantize: str | None 
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The Transformers tokenizer that lies beside a model.
+    """Return the Transformers tokenizer of a model.
 
     Raises:
         ModelLoadError: there is none, or it cannot be read.
@@ -131,7 +132,7 @@ def load_tokenizer(name: str | Path) -> Any:
 
 
 def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
-    """The same, or None where there is none: such a model is served by token ids.
+    """Return the Transformers tokenizer of a model, or None without one: such a model is served by token ids.
 
     adapter: the folder of an adapter, whose tokenizer, if it has one, is taken in place of the model's.
 
@@ -143,9 +144,9 @@ def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, str(name))
 
 
-def asked_format(name: str | Path, dtype: str, quantize: str | None) -> str:
-    """What a model's weights will be kept in when it is loaded so: int8 or int4 where that is asked for or the files
-    hold codes, else `dtype`.
+def weight_format(name: str | Path, dtype: str, quantize: str | None) -> str:
+    """Return the format that a model's weights will have when it is loaded so: int8 or int4 if requested or stored,
+    else `dtype`.
 
     Raises:
         ModelLoadError: the files do not say, for they are missing or damaged.
@@ -154,7 +155,7 @@ def asked_format(name: str | Path, dtype: str, quantize: str | None) -> str:
 
 
 def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
-    """A causal language model as Transformers computes it, with its default attention, in evaluation mode.
+    """Load a causal language model as Transformers computes it, with its default attention, in evaluation mode.
 
     adapter: the folder of a PEFT LoRA adapter to merge.
 
@@ -177,7 +178,7 @@ def _load(
     adapter: str | Path | None = None,
     quantize: str | None = None,
 ) -> tuple[ModelSource, Model]:
-    """A model that has computed one step."""
+    """Load a model, and compute one step with it."""
     check_dtype(dtype)
     asked = check_quantisation(quantize, dtype)
     _check_kind(kind)
@@ -195,7 +196,7 @@ def _load(
             source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
         )
     try:
-        hf = on_device(hf, place)
+        hf = to_device(hf, place)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
@@ -219,7 +220,7 @@ def _check_kind(kind: str) -> None:
 
 
 def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
-    """ "llama" or "general".
+    """Return "llama" or "general".
 
     Raises:
         ConfigError: the Llama decoder is asked for a model that it does not serve.
@@ -238,7 +239,7 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
 
 
 def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
-    """A Model of a Transformers model in memory, which is taken apart for it. No token of its own ends an answer.
+    """Turn a Transformers model in memory into a Model, which takes it apart. No token of its own ends an answer.
 
     quantize: "int8" or "int4", what its weights are brought to; None: they are as they are.
 
@@ -275,7 +276,8 @@ def _assemble(
     maker: QuantisedMaker | None = None,
     tokens: tuple[int, ...] | None = None,
 ) -> Model:
-    """tokens: the part of the vocabulary that it proposes; None: all of it."""
+    """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
+    it."""
     config = hf.config
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
@@ -294,6 +296,6 @@ def _assemble(
         output_tokens=output_tokens,
     )
     model.kernels = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
-    if wants_triton():
+    if is_triton_selected():
         model.kernels = TRITON
     return model

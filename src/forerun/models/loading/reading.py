@@ -1,4 +1,4 @@
-"""From a source to the Transformers model of its weights: as they are, with an adapter, or to be quantised."""
+"""Reads the Transformers model of a source: as it is, with an adapter, or to be quantised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forerun.models.loading.transformers_modules import read_model, rounded
 
 
 def read(source: ModelSource, config: Any, dtype: str, adapter: str | Path | None, attention: str | None = None) -> Any:
-    """The Transformers model of a source, with an adapter if there is one."""
+    """Return the Transformers model of a source, with an adapter if there is one."""
     return _read(source, config, served_dtype(source, dtype, is_quantised=False), adapter, attention)
 
 
@@ -31,7 +31,7 @@ def read_to_quantise(
     is_llama: bool,
     attention: str | None = None,
 ) -> tuple[Any, QuantisedMaker]:
-    """The Transformers model of a source, and what makes quantised layers of its weights.
+    """Return the Transformers model of a source, and the maker of its quantised layers.
 
     dtype: of all that is not quantised (`served_dtype`).
     is_llama: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker. Those
@@ -61,14 +61,14 @@ def _read(
 
 
 def check_dtype(dtype: str) -> None:
-    """Raises ConfigError where there is no such number format."""
+    """Raise ConfigError if there is no such number format."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
 
 
 def served_dtype(source: ModelSource, dtype: str, *, is_quantised: bool) -> torch.dtype:
-    """The number format of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and what
-    quantised weights stand for.
+    """Return the dtype of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and for
+    dequantised weights.
 
     is_quantised: weights are to be codes, and this is for everything else: float32 where "auto" finds float64, in which
         no codes are multiplied.

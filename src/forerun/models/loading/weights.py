@@ -33,10 +33,10 @@ class TensorSlice(Protocol):
     def get_shape(self) -> list[int]: ...
 
     def get_dtype(self) -> str:
-        """As safetensors files write it, such as "BF16"."""
+        """Return the dtype as safetensors files write it, such as "BF16"."""
 
     def __getitem__(self, index: EllipsisType) -> Tensor:
-        """The whole tensor, read now."""
+        """Read and return the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,21 @@ class Checkpoint:
     unread: Collection[str] = frozenset()
 
     def state_dict(self, dtype: torch.dtype) -> dict[str, TensorSlice]:
-        """What Transformers reads the tensors from. dtype: of the placeholders."""
+        """Return the tensors for Transformers to read. dtype: of the placeholders."""
         return {name: _Placeholder(each, dtype) if name in self.unread else each for name, each in self.slices.items()}
 
     def shape(self, name: str) -> list[int]:
         return self.slices[name].get_shape()
 
     def dtype(self, name: str) -> str:
-        """As safetensors files write it, such as "BF16"."""
+        """Return the dtype as safetensors files write it, such as "BF16"."""
         return self.slices[name].get_dtype()
 
     def is_zero(self, name: str) -> bool:
         return not self.slices[name][...].any()
 
     def stored_dtype(self) -> str:
-        """The number format, such as "bfloat16", of most of the entries."""
+        """Return the dtype, such as "bfloat16", of most of the entries."""
         entries: Counter[str] = Counter()
         for name in self.slices:
             entries[_FLOATS.get(self.dtype(name), "float32")] += prod(self.shape(name))
@@ -80,7 +80,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Placeholder:
-    """A tensor of the shape of another, whose numbers are all the same one in memory."""
+    """A tensor with the shape of another, whose entries share one number in memory."""
 
     slice: TensorSlice
     dtype: torch.dtype
@@ -96,7 +96,7 @@ class _Placeholder:
 
 
 def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: str) -> None:
-    """Refuse a configuration with another number of layers than the weights have, before a model of it is made.
+    """Raise an error if the configuration and the weights differ in their number of layers, before a model is made.
 
     Args:
         num_layers: that the configuration speaks of. num_nextn: that predict further tokens, after those.
@@ -146,7 +146,7 @@ def check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, Sequence[int]], ba
 
 
 def check_numbers(checkpoint: Checkpoint, unused: Collection[str], name: str) -> None:
-    """Refuse integers and eight-bit floats in place of weights: they mean something only with their scales.
+    """Raise an error for integers and eight-bit floats in place of weights: they mean something only with their scales.
 
     Raises:
         ModelLoadError: names the first.
@@ -186,7 +186,7 @@ def check_unused(checkpoint: Checkpoint, unused: Iterable[str], served: Collecti
 
 
 def _is_inside(tensor: str, served: Collection[str]) -> bool:
-    """Whether the tensor's module, or the layer or block that it lies in, is one of the model's."""
+    """Return whether the tensor's module, or the layer or block that it lies in, is one of the model's."""
     path = tensor.rpartition(".")[0]
     if not path or path in served:
         return bool(path)
@@ -195,14 +195,14 @@ def _is_inside(tensor: str, served: Collection[str]) -> bool:
 
 
 def _outside(tensor: str, served: Collection[str]) -> str:
-    """The shortest part of the tensor's path that is none of the model's modules."""
+    """Return the shortest part of the tensor's path that is none of the model's modules."""
     parts = tensor.split(".")
     paths = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return next(path for path in paths if path not in served)
 
 
 def _is_tied_head(checkpoint: Checkpoint, tensor: str) -> bool:
-    """Whether the tensor is an output layer that equals the embedding."""
+    """Return whether the tensor is an output layer that equals the embedding."""
     if tensor.rpartition(".")[0].rpartition(".")[2] not in ("lm_head", "embed_out"):
         return False
     shape = checkpoint.shape(tensor)

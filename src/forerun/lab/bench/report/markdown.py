@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from forerun.kernels.environment import describe
+from forerun.kernels.environment import describe_environment
 from forerun.lab.bench.tables import markdown_table
 from forerun.lab.results.schema import KINDS, Figure, Results
 
@@ -163,7 +163,13 @@ def _about(results: Results) -> str:
     at = results.environment
     busy = f"load average {at.load_before[0]:.1f} before and {at.load_after[0]:.1f} after" if at.load_before else ""
     stolen = "" if at.stolen is None else f"{100 * at.stolen:.1f} % of the processors' time taken by the host"
-    parts = [f"{at.date[:10]}, {duration(at.seconds)}", f"`{results.file_name}`", describe(at), busy, stolen]
+    parts = [
+        f"{at.date[:10]}, {duration(at.seconds)}",
+        f"`{results.file_name}`",
+        describe_environment(at),
+        busy,
+        stolen,
+    ]
     return "; ".join(filter(None, parts)) + "."
 
 

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata, and the list of tensors with their places.
+"""The header of a GGUF file: its metadata, and the list of tensors with their offsets.
 
 Every count, length, type and offset is checked before it is used, so that no header makes this loop, allocate or read
 beyond the file. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -22,7 +22,7 @@ READ_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_
 
 
 def tensor_bytes(number: int, shape: Sequence[int], what: str, place: str, remedy: str) -> tuple[str, int]:
-    """A type's name, and the bytes that a tensor of it takes.
+    """Return a type's name, and the bytes that a tensor of it takes.
 
     Args:
         number: of the type, as the file writes it.
@@ -79,7 +79,7 @@ _OTHERS: Mapping[bytes, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies.
+    """The type, shape and location of a tensor in the file.
 
     Attributes:
         shape: in torch's order, rows first.
@@ -96,7 +96,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What stands before the tensors. Values of the metadata are int, float, bool, str, or lists of one of them.
+    """The contents of the header. Values of the metadata are int, float, bool, str, or lists of one of them.
 
     Attributes:
         kinds: by key, the type of the value as the file numbers it; of a list, also that of its elements.
@@ -109,7 +109,7 @@ class GgufHeader:
 
 
 def read_header(content: memoryview, place: str) -> GgufHeader:
-    """The header of a file.
+    """Read the header of a file.
 
     Args:
         content: the whole file.
@@ -145,12 +145,12 @@ def read_header(content: memoryview, place: str) -> GgufHeader:
 
 
 def brief(text: str) -> str:
-    """A name of the file's in a message: quoted, escaped and not too long."""
+    """Quote and escape a name of the file for a message, shortened to 60 characters."""
     return repr(text if len(text) <= 60 else text[:60] + "...")
 
 
 class _Cursor:
-    """A place in the file, which moves on with all that is read. Raises ModelLoadError beyond the end."""
+    """A position in the file, which advances with every read. Raises ModelLoadError beyond the end."""
 
     def __init__(self, content: memoryview, place: str) -> None:
         self.content, self.place, self.at, self.size = content[:MAX_BYTES], place, 0, len(content)
@@ -160,7 +160,7 @@ class _Cursor:
         raise ModelLoadError(f"{self.place}: {what}. {REMEDY}")
 
     def need(self, num_bytes: int, what: str) -> int:
-        """Where the next bytes begin; the cursor moves behind them."""
+        """Advance by so many bytes, and return where they begin."""
         start, left = self.at, len(self.content) - self.at
         if num_bytes > left:
             if len(self.content) == MAX_BYTES:
@@ -234,7 +234,7 @@ def _version(cursor: _Cursor) -> int:
 
 
 def _tensor_info(cursor: _Cursor) -> TensorInfo:
-    """A tensor whose `start` counts from the first byte of all tensors."""
+    """Read a tensor's entry, whose `start` counts from the first byte of all tensors."""
     name = cursor.text("a tensor's name", MAX_NAME)
     what = f"tensor {brief(name)}"
     num_dimensions = cursor.integer("<I", f"the shape of {what}")
@@ -248,8 +248,8 @@ def _tensor_info(cursor: _Cursor) -> TensorInfo:
 
 
 def _check_places(infos: list[TensorInfo], start: int, alignment: int, cursor: _Cursor) -> int:
-    """Tensors lie one behind the other, each aligned, all within the file, and no two bear the same name; llama.cpp
-    asks for the same. Returns where their room in the file ends."""
+    """Check that tensors lie one behind the other, each aligned, all within the file, and that names are unique, as
+    llama.cpp does. Returns where their data ends in the file."""
     place, names = 0, set[str]()
     for info in infos:
         what = f"tensor {brief(info.name)}"
