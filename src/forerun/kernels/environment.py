@@ -25,14 +25,13 @@ def machine_facts() -> dict[str, Any]:
     from forerun import __version__
     from forerun.kernels.cpu import in_use
 
-    accelerator = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
         "cpu": machine.model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "kernels": in_use(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "accelerator": accelerator,
+        "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -86,15 +85,15 @@ class Environment:
         system: operating system and architecture.
         processor: its name.
         instructions: the best instruction set that torch finds in it.
-        kernels: which kernels ran, with their instruction set; None where no model asked for native ones.
+        kernels: which kernels ran, with their instruction set; None if no model requested native kernels.
         cores: that this process could use.
         threads: of torch.
         accelerator: None without one.
         date: when it began, ISO 8601 in UTC.
         seconds: that it took.
-        load_before, load_after: load averages over 1, 5 and 15 minutes; empty where the system tells none.
-        stolen: share of the processors' time that a hypervisor gave to other machines; None where it is not told.
-        others: processors that other processes kept busy, on average; None where it is not told.
+        load_before, load_after: load averages over 1, 5 and 15 minutes; empty if the system has none.
+        stolen: share of the processor time that a hypervisor gave to other machines; None if unknown.
+        others: processors that other processes kept busy, on average; None if unknown.
     """
 
     forerun: str
@@ -143,7 +142,7 @@ class Watch:
         date: of that moment.
         started: the same by the clock that measures.
         load: averages then.
-        ticks: of all processors then, since the system began: all, busy, stolen; None where the system does not tell.
+        ticks: of all processors then, since the system began: all, busy, stolen; None if unknown.
         own_seconds: processor time that this process and its children had taken.
     """
 

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from forerun.errors import ModelLoadError
 
-# A matrix of weights in codes of 8 or 4 bits: scale * (code - zero) + minimum.
-
 GROUP = 32
 """Inputs that have a scale in common, as in GGUF's Q8_0, Q4_0 and Q4_1."""
 _PART = 1 << 22
@@ -39,11 +37,11 @@ class QuantisedWeight:
 
     Attributes:
         bits: 8 or 4.
-        codes: [out, in] uint8, a byte a number.
-        zero: the code that stands for 0, or for the minimum: 128 for 8 bits, 8 or 0 for 4.
+        quantized: [out, in] uint8, a byte per value.
+        zero: the value that stands for 0, or for the minimum: 128 for 8 bits, 8 or 0 for 4.
         scale: [out, groups] float16 for groups of 32 inputs, the last of which may be shorter; [out, 1] float32 for one
             scale per output channel. All are finite.
-        minimum: [out, groups] float16, of codes whose zero is 0; else None.
+        minimum: [out, groups] float16, if zero is 0; else None.
         group: GROUP, or None: the whole row.
     """
 
@@ -112,15 +110,13 @@ class QuantisedWeight:
 
 
 LARGEST = 127
-"""Codes of 8 bits are -127..127 about their zero."""
+"""Values of 8 bits are -127..127 about their zero."""
 _LEVELS = 15
-"""The largest code of 4 bits."""
+"""The largest value of 4 bits."""
 _MOST_INPUTS = 1 << 17
-"""Inputs whose products of codes, 127 * 127 each, still fit into an int32 sum."""
+"""Inputs whose integer products, 127 * 127 each, still fit into an int32 sum."""
 MADE_FORMS = {8: QuantisedFormat(8, 128, None, False), 4: QuantisedFormat(4, 0, GROUP, True)}
-"""By bits, the form of what is made here."""
-
-"""Numbers quantised together: what is needed beside the result."""
+"""By bits, the format of the weights that are quantised here."""
 
 
 def activation_limit(weight: QuantisedWeight) -> int:
@@ -134,8 +130,8 @@ def quantise_symmetric(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]
     """Quantise to -limit..limit with one scale per row: scale = amax / limit, quantized = round-half-even(x * (limit /
     amax)).
 
-    Codes are 0 where amax is 0, or so small that limit / amax overflows. A row with NaN or infinity has the scale NaN
-    and codes 0.
+    Values are 0 where amax is 0, or so small that limit / amax overflows. A row with NaN or infinity has the scale NaN
+    and values 0.
 
     Args:
         x: [..., n] float32.
@@ -185,7 +181,9 @@ def _by_rows(weight: Tensor, name: str, quantise: Callable[[Tensor], QuantisedWe
     parts = []
     for rows in torch.split(weight.detach(), max(1, _PART // max(1, weight.shape[1]))):
         if not bool(torch.isfinite(rows).all()):
-            raise ModelLoadError(f"{name} holds NaN or infinity, which has no code. Download or save the model anew.")
+            raise ModelLoadError(
+                f"{name} holds NaN or infinity, which cannot be quantised. Download or save the model anew."
+            )
         part = quantise(rows.float())
         if not bool(torch.isfinite(part.scale).all()) or not (part.minimum is None or part.minimum.isfinite().all()):
             raise ModelLoadError(

@@ -77,13 +77,12 @@ def native_for(device: torch.device) -> Library | None:
 def in_use() -> str | None:
     """Return the kernels that the models of this process use, as reports name them: "native avx512", "triton",
     "reference"; None if no model has requested native kernels."""
-    asked = os.environ.get(KERNELS_VARIABLE)
-    if asked in (REFERENCE, TRITON):
-        return asked
-    found = _loaded
-    if found is None:
+    selected = os.environ.get(KERNELS_VARIABLE)
+    if selected in (REFERENCE, TRITON):
+        return selected
+    if _loaded is None:
         return None
-    return REFERENCE if isinstance(found, NativeUnavailableError) else f"{NATIVE} {found.instructions}"
+    return REFERENCE if isinstance(_loaded, NativeUnavailableError) else f"{NATIVE} {_loaded.instructions}"
 
 
 def load() -> Library | NativeUnavailableError:

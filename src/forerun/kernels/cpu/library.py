@@ -187,8 +187,9 @@ class Library:
         path: the file.
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
-        linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, move_slots, pack, unpack: as
-            csrc/forerun.h says, with addresses for pointers.
+
+    The functions linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, move_slots, pack and
+    unpack are those of csrc/forerun.h, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
@@ -200,18 +201,6 @@ class Library:
         for name in _COMPUTING:
             getattr(functions, f"forerun_{name}").errcheck = _check
         self.best = _LEVELS[functions.forerun_best_instructions()]
-        self.linear: Any = functions.forerun_linear
-        self.layers: Any = functions.forerun_layers
-        self.head: Any = functions.forerun_head
-        self.attention: Any = functions.forerun_attention
-        self.eagle: Any = functions.forerun_eagle
-        self.fuse: Any = functions.forerun_fuse
-        self.context: Any = functions.forerun_context
-        self.greedy_chains: Any = functions.forerun_greedy_chains
-        self.pick: Any = functions.forerun_pick
-        self.move_slots: Any = functions.forerun_move_slots
-        self.pack: Any = functions.forerun_pack
-        self.unpack: Any = functions.forerun_unpack
         self.shares_openmp = self._share_openmp()
 
     @classmethod
@@ -235,6 +224,10 @@ class Library:
             raise NativeUnavailableError(f"{path} cannot be loaded: {failure}.", _REMEDY) from None
         library.use_instructions(choose_instructions(library.best))
         return library
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the function forerun_NAME of csrc/forerun.h."""
+        return getattr(self._functions, f"forerun_{name}")
 
     @property
     def instructions(self) -> str:
@@ -270,7 +263,7 @@ def _is_noexec(path: Path) -> bool:
     """Return whether the file system of `path` forbids executing and loading files."""
     try:
         return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
-    except (OSError, AttributeError):  # AttributeError: systems that have no such thing, or do not tell
+    except (OSError, AttributeError):  # AttributeError: systems without this flag
         return False
 
 

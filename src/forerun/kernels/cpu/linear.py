@@ -1,7 +1,7 @@
 """The matrix product of the native kernels: weights of 16, 8 or 4 bits, read from memory once per step.
 
 A row's result does not depend on the other rows, whatever their number. Float weights are multiplied with float32
-activations, even and odd inputs apart, each in order; codes as `kernels/quantised_linear.py` defines it.
+activations, even and odd inputs apart, each in order; quantized weights as `kernels/torch/quantised_linear.py` defines.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from torch.nn import functional as F
 from forerun.kernels.cpu.library import Library, LinearStruct, WeightLayout
 from forerun.kernels.quantisation import QuantisedFormat, QuantisedWeight
 
-# Memory for packed weights, in pages of two megabytes where the system has them.
+# Memory for packed weights, in pages of two megabytes if the system has them.
 #
-# A step reads every weight once. In pages of four kilobytes the processor looks up an address for each of them, and
-# in a
-# virtual machine each look-up is two.
+# A step reads every weight once. With pages of four kilobytes the processor translates an address for each page, and
+# twice in a virtual machine.
 
 _CHUNK = 1 << 25
 """Bytes that are mapped together. What is not written takes no memory."""
@@ -69,10 +68,10 @@ class NativeLinear(nn.Module):
     """y = x W^T + b, computed in float32.
 
     Args:
-        weight: [out, in], float32 or bfloat16, or in codes. bias: [out] or None.
+        weight: [out, in], float32, bfloat16 or quantized. bias: [out] or None.
 
     Attributes:
-        struct: how the library is told of it.
+        struct: the layer in the library's form.
         nbytes: of the packed weight.
         bias: float32, whole blocks long, or None.
     """
@@ -80,7 +79,7 @@ class NativeLinear(nn.Module):
     def __init__(self, library: Library, weight: Tensor | QuantisedWeight, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.kind = _kind(weight)
+        self.kind = weight_layout(weight.form if isinstance(weight, QuantisedWeight) else weight.dtype)
         self._library = library
         self._packed = _packed(library, self.kind, weight)
         self._scales = None
@@ -145,27 +144,18 @@ class NativeLinear(nn.Module):
 def linear_nbytes(library: Library, out_features: int, in_features: int, form: QuantisedFormat | torch.dtype) -> int:
     """Return the bytes of a layer's packed weight without the bias. form: of a quantized weight, or the dtype, bfloat16
     or float32."""
+    has_channel_scales = not isinstance(form, torch.dtype) and form.group is None
+    scales = 4 * -(-out_features // _LANES) * _LANES if has_channel_scales else 0
+    return library.packed_bytes(weight_layout(form), out_features, in_features) + scales
+
+
+def weight_layout(form: QuantisedFormat | torch.dtype) -> WeightLayout:
+    """Return the layout of quantized values of a format, or of numbers in bfloat16 or float32."""
     if isinstance(form, torch.dtype):
-        return library.packed_bytes(_number_kind(form), out_features, in_features)
-    scales = 4 * -(-out_features // _LANES) * _LANES if form.group is None else 0
-    return library.packed_bytes(code_kind(form), out_features, in_features) + scales
-
-
-def code_kind(form: QuantisedFormat) -> WeightLayout:
-    """Return the layout of quantized values of a format."""
+        return WeightLayout.FLOAT32 if form == torch.float32 else WeightLayout.BFLOAT16
     if form.bits == 8:
         return WeightLayout.INT8 if form.group is None else WeightLayout.INT8_GROUPS
     return WeightLayout.INT4_MINIMA if form.has_minimum else WeightLayout.INT4_GROUPS
-
-
-def _number_kind(dtype: torch.dtype) -> WeightLayout:
-    return WeightLayout.FLOAT32 if dtype == torch.float32 else WeightLayout.BFLOAT16
-
-
-def _kind(weight: Tensor | QuantisedWeight) -> WeightLayout:
-    if isinstance(weight, QuantisedWeight):
-        return code_kind(weight.form)
-    return _number_kind(weight.dtype)
 
 
 def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantisedWeight) -> Tensor:

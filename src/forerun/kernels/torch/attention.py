@@ -3,7 +3,7 @@
 Products over keys are computed part by part (`kernels/partition.py`), each added to the sum of those before. Masked
 keys contribute exact zeros. So a row gives the same bits computed alone, beside its draft, or beside other sequences.
 What this rests on (a product's row does not depend on the number of rows from MIN_ROWS up; softmax of a row is
-unchanged by -inf appended) is checked at load by `models/exactness.py`, not assumed.
+unchanged by -inf appended) is checked at load by `models/self_test.py`, not assumed.
 """
 
 from __future__ import annotations

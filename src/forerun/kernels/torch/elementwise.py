@@ -19,13 +19,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
     return wide.mul_(inverse).mul_(weight).to(x.dtype)
 
 
-# The activation x / (1 + e^-x), whose bits do not depend on where in a tensor a number lies.
-#
-# PyTorch's own computes whole vectors one way and what is left at the end of a thread's part another way, which now
-# and
-# then differ in the last bit; where such a part ends follows from the number of rows and of threads. Its
-# exponential has
-# one way for both, and sums and quotients are rounded rightly.
+# PyTorch's own SiLU computes whole vectors one way and the remainder of a thread's part another way, which differ in
+# the last bit now and then; where such a part ends follows from the number of rows and of threads. Its exponential has
+# one way for both, and sums and quotients are rounded correctly.
 
 
 def silu(x: Tensor) -> Tensor:

@@ -69,9 +69,6 @@ class PackedLinear(nn.Module):
         return -(-x.shape[-2] // self.max_rows)
 
 
-# The stock product, for float64 and for devices other than the CPU.
-
-
 class PlainLinear(nn.Module):
     """y = x W^T + b by PyTorch's own product. Whether a row's result depends on the other rows is up to the device.
 
@@ -98,15 +95,12 @@ class PlainLinear(nn.Module):
         return self.weight[index].float()
 
 
-# Products with several weights of which not all are in the same codes, as one layer.
-
-
 class JoinedLinear(nn.Module):
     """A product with several weights of different quantized formats, whose outputs are concatenated. All weights use
     the same quantized activations.
 
     Args:
-        weights: each [out, in], of the same number of inputs. bias: [sum of outs] or None.
+        weights: each [out, in], with the same number of inputs. bias: [sum of outs] or None.
     """
 
     def __init__(self, weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> None:
@@ -137,9 +131,6 @@ class JoinedLinear(nn.Module):
         return result
 
 
-# A mixture's experts, as products whose result for a row does not depend on the other rows.
-
-
 class PackedExperts(nn.Module):
     """The gated experts of a mixture with packed weights, on CPU.
 
@@ -158,7 +149,7 @@ class PackedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Add the experts in order. hidden_states: [T, H]; top_k_index, top_k_weights: [T, k] -> [T, H].
 
-        Which experts are asked is read from top_k_index: it lies in the CPU's memory.
+        The experts are read from top_k_index, which lies in the CPU's memory.
         """
         mixed = torch.zeros_like(hidden_states)
         for expert in sorted(set(top_k_index.flatten().tolist())):

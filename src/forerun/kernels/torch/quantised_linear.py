@@ -23,16 +23,16 @@ _PART = 1 << 21
 class QuantisedLinear(nn.Module):
     """y = x W^T + b. Inputs and results are of x's float type; all between is float32.
 
-    With one scale per channel, y = float(sum of code products) * (scale of x * scale of W) + b. By groups, in order, y
-    = 0; y += scale of W * float(sum of code products); with minima, y += minimum * float(sum of x's codes); after the
-    last group, y *= scale of x; y += b. Nothing is fused. A row with NaN or infinity gives NaN.
+    With one scale per channel, y = float(sum of integer products) * (scale of x * scale of W) + b. By groups, in order,
+    y = 0; y += scale of W * float(sum of integer products); with minima, y += minimum * float(sum of quantized x);
+    after the last group, y *= scale of x; y += b. Nothing is fused. A row with NaN or infinity gives NaN.
 
-    Codes are multiplied in float64, which holds every sum exactly: eight bytes a number of the weight, from the first
-    product on.
+    Integers are multiplied in float64, which holds every sum exactly: eight bytes per number of the weight, from the
+    first product on.
 
     Args:
         weight: [out, in]. bias: [out] or None.
-        limit: of the codes of activations, where they are those of another weight too; None: that of this weight.
+        limit: of quantized activations, if they are shared with another weight; None: that of this weight.
     """
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None, limit: int | None = None) -> None:
@@ -103,9 +103,6 @@ class QuantisedLinear(nn.Module):
         )
         assert scale is not None
         return operand, scale, minimum
-
-
-# An embedding table in codes: the rows that are asked for are dequantised.
 
 
 class QuantisedEmbedding:

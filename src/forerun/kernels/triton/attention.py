@@ -53,13 +53,13 @@ def _added(query, keys, values, visible, scale, largest, total, result):
 
 
 @triton.jit
-def _loaded(places, is_there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr):
+def _loaded(addresses, is_there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr):
     """Load keys, and the values of the same slots, which lie after the keys of all heads."""
-    return tl.load(places, is_there, 0.0), tl.load(places + KV_HEADS * _PAGE * WIDTH, is_there, 0.0)
+    return tl.load(addresses, is_there, 0.0), tl.load(addresses + KV_HEADS * _PAGE * WIDTH, is_there, 0.0)
 
 
 @triton.jit
-def _places_of_path(words, tails, pages, row, seen, WIDTH: tl.constexpr, LINE_NUMBERS: tl.constexpr):
+def _path_offsets(words, tails, pages, row, seen, WIDTH: tl.constexpr, LINE_NUMBERS: tl.constexpr):
     """Return the offsets of the keys at positions `seen` of one row's path, and which of them exist."""
     is_there = seen <= tl.load(words + _POSITION + row)
     prefix = tl.load(words + _PREFIX + row)
@@ -104,14 +104,14 @@ def _split_result(
         if WINDOW > 0:
             visible = visible & (seen[None, :] > position[:, None] - WINDOW)
         if start + _PAGE <= shared:
-            places = keys_start + tl.load(pages + start // _PAGE) * LINE_NUMBERS + slots[:, None] * WIDTH + columns
+            addresses = keys_start + tl.load(pages + start // _PAGE) * LINE_NUMBERS + slots[:, None] * WIDTH + columns
             is_there = (seen < length)[:, None] & (columns < WIDTH)
-            keys, values = _loaded(places, is_there, KV_HEADS, WIDTH)
+            keys, values = _loaded(addresses, is_there, KV_HEADS, WIDTH)
             largest, total, result = _added(taken, keys, values, visible, scale, largest, total, result)
         else:
             member = tile_rows * 0
             while member < tile_rows:
-                offsets, of_row = _places_of_path(words, tails, pages, first_row + member, seen, WIDTH, LINE_NUMBERS)
+                offsets, of_row = _path_offsets(words, tails, pages, first_row + member, seen, WIDTH, LINE_NUMBERS)
                 is_there = of_row[:, None] & (columns < WIDTH)
                 keys, values = _loaded(keys_start + offsets[:, None] + columns, is_there, KV_HEADS, WIDTH)
                 own = visible & (members == member)[:, None]
@@ -154,10 +154,10 @@ def _attend(
         largest, total, result = _split_result(
             words, tile, taken, position, keys_start, start, scale, KV_HEADS, GROUP, WIDTH, WINDOW, LINE_NUMBERS
         )
-        place = item * KV_HEADS + head
-        tl.store(stats + place * 2 * _TILE + lanes, largest)
-        tl.store(stats + place * 2 * _TILE + _TILE + lanes, total)
-        out = results + (place * _TILE + lanes)[:, None] * WIDTH + columns
+        entry = item * KV_HEADS + head
+        tl.store(stats + entry * 2 * _TILE + lanes, largest)
+        tl.store(stats + entry * 2 * _TILE + _TILE + lanes, total)
+        out = results + (entry * _TILE + lanes)[:, None] * WIDTH + columns
         tl.store(out, result, (lanes >= 0)[:, None] & (columns < WIDTH))
         item += tl.num_programs(0)
 
@@ -194,10 +194,10 @@ def _combine(
         if WINDOW > 0:
             split = tl.maximum(position - WINDOW + 1, 0) // _SPLIT
         while split <= position // _SPLIT:
-            place = (first_item + split) * KV_HEADS + head
-            part_largest = tl.load(stats + place * 2 * _TILE + lanes, in_group, 0.0)
-            part_total = tl.load(stats + place * 2 * _TILE + _TILE + lanes, in_group, 0.0)
-            part = tl.load(results + (place * _TILE + lanes)[:, None] * WIDTH + columns[None, :], inside, 0.0)
+            entry = (first_item + split) * KV_HEADS + head
+            part_largest = tl.load(stats + entry * 2 * _TILE + lanes, in_group, 0.0)
+            part_total = tl.load(stats + entry * 2 * _TILE + _TILE + lanes, in_group, 0.0)
+            part = tl.load(results + (entry * _TILE + lanes)[:, None] * WIDTH + columns[None, :], inside, 0.0)
             new = tl.maximum(largest, part_largest)
             kept = tl.exp(largest - new)
             taken = tl.exp(part_largest - new)

@@ -1,6 +1,6 @@
 """Selection of the Triton kernels by FORERUN_KERNELS, and the checks of device, dtype and heads.
 
-Nothing takes them by itself, and nothing else is taken where they were asked for.
+The Triton kernels are used only if FORERUN_KERNELS selects them, and then no other kernels are.
 """
 
 from __future__ import annotations

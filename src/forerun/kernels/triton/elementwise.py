@@ -37,9 +37,6 @@ def gated(sums: Tensor, out: Tensor) -> None:
     _gated[(rows, triton.cdiv(width, block))](sums, out, rows, WIDTH=width, BLOCK=block, SPLITS=len(sums), num_warps=4)
 
 
-# A layer's result added to the residual stream, and the root-mean-square norm of it: one program a row.
-
-
 @triton.jit
 def _add_and_norm(
     x,

@@ -32,8 +32,8 @@ def _tile(x, tile, inputs, is_input, ROWS: tl.constexpr, INPUTS: tl.constexpr):
 @triton.jit
 def _store(sums, total, tile, split, num_rows, outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
     rows = split * num_rows + tile * ROWS + tl.arange(0, ROWS)
-    places = rows[:, None].to(tl.int64) * OUTPUTS + outputs[None, :]
-    tl.store(sums + places, total, (outputs < OUTPUTS)[None, :])
+    offsets = rows[:, None].to(tl.int64) * OUTPUTS + outputs[None, :]
+    tl.store(sums + offsets, total, (outputs < OUTPUTS)[None, :])
 
 
 @triton.jit

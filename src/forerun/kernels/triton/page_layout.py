@@ -6,15 +6,14 @@ so that kernels find it by its distance from another page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerun.kernels.cpu.page_layout import PAGE, Shape
+from forerun.kernels.cpu.page_layout import PAGE, Shape, by_page
 from forerun.kernels.triton.step_arrays import LINE
 
 
@@ -49,9 +48,9 @@ class DevicePageLayout:
     def new_page(self) -> Tensor:
         """Return a zeroed page, [size], aligned to LINE bytes."""
         extra = LINE // self.dtype.itemsize
-        room = torch.zeros(self.size + extra, dtype=self.dtype, device=self.device)
-        start = -room.data_ptr() % LINE // self.dtype.itemsize
-        return room[start : start + self.size]
+        padded = torch.zeros(self.size + extra, dtype=self.dtype, device=self.device)
+        start = -padded.data_ptr() % LINE // self.dtype.itemsize
+        return padded[start : start + self.size]
 
     def copy_first(self, source: Tensor, target: Tensor, count: int) -> None:
         """Copy the first `count` slots of one page to another."""
@@ -61,7 +60,7 @@ class DevicePageLayout:
         """Return copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D] in these slots."""
         heads, width, _ = self.shapes[layer]
         empty = torch.empty(2, heads, 0, width, dtype=self.dtype, device=self.device)
-        parts = [pages[page].view(self._view)[layer][:, :, places] for page, places in _by_page(slots)]
+        parts = [pages[page].view(self._view)[layer][:, :, offsets] for page, offsets in by_page(slots)]
         keys, values = torch.cat([empty, *parts], 2)
         return keys, values
 
@@ -69,9 +68,9 @@ class DevicePageLayout:
         """Store keys and values, [H_kv, n, D], of one layer in these slots, rounded to nearest."""
         numbers = torch.stack([keys, values]).to(self.device, self.dtype)
         done = 0
-        for page, places in _by_page(slots):
-            pages[page].view(self._view)[layer][:, :, places] = numbers[:, :, done : done + len(places)]
-            done += len(places)
+        for page, offsets in by_page(slots):
+            pages[page].view(self._view)[layer][:, :, offsets] = numbers[:, :, done : done + len(offsets)]
+            done += len(offsets)
 
     def move(
         self, pages: Sequence[Tensor], slots: Sequence[int], start: int, addresses: NDArray[np.uint64] | None = None
@@ -81,14 +80,8 @@ class DevicePageLayout:
 
         addresses: of the pages, which are not needed here.
         """
-        numbers = torch.cat([pages[page].view(self._view)[:, :, :, places] for page, places in _by_page(slots)], 3)
+        numbers = torch.cat([pages[page].view(self._view)[:, :, :, offsets] for page, offsets in by_page(slots)], 3)
         done = 0
-        for page, places in _by_page(range(start, start + len(slots))):
-            pages[page].view(self._view)[:, :, :, places] = numbers[:, :, :, done : done + len(places)]
-            done += len(places)
-
-
-def _by_page(slots: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-    """Pages in the order of the slots, and the places in each."""
-    for page, group in groupby(slots, lambda slot: slot // PAGE):
-        yield page, [slot % PAGE for slot in group]
+        for page, offsets in by_page(range(start, start + len(slots))):
+            pages[page].view(self._view)[:, :, :, offsets] = numbers[:, :, :, done : done + len(offsets)]
+            done += len(offsets)

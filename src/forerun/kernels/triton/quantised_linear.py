@@ -1,7 +1,7 @@
 """The Triton products with quantized matrices: in groups of 32 inputs, and with one scale per output.
 
-Codes are multiplied by codes: activations have 16 bits, as on the CPU, in two halves of 8 which tensor cores multiply.
-Sums of whole numbers have no order.
+Integers are multiplied by integers: activations have 16 bits, as on the CPU, in two halves of 8 bits, which tensor
+cores multiply. Sums of integers have no order.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from forerun.kernels.triton.linear import Product
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import MAX_ROWS, TILE
 
-# The product with a matrix of 8- or 4-bit codes in groups of 32 inputs, which have a scale in common.
-#
-# Numbers are made of the codes in registers, and multiplied as those of a float matrix are.
+# The product with a matrix of 8- or 4-bit values in groups of 32 inputs, which share a scale: values are dequantised in
+# registers, and multiplied like those of a float matrix.
 
 _PAIR = 2 * GROUP
-"""Inputs whose 4-bit codes share bytes: a low half from the first group, a high half from the second."""
+"""Inputs whose 4-bit values share bytes: a low half from the first group, a high half from the second."""
 
 
 @triton.jit
-def _numbers(quantized, scale, minimum, places, is_output, ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr):
-    """Dequantise values [BLOCK_N, groups, 32] with the scales and minima at `places`, [BLOCK_N, groups]."""
+def _numbers(quantized, scale, minimum, offsets, is_output, ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr):
+    """Dequantise values [BLOCK_N, groups, 32] with the scales and minima at `offsets`, [BLOCK_N, groups]."""
     numbers = (quantized.to(tl.int32) - ZERO).to(tl.float32)
-    numbers = numbers * tl.load(scale + places, is_output, 0.0).to(tl.float32)[:, :, None]
+    numbers = numbers * tl.load(scale + offsets, is_output, 0.0).to(tl.float32)[:, :, None]
     if HAS_MINIMUM:
-        numbers = numbers + tl.load(minimum + places, is_output, 0.0).to(tl.float32)[:, :, None]
+        numbers = numbers + tl.load(minimum + offsets, is_output, 0.0).to(tl.float32)[:, :, None]
     return numbers
 
 
@@ -72,20 +71,20 @@ def _multiply_groups(
         is_byte = is_output & (byte < BYTES)[None, :]
         packed = tl.load(quantized + outputs[:, None].to(tl.int64) * BYTES + byte[None, :], is_byte, 0)
         packed = tl.reshape(packed, [BLOCK_N, BLOCK_G, 32])
-        places = outputs[:, None].to(tl.int64) * GROUPS + (first + runs)[None, :] * PER_RUN
+        offsets = outputs[:, None].to(tl.int64) * GROUPS + (first + runs)[None, :] * PER_RUN
         inputs = byte // 32 * (32 * PER_RUN) + byte % 32
         taken = tl.load(x + rows[:, None] * INPUTS + inputs[None, :], (inputs < INPUTS)[None, :], 0.0)
-        block = _numbers(packed if BITS == 8 else packed & 15, scale, minimum, places, is_run, ZERO, HAS_MINIMUM)
+        block = _numbers(packed if BITS == 8 else packed & 15, scale, minimum, offsets, is_run, ZERO, HAS_MINIMUM)
         block = tl.reshape(block, [BLOCK_N, BLOCK_G * 32]).to(taken.dtype)
         total = tl.dot(taken, tl.trans(block), total, input_precision="ieee")
         if BITS == 4:
             inputs += 32
             taken = tl.load(x + rows[:, None] * INPUTS + inputs[None, :], (inputs < INPUTS)[None, :], 0.0)
-            block = _numbers(packed >> 4, scale, minimum, places + 1, is_run, ZERO, HAS_MINIMUM)
+            block = _numbers(packed >> 4, scale, minimum, offsets + 1, is_run, ZERO, HAS_MINIMUM)
             block = tl.reshape(block, [BLOCK_N, BLOCK_G * 32]).to(taken.dtype)
             total = tl.dot(taken, tl.trans(block), total, input_precision="ieee")
-    places = (split * num_rows + rows[:, None]).to(tl.int64) * OUTPUTS + outputs[None, :]
-    tl.store(sums + places, total, (outputs < OUTPUTS)[None, :])
+    offsets = (split * num_rows + rows[:, None]).to(tl.int64) * OUTPUTS + outputs[None, :]
+    tl.store(sums + offsets, total, (outputs < OUTPUTS)[None, :])
 
 
 class GroupProduct:
@@ -104,10 +103,9 @@ class GroupProduct:
         padded = F.pad(weight.quantized, (0, -self.in_features % wanted))
         self._quantized = padded.contiguous() if weight.bits == 8 else _in_pairs(padded)
         self._groups = padded.shape[1] // GROUP
-        self._scale = F.pad(weight.scale, (0, self._groups - weight.scale.shape[1])).contiguous()
-        self._minimum = None
-        if weight.minimum is not None:
-            self._minimum = F.pad(weight.minimum, (0, self._groups - weight.scale.shape[1])).contiguous()
+        missing = (0, self._groups - weight.scale.shape[1])
+        self._scale = F.pad(weight.scale, missing).contiguous()
+        self._minimum = None if weight.minimum is None else F.pad(weight.minimum, missing).contiguous()
         self.splits = Cut.of(self.out_features, self.in_features, 1).splits
 
     def sums(self, x: Tensor, out: Tensor) -> None:
@@ -146,7 +144,6 @@ class GroupProduct:
 
     def float_numbers(self) -> None:
         """Return None: quantized values are finite (`Product.float_numbers`)."""
-        return
 
 
 def _in_pairs(quantized: Tensor) -> Tensor:
@@ -168,7 +165,7 @@ _ENOUGH = 256
 """Programs that keep the memory of a large device busy."""
 AS_WRITTEN = {"enable_fp_fusion": False}
 """Option of the compiler: products are rounded before they are added to, as on a CPU. Fused, x * inverse + 1.5 * 2^23
-is rounded once, and codes that come to lie half-way between two differ from the reference's."""
+is rounded once, and values half-way between two integers differ from the reference's."""
 
 
 @triton.jit
@@ -216,9 +213,9 @@ def _multiply_quantized(
         is_input = inputs < INPUTS
         block = tl.load(weight_start + inputs[None, :], is_output[:, None] & is_input[None, :], 0)
         block = tl.trans(block)
-        places = rows[:, None] * INPUTS + inputs[None, :]
-        upper = tl.dot(tl.load(high + places, is_input[None, :], 0), block, upper, out_dtype=tl.int32)
-        lower = tl.dot(tl.load(low + places, is_input[None, :], 0), block, lower, out_dtype=tl.int32)
+        offsets = rows[:, None] * INPUTS + inputs[None, :]
+        upper = tl.dot(tl.load(high + offsets, is_input[None, :], 0), block, upper, out_dtype=tl.int32)
+        lower = tl.dot(tl.load(low + offsets, is_input[None, :], 0), block, lower, out_dtype=tl.int32)
         inputs += BLOCK_K
     total = (upper * 256 + lower).to(tl.float32)
     scales = tl.load(scale + rows)[:, None] * tl.load(weight_scale + outputs, is_output, 0.0)[None, :]
@@ -266,12 +263,12 @@ class ChannelProduct:
         self._block_n = 64
         while self._block_n > 16 and triton.cdiv(self.out_features, self._block_n) < _ENOUGH:
             self._block_n //= 2
-        self._row_codes = activation_buffers.of_width(self.in_features)
+        self._activation_buffers = activation_buffers.of_width(self.in_features)
 
     def sums(self, x: Tensor, out: Tensor) -> None:
         """Write the sums of each split (`Product.sums`)."""
         rows, width = x.shape
-        high, low, scale = self._row_codes
+        high, low, scale = self._activation_buffers
         block = triton.next_power_of_2(width)
         _quantise_rows[(rows,)](
             x,
@@ -306,7 +303,6 @@ class ChannelProduct:
 
     def float_numbers(self) -> None:
         """Return None: quantized values are finite (`Product.float_numbers`)."""
-        return
 
 
 def quantised_product(

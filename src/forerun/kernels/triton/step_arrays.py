@@ -1,11 +1,11 @@
 """The integer arrays that the Triton kernels read of one forward, in one run of memory.
 
 It is written on the host and copied to the device at once, to an address that captured graphs have recorded. A forward
-of more rows than the largest bucket, or of more work than there is room for, is cut into pieces.
+of more rows than the largest bucket, or of more work than the capacity, is cut into pieces.
 
 Words, int64:
     header   HEADER words: how many work items there are, and where the four parts after the rows begin;
-    rows     field after field, MAX_ROWS words each (`ROW_FIELDS`): fields keep their places whatever the bucket is;
+    rows     field after field, MAX_ROWS words each (`ROW_FIELDS`): fields lie at the same words for every bucket;
     tiles    TILE_WORDS each: consecutive rows of one sequence whose attention is computed together;
     items    two words each, tile and split: the keys at positions SPLIT * split to SPLIT * (split + 1) for one tile;
     tails    slots, row by row (`RowPaths.tail`);
@@ -36,8 +36,8 @@ TILE = 16
 LINE = 256
 """Bytes: pages begin at multiples of it, so that whole vectors can be read."""
 HEADER = 8
-ROW_FIELDS = ("token", "position", "page", "place", "tile", "prefix", "tail")
-"""Token id; position; the page to write to, in lines; the place in it; the row's tile, or NO_TILE of a dead row; the
+ROW_FIELDS = ("token", "position", "page", "slot", "tile", "prefix", "tail")
+"""Token id; position; the page to write to, in lines; the slot in it; the row's tile, or NO_TILE of a dead row; the
 slots that its path begins with; where the rest of the path begins among the tails."""
 TILE_WORDS = 6
 """First row, number of rows, first page, positions up to which all rows have the same slots, first item, the largest
@@ -148,7 +148,7 @@ def write_piece(words: Words, plan: PathPlan, tiles: Sequence[Tile], token_ids: 
     slots = paths.slot[rows]
     fields["position"][:count] = paths.position[rows]
     fields["page"][:count] = lines[page_start[paths.sequence[rows]] + slots // PAGE]
-    fields["place"][:count] = slots % PAGE
+    fields["slot"][:count] = slots % PAGE
     fields["prefix"][:count] = paths.prefix[rows]
     fields["tail"][:count] = paths.tail_start[rows] - paths.tail_start[first]
     items: list[int] = []
@@ -165,13 +165,13 @@ def write_piece(words: Words, plan: PathPlan, tiles: Sequence[Tile], token_ids: 
 
 def _write_parts(words: Words, *parts: Sequence[int] | NDArray[np.signedinteger]) -> int:
     """Write the parts after the rows, and the header with their starts. parts: tiles, items, tails, pages."""
-    place = HEADER + len(ROW_FIELDS) * MAX_ROWS
+    start = HEADER + len(ROW_FIELDS) * MAX_ROWS
     words[0] = len(parts[1]) // 2
     for index, part in enumerate(parts, 1):
-        words[index] = place
-        words[place : place + len(part)] = part
-        place += len(part)
-    return place
+        words[index] = start
+        words[start : start + len(part)] = part
+        start += len(part)
+    return start
 
 
 def _tiles(plan: PathPlan, tile_rows: int) -> Iterator[Tile]:
