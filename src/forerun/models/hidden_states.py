@@ -24,15 +24,16 @@ class HiddenStateOutputs:
         self._layout = layout
         self._states: list[Tensor] = []
 
-    def take(self, layer: int, states: Tensor) -> None:
-        """Keep what enters a layer, if it was chosen. Layers come in rising order. states: [T, H], all rows."""
-        if layer in self.layers:
-            self._states.append(self._layout.select_hidden_rows(states).clone())
+    def take(self, layer: int, states: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Store what enters a layer, if it was chosen. Layers come in rising order.
 
-    def take_normed(self, layer: int, states: Tensor, norm: Callable[[Tensor], Tensor]) -> None:
-        """Store what the norm makes of the states, computed for the requested rows alone."""
+        Args:
+            states: [T, H], all rows.
+            norm: applied to the requested rows; None: the states are stored as they are.
+        """
         if layer in self.layers:
-            self._states.append(norm(self._layout.select_hidden_rows(states)))
+            requested = self._layout.select_hidden_rows(states)
+            self._states.append(requested.clone() if norm is None else norm(requested))
 
     def stacked(self) -> Tensor | None:
         """Return the states, [T, layers, H], or None if no layer was chosen."""

@@ -76,15 +76,20 @@ class Model(LanguageModel):
         device: torch.device,
         num_parameters: int,
         kind: str,
-        packed_weights: Mapping[str, GgufTensor] | None = None,
         output_tokens: Tensor | None = None,
     ) -> None:
-        untested = Exactness(False, "the self-test has not run")
         super().__init__(
-            name, vocab_size, context_length, eos_token_ids, dtype, device, num_parameters, exactness=untested
+            name,
+            vocab_size,
+            context_length,
+            eos_token_ids,
+            dtype,
+            device,
+            num_parameters,
+            exactness=Exactness(False, "the self-test has not run"),
         )
         self.decoder, self.kind = decoder, kind
-        self.packed_weights: Mapping[str, GgufTensor] = {} if packed_weights is None else packed_weights
+        self.packed_weights: Mapping[str, GgufTensor] = {}
         self.num_layers = decoder.num_layers
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._planner = decoder.planner
@@ -112,8 +117,7 @@ class Model(LanguageModel):
             ConfigError: `layers` is out of range.
             ValueError: `layers` lie before the one that rows go on from.
         """
-        if layers:
-            check_layers(layers, self.num_layers)
+        check_layers(layers, self.num_layers)
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch, layers)
         layout = lay_out(batch, self._planner)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from forerun.models.base import LanguageModel, StandIn
 from forerun.models.general import GeneralDecoder
-from forerun.models.linear import Linear
 from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.model import Model
 
@@ -66,25 +65,23 @@ def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(decoder.embedding, Tensor):  # in codes, it is finite
-        yield "model.embed_tokens.weight", decoder.embedding
+    parts: list[tuple[str, object]] = [("model.embed_tokens.weight", decoder.embedding)]  # if quantised, it is finite
     for index, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{index}"
-        yield f"{prefix}.input_layernorm.weight", layer.input_norm
-        yield from _of_linear(f"{prefix}.self_attn.q_proj, k_proj or v_proj", layer.qkv)
-        if layer.head_norm is not None:
-            yield f"{prefix}.self_attn.q_norm or k_norm.weight", layer.head_norm
-        yield from _of_linear(f"{prefix}.self_attn.o_proj", layer.out)
-        yield f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm
-        yield from _of_linear(f"{prefix}.mlp.gate_proj or up_proj", layer.gate_up)
-        yield from _of_linear(f"{prefix}.mlp.down_proj", layer.down)
-    yield "model.norm.weight", decoder.norm
-    yield from _of_linear("lm_head", decoder.lm_head)
-
-
-def _of_linear(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(linear, nn.Module):
-        yield from _of_module(linear, name + ".")
+        parts += [
+            (f"{prefix}.input_layernorm.weight", layer.input_norm),
+            (f"{prefix}.self_attn.q_proj, k_proj or v_proj", layer.qkv),
+            (f"{prefix}.self_attn.q_norm or k_norm.weight", layer.head_norm),
+            (f"{prefix}.self_attn.o_proj", layer.out),
+            (f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm),
+            (f"{prefix}.mlp.gate_proj or up_proj", layer.gate_up),
+            (f"{prefix}.mlp.down_proj", layer.down),
+        ]
+    for name, part in [*parts, ("model.norm.weight", decoder.norm), ("lm_head", decoder.lm_head)]:
+        if isinstance(part, Tensor):
+            yield name, part
+        elif isinstance(part, nn.Module):
+            yield from _of_module(part, name + ".")
 
 
 def _of_module(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

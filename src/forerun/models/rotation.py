@@ -30,13 +30,16 @@ class Rotation:
 
     def turns(self, layout: Layout) -> Tensor:
         """Return the complex factors of a forward's rows, [T, 1, D / 2], for `rotate`."""
-        return self._of(layout.positions, layout.num_positions)
+        return self.at(layout.positions, layout.num_positions)
 
-    def at(self, positions: Tensor) -> Tensor:
-        """Return the complex factors of any positions, [T] int64, at least one."""
-        return self._of(positions, int(positions.max()) + 1)
+    def at(self, positions: Tensor, num_positions: int | None = None) -> Tensor:
+        """Return the complex factors of any positions, [T, 1, D / 2].
 
-    def _of(self, positions: Tensor, num_positions: int) -> Tensor:
+        Args:
+            positions: [T] int64, at least one.
+            num_positions: one more than the largest; None: it is computed.
+        """
+        num_positions = int(positions.max()) + 1 if num_positions is None else num_positions
         table = self._table
         if num_positions > len(table):
             self._table = table = self._made(2 * (num_positions - 1))
@@ -66,18 +69,15 @@ class HalfRotation:
 
     def __init__(self, inverse_frequencies: Tensor, scaling: float) -> None:
         self._inverse_frequencies, self._scaling = inverse_frequencies, scaling
-        self._tables = self._made(2048)
+        self._tables = half_tables(inverse_frequencies, scaling, 2048)
 
     def reaching(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Return [positions, D / 2] cosines and sines of at least so many positions. Hold them until the computation
         ends: another thread may replace them by longer ones."""
         tables = self._tables
         if num_positions > len(tables[0]):
-            self._tables = tables = self._made(2 * (num_positions - 1))
+            self._tables = tables = half_tables(self._inverse_frequencies, self._scaling, 2 * (num_positions - 1))
         return tables
-
-    def _made(self, length: int) -> tuple[Tensor, Tensor]:
-        return half_tables(self._inverse_frequencies, self._scaling, length)
 
 
 def rotate(heads: Tensor, turns: Tensor) -> None:

@@ -12,11 +12,8 @@ from forerun.kernels.partition import KV_BLOCK, MIN_ROWS, AttentionShape, tails
 from forerun.kernels.torch.attention import attend
 from forerun.kv_cache import ContiguousCache, PagePool, bytes_per_page
 from forerun.models.attention.base import LayerAttention, Layout, PackedRows, cache_of
-from forerun.models.attention.segment_plan import Segment, SegmentPlan, StoredKeys, Write
+from forerun.models.attention.segment_plan import Segment, SegmentPlan, StoredKeys, Views, Write, repeat_last
 from forerun.models.attention.tree_mask import tree_segments
-from forerun.models.attention.views import Views, repeat_last
-
-# Segments of a chain, and its causal mask.
 
 
 def chain_segments(sequence: int, first: int, start: int, n: int, padding: int, views: Views) -> list[Segment]:
@@ -51,9 +48,6 @@ def _causal(dtype: torch.dtype) -> Tensor:
     return torch.full((KV_BLOCK, KV_BLOCK), -torch.inf, dtype=dtype).triu_(1)
 
 
-# The segment of a block whose rows see each other and every position before them.
-
-
 def block_segment(sequence: int, first: int, rows: PackedRows, padding: int, views: Views) -> Segment:
     """Return one segment of all rows of a block. A window is counted from the last row, for all rows alike.
 
@@ -68,9 +62,6 @@ def block_segment(sequence: int, first: int, rows: PackedRows, padding: int, vie
     end = rows.end + padding
     partitions = views.partitions(mask, columns, [last] * (end - rows.start))
     return Segment(sequence, rows.start, end, None, None, partitions)
-
-
-# From rows of sequences to the plan of the PyTorch reference.
 
 
 class SegmentPlanner:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.partition import KV_BLOCK, KV_TAIL, MAX_LANES, Partition, tails
-from forerun.models.attention.segment_plan import Segment, View
-from forerun.models.attention.views import TreeColumns, Views
+from forerun.models.attention.segment_plan import Segment, TreeColumns, View, Views
 from forerun.utils.tree import Tree
 
 Path = list[int]

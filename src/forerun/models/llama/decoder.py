@@ -83,9 +83,7 @@ class LlamaDecoder(LayerRangeDecoder):
         maker = maker or FloatMaker()
         config = model.config
         base = model.model
-        self.num_heads: int = config.num_attention_heads
-        self.num_kv_heads: int = config.num_key_value_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.num_heads, self.num_kv_heads, self.head_dim = head_shape(config)
         self.intermediate: int = config.intermediate_size
         self.eps_value: float = config.rms_norm_eps
         embedding = Part("model.embed_tokens.weight", base.embed_tokens.weight)
@@ -143,7 +141,7 @@ class LlamaDecoder(LayerRangeDecoder):
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
         other (`LayerRangeDecoder.head`)."""
-        hidden_outputs.take_normed(self.num_layers, x, self._normed)
+        hidden_outputs.take(self.num_layers, x, self._normed)
         x = self._normed(layout.select_logit_rows(x))
         return self.lm_head.forward(x) if layout.num_logits else x.new_empty(0, self.lm_head.out_features)
 

@@ -1,6 +1,6 @@
 """The native decoder of the Llama layers: one kernel call for all layers, with weights of 16, 8 or 4 bits.
 
-States between layers are float32. `models/llama.py` computes the same in PyTorch.
+States between layers are float32. `models/llama/decoder.py` computes the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import Maker, Part, of_rows
-from forerun.models.llama.decoder import layer_windows
+from forerun.models.llama.decoder import head_shape, layer_windows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
 
@@ -50,9 +50,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         output_tokens: Tensor | None = None,
     ) -> None:
         config, base = model.config, model.model
-        self.num_heads: int = config.num_attention_heads
-        self.num_kv_heads: int = config.num_key_value_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.num_heads, self.num_kv_heads, self.head_dim = head_shape(config)
         self.hidden: int = config.hidden_size
         self._library = library
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
@@ -110,7 +108,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
         other (`LayerRangeDecoder.head`)."""
-        hidden_outputs.take_normed(self.num_layers, x, self._normed)
+        hidden_outputs.take(self.num_layers, x, self._normed)
         x = layout.select_logit_rows(x).to(torch.float32, copy=True).contiguous()
         logits = torch.empty(len(x), self.lm_head.out_features)
         self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
@@ -198,7 +196,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         if part.rows is not None:  # of the output layer, which may be the embedding too
             name, wanted = f"{name} of output tokens", (len(part.rows), wanted[1])
         if shape != wanted:  # the library writes as many outputs as a layer has
-            raise ValueError(f"{part.name} has the shape {shape} in codes, but must have {wanted}")
+            raise ValueError(f"{part.name} has the quantised shape {shape}, but must have {wanted}")
         self._kept[name] = linear
         return linear
 

@@ -2,7 +2,7 @@
 
 Rows are padded to a bucket; what pads them writes nothing, and nobody reads what becomes of it. Plain decoding and
 verification of up to 15 drafted tokens differ in nothing but the numbers that these kernels read, so that they cannot
-differ in a row's bits. States between layers are float32. `models/llama.py` computes the same in PyTorch.
+differ in a row's bits. States between layers are float32. `models/llama/decoder.py` computes the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ from forerun.models.llama.triton_layers import HEAD_BUCKETS, TritonLayer, Triton
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.quantise import QuantisedMaker
 from forerun.models.rotation import half_tables
-
-# A Transformers model's weights in the form in which the Triton kernels read them.
 
 
 class WeightPacker:
@@ -166,7 +164,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         self._capacity = Capacity.of(reach, self._tile_rows)
         self._step = TritonStep(self._weights, self._capacity)
         self._words = StepInputBuffers(self._step.words, self._weights.base)
-        self._tapped: dict[int, Tensor] = {}
+        self._hidden_states: dict[int, Tensor] = {}
         self._graphs = StepGraphs(device)
         self._lock = Lock()
         with self._computing():
@@ -187,8 +185,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
 
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
-        token_ids = layout.token_ids.to(self._step.x.device)
-        return self._weights.embedding[token_ids].float()
+        return self.embedding_rows(layout.token_ids.to(self._step.x.device))
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`); not
@@ -199,7 +196,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
             tapped = {layer: torch.empty_like(out) for layer in wanted}
             for start, end, bucket in self._fed(layout):
                 self._step.x[: end - start] = x[start:end]
-                targets = self._tap_targets(wanted)
+                targets = self._state_buffers(wanted)
                 self._step.layers(bucket, first, last, targets)
                 out[start:end] = self._step.x[: end - start]
                 for layer, states in targets:
@@ -253,7 +250,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         parts: list[Tensor] = []
         tapped: list[list[Tensor]] = [[] for _ in layers]
         for start, end, bucket in self._fed(layout):
-            targets = self._tap_targets(layers)
+            targets = self._state_buffers(layers)
             self._graphs.run(("layers", bucket, layers), partial(self._compute, bucket, targets))
             x = self._step.x[: end - start]
             parts.append(x if len(x) == layout.num_rows else x.clone())  # the next piece overwrites it
@@ -274,7 +271,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         self._step.layers(bucket, 0, self.num_layers, targets)
 
     def _head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        hidden_outputs.take_normed(self.num_layers, x, self._normed)
+        hidden_outputs.take(self.num_layers, x, self._step.normed)
         wanted = layout.select_logit_rows(x)
         logits = self._step.logits.new_empty(len(wanted), self._step.logits.shape[1])
         for start in range(0, len(wanted), HEAD_ROWS):
@@ -285,10 +282,6 @@ class TritonLlamaDecoder(LayerRangeDecoder):
             logits[start : start + count] = self._step.logits[:count]
         return logits
 
-    def _normed(self, x: Tensor) -> Tensor:
-        """Apply the final norm, in float32."""
-        return self._step.normed(x)
-
     def _fed(self, layout: Layout) -> Iterator[tuple[int, int, int]]:
         """Copy a forward to the device piece by piece. Yields each piece's rows and bucket while its arrays lie
         there."""
@@ -298,12 +291,12 @@ class TritonLlamaDecoder(LayerRangeDecoder):
             self._words.send(layout, tiles)
             yield start, end, bucket_of(end - start)
 
-    def _tap_targets(self, layers: Sequence[int]) -> list[tuple[int, Tensor]]:
+    def _state_buffers(self, layers: Sequence[int]) -> list[tuple[int, Tensor]]:
         """Return the tensors that receive what enters each of these layers, always at the same address."""
         for layer in layers:
-            if layer not in self._tapped:
-                self._tapped[layer] = torch.zeros_like(self._step.x)
-        return [(layer, self._tapped[layer]) for layer in layers]
+            if layer not in self._hidden_states:
+                self._hidden_states[layer] = torch.zeros_like(self._step.x)
+        return [(layer, self._hidden_states[layer]) for layer in layers]
 
     def _capture_all(self) -> None:
         """Capture the graphs that every request needs, the largest first. Until the first forward all rows are dead."""

@@ -85,18 +85,18 @@ class TritonStep:
         largest = max(MAX_ROWS * product.splits * product.out_features for product in products)
         head_largest = HEAD_ROWS * weights.head.splits * weights.head.out_features
 
-        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.words = room(capacity.words, dtype=torch.int64)
-        self.x, self.head_x = room(MAX_ROWS, hidden), room(HEAD_ROWS, hidden)
-        self.logits = room(HEAD_ROWS, weights.head.out_features)
-        self._normed = room(MAX_ROWS, hidden, dtype=weights.takes)
-        self._query = room(MAX_ROWS, heads, width, dtype=weights.base.dtype)
-        self._attended = room(MAX_ROWS, heads, width, dtype=weights.takes)
+        self.words = zeros(capacity.words, dtype=torch.int64)
+        self.x, self.head_x = zeros(MAX_ROWS, hidden), zeros(HEAD_ROWS, hidden)
+        self.logits = zeros(HEAD_ROWS, weights.head.out_features)
+        self._normed = zeros(MAX_ROWS, hidden, dtype=weights.takes)
+        self._query = zeros(MAX_ROWS, heads, width, dtype=weights.base.dtype)
+        self._attended = zeros(MAX_ROWS, heads, width, dtype=weights.takes)
         activated = max(layer.down.in_features for layer in weights.layers)
-        self._activated = room(MAX_ROWS, activated, dtype=weights.takes)
-        self._sums = room(max(largest, head_largest))
+        self._activated = zeros(MAX_ROWS, activated, dtype=weights.takes)
+        self._sums = zeros(max(largest, head_largest))
         self._partial = PartialResults.of(capacity.items, weights.num_kv_heads, width, device)
         self._programs = max(1, _PROGRAMS // weights.num_kv_heads) if device.type == "cuda" else 1
 
@@ -106,14 +106,9 @@ class TritonStep:
         tensors = [each for each in vars(self).values() if isinstance(each, Tensor)]
         return sum(each.nbytes for each in (*tensors, self._partial.results, self._partial.stats))
 
-    @property
-    def token_ids(self) -> Tensor:
-        """Return [MAX_ROWS] int64, a part of `words`."""
-        return self.words[row_start("token") :][:MAX_ROWS]
-
     def embed(self, bucket: int) -> None:
         """Write what enters the first layer to x."""
-        self.x[:bucket] = self._weights.embedding[self.token_ids[:bucket]]
+        self.x[:bucket] = self._weights.embedding[self.words[row_start("token") :][:bucket]]
 
     def layers(self, bucket: int, first: int, last: int, hidden_outputs: Sequence[tuple[int, Tensor]] = ()) -> None:
         """Advance x from what enters layer `first` to what enters layer `last`.

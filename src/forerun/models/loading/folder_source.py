@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -24,12 +23,6 @@ from forerun.models.loading.weights import Checkpoint, TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
-# From config.json and generation_config.json to a Transformers configuration and what forerun takes from it.
-#
-# The configuration is made of the values that were read here: Transformers does not open the folder for it, and
-# nothing
-# in the values makes it import code or look for other files.
-
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "head_dim"),
     *("num_attention_heads", "n_heads", "n_head", "num_key_value_heads"),
@@ -43,66 +36,118 @@ _DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
 
 
-def read_config(folder: ModelFolder) -> Any:
-    """Return the Transformers configuration of the folder's language model.
+class FolderSource(ModelSource):
+    """The config.json, safetensors and tokenizer of a folder. None of its code is run."""
 
-    Raises:
-        ModelLoadError: config.json is damaged, or a value in it cannot be.
-        UnsupportedModelError: Transformers has no such model type, or its weights are quantised.
-    """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    place_of_sampling = GENERATION_CONFIG
 
-    fields = folder.config()
-    model_type = fields.string("model_type")
-    if model_type not in CONFIG_MAPPING:
-        raise UnsupportedModelError(_unknown_type(folder, fields, model_type))
-    text = fields.fields("text_config", None)
-    for part in (fields, text):
-        if part is not None:
-            stored_quantisation(part)
-            _check_values(part)
-    with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
-        cls = CONFIG_MAPPING[model_type]
-        return cls.from_dict(_of_types(cls, _without_code(fields.values))).get_text_config(decoder=True)
+    def __init__(self, folder: ModelFolder) -> None:
+        self.name, self.folder = folder.name, folder
 
+    def config(self) -> Any:
+        """Return the Transformers configuration of its language model (`ModelSource.config`).
 
-def eos_token_ids(folder: ModelFolder, config: Any) -> frozenset[int]:
-    """Return the tokens that end an output: those of generation_config.json, else those of the configuration. Ids that
-    are no token are left out.
+        The configuration is made of the values that were read here: Transformers does not open the folder for it, and
+        nothing in the values makes it import code or look for other files.
+        """
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    Raises:
-        ModelLoadError: generation_config.json is damaged, or says something that cannot be a token id.
-    """
-    ids = _token_ids(folder.read(GENERATION_CONFIG))
-    if ids is None:
-        given = getattr(config, "eos_token_id", None)
-        ids = [] if given is None else [given] if isinstance(given, int) else given
-    return token_ids_of(ids, config)
+        fields = self.folder.config()
+        model_type = fields.string("model_type")
+        if model_type not in CONFIG_MAPPING:
+            raise UnsupportedModelError(_unknown_type(self.folder, fields, model_type))
+        text = fields.fields("text_config", None)
+        for part in (fields, text):
+            if part is not None:
+                stored_quantisation(part)
+                _check_values(part)
+        with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
+            cls = CONFIG_MAPPING[model_type]
+            return cls.from_dict(_of_types(cls, _without_code(fields.values))).get_text_config(decoder=True)
 
+    def eos_token_ids(self, config: Any) -> frozenset[int]:
+        """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
+        ids = _token_ids(self.folder.read(GENERATION_CONFIG))
+        if ids is None:
+            given = getattr(config, "eos_token_id", None)
+            ids = [] if given is None else [given] if isinstance(given, int) else given
+        return token_ids_of(ids, config)
 
-def output_tokens(fields: Fields, config: Any) -> tuple[int, ...] | None:
-    """Return the tokens that the output layer was trained to propose (`OUTPUT_TOKENS`); None if config.json names none.
+    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
+        """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
+        tensors come in the format they are stored in."""
+        checkpoint = _open(self.folder.weight_files())
+        if self.quantisation() is None:
+            return checkpoint
+        quantized, others = QuantisedTensors.sort(checkpoint.slices, self.name)
+        return dataclasses.replace(checkpoint, slices={**others, **dict(quantized.slices(dtype))})
 
-    Raises:
-        ModelLoadError: they are not different tokens of the vocabulary in rising order.
-    """
-    ids = fields.list_of(OUTPUT_TOKENS, int, None)
-    if ids is None:
-        return None
-    if not ids or ids[0] < 0 or ids[-1] >= config.vocab_size or any(a >= b for a, b in pairwise(ids)):
-        raise fields.wrong(OUTPUT_TOKENS, f"a list of rising token ids, from 0 to {config.vocab_size - 1}")
-    return tuple(ids)
+    def stored_dtype(self) -> str | None:
+        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantised
+        (`ModelSource.stored_dtype`)."""
+        return _open(self.folder.weight_files()).stored_dtype() if self.quantisation() is None else None
 
+    def quantisation(self) -> Quantisation | None:
+        """Return the quantisation that the weights were saved in for forerun; None if the user chooses it
+        (`ModelSource.quantisation`)."""
+        return stored_quantisation(self.folder.config())
 
-def recommended_sampling(folder: ModelFolder) -> dict[str, float]:
-    """Return the sampling options of generation_config.json that would change the result of a request without
-    options."""
-    fields = folder.read(GENERATION_CONFIG)
-    neutral = {"repetition_penalty": 1.0}
-    if fields.flag("do_sample", False):
-        neutral |= {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0.0}
-    found = {key: fields.number(key, value) for key, value in neutral.items()}
-    return {key: value for key, value in found.items() if value != neutral[key]}
+    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+        """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
+        Transformers' order, or None if none can be served as stored (`ModelSource.quantised_weight`)."""
+        if self.quantisation() is None:
+            return super().quantised_weight(config)
+        return self._quantized().read
+
+    def quantised_format(self, config: Any) -> Callable[[str], QuantisedFormat | None]:
+        """Return a function that returns the format of a weight of `quantised_weight` by name; no numbers are read
+        (`ModelSource.quantised_format`)."""
+        return super().quantised_format(config) if self.quantisation() is None else self._quantized().form
+
+    def _quantized(self) -> QuantisedTensors:
+        return QuantisedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
+
+    def recommended_sampling(self) -> dict[str, float]:
+        """Return the sampling options that the files recommend, if they would change the result of a request without
+        options (`ModelSource.recommended_sampling`)."""
+        fields = self.folder.read(GENERATION_CONFIG)
+        neutral = {"repetition_penalty": 1.0}
+        if fields.flag("do_sample", False):
+            neutral |= {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0.0}
+        found = {key: fields.number(key, value) for key, value in neutral.items()}
+        return {key: value for key, value in found.items() if value != neutral[key]}
+
+    def output_tokens(self, config: Any) -> tuple[int, ...] | None:
+        """Return the tokens that the output layer was trained to propose, rising; None for all of the vocabulary
+        (`ModelSource.output_tokens`)."""
+        fields = self.folder.config()
+        ids = fields.list_of(OUTPUT_TOKENS, int, None)
+        if ids is None:
+            return None
+        if not ids or ids[0] < 0 or ids[-1] >= config.vocab_size or any(a >= b for a, b in pairwise(ids)):
+            raise fields.wrong(OUTPUT_TOKENS, f"a list of rising token ids, from 0 to {config.vocab_size - 1}")
+        return tuple(ids)
+
+    def has_tokenizer(self) -> bool:
+        """Return whether there are any files of a tokenizer (`ModelSource.has_tokenizer`)."""
+        return self.folder.has_tokenizer()
+
+    def tokenizer(self) -> Any:
+        """Return the Transformers tokenizer (`ModelSource.tokenizer`); one that needs code of the folder's is
+        refused."""
+        remedy = "Put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids."
+        if not self.has_tokenizer():
+            raise ModelLoadError(f"no tokenizer could be read from {self.name}: there is none. {remedy}")
+        settings = self.folder.tokenizer_config()
+        try:
+            return read_tokenizer(self.folder.path, self.name, remedy)
+        except ModelLoadError as error:
+            code = asks_for_code(settings)
+            if code is None or "trust_remote_code" not in str(error.__cause__):
+                raise
+            raise ModelLoadError(
+                f"{settings.place}: the code that auto_map asks for ({code}) is not run: it could do anything. {remedy}"
+            ) from None
 
 
 def _token_ids(fields: Fields) -> list[int] | None:
@@ -115,8 +160,6 @@ def _token_ids(fields: Fields) -> list[int] | None:
 
 def _check_values(fields: Fields) -> None:
     """Check the values that models are built with: Transformers uses some of them unchecked."""
-    import torch
-
     for key in (*_SIZES, *CONTEXT_KEYS):
         if not isinstance(fields.values.get(key), list):  # a value for each layer
             fields.integer(key, None, low=1)
@@ -195,88 +238,6 @@ def _of_types(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
         elif type(value) is float and value.is_integer() and int in wanted and float not in wanted:
             values[key] = int(value)
     return values
-
-
-class FolderSource(ModelSource):
-    """The config.json, safetensors and tokenizer of a folder. None of its code is run."""
-
-    place_of_sampling = GENERATION_CONFIG
-
-    def __init__(self, folder: ModelFolder) -> None:
-        self.name, self.folder = folder.name, folder
-
-    def config(self) -> Any:
-        """Return the Transformers configuration of its language model (`ModelSource.config`)."""
-        return read_config(self.folder)
-
-    def eos_token_ids(self, config: Any) -> frozenset[int]:
-        """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
-        return eos_token_ids(self.folder, config)
-
-    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
-        """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
-        tensors come in the format they are stored in."""
-        checkpoint = _open(self.folder.weight_files())
-        if self.quantisation() is None:
-            return checkpoint
-        quantized, others = QuantisedTensors.sort(checkpoint.slices, self.name)
-        return replace(checkpoint, slices={**others, **dict(quantized.slices(dtype))})
-
-    def stored_dtype(self) -> str | None:
-        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantised
-        (`ModelSource.stored_dtype`)."""
-        return _open(self.folder.weight_files()).stored_dtype() if self.quantisation() is None else None
-
-    def quantisation(self) -> Quantisation | None:
-        """Return the quantisation that the weights were saved in for forerun; None if the user chooses it
-        (`ModelSource.quantisation`)."""
-        return stored_quantisation(self.folder.config())
-
-    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
-        """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
-        Transformers' order, or None if none can be served as stored (`ModelSource.quantised_weight`)."""
-        if self.quantisation() is None:
-            return super().quantised_weight(config)
-        return self._quantized().read
-
-    def quantised_format(self, config: Any) -> Callable[[str], QuantisedFormat | None]:
-        """Return a function that returns the format of a weight of `quantised_weight` by name; no numbers are read
-        (`ModelSource.quantised_format`)."""
-        return super().quantised_format(config) if self.quantisation() is None else self._quantized().form
-
-    def _quantized(self) -> QuantisedTensors:
-        return QuantisedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
-
-    def recommended_sampling(self) -> dict[str, float]:
-        """Return the sampling options that the files recommend, if they would change the result of a request without
-        options (`ModelSource.recommended_sampling`)."""
-        return recommended_sampling(self.folder)
-
-    def output_tokens(self, config: Any) -> tuple[int, ...] | None:
-        """Return the tokens that the output layer was trained to propose, rising; None for all of the vocabulary
-        (`ModelSource.output_tokens`)."""
-        return output_tokens(self.folder.config(), config)
-
-    def has_tokenizer(self) -> bool:
-        """Return whether there are any files of a tokenizer (`ModelSource.has_tokenizer`)."""
-        return self.folder.has_tokenizer()
-
-    def tokenizer(self) -> Any:
-        """Return the Transformers tokenizer (`ModelSource.tokenizer`); one that needs code of the folder's is
-        refused."""
-        remedy = "Put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids."
-        if not self.has_tokenizer():
-            raise ModelLoadError(f"no tokenizer could be read from {self.name}: there is none. {remedy}")
-        settings = self.folder.tokenizer_config()
-        try:
-            return read_tokenizer(self.folder.path, self.name, remedy)
-        except ModelLoadError as error:
-            code = asks_for_code(settings)
-            if code is None or "trust_remote_code" not in str(error.__cause__):
-                raise
-            raise ModelLoadError(
-                f"{settings.place}: the code that auto_map asks for ({code}) is not run: it could do anything. {remedy}"
-            ) from None
 
 
 def _open(files: Sequence[Path]) -> Checkpoint:

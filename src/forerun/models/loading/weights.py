@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|cos_cached|sin_cached)$|\.(attn|attention)\.bias$")
 _LAYER = re.compile(r"^(?P<list>(?:.+\.)?(?:layers|h|blocks|block|layer))\.(?P<index>\d+)\.")
+_DECODER_LISTS = {
+    *("model.layers", "layers", "model.language_model.layers", "model.decoder.layers", "decoder.layers"),
+    *("transformer.h", "h", "gpt_neox.layers", "transformer.blocks", "model.model.layers"),
+}
 
 
 class TensorSlice(Protocol):
@@ -60,21 +64,11 @@ class Checkpoint:
         """Return the tensors for Transformers to read. dtype: of the placeholders."""
         return {name: _Placeholder(each, dtype) if name in self.unread else each for name, each in self.slices.items()}
 
-    def shape(self, name: str) -> list[int]:
-        return self.slices[name].get_shape()
-
-    def dtype(self, name: str) -> str:
-        """Return the dtype as safetensors files write it, such as "BF16"."""
-        return self.slices[name].get_dtype()
-
-    def is_zero(self, name: str) -> bool:
-        return not self.slices[name][...].any()
-
     def stored_dtype(self) -> str:
         """Return the dtype, such as "bfloat16", of most of the entries."""
         entries: Counter[str] = Counter()
         for name in self.slices:
-            entries[_FLOATS.get(self.dtype(name), "float32")] += prod(self.shape(name))
+            entries[_FLOATS.get(self.slices[name].get_dtype(), "float32")] += prod(self.slices[name].get_shape())
         return entries.most_common(1)[0][0]
 
 
@@ -114,19 +108,12 @@ def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: 
             f"{name}: {checkpoint.described_by} speaks of {num_layers} layers, and the weights have "
             f"{max(counts.values())}. {checkpoint.remedy}"
         )
-    decoder = [name for name in counts if name.removeprefix("language_model.") in _DECODER_LISTS]
-    for layers in decoder:
-        if counts[layers] > num_layers + num_nextn:
+    for layers, count in counts.items():
+        if layers.removeprefix("language_model.") in _DECODER_LISTS and count > num_layers + num_nextn:
             raise ModelLoadError(
-                f"{name}: the weights have {layers}.{counts[layers] - 1}, but {checkpoint.described_by} speaks of "
+                f"{name}: the weights have {layers}.{count - 1}, but {checkpoint.described_by} speaks of "
                 f"{num_layers} layers only. {checkpoint.remedy}"
             )
-
-
-_DECODER_LISTS = {
-    *("model.layers", "layers", "model.language_model.layers", "model.decoder.layers", "decoder.layers"),
-    *("transformer.h", "h", "gpt_neox.layers", "transformer.blocks", "model.model.layers"),
-}
 
 
 def check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, Sequence[int]], base: str, name: str) -> None:
@@ -137,7 +124,7 @@ def check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, Sequence[int]], ba
     """
     for tensor in checkpoint.slices:
         shape = wanted.get(tensor, wanted.get(f"{base}.{tensor}"))
-        found = checkpoint.shape(tensor)
+        found = checkpoint.slices[tensor].get_shape()
         if shape is not None and list(shape) != found:
             raise ModelLoadError(
                 f"{name}: tensor {tensor} has shape {found} in the weights, and {list(shape)} by "
@@ -152,7 +139,7 @@ def check_numbers(checkpoint: Checkpoint, unused: Collection[str], name: str) ->
         ModelLoadError: names the first.
     """
     for tensor in checkpoint.slices:
-        dtype = checkpoint.dtype(tensor)
+        dtype = checkpoint.slices[tensor].get_dtype()
         if dtype not in _FLOATS and tensor not in unused and not _COMPUTED.search(tensor):
             raise ModelLoadError(
                 f"{name}: tensor {tensor} is stored as {dtype}, as quantised weights are, and "
@@ -175,7 +162,7 @@ def check_unused(checkpoint: Checkpoint, unused: Iterable[str], served: Collecti
             continue
         if not _is_inside(tensor, served):
             others[_outside(tensor, served)] += 1
-        elif not checkpoint.is_zero(tensor):
+        elif checkpoint.slices[tensor][...].any():
             raise ModelLoadError(
                 f"{name}: the weights hold {tensor}, which a model by {checkpoint.described_by} would leave out. "
                 f"{checkpoint.remedy}"
@@ -205,7 +192,7 @@ def _is_tied_head(checkpoint: Checkpoint, tensor: str) -> bool:
     """Return whether the tensor is an output layer that equals the embedding."""
     if tensor.rpartition(".")[0].rpartition(".")[2] not in ("lm_head", "embed_out"):
         return False
-    shape = checkpoint.shape(tensor)
-    embeddings = [name for name in checkpoint.slices if name != tensor and checkpoint.shape(name) == shape]
+    shape = checkpoint.slices[tensor].get_shape()
+    embeddings = [name for name in checkpoint.slices if name != tensor and checkpoint.slices[name].get_shape() == shape]
     head = checkpoint.slices[tensor][...]
     return any(head.equal(checkpoint.slices[name][...]) for name in embeddings)
