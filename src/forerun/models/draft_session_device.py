@@ -129,11 +129,10 @@ class DeviceDraftSession(DraftSession):
 
     def _read(self, found: Sequence[_Found]) -> list[_ComputedRow]:
         """Wait for the device, and read all results."""
-        columns: list[list[int]]
-        tokens: list[list[int]]
-        columns, tokens = torch.stack(
+        read: list[list[list[int]]] = torch.stack(
             [torch.stack([each.columns for each in found]), torch.stack([each.tokens for each in found])]
         ).tolist()
+        columns, tokens = read
         accept_probs = [each.probabilities for each in found if each.probabilities is not None]
         probabilities = torch.stack(accept_probs).nan_to_num(0.0).tolist() if accept_probs else [None] * len(found)
         fed = [None, *tokens[:-1]]

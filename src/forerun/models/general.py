@@ -22,9 +22,9 @@ from forerun.models.linear import Linear, Maker, pack_module
 from forerun.types import Cache
 
 ATTENTION_NAME = "forerun"
-_KNOWN_OPTIONS = {"sliding_window", "softcap", "s_aux"}
-# what models pass along that does not change the attention of a decoder at inference
-_HARMLESS_OPTIONS = {
+_ALLOWED_OPTIONS = {
+    *("sliding_window", "softcap", "s_aux"),
+    # options that do not change the attention of a decoder at inference
     "position_ids",
     "position_embeddings",
     "output_attentions",
@@ -69,7 +69,7 @@ def forerun_attention(
         UnsupportedModelError: the model asks for something that `Attention` does not do.
     """
     for name, option in options.items():
-        if option is not None and name not in _KNOWN_OPTIONS and name not in _HARMLESS_OPTIONS:
+        if option is not None and name not in _ALLOWED_OPTIONS:
             raise UnsupportedModelError(
                 f"{type(module).__name__} asks its attention for {name!r}, which forerun does not know. "
                 "Serve this model with Transformers, or report the architecture."

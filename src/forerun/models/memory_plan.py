@@ -29,22 +29,18 @@ from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.load import served_kind
+from forerun.models.loading.load import check_dtype, served_dtype, served_kind
 from forerun.models.loading.quantise import Quantisation, check_quantisation, form_kept
-from forerun.models.loading.reading import check_dtype, served_dtype
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.utils.device import resolve_device
 
-# How many bytes the weights of a model will take, by the shapes of its tensors and what they will be kept in.
-#
 # The shapes are those of an empty model of the configuration, which loading compares with the headers of the files.
-# Transformers' tensors are replaced one by one by the layers that compute (`linear.py`, the decoders): while that
-# goes
-# on, one of them is held twice.
+# Transformers' tensors are replaced one by one by the layers that compute (`linear.py`, the decoders): meanwhile, one
+# tensor at a time is held twice.
 
 _FLOAT32 = 4
 _PRODUCT = 8
-"""Bytes a number that `QuantisedLinear`, which multiplies in float64, keeps beside the codes."""
+"""Bytes a number that `QuantisedLinear`, which multiplies in float64, keeps beside the quantized values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +83,24 @@ class WeightStorage:
         if self.library is not None:
             return linear_nbytes(self.library, shape[0], shape[1], form)
         if self.is_triton:
-            return _codes_nbytes(form, shape, is_packed=True)
-        return _codes_nbytes(form, shape) + _PRODUCT * shape.numel()
+            return _quantised_nbytes(form, shape, is_packed=True)
+        return _quantised_nbytes(form, shape) + _PRODUCT * shape.numel()
 
     def embedding(self, name: str, shape: torch.Size) -> int:
         """Return the bytes of the embedding."""
         if self.is_native:
             return self.linear(name, shape, is_outer=True)
         if self.is_llama and self.quantise is not None:
-            return _codes_nbytes(self._form(name, is_outer=True), shape)
+            return _quantised_nbytes(self._form(name, is_outer=True), shape)
         return shape.numel() * self.dtype.itemsize
 
-    def tied_head(self, name: str, shape: torch.Size) -> int:
-        """Return the bytes of an output layer beside the embedding whose weight it shares."""
+    def tied_head(self, name: str, shape: torch.Size, num_outputs: int | None = None) -> int:
+        """Return the bytes of an output layer beside the embedding whose weight it shares.
+
+        num_outputs: tokens that the output layer is kept for; None for all.
+        """
+        if num_outputs is not None:
+            return self.linear(name, torch.Size((num_outputs, shape[1])), is_outer=True)
         if self.is_native:
             return 0
         if self.is_triton:
@@ -126,7 +127,7 @@ class WeightStorage:
         return form_kept(stored, self.quantise, is_outer=is_outer)
 
 
-def weight_nbytes(model: Any, keeping: WeightStorage, num_outputs: int | None = None) -> tuple[int, int]:
+def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = None) -> tuple[int, int]:
     """Return the bytes that a model's weights take once loaded, and at most while loading.
 
     Args:
@@ -134,33 +135,27 @@ def weight_nbytes(model: Any, keeping: WeightStorage, num_outputs: int | None = 
         num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_streamed = keeping.is_llama and keeping.quantise is not None and not keeping.has_adapter
+    is_streamed = storage.is_llama and storage.quantise is not None and not storage.has_adapter
     kept = read = largest = 0
     for name, module, parameter in _parameters(model):
         is_embedding = module is embedding and parameter.dim() == 2
         is_matrix = _is_linear(module) and parameter.dim() == 2
         if is_embedding:
-            kept += keeping.embedding(name, parameter.shape)
+            kept += storage.embedding(name, parameter.shape)
             if head is not None and head.weight is parameter:
-                kept += _tied_head(keeping, name, parameter.shape, num_outputs)
+                kept += storage.tied_head(name, parameter.shape, num_outputs)
         elif is_matrix:
-            shape = _outputs_first(module, parameter)
+            shape = parameter.shape if type(module) is nn.Linear else parameter.shape[::-1]  # outputs first
             if module is head and num_outputs is not None:
                 shape = torch.Size((num_outputs, shape[1]))
-            kept += keeping.linear(name, shape, is_outer=module is head)
+            kept += storage.linear(name, shape, is_outer=module is head)
         else:
-            kept += keeping.other(parameter)
-        is_coded = is_matrix or (is_embedding and keeping.is_llama)
-        size = keeping.read(parameter, is_matrix=is_coded)
+            kept += storage.other(parameter)
+        is_coded = is_matrix or (is_embedding and storage.is_llama)
+        size = storage.read(parameter, is_matrix=is_coded)
         largest = max(largest, size)
         read += 0 if is_streamed and is_coded else size
     return kept, max(kept, read if not is_streamed else kept + read) + largest
-
-
-def _tied_head(keeping: WeightStorage, name: str, shape: torch.Size, num_outputs: int | None) -> int:
-    if num_outputs is None:
-        return keeping.tied_head(name, shape)
-    return keeping.linear(name, torch.Size((num_outputs, shape[1])), is_outer=True)
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -179,22 +174,13 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, Conv1D)
 
 
-def _outputs_first(module: nn.Module, weight: Tensor) -> torch.Size:
-    return weight.shape if type(module) is nn.Linear else weight.shape[::-1]
-
-
-def _codes_nbytes(form: QuantisedFormat, shape: torch.Size, *, is_packed: bool = False) -> int:
+def _quantised_nbytes(form: QuantisedFormat, shape: torch.Size, *, is_packed: bool = False) -> int:
     """Return the bytes of a `QuantisedWeight`. is_packed: two values of 4 bits share a byte."""
     if form.group is None:
         return shape.numel() + _FLOAT32 * shape[0]
     groups = -(-shape[1] // form.group) * shape[0]
-    quantized = groups * form.group // 2 if is_packed and form.bits == 4 else shape.numel()
-    return quantized + 2 * groups * (2 if form.has_minimum else 1)
-
-
-# The memory that a model's steps are computed in by the Triton kernels, which is taken when the model is loaded.
-
-_triton_memory_FLOAT32, _WORD = 4, 8
+    values = groups * form.group // 2 if is_packed and form.bits == 4 else shape.numel()
+    return values + 2 * groups * (2 if form.has_minimum else 1)
 
 
 def step_nbytes(config: Any, dtype: torch.dtype) -> int:
@@ -216,7 +202,7 @@ def step_nbytes(config: Any, dtype: torch.dtype) -> int:
     floats = sums + MAX_ROWS * hidden + HEAD_ROWS * (hidden + vocab)
     floats += capacity.items * kv_heads * TILE * (width + 2)
     narrow = MAX_ROWS * (hidden + 2 * heads * width + intermediate)
-    return _triton_memory_FLOAT32 * (floats + reach * width) + dtype.itemsize * narrow + _WORD * capacity.words
+    return _FLOAT32 * (floats + reach * width) + dtype.itemsize * narrow + 8 * capacity.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,14 +268,14 @@ def model_memory(
     empty = empty_model(source.name, config, served, ATTENTION_NAME)
     is_triton = is_llama and is_triton_selected()
     has_adapter = adapter is not None
-    keeping = WeightStorage(
+    storage = WeightStorage(
         served, place, is_llama, library, quantisation, source.quantised_format(config), has_adapter, is_triton
     )
     tokens = source.output_tokens(config)
-    kept, loading = weight_nbytes(empty, keeping, None if tokens is None else len(tokens))
+    kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
     if is_triton:
         kept += step_nbytes(config, served)
-    planner = _planner(config, keeping)
+    planner = _planner(config, storage)
     hidden = config.hidden_size
     return ModelMemory(
         name=source.name,
@@ -314,15 +300,15 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
     return heads, kv_heads, width, width
 
 
-def _planner(config: Any, keeping: WeightStorage) -> Planner:
+def _planner(config: Any, storage: WeightStorage) -> Planner:
     """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
-    layers, dtype = [layer] * config.num_hidden_layers, keeping.dtype
-    if keeping.is_triton:
-        return PathPlanner(layers, dtype, keeping.device)
-    if keeping.library is not None:
+    layers, dtype = [layer] * config.num_hidden_layers, storage.dtype
+    if storage.is_triton:
+        return PathPlanner(layers, dtype, storage.device)
+    if storage.library is not None:
         return PathPlanner(layers, dtype)
-    return ReferenceAttention(dtype).planner(layers, keeping.device)
+    return ReferenceAttention(dtype).planner(layers, storage.device)

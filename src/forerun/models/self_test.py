@@ -113,7 +113,8 @@ def _in_groups(model: Model, cache: SequenceCache, tokens: list[int], sizes: tup
 
 def _beside_others(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
     other = model.new_cache()
-    _feed(model, other, tokens[2:])
+    model.forward([Rows(other, tokens[2:], num_logits=0)])
+    other.commit(range(len(tokens) - 2))
     batch = [Rows(other, tokens[:3]), Rows(cache, tokens), Rows(model.new_cache(), tokens[::-1] * 2)]
     logits = model.forward(batch).logits[3 : 3 + _NEW]
     cache.drop()
@@ -148,11 +149,6 @@ def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
     logits.append(model.forward([Rows(cache, tokens[depth:])]).logits)
     cache.truncate(length)
     return torch.cat(logits)
-
-
-def _feed(model: Model, cache: SequenceCache, tokens: list[int]) -> None:
-    model.forward([Rows(cache, tokens, num_logits=0)])
-    cache.commit(range(len(tokens)))
 
 
 def _blame(model: Model) -> str:

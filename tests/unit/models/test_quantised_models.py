@@ -23,7 +23,7 @@ from forerun.models import Model, Rows, identity, load_model, number_format
 from forerun.models.general import GeneralDecoder
 from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.reading import read_to_quantise
+from forerun.models.loading.load import read_to_quantise
 from forerun.models.loading.transformers_modules import to_device
 from gguf_files import write_gguf
 

@@ -18,14 +18,14 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 def refuse_unservable(config: Any, name: str) -> None:
     """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
-    reason = None
-    if getattr(config, "is_encoder_decoder", False):
-        reason = "an encoder-decoder; forerun serves decoder-only models"
     foreign = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if foreign:
         reason = f"its layers of type {', '.join(sorted(foreign))} keep a state that cannot be rolled back"
-    if reason:
-        raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {reason}.")
+    elif getattr(config, "is_encoder_decoder", False):
+        reason = "an encoder-decoder; forerun serves decoder-only models"
+    else:
+        return
+    raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {reason}.")
 
 
 def context_length(config: Any) -> int:

@@ -26,7 +26,10 @@ def find_source(name: str | Path) -> ModelSource:
     """
     text = str(name)
     if text in store.names():
-        return GgufSource(text, _fetched(text))
+        path = store.path_of(text)
+        if path is None:
+            raise ModelLoadError(f"{text} is not on this machine yet. Fetch it: forerun fetch {text}")
+        return GgufSource(text, path)
     if text.lower().endswith(SUFFIX) and not local_path(name).is_dir():
         return GgufSource(text, _gguf_file(name))
     folder = ModelFolder.find(name)
@@ -37,13 +40,6 @@ def find_source(name: str | Path) -> ModelSource:
         names = ", ".join(path.name for path in files[:8]) + (", ..." if len(files) > 8 else "")
         raise ModelLoadError(f"model folder {name} has several GGUF files ({names}). Give the one to load.")
     return GgufSource(text, files[0]) if files else FolderSource(folder)
-
-
-def _fetched(name: str) -> Path:
-    path = store.path_of(name)
-    if path is None:
-        raise ModelLoadError(f"{name} is not on this machine yet. Fetch it: forerun fetch {name}")
-    return path
 
 
 def _gguf_file(name: str | Path) -> Path:

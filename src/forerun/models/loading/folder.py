@@ -16,8 +16,6 @@ from forerun.utils import fetch as store
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
-# What is fetched from the Hugging Face hub, into the hub's own cache.
-
 _REMEDY = "Check its name and the network."
 
 
@@ -78,7 +76,7 @@ class ModelFolder:
     """A folder on this machine.
 
     Attributes:
-        name: what it was asked for as, for messages.
+        name: the name that the user gave, for messages.
         path: where it is.
         is_remote: whether it is the hub's cache of a hub id.
     """
@@ -115,7 +113,9 @@ class ModelFolder:
             ModelLoadError: it is damaged, or holds no object.
         """
         path = self.path / file
-        return Fields.read(path, ModelLoadError, remedy=REMEDY) if path.exists() else self._nothing(path)
+        if path.exists():
+            return Fields.read(path, ModelLoadError, remedy=REMEDY)
+        return Fields(str(path), {}, ModelLoadError, REMEDY)
 
     def config(self) -> Fields:
         """Read config.json.
@@ -186,6 +186,3 @@ class ModelFolder:
                 "Convert it: model.save_pretrained(folder) of a current Transformers writes safetensors."
             )
         return ModelLoadError(f"model folder {self.name} has no *.safetensors weights. {REMEDY}")
-
-    def _nothing(self, path: Path) -> Fields:
-        return Fields(str(path), {}, ModelLoadError, REMEDY)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE, TRITON
+from forerun.config import DEFAULT_DTYPE, DTYPES, NATIVE, REFERENCE, TRITON
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.families import library_for, make_decoder
@@ -16,11 +17,17 @@ from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.llama.decoder import llama_refusal
 from forerun.models.loading.configuration import OUTPUT_TOKENS, context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.lora import adapter_tokenizer
-from forerun.models.loading.quantise import QuantisedMaker, check_quantisation
-from forerun.models.loading.reading import check_dtype, read, read_to_quantise
+from forerun.models.loading.lora import adapter_tokenizer, with_adapter
+from forerun.models.loading.quantise import (
+    Quantisation,
+    QuantisedMaker,
+    check_quantisation,
+    matrices,
+    stored_numbers,
+    streamed,
+)
 from forerun.models.loading.source import ModelSource
-from forerun.models.loading.transformers_modules import foreign_attention, to_device
+from forerun.models.loading.transformers_modules import foreign_attention, read_model, rounded, to_device
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
@@ -165,7 +172,7 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
     check_dtype(dtype)
     source = find_source(name)
     config = source.config()
-    model = read(source, config, dtype, adapter)
+    model = _read(source, config, served_dtype(source, dtype, is_quantised=False), adapter)
     model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
@@ -181,7 +188,8 @@ def _load(
     """Load a model, and compute one step with it."""
     check_dtype(dtype)
     asked = check_quantisation(quantize, dtype)
-    _check_kind(kind)
+    if kind not in ("auto", "llama", "general"):
+        raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
     place = resolve_device(device)
     source = find_source(name)
     config = source.config()
@@ -190,7 +198,7 @@ def _load(
     register_attention()
     maker = None
     if quantisation is None:
-        hf = read(source, config, dtype, adapter, ATTENTION_NAME)
+        hf = _read(source, config, served_dtype(source, dtype, is_quantised=False), adapter, ATTENTION_NAME)
     else:
         hf, maker = read_to_quantise(
             source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
@@ -212,11 +220,6 @@ def _load(
             "Serve it with Transformers, or report the architecture."
         ) from error
     return source, model
-
-
-def _check_kind(kind: str) -> None:
-    if kind not in ("auto", "llama", "general"):
-        raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
 
 
 def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
@@ -299,3 +302,67 @@ def _assemble(
     if is_triton_selected():
         model.kernels = TRITON
     return model
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise ConfigError if there is no such number format."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
+
+
+def served_dtype(source: ModelSource, dtype: str, *, is_quantised: bool) -> torch.dtype:
+    """Return the dtype of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and for
+    dequantised weights.
+
+    is_quantised: weights are to be codes, and this is for everything else: float32 where "auto" finds float64, in which
+        no codes are multiplied.
+    """
+    if dtype == "auto":
+        dtype = source.stored_dtype() or "float32"
+    found: torch.dtype = getattr(torch, "float32" if dtype == "float16" else dtype)
+    return torch.float32 if is_quantised and found == torch.float64 else found
+
+
+def read_to_quantise(
+    source: ModelSource,
+    config: Any,
+    dtype: str,
+    adapter: str | Path | None,
+    quantisation: Quantisation,
+    *,
+    is_llama: bool,
+    attention: str | None = None,
+) -> tuple[Any, QuantisedMaker]:
+    """Return the Transformers model of a source, and the maker of its quantised layers.
+
+    dtype: of all that is not quantised (`served_dtype`).
+    is_llama: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker. Those
+        of other models, and of models with an adapter, are there as float32; all other parameters are of `dtype`.
+    """
+    number_format = served_dtype(source, dtype, is_quantised=True)
+    stored = None if adapter is not None else source.quantised_weight(config)  # with an adapter, they are others
+    if is_llama and adapter is None:
+        checkpoint = source.checkpoint(config, torch.float32)
+        is_tied = config.tie_word_embeddings
+        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
+        model = read_model(source.name, config, checkpoint, number_format, attention)
+        numbers = stored_numbers(checkpoint.slices, is_tied)
+        return model, QuantisedMaker(quantisation, stored, numbers, number_format)
+    model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
+    leave = {f"{path}.weight" for path in matrices(model, is_llama)}
+    return rounded(model, number_format, leave), QuantisedMaker(quantisation, stored, {}, number_format)
+
+
+def _read(
+    source: ModelSource,
+    config: Any,
+    number_format: torch.dtype,
+    adapter: str | Path | None,
+    attention: str | None = None,
+) -> Any:
+    """Return the Transformers model of a source in a dtype, with an adapter if there is one."""
+
+    def in_format(wanted: torch.dtype) -> Any:
+        return read_model(source.name, config, source.checkpoint(config, wanted), wanted, attention)
+
+    return with_adapter(in_format, number_format, adapter, source.name)

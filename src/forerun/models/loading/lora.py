@@ -24,8 +24,6 @@ from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import Fields
 from forerun.utils.vocabulary import first_difference, shown, tokens_by_id
 
-# The folder of a PEFT adapter, before PEFT sees it: what its settings say, and its tensors.
-#
 # Settings that would change more than the weights of linear layers and embeddings are refused by name.
 
 CONFIG = "adapter_config.json"
@@ -80,13 +78,12 @@ def read_settings(fields: Fields) -> dict[str, Any]:
     for key, value in fields.values.items():
         if value and key not in _ELSEWHERE:
             raise UnsupportedModelError(f"{fields.place}: the adapter has {key[:60]}, which is not merged. {MERGED}")
-    settings: dict[str, Any] = {"r": fields.integer("r", low=1, high=_MAX_RANK)}
-    settings["lora_alpha"] = fields.number("lora_alpha")
-    for key in _FLAGS:
-        settings[key] = fields.flag(key, False)
-    for key in _PATTERNS:
-        settings[key] = _pattern(fields, key)
-    return settings
+    return {
+        "r": fields.integer("r", low=1, high=_MAX_RANK),
+        "lora_alpha": fields.number("lora_alpha"),
+        **{key: fields.flag(key, False) for key in _FLAGS},
+        **{key: _pattern(fields, key) for key in _PATTERNS},
+    }
 
 
 def _pattern(fields: Fields, key: str) -> dict[str, float]:
@@ -170,9 +167,6 @@ def check_targets(fields: Fields, parts: Mapping[str, object]) -> None:
             )
 
 
-INSTALL = "pip install 'forerun[peft]'"
-
-
 def with_adapter(
     read: Callable[[torch.dtype], Any], dtype: torch.dtype, adapter: str | Path | None, name: str | Path
 ) -> Any:
@@ -194,8 +188,7 @@ def with_adapter(
         return read(dtype)
     found = Adapter.read(adapter)
     _peft()
-    model = found.merged(read(torch.promote_types(dtype, torch.float32)), str(name))
-    return rounded(model, dtype)
+    return rounded(found.merged(read(torch.promote_types(dtype, torch.float32)), str(name)), dtype)
 
 
 def adapter_tokenizer(folder: str | Path, base: Any, name: str) -> Any:
@@ -342,5 +335,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ConfigError(f"An adapter needs the package peft, which cannot be imported: {error}. {INSTALL}") from None
+        raise ConfigError(
+            f"An adapter needs the package peft, which cannot be imported: {error}. pip install 'forerun[peft]'"
+        ) from None
     return peft

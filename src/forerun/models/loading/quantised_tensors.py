@@ -29,19 +29,15 @@ def tensors_of(name: str, weight: QuantisedWeight, *, is_transposed: bool = Fals
     """Return the tensors of one weight by name."""
     prefix = name + (_TRANSPOSED if is_transposed else "")
     packs = weight.bits == 4 and weight.shape[1] % 2 == 0
-    found = {f"{prefix}.{_PACKED}": _packed(weight.quantized)} if packs else {f"{prefix}.{_CODES}": weight.quantized}
+    found = (
+        {f"{prefix}.{_PACKED}": weight.quantized[:, ::2] | (weight.quantized[:, 1::2] << 4)}
+        if packs
+        else {f"{prefix}.{_CODES}": weight.quantized}
+    )
     found[f"{prefix}.{_SCALE}"] = weight.scale
     if weight.minimum is not None:
         found[f"{prefix}.{_MINIMUM}"] = weight.minimum
     return {key: tensor.contiguous() for key, tensor in found.items()}
-
-
-def _packed(quantized: Tensor) -> Tensor:
-    return quantized[:, ::2] | (quantized[:, 1::2] << 4)
-
-
-def _unpacked(packed: Tensor) -> Tensor:
-    return torch.stack([packed & 15, packed >> 4], 2).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ class QuantisedTensors:
         if not (scale.isfinite().all() and (minimum is None or minimum.isfinite().all())):
             raise ModelLoadError(f"{self.place}: the weight {name} has a scale that is NaN or infinite. {REMEDY}")
         if _PACKED in parts:
-            quantized = _unpacked(quantized)
+            quantized = torch.stack([quantized & 15, quantized >> 4], 2).flatten(1)
         form = self._form(name)
         if form.bits == 4 and int(quantized.max()) > 15:
             raise ModelLoadError(f"{self.place}: the weight {name} has codes of more than 4 bits. {REMEDY}")

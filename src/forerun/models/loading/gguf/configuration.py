@@ -14,8 +14,6 @@ from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensors import EMBEDDING, ROPE_FACTORS, ModelFields, is_tied, metadata_of
 from forerun.utils.foreign_errors import as_load_errors
 
-# Rotary embeddings of GGUF files in Transformers' terms.
-
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Of all Llama 3 models with longer contexts; their factor differs."""
 _CLOSE = 1e-5
@@ -186,10 +184,9 @@ def _model_fields(file: GgufFile) -> ModelFields:
 def _num_layers(fields: ModelFields, file: GgufFile) -> int:
     """Return the number of layers, at most the number of tensors: configurations make lists of this length."""
     count = fields.integer("block_count", low=1)
-    most = len(file.tensors)
-    if count > most:
+    if count > len(file.tensors):
         raise ModelLoadError(
-            f"the metadata of {file.path} speaks of {count} layers, and it has {most} tensors. {REMEDY}"
+            f"the metadata of {file.path} speaks of {count} layers, and it has {len(file.tensors)} tensors. {REMEDY}"
         )
     return count
 

@@ -21,9 +21,7 @@ from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantisation import GROUP, QuantisedFormat, QuantisedWeight
 from forerun.models.loading.gguf.header import REMEDY, GgufHeader, read_header
 
-# One tensor of a GGUF file: the packed blocks as they lie in the file, and the numbers they stand for.
-
-_tensor_PART = 1 << 16
+_PART = 1 << 16
 """Numbers dequantised together: few enough to stay in the processor's cache."""
 _LARGE = 1 << 16
 """Bytes from which a dequantised tensor has a memory mapping of its own."""
@@ -59,16 +57,16 @@ class GgufTensor:
         kind = GGMLQuantizationType[self.type_name]
         block_size, block_bytes = GGML_QUANT_SIZES[kind]
         packed = self.blocks.reshape(-1)
-        result = _room_for(math.prod(self.shape), dtype)
-        for first in range(0, len(result), _tensor_PART):
-            last = min(first + _tensor_PART, len(result))
+        result = _empty_tensor(math.prod(self.shape), dtype)
+        for first in range(0, len(result), _PART):
+            last = min(first + _PART, len(result))
             start, end = (index // block_size * block_bytes for index in (first, last))
             numbers = dequantize(packed[start:end].reshape(1, -1), kind).reshape(-1)
             result[first:last] = torch.from_numpy(np.require(numbers, np.float32, "W"))
         return result.view(self.shape)
 
 
-def _room_for(count: int, dtype: torch.dtype) -> torch.Tensor:
+def _empty_tensor(count: int, dtype: torch.dtype) -> torch.Tensor:
     """Return an empty tensor of `count` numbers. A large one has a memory mapping of its own, which returns to the
     system with the tensor: weights are read by several threads and freed by another, and the C library keeps freed
     memory for the thread that allocated it."""
@@ -79,7 +77,7 @@ def _room_for(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 SUFFIX = ".gguf"
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+_SPLIT_NAME = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +141,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 def _refuse_part(path: Path, header: GgufHeader) -> None:
     """Raise UnsupportedModelError for one of several files of a model, by metadata or by name."""
-    named = _PART.search(path.name)
+    named = _SPLIT_NAME.search(path.name)
     said = header.metadata.get("split.count", int(named[1]) if named else 1)
     if said not in (0, 1):
         raise UnsupportedModelError(
@@ -152,10 +150,8 @@ def _refuse_part(path: Path, header: GgufHeader) -> None:
         )
 
 
-# The blocks of a GGUF tensor as codes and scales, without another rounding.
-
 _KEPT = {"Q8_0": (8, 128), "Q4_0": (4, 8), "Q4_1": (4, 0)}
-"""Types whose blocks are taken as they are -> bits, and the code that stands for 0 or for the minimum."""
+"""Types whose blocks are taken as they are -> bits, and the value that stands for 0 or for the minimum."""
 
 
 def quantised_format(tensor: GgufTensor) -> QuantisedFormat | None:
