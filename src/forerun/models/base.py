@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +30,9 @@ class Rows:
         num_logits: logits are returned for this many of the last rows; None for all.
         num_hidden_outputs: hidden states are returned for this many of the last rows, whose logits need not be
             computed for that; None: for those whose logits are returned.
-        states: [n, S], what a head reads beside the tokens (`models/eagle.py`); of other models None.
-        is_block: the rows see each other and all that was fed before them (`models/block.py`); otherwise each sees
-            itself and what it follows.
+        states: [n, S], what a draft head reads beside the tokens (`drafters/eagle/model.py`); None for other models.
+        is_block: the rows see each other and everything fed before them (`drafters/block/model.py`); otherwise each
+            sees itself and the rows it follows.
         hidden: [n, hidden], what enters layer `first_layer` for each of the rows, as `forward_first` returned it.
             These rows are the last ones fed, not new ones: keys and values of the layers before lie in their slots.
             None: nothing is computed yet.
@@ -40,8 +40,8 @@ class Rows:
     """
 
     cache: Cache
-    token_ids: Seq[int] | Tensor
-    parents: Seq[int] | None = None
+    token_ids: Sequence[int] | Tensor
+    parents: Sequence[int] | None = None
     num_logits: int | None = None
     hidden: Tensor | None = None
     first_layer: int = 0
@@ -65,11 +65,10 @@ class Forward:
     """The result of a forward.
 
     Attributes:
-        logits: [R, V] of the wanted rows in packed order; float32, or float64 for a float64 model.
-        hidden_outputs: [T, layers, H] hidden states entering the layers that were asked for, residual included, of
-            the rows that
-            `Rows.num_hidden_outputs` says, in packed order and in the type in which the decoder keeps them; None
-            where none was asked for.
+        logits: [R, V] of the requested rows in packed order; float32, or float64 for a float64 model.
+        hidden_outputs: [T, layers, H] hidden states entering the requested layers, residual included, of the rows that
+            `Rows.num_hidden_outputs` selects, in packed order and in the decoder's own dtype; None if no layer was
+            requested.
     """
 
     logits: Tensor
@@ -94,17 +93,17 @@ class LanguageModel(ABC):
     """A target, a draft model, or a stand-in for one.
 
     Attributes:
-        name: what it was loaded as.
+        name: the name that it was loaded by.
         vocab_size: width of the logits.
         context_length: positions it can compute.
         eos_token_ids: tokens that end its output.
         dtype: of the weights.
         device: where it computes.
         num_parameters: of its weights.
-        exactness: the self-test's verdict.
+        exactness: the result of the self-test.
         adapter: the folder of the adapter that was merged into its weights; None without one.
-        quantize: the bits that its weights are kept in, "int8" or "int4"; None for numbers of `dtype`.
-        kernels: what computes it: "reference", or "native" with the instruction set.
+        quantize: the quantisation of its weights, "int8" or "int4"; None for numbers of `dtype`.
+        kernels: the kernels that compute it: "reference", "triton", or "native" with the instruction set.
     """
 
     name: str
@@ -129,7 +128,7 @@ class LanguageModel(ABC):
         """Return an empty cache for one sequence."""
 
     @abstractmethod
-    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
+    def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
         """Compute the rows of several sequences. They join their caches' scratch: `commit` decides what stays.
 
         Args:
@@ -138,15 +137,15 @@ class LanguageModel(ABC):
                 norm.
         """
 
-    def draft_session(self, caches: Seq[Cache], pick: Pick) -> DraftSession | None:
+    def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return a session that computes chains row by row, with less preparation for each row than `forward`.
 
         Args:
             caches: one a sequence, without scratch.
-            pick: what is to be told of the logits.
+            pick: what to compute from the logits.
 
         Returns:
-            None: nothing beside `forward` does.
+            None if the model has no such session.
         """
         return None
 
@@ -222,9 +221,6 @@ def identity(model: LanguageModel) -> str:
     name = model.name if model.adapter is None else f"{model.name} with {model.adapter}"
     bits = "" if model.quantize is None else f" {model.quantize}"
     return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device} {model.kernels}"
-
-
-# The contract of decoders that compute a range of layers: what early exit, and what goes on from a layer, rest on.
 
 
 class LayerRangeDecoder(ABC):

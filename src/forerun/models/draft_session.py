@@ -15,7 +15,7 @@ class Pick:
 
     Attributes:
         num_columns: from the first, those among which the largest is looked for.
-        with_probability: whether its probability is wanted.
+        with_probability: whether its probability is computed.
         num_ahead: rows of each chain that will be fed if every one but the first is fed the token picked before it.
     """
 
@@ -30,8 +30,8 @@ class NextTokens:
 
     Attributes:
         logits: [chains, V], as `Forward.logits`; valid until the chains advance again.
-        columns: [chains] the first column of the largest logit; -1 where one of those looked at is not finite.
-        probabilities: [chains] of these columns by softmax, 0 where there is none; None where they are not wanted.
+        columns: [chains] the first column of the largest logit; -1 if one of the compared logits is not finite.
+        probabilities: [chains] of these columns by softmax, 0 where there is none; None if they were not requested.
     """
 
     logits: Tensor
@@ -57,9 +57,9 @@ class DraftSession(ABC):
 
         Raises:
             IndexError: there is no such token.
-            OutOfPagesError: a cache's pool has no room.
+            OutOfPagesError: a cache's pool is full.
         """
 
     @abstractmethod
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, indices: Sequence[int]) -> None:
         """Keep only these chains, in this order. indices: of the current chains."""

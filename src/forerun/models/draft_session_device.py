@@ -80,12 +80,12 @@ class DeviceDraftSession(DraftSession):
         self._states = row.states
         return row.found
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, indices: Sequence[int]) -> None:
         """Keep only these chains, in this order (`DraftSession.keep`)."""
-        self._caches = [self._caches[place] for place in places]
+        self._caches = [self._caches[index] for index in indices]
         if self._states is not None:
-            self._states = self._states[list(places)]
-        self._rows = deque(_kept(row, places) for row in self._rows)
+            self._states = self._states[list(indices)]
+        self._rows = deque(_select_chains(row, indices) for row in self._rows)
 
     def _compute(self, tokens: Sequence[Sequence[int]], states: Tensor | None) -> None:
         """Compute the next row of each chain, and the rows ahead of it."""
@@ -142,9 +142,9 @@ class DeviceDraftSession(DraftSession):
         ]
 
 
-def _kept(row: _ComputedRow, places: Sequence[int]) -> _ComputedRow:
+def _select_chains(row: _ComputedRow, indices: Sequence[int]) -> _ComputedRow:
     found = row.found
-    accept_probs = None if found.probabilities is None else [found.probabilities[place] for place in places]
-    kept = NextTokens(found.logits[list(places)], [found.columns[place] for place in places], accept_probs)
-    states = None if row.states is None else row.states[list(places)]
-    return _ComputedRow(None if row.tokens is None else [row.tokens[place] for place in places], kept, states)
+    accept_probs = None if found.probabilities is None else [found.probabilities[index] for index in indices]
+    kept = NextTokens(found.logits[list(indices)], [found.columns[index] for index in indices], accept_probs)
+    states = None if row.states is None else row.states[list(indices)]
+    return _ComputedRow(None if row.tokens is None else [row.tokens[index] for index in indices], kept, states)

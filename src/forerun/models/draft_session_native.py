@@ -66,8 +66,8 @@ class NativeDraftSession(DraftSession):
         self._fill(tokens, counts)
         self._rows.num_rows = num_rows
         is_one_each = num_rows == num_chains
-        wanted = None if is_one_each else torch.tensor([end - 1 for end in accumulate(counts)])
-        self._compute(num_rows, num_chains, wanted, states)
+        last_rows = None if is_one_each else torch.tensor([end - 1 for end in accumulate(counts)])
+        self._compute(num_rows, num_chains, last_rows, states)
         columns, probabilities = self._columns[:num_chains], self._probabilities
         self._library.pick(
             self._logits.data_ptr(),
@@ -80,13 +80,13 @@ class NativeDraftSession(DraftSession):
         accept_probs = None if probabilities is None else probabilities[:num_chains].tolist()
         return NextTokens(self._logits[:num_chains], columns.tolist(), accept_probs)
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, indices: Sequence[int]) -> None:
         """Keep only these chains, in this order (`DraftSession.keep`)."""
-        self._caches = [self._caches[place] for place in places]
+        self._caches = [self._caches[index] for index in indices]
         self._pages = []
 
     @abstractmethod
-    def _compute(self, num_rows: int, num_chains: int, wanted: Tensor | None, states: Tensor | None) -> None:
+    def _compute(self, num_rows: int, num_chains: int, last_rows: Tensor | None, states: Tensor | None) -> None:
         """Write the logits of the last row of each chain.
 
         Args:

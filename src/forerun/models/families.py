@@ -44,15 +44,15 @@ def make_decoder(
     kernels are used.
 
     Args:
-        dtype: of all that is not in codes.
+        dtype: of everything that is not quantised.
         kind: "llama" or "general".
         maker: of quantised layers; None: weights are as they are.
         output_tokens: int64, those whose rows of the output layer are computed, of the Llama family's decoders only;
             None for all.
 
     Raises:
-        ConfigError: Triton's kernels are asked for, but cannot be had for this device or number format.
-        UnsupportedModelError: they are asked for, but do not compute this model.
+        ConfigError: the Triton kernels are selected, but unavailable for this device or dtype.
+        UnsupportedModelError: they are selected, but do not compute this model.
     """
     if is_triton_selected():
         return _by_triton(hf, dtype, kind, maker, output_tokens)

@@ -49,7 +49,7 @@ class Attend(Protocol):
 
 
 _attend: ContextVar[Attend] = ContextVar("attend")
-"""Of the forward that is under way. It does not travel through the model's modules: some drop what they do not use."""
+"""The attention of the current forward. It is not passed through the model's modules: some drop unknown arguments."""
 
 
 def forerun_attention(
@@ -66,12 +66,12 @@ def forerun_attention(
     D_v].
 
     Raises:
-        UnsupportedModelError: the model asks for something that `Attention` does not do.
+        UnsupportedModelError: the model passes an option that `Attention` does not support.
     """
     for name, option in options.items():
         if option is not None and name not in _ALLOWED_OPTIONS:
             raise UnsupportedModelError(
-                f"{type(module).__name__} asks its attention for {name!r}, which forerun does not know. "
+                f"{type(module).__name__} passes its attention the option {name!r}, which forerun does not support. "
                 "Serve this model with Transformers, or report the architecture."
             )
     compute_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -98,7 +98,7 @@ class GeneralDecoder:
 
     Args:
         model: the loaded causal language model, on its device. It gets other linear layers.
-        maker: of these; None: of the numbers as they are.
+        maker: of these; None: the weights stay floats.
         attention: None: the PyTorch reference.
 
     Attributes:
@@ -111,11 +111,11 @@ class GeneralDecoder:
         self.model = model
         self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self.attention = ReferenceAttention(model.dtype) if attention is None else attention
-        seen = _AttentionRecorder(model.dtype)
+        recorder = _AttentionRecorder(model.dtype)
         positions = torch.arange(5, device=model.device)
         with torch.inference_mode():
-            self._run(torch.zeros_like(positions), positions, 0, seen)
-        self.layer_attentions = [seen.layers[index] for index in sorted(seen.layers)]
+            self._run(torch.zeros_like(positions), positions, 0, recorder)
+        self.layer_attentions = [recorder.layers[index] for index in sorted(recorder.layers)]
         self.planner = self.attention.planner(self.layer_attentions, model.device)
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
@@ -123,7 +123,7 @@ class GeneralDecoder:
         (`Decoder.forward`)."""
         keep: Tensor | int = 0 if layout.logit_rows is None or self.num_layers in layers else layout.logit_rows
         hidden_outputs = HiddenStateOutputs(layers, layout)
-        handles = [self._tap(layer, hidden_outputs, layout) for layer in layers]
+        handles = [self._register_hook(layer, hidden_outputs, layout) for layer in layers]
         try:
             logits = self._run(layout.token_ids, layout.positions, keep, partial(self.attention.forward, layout=layout))
         finally:
@@ -133,17 +133,17 @@ class GeneralDecoder:
 
     def _run(self, token_ids: Tensor, positions: Tensor, keep: Tensor | int, attend: Attend) -> Tensor:
         """Run the model. token_ids, positions: [T] -> [rows kept, V]."""
-        under_way = _attend.set(attend)
+        token = _attend.set(attend)
         try:
             output = self.model(
                 input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep
             )
         finally:
-            _attend.reset(under_way)
+            _attend.reset(token)
         logits: Tensor = output.logits[0]
         return logits
 
-    def _tap(self, layer: int, hidden_outputs: HiddenStateOutputs, layout: Layout) -> RemovableHandle:
+    def _register_hook(self, layer: int, hidden_outputs: HiddenStateOutputs, layout: Layout) -> RemovableHandle:
         """Register a hook that stores what enters a layer or, for layer `num_layers`, the output layer; after the
         latter, rows whose logits are not requested are dropped."""
         head = layer == self.num_layers
@@ -153,8 +153,8 @@ class GeneralDecoder:
             hidden_outputs.take(layer, states[0])
             if not head or layout.logit_rows is None:
                 return None
-            wanted = states[:, layout.logit_rows]
-            return ((wanted, *args[1:]), options) if args else (args, options | {"hidden_states": wanted})
+            requested = states[:, layout.logit_rows]
+            return ((requested, *args[1:]), options) if args else (args, options | {"hidden_states": requested})
 
         module = self._output_layer() if head else self._layers()[layer]
         handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)

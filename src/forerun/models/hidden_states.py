@@ -54,11 +54,11 @@ def check_layers(layers: Sequence[int], num_layers: int, first: int = 0) -> None
         return
     if min(layers) < 0 or max(layers) > num_layers or any(a >= b for a, b in pairwise(layers)):
         raise ConfigError(
-            f"hidden states of layers {list(layers)} are asked for, but they must rise and lie in 0..{num_layers}, "
-            f"where {num_layers} stands for the state after the final norm. Ask for others."
+            f"hidden states of layers {list(layers)} were requested, but they must rise and lie in 0..{num_layers}, "
+            f"where {num_layers} stands for the state after the final norm. Request others."
         )
     if min(layers) < first:
         raise ValueError(
-            f"hidden states of layer {min(layers)} are asked for, but rows go on from layer {first}: what entered "
+            f"hidden states of layer {min(layers)} were requested, but rows go on from layer {first}: what entered "
             "the layers before it is gone. Compute these rows from the first layer."
         )

@@ -17,12 +17,9 @@ from forerun.kernels.torch.elementwise import Silu
 from forerun.kernels.torch.linear import JoinedLinear, PackedExperts, PackedLinear, PlainLinear, can_pack
 from forerun.kernels.torch.quantised_linear import QuantisedEmbedding, QuantisedLinear
 
-# Gates of mixtures: few outputs a row, and a sigmoid of them; a row's result does not depend on the other rows.
-#
-# PyTorch computes a sigmoid on CPU by vectors, and what is left at the end of a tensor number by number; now and
-# then the
-# two differ in the last bit. Which of them a row gets depends on the rows around it, unless the rows before it fill
-# whole vectors.
+# Gates of mixtures have few outputs per row, and a sigmoid of them. PyTorch computes a sigmoid on CPU by vectors, and
+# the remainder of a tensor number by number; the two differ in the last bit now and then. Which of them a row gets
+# depends on the rows around it, unless the rows before it fill whole vectors.
 
 _ROWS = 32
 """Rows of each call of a router: PyTorch's loop over vectors takes 32 float32 numbers at a time, or 16."""
@@ -93,7 +90,7 @@ class Part(NamedTuple):
     Attributes:
         name: of the parameter, such as "model.layers.0.self_attn.q_proj.weight".
         weight: [out, in], as Transformers holds it.
-        rows: int64, the rows that are wanted, in this order; None: all as they lie.
+        rows: int64, the rows to keep, in this order; None: all rows in order.
     """
 
     name: str
@@ -177,7 +174,7 @@ def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module |
     is computed by `kernels/torch/elementwise.py`. Routers keep their modules, and are called in blocks of rows.
 
     Args:
-        maker: of the linear layers; None: of the numbers as they are.
+        maker: of the linear layers; None: of floats.
         head: the output layer. prefix: of the names of the parameters below `module`.
     """
     for name, child in list(module.named_children()):

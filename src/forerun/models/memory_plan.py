@@ -48,12 +48,12 @@ class WeightStorage:
     """How the weights of a model are stored once it is loaded.
 
     Attributes:
-        dtype: of everything that is not in codes.
+        dtype: of everything that is not quantised.
         device: where they lie.
         is_llama: the decoder is that of the Llama family.
         library: the native kernels, where they compute.
         quantise: what matrices are brought to; None: nothing.
-        stored: by name, the form in which the files have a weight in codes, or None.
+        stored: by name, the format of a quantized weight of the files, or None.
         has_adapter: an adapter is merged before anything else.
         is_triton: the Triton kernels compute it.
     """
@@ -187,7 +187,7 @@ def step_nbytes(config: Any, dtype: torch.dtype) -> int:
     """Return the bytes of the memory that a Triton step computes in (`triton_layers.TritonStep`), and of the rotations.
 
     Args:
-        config: of Transformers, of the Llama family. dtype: of what is not in codes.
+        config: of Transformers, of the Llama family. dtype: of everything that is not quantised.
     """
     heads, kv_heads, width = head_shape(config)
     hidden: int = config.hidden_size
@@ -210,14 +210,14 @@ class ModelMemory:
     """The memory that one model takes.
 
     Attributes:
-        name: what it was asked for as.
+        name: the name that the user gave.
         number_format: of its weights.
-        dtype: of everything that is not in codes.
+        dtype: of everything that is not quantised.
         device: where it computes.
         weights: bytes, when it is loaded; by the Triton kernels, with the memory that its steps are computed in.
         loading: bytes of the machine's memory at most while it is loaded.
         page_nbytes: of a page of keys and values.
-        new_cache: makes an empty cache, of which how many pages a sequence takes can be asked.
+        new_cache: makes an empty cache, which computes the pages of a sequence.
         context_length: positions it can compute.
         vocab_size: width of the logits.
         width: numbers of a row that are held together in the widest layer.
@@ -253,23 +253,23 @@ def model_memory(
     Keys and values are those of the configuration's heads, the same in every layer.
 
     Raises:
-        ConfigError, ModelLoadError, UnsupportedModelError: as `load_model`, as far as it can be told so early.
+        ConfigError, ModelLoadError, UnsupportedModelError: as `load_model`, as far as the headers show.
     """
     check_dtype(dtype)
-    asked = check_quantisation(quantize, dtype)
-    place = resolve_device(device)
+    requested = check_quantisation(quantize, dtype)
+    target_device = resolve_device(device)
     source = find_source(name)
     config = source.config()
     is_llama = served_kind("auto", source, config) == "llama"
-    quantisation = asked or check_quantisation(source.quantisation(), dtype)
+    quantisation = requested or check_quantisation(source.quantisation(), dtype)
     served = served_dtype(source, dtype, is_quantised=quantisation is not None)
     register_attention()
-    library = library_for(place, served, is_quantised=quantisation is not None)
+    library = library_for(target_device, served, is_quantised=quantisation is not None)
     empty = empty_model(source.name, config, served, ATTENTION_NAME)
     is_triton = is_llama and is_triton_selected()
     has_adapter = adapter is not None
     storage = WeightStorage(
-        served, place, is_llama, library, quantisation, source.quantised_format(config), has_adapter, is_triton
+        served, target_device, is_llama, library, quantisation, source.quantised_format(config), has_adapter, is_triton
     )
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
@@ -281,7 +281,7 @@ def model_memory(
         name=source.name,
         number_format=quantisation or str(served).removeprefix("torch."),
         dtype=served,
-        device=place,
+        device=target_device,
         weights=kept,
         loading=loading,
         page_nbytes=planner.pool.page_nbytes,

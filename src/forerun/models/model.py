@@ -50,7 +50,7 @@ class Model(LanguageModel):
     """A target or draft model.
 
     Attributes:
-        name: what it was loaded as.
+        name: the name that it was loaded by.
         vocab_size: width of the logits.
         context_length: positions it can compute.
         eos_token_ids: tokens that end its output.
@@ -169,7 +169,7 @@ class Model(LanguageModel):
         """
         decoder = self._by_layers("exit early")
         if not 1 <= num_layers < self.num_layers:
-            raise ValueError(f"{num_layers} first layers asked for, but must be from 1 to {self.num_layers - 1}")
+            raise ValueError(f"{num_layers} first layers requested, but must be from 1 to {self.num_layers - 1}")
         if any(rows.hidden is not None for rows in batch):
             raise ValueError("rows with hidden states have been through the first layers already")
         hidden, layout = self._through_first(decoder, batch, num_layers)

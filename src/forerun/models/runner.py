@@ -28,22 +28,22 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
     num_new = len(positions)
     padding = max(0, planner.min_rows - num_new)
     positions += positions[-1:] * padding
-    num_logits, selected, tapped = len(logit_rows), None, None
+    num_logits, logits_selected, hidden_selected = len(logit_rows), None, None
     if len(hidden_output_rows) != num_new:
-        tapped = torch.tensor(hidden_output_rows, dtype=torch.int64).to(planner.device, non_blocking=True)
+        hidden_selected = torch.tensor(hidden_output_rows, dtype=torch.int64).to(planner.device, non_blocking=True)
     if num_logits != num_new:
         logit_rows += [num_new + padding - 1] * (planner.min_rows - num_logits)
-        selected = torch.tensor(logit_rows).to(planner.device, non_blocking=True)
+        logits_selected = torch.tensor(logit_rows).to(planner.device, non_blocking=True)
     return Layout(
         num_rows=num_new + padding,
         num_new=num_new,
         num_positions=max(positions) + 1,
         token_ids=_token_ids(batch, padding, planner.device),
         positions=torch.tensor(positions).to(planner.device, non_blocking=True),
-        logit_rows=selected,
+        logit_rows=logits_selected,
         num_logits=num_logits,
         plan=planner.plan(packed, padding),
-        hidden_output_rows=tapped,
+        hidden_output_rows=hidden_selected,
         states=None if all(rows.states is None for rows in batch) else _states(batch, padding, planner.device),
     )
 

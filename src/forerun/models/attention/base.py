@@ -15,7 +15,7 @@ from forerun.models.attention.segment_plan import SegmentPlan, View
 from forerun.types import Cache
 
 Plan = SegmentPlan | PathPlan
-"""What a kind of attention reads of a forward: of the PyTorch reference, or of the native kernels."""
+"""The plan of a forward: of the PyTorch reference, or of the native and Triton kernels."""
 
 Kind = TypeVar("Kind", bound=SequenceCache)
 
@@ -78,10 +78,10 @@ class Layout:
         num_positions: one more than the last position.
         token_ids: [num_rows] int64.
         positions: [num_rows] int64.
-        logit_rows: packed rows whose logits are wanted, padded to `Planner.min_rows`; None for all rows.
+        logit_rows: packed rows whose logits are computed, padded to `Planner.min_rows`; None for all rows.
         num_logits: how many of them are real.
-        hidden_output_rows: packed rows whose hidden states are wanted; None for all rows without padding.
-        states: [num_rows, S] what a head reads beside the tokens; of other models None.
+        hidden_output_rows: packed rows whose hidden states are returned; None for all rows without padding.
+        states: [num_rows, S] what a draft head reads beside the tokens; None for other models.
         plan: what the rows write and see, from the planner of the attention that computes them.
     """
 
@@ -111,7 +111,7 @@ class Planner(Protocol):
     """Makes the caches of one kind of attention, and the plans of its forwards.
 
     Attributes:
-        min_rows: a forward of fewer rows is padded with rows like the last one, whose result nobody reads.
+        min_rows: a forward of fewer rows is padded with rows like the last one, whose result is not read.
         device: where the model computes.
     """
 

@@ -68,7 +68,7 @@ def _paths(batch: Sequence[PackedRows]) -> RowPaths:
     for index, rows in enumerate(batch):
         n, first = rows.end - rows.start, rows.cache.length + rows.first
         sequence += [index] * n
-        position += [first + n - 1] * n if rows.is_block else rows.positions  # a path is as long as its position says
+        position += [first + n - 1] * n if rows.is_block else rows.positions  # a path ends at its position
         slot += range(first, first + n)
         if rows.is_block:
             prefix += [first + n] * n

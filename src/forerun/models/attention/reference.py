@@ -23,7 +23,7 @@ def chain_segments(sequence: int, first: int, start: int, n: int, padding: int, 
     on its position alone.
 
     Args:
-        padding: packed rows after these that attend as the last one does; nobody reads what they compute.
+        padding: packed rows after these that attend as the last one does; their results are not read.
     """
     segments = []
     done = 0

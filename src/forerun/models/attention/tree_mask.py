@@ -31,7 +31,7 @@ def tree_segments(
 
     Args:
         length: positions before the tree. parents: of all nodes.
-        padding: packed rows after these that attend as the last one does; nobody reads what they compute.
+        padding: packed rows after these that attend as the last one does; their results are not read.
     """
     paths = Tree(parents=parents).paths()
     num_nodes, n = len(paths), len(paths) - first
@@ -93,7 +93,7 @@ def _apart(length: int, paths: Sequence[Path], above: Path, rows: Sequence[int])
 def _groups(length: int, paths: Sequence[Path], first: int) -> Iterator[tuple[Path, list[int]]]:
     """Yield the nodes from `first` on by segment, with the nodes that all rows of the segment follow.
 
-    Those are the nodes before the block the rows stand in, whose product has no room for others. A tree too large for
+    Those are the nodes before the block the rows stand in, whose product cannot hold others. A tree too large for
     one product is cut at tails instead, and then as needed.
     """
     unit = KV_BLOCK if _fits(length, len(paths)) else KV_TAIL

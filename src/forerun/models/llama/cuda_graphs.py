@@ -28,7 +28,7 @@ class StepGraphs:
     the same results.
 
     All graphs of one model share one pool of memory, which no other model's may use: two graphs of one pool must not
-    run at the same time. Capture the largest first, so that the others find room in what it has left; on one stream,
+    run at the same time. Capture the largest first, so that the others fit into the memory it leaves; on one stream,
     since memory of a pool is another's for every stream.
 
     Args:
@@ -68,8 +68,6 @@ class StepGraphs:
             compute()
         return graph
 
-
-# The words of a step on their way to the device: written on the host, copied at once, in the order of the steps.
 
 _STAGES = 4
 """Copies on the host: one is written while the device still reads those of the steps before."""

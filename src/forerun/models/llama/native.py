@@ -191,12 +191,12 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def _native(self, maker: Maker, part: Part, bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
         linear = maker.linear([part], bias, is_head=is_head)
         assert isinstance(linear, NativeLinear)
-        shape, wanted = (linear.out_features, linear.in_features), tuple(part.weight.shape)
+        shape, expected = (linear.out_features, linear.in_features), tuple(part.weight.shape)
         name = part.name
         if part.rows is not None:  # of the output layer, which may be the embedding too
-            name, wanted = f"{name} of output tokens", (len(part.rows), wanted[1])
-        if shape != wanted:  # the library writes as many outputs as a layer has
-            raise ValueError(f"{part.name} has the quantised shape {shape}, but must have {wanted}")
+            name, expected = f"{name} of output tokens", (len(part.rows), expected[1])
+        if shape != expected:  # the library writes as many outputs as a layer has
+            raise ValueError(f"{part.name} has the quantised shape {shape}, but must have {expected}")
         self._kept[name] = linear
         return linear
 
@@ -220,13 +220,13 @@ class NativeLlamaDraftSession(NativeDraftSession):
         self._decoder = decoder
         self._x = torch.empty(len(caches), decoder.hidden)
 
-    def _compute(self, num_rows: int, num_chains: int, wanted: Tensor | None, states: Tensor | None) -> None:
+    def _compute(self, num_rows: int, num_chains: int, last_rows: Tensor | None, states: Tensor | None) -> None:
         decoder, library = self._decoder, self._library
         if num_rows > len(self._x):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
         model, x = ctypes.byref(decoder._model), self._x
         library.layers(model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), self._threads)
-        if wanted is not None:
-            x = x[wanted]
+        if last_rows is not None:
+            x = x[last_rows]
         library.head(model, num_chains, x.data_ptr(), self._logits.data_ptr(), self._threads)

@@ -1,6 +1,6 @@
 """The Triton decoder of the Llama layers, captured as CUDA graphs: all steps of at most 16 rows replay the same graph.
 
-Rows are padded to a bucket; what pads them writes nothing, and nobody reads what becomes of it. Plain decoding and
+Rows are padded to a bucket; the padding writes nothing, and its results are not read. Plain decoding and
 verification of up to 15 drafted tokens differ in nothing but the numbers that these kernels read, so that they cannot
 differ in a row's bits. States between layers are float32. `models/llama/decoder.py` computes the same in PyTorch.
 """
@@ -44,12 +44,12 @@ class WeightPacker:
 
     Attributes:
         num_heads, num_kv_heads, head_dim: of attention.
-        takes: the type in which products take their inputs, that of all that is not in codes.
+        takes: the input type of products, that of everything that is not quantised.
         norm: the final norm's weight, float32.
 
     Raises:
-        UnsupportedModelError: the heads have a shape that the kernels do not compute, or codes of different forms stand
-            side by side.
+        UnsupportedModelError: the heads have a shape that the kernels do not compute, or quantized
+            weights of different formats are joined.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, maker: QuantisedMaker | None) -> None:
@@ -107,8 +107,8 @@ class WeightPacker:
             if len({weight.form for weight in quantized}) > 1:
                 names = ", ".join(part.name for part in parts)
                 raise UnsupportedModelError(
-                    f"{names} are in codes of different forms, which the Triton kernels do not multiply as one. Unset "
-                    f"{KERNELS_VARIABLE} to compute in PyTorch, or load a file that has them in one form."
+                    f"{names} are quantised in different formats, which the Triton kernels do not multiply as one. "
+                    f"Unset {KERNELS_VARIABLE} to compute in PyTorch, or load a file that has them in one form."
                 )
             return quantised_product(QuantisedWeight.cat(quantized), bias, self.takes, self._row_codes)
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
@@ -125,8 +125,8 @@ class TritonLlamaDecoder(LayerRangeDecoder):
     Args:
         model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
             packed; the model is of no use afterwards.
-        dtype: of keys and values, and of weights that are not in codes.
-        maker: of weights in codes; None: they are floats.
+        dtype: of keys and values, and of weights that are not quantised.
+        maker: of quantized weights; None: they are floats.
         output_tokens: int64, those whose logits are computed, in this order; None for all.
     """
 
@@ -190,18 +190,18 @@ class TritonLlamaDecoder(LayerRangeDecoder):
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`); not
         captured."""
-        wanted = [layer for layer in hidden_outputs.layers if first <= layer < last]
+        requested = [layer for layer in hidden_outputs.layers if first <= layer < last]
         out = torch.empty_like(x, dtype=torch.float32)
         with self._computing():
-            tapped = {layer: torch.empty_like(out) for layer in wanted}
+            entering = {layer: torch.empty_like(out) for layer in requested}
             for start, end, bucket in self._fed(layout):
                 self._step.x[: end - start] = x[start:end]
-                targets = self._state_buffers(wanted)
+                targets = self._state_buffers(requested)
                 self._step.layers(bucket, first, last, targets)
                 out[start:end] = self._step.x[: end - start]
                 for layer, states in targets:
-                    tapped[layer][start:end] = states[: end - start]
-        for layer, states in tapped.items():
+                    entering[layer][start:end] = states[: end - start]
+        for layer, states in entering.items():
             hidden_outputs.take(layer, states)
         return out
 
@@ -248,15 +248,15 @@ class TritonLlamaDecoder(LayerRangeDecoder):
     def _through_all(self, layout: Layout, layers: tuple[int, ...], hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Return what leaves the last layer, [T, hidden]. What enters `layers` is stored in `hidden_outputs`."""
         parts: list[Tensor] = []
-        tapped: list[list[Tensor]] = [[] for _ in layers]
+        entering: list[list[Tensor]] = [[] for _ in layers]
         for start, end, bucket in self._fed(layout):
             targets = self._state_buffers(layers)
             self._graphs.run(("layers", bucket, layers), partial(self._compute, bucket, targets))
             x = self._step.x[: end - start]
             parts.append(x if len(x) == layout.num_rows else x.clone())  # the next piece overwrites it
-            for kept, (_, states) in zip(tapped, targets, strict=True):
+            for kept, (_, states) in zip(entering, targets, strict=True):
                 kept.append(states[: end - start].clone())
-        for layer, of_pieces in zip(layers, tapped, strict=True):
+        for layer, of_pieces in zip(layers, entering, strict=True):
             hidden_outputs.take(layer, torch.cat(of_pieces))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -272,11 +272,11 @@ class TritonLlamaDecoder(LayerRangeDecoder):
 
     def _head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         hidden_outputs.take(self.num_layers, x, self._step.normed)
-        wanted = layout.select_logit_rows(x)
-        logits = self._step.logits.new_empty(len(wanted), self._step.logits.shape[1])
-        for start in range(0, len(wanted), HEAD_ROWS):
-            count = min(HEAD_ROWS, len(wanted) - start)
-            self._step.head_x[:count] = wanted[start : start + count]
+        requested = layout.select_logit_rows(x)
+        logits = self._step.logits.new_empty(len(requested), self._step.logits.shape[1])
+        for start in range(0, len(requested), HEAD_ROWS):
+            count = min(HEAD_ROWS, len(requested) - start)
+            self._step.head_x[:count] = requested[start : start + count]
             bucket = bucket_of(count)
             self._graphs.run(("head", bucket), partial(self._step.head, bucket))
             logits[start : start + count] = self._step.logits[:count]

@@ -45,7 +45,7 @@ class TritonWeights:
     Attributes:
         embedding: gives [n, hidden] when it is indexed with token ids.
         norm: the final one's weight. head: the output layer.
-        takes: the type in which products take their inputs.
+        takes: the input type of products.
         base: the page that distances of pages are counted from.
         num_heads, num_kv_heads, head_dim: of attention.
         layer_starts: by layer, the first number of its keys in a page.
@@ -71,7 +71,7 @@ class TritonStep:
     Attributes:
         words: [Capacity.words] int64 on the device (`step_arrays`).
         x: [MAX_ROWS, hidden] float32, the residual stream.
-        head_x: [HEAD_ROWS, hidden] float32, the states whose logits are wanted. logits: [HEAD_ROWS, V] float32.
+        head_x: [HEAD_ROWS, hidden] float32, the states whose logits are computed. logits: [HEAD_ROWS, V] float32.
 
     Args:
         capacity: of words and work items.
@@ -117,14 +117,14 @@ class TritonStep:
             bucket: rows, of those in BUCKETS.
             hidden_outputs: layers, and where what enters each is written, [MAX_ROWS, hidden].
         """
-        x, wanted = self.x[:bucket], dict(hidden_outputs)
+        x, outputs_of = self.x[:bucket], dict(hidden_outputs)
         sums, bias = None, None  # of the product that is not added yet
         for index in range(first, last):
             layer = self._weights.layers[index]
             normed = self._normed[:bucket]
             add_and_norm(x, sums, bias, layer.input_norm, normed, self._weights.eps)
-            if index in wanted:
-                wanted[index][:bucket] = x
+            if index in outputs_of:
+                outputs_of[index][:bucket] = x
             sums = self._product(layer.out, self._attention(index, layer, normed).flatten(1))
             add_and_norm(x, sums, layer.out.bias, layer.mlp_norm, normed, self._weights.eps)
             activated = self._activated[:bucket]

@@ -30,7 +30,7 @@ _SIZES = (
 _NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _MAX_LAYERS = 1 << 16
 """Configurations make lists of as many entries; no model has a hundredth of that."""
-# what would make Transformers import code or open files that nobody has looked at
+# keys that would make Transformers import code or open files that were not checked
 _DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_config", "distributed_config"}
 _DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
@@ -177,26 +177,26 @@ def stored_quantisation(fields: Fields) -> Quantisation | None:
 
     Raises:
         UnsupportedModelError: they are quantised by another program, or a later version of forerun.
-        ModelLoadError: what is said of it is damaged.
+        ModelLoadError: its description is damaged.
     """
-    said: Fields | None = fields.fields("quantization_config", None)
-    if said is None:
+    stored: Fields | None = fields.fields("quantization_config", None)
+    if stored is None:
         return None
-    method = said.string("quant_method", "unnamed")
+    method = stored.string("quant_method", "unnamed")
     if method != METHOD:
         raise UnsupportedModelError(
             f"{fields.place}: the weights are quantised ({method[:60]}), which forerun does not undo. Take the model's "
             "float weights, which it quantises itself (quantize='int8'), or save dequantised ones with Transformers."
         )
-    layout = said.integer("format", low=1)
+    layout = stored.integer("format", low=1)
     if layout != LAYOUT:
         raise UnsupportedModelError(
             f"{fields.place}: the weights are kept in forerun's format {layout}, and this version reads {LAYOUT}. "
             "Quantise the model anew, or take the version of forerun that wrote it."
         )
-    quantize = said.string("quantize")
+    quantize = stored.string("quantize")
     if quantize not in QUANTISATIONS:
-        raise said.wrong("quantize", f"one of {', '.join(QUANTISATIONS)}")
+        raise stored.wrong("quantize", f"one of {', '.join(QUANTISATIONS)}")
     return "int8" if quantize == "int8" else "int4"
 
 
@@ -232,10 +232,10 @@ def _of_types(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Convert numbers to the types of the class: 1 to a float, 4096.0 to an integer."""
     types = {field.name: get_args(field.type) or (field.type,) for field in dataclasses.fields(cls)}
     for key, value in values.items():
-        wanted = types.get(key, ())
-        if type(value) is int and float in wanted and int not in wanted:
+        accepted = types.get(key, ())
+        if type(value) is int and float in accepted and int not in accepted:
             values[key] = float(value)
-        elif type(value) is float and value.is_integer() and int in wanted and float not in wanted:
+        elif type(value) is float and value.is_integer() and int in accepted and float not in accepted:
             values[key] = int(value)
     return values
 

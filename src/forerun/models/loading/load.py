@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 Kind = Literal["auto", "llama", "general"]
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 """Of the significand."""
-# what modules that are not made for this attention, or values that fit no model, raise when they compute
+# raised by modules that do not fit this attention, or by configurations that fit no model, when they compute
 _COMPUTING = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AssertionError)
 
 
@@ -64,12 +64,11 @@ def load_model(
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
         adapter: the folder of a PEFT LoRA adapter to merge.
-        quantize: "int8" or "int4": the weights are kept in codes of so many bits, and `dtype` is the number format of
-            everything else. None: as the files say, which is "not at all" for those that `forerun quantize` has not
-            written.
+        quantize: "int8" or "int4": the weights are quantised, and `dtype` is the number format of everything else.
+            None: as stored, which is quantised only in folders that `forerun quantize` has written.
 
     Raises:
-        ConfigError: unknown dtype, kind or quantisation, the Llama decoder asked for a model it does not serve, a
+        ConfigError: unknown dtype, kind or quantisation, the Llama decoder requested for a model it does not serve, a
             device that is not there, or an adapter without PEFT.
         ModelLoadError: the files are missing, broken, or hold only pickled weights; an adapter does not fit them.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
@@ -187,14 +186,14 @@ def _load(
 ) -> tuple[ModelSource, Model]:
     """Load a model, and compute one step with it."""
     check_dtype(dtype)
-    asked = check_quantisation(quantize, dtype)
+    requested = check_quantisation(quantize, dtype)
     if kind not in ("auto", "llama", "general"):
         raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
-    place = resolve_device(device)
+    target_device = resolve_device(device)
     source = find_source(name)
     config = source.config()
     kind = served_kind(kind, source, config)
-    quantisation = asked or check_quantisation(source.quantisation(), dtype)
+    quantisation = requested or check_quantisation(source.quantisation(), dtype)
     register_attention()
     maker = None
     if quantisation is None:
@@ -204,7 +203,7 @@ def _load(
             source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
         )
     try:
-        hf = to_device(hf, place)
+        hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
@@ -212,7 +211,7 @@ def _load(
             model.packed_weights = source.packed_weights(config)
         probe(model)
     except _COMPUTING as error:
-        raise_own(error, place)
+        raise_own(error, target_device)
         if kind == "general" and not type(hf)._supports_attention_backend:
             raise foreign_attention(f"{name} ({config.model_type})") from error
         raise UnsupportedModelError(
@@ -226,7 +225,7 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
     """Return "llama" or "general".
 
     Raises:
-        ConfigError: the Llama decoder is asked for a model that it does not serve.
+        ConfigError: the Llama decoder is requested for a model that it does not serve.
         UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
     """
     refuse_unservable(config, source.name)
@@ -314,8 +313,8 @@ def served_dtype(source: ModelSource, dtype: str, *, is_quantised: bool) -> torc
     """Return the dtype of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and for
     dequantised weights.
 
-    is_quantised: weights are to be codes, and this is for everything else: float32 where "auto" finds float64, in which
-        no codes are multiplied.
+    is_quantised: weights are quantised, and the result is for everything else: float32 if "auto" finds float64, in
+        which quantized values are not multiplied.
     """
     if dtype == "auto":
         dtype = source.stored_dtype() or "float32"

@@ -69,11 +69,12 @@ def read_settings(fields: Fields) -> dict[str, Any]:
         )
     if fields.string("bias", "none") != "none":
         raise UnsupportedModelError(f"{fields.place}: the adapter replaces biases of the model. {MERGED}")
-    begun = fields.values.get("init_lora_weights")
-    if not any(begun is way or begun == way for way in _KEEPS_BASE):
+    initialisation = fields.values.get("init_lora_weights")
+    if not any(initialisation is way or initialisation == way for way in _KEEPS_BASE):
         raise UnsupportedModelError(
-            f"{fields.place}: init_lora_weights is {str(begun)[:60]!r}, for which the base model's weights were "
-            "changed as well. Convert it to plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)."
+            f"{fields.place}: init_lora_weights is {str(initialisation)[:60]!r}, for which the base model's weights "
+            "were changed as well. Convert it to plain LoRA (save_pretrained with "
+            "path_initial_model_for_weight_conversion)."
         )
     for key, value in fields.values.items():
         if value and key not in _ELSEWHERE:

@@ -1,9 +1,9 @@
 """Layers with weights of 8 or 4 bits, quantised while the weights stream: a float weight exists only while it is
 quantised.
 
-Weights that are stored in codes are taken as they are where they have as many bits as was asked for. All others are
-brought to float32 and quantised: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
-minimum. With 4 bits, embedding and output layer are kept at 8, unless the files have them at 4.
+Weights that are stored quantized are used as stored if they have the requested number of bits. All others are
+converted to float32 and quantised: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
+minimum. With 4 bits, embedding and output layer are kept at 8 bits, unless the files have them at 4.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Quantisation = Literal["int8", "int4"]
 _STREAMED = re.compile(
     r"(model\.)?(embed_tokens|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight|lm_head\.weight"
 )
-"""The weights of the Llama decoder that become codes."""
+"""The weights of the Llama decoder that are quantised."""
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 METHOD, LAYOUT = "forerun", 1
-"""`quant_method` and `format` in the quantization_config of folders that hold codes (`quantised_tensors.py`)."""
+"""`quant_method` and `format` in the quantization_config of folders with quantized weights (`quantised_tensors.py`)."""
 
 
 def check_quantisation(quantize: str | None, dtype: str | None) -> Quantisation | None:
@@ -89,13 +89,13 @@ def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
 BITS: Mapping[Quantisation, int] = {"int8": 8, "int4": 4}
 
 
-def keeps_stored(stored: int, asked: int, *, is_outer: bool) -> bool:
+def keeps_stored(stored: int, requested: int, *, is_outer: bool) -> bool:
     """Return whether quantized values of so many bits are served as stored.
 
     Args:
-        asked: bits asked for. is_outer: of the embedding or the output layer, for which 8 are made in any case.
+        asked: requested bits. is_outer: of the embedding or the output layer, which are always quantised to 8 bits.
     """
-    return stored == asked or (is_outer and stored == 8)
+    return stored == requested or (is_outer and stored == 8)
 
 
 def form_kept(stored: QuantisedFormat | None, quantize: Quantisation, *, is_outer: bool) -> QuantisedFormat:
@@ -109,10 +109,10 @@ class QuantisedMaker:
     """Makes layers of quantized weights (`Maker`).
 
     Args:
-        quantize: the bits asked for.
-        stored: gives the weight of a name in the codes that the files have it in, or None; None: none is to be used.
+        quantize: the requested quantisation.
+        stored: returns the quantized weight of a name from the files, or None; None: none is to be used.
         numbers: tensors by name in the files, which are read here and quantised in place of what the model holds.
-        dtype: of all that is not in codes, and of the embedding's rows.
+        dtype: of everything that is not quantised, and of the embedding's rows.
     """
 
     def __init__(

@@ -29,12 +29,8 @@ def tensors_of(name: str, weight: QuantisedWeight, *, is_transposed: bool = Fals
     """Return the tensors of one weight by name."""
     prefix = name + (_TRANSPOSED if is_transposed else "")
     packs = weight.bits == 4 and weight.shape[1] % 2 == 0
-    found = (
-        {f"{prefix}.{_PACKED}": weight.quantized[:, ::2] | (weight.quantized[:, 1::2] << 4)}
-        if packs
-        else {f"{prefix}.{_CODES}": weight.quantized}
-    )
-    found[f"{prefix}.{_SCALE}"] = weight.scale
+    quantized = weight.quantized[:, ::2] | (weight.quantized[:, 1::2] << 4) if packs else weight.quantized
+    found = {f"{prefix}.{_PACKED if packs else _CODES}": quantized, f"{prefix}.{_SCALE}": weight.scale}
     if weight.minimum is not None:
         found[f"{prefix}.{_MINIMUM}"] = weight.minimum
     return {key: tensor.contiguous() for key, tensor in found.items()}
@@ -62,11 +58,11 @@ class QuantisedTensors:
             ModelLoadError: a weight lacks a part, or one has a shape or number format that cannot be.
         """
         parts: dict[str, dict[str, TensorSlice]] = {}
-        transposed, others = set(), {}
+        transposed, remaining = set(), {}
         for key, each in slices.items():
             prefix, _, kind = key.rpartition(".")
             if kind not in _KINDS or not prefix.removesuffix(_TRANSPOSED).endswith("weight"):
-                others[key] = each
+                remaining[key] = each
                 continue
             name = prefix.removesuffix(_TRANSPOSED)
             if name != prefix:
@@ -77,7 +73,7 @@ class QuantisedTensors:
         found = cls(place, parts, frozenset(transposed))
         for name in parts:
             found._check(name)
-        return found, others
+        return found, remaining
 
     def shape(self, name: str) -> tuple[int, int]:
         """Return the numbers of outputs and inputs."""
@@ -88,7 +84,7 @@ class QuantisedTensors:
         """Return the weight of a name; None if it is not stored quantized.
 
         Raises:
-            ModelLoadError: a scale or minimum is NaN or infinite, or a code of 4 bits has more.
+            ModelLoadError: a scale or minimum is NaN or infinite, or a value of 4 bits has more.
         """
         if name not in self.parts:
             return None
@@ -135,12 +131,12 @@ class QuantisedTensors:
             raise ModelLoadError(f"{self.place}: the weight {name} has codes that are no matrix. {REMEDY}")
         num_outputs, num_inputs = self.shape(name)
         by_group = parts[_SCALE].get_dtype() == "F16"
-        wanted = [num_outputs, -(-num_inputs // GROUP) if by_group else 1]
+        expected = [num_outputs, -(-num_inputs // GROUP) if by_group else 1]
         for kind in (_SCALE, _MINIMUM):
-            if kind in parts and parts[kind].get_shape() != wanted:
+            if kind in parts and parts[kind].get_shape() != expected:
                 raise ModelLoadError(
-                    f"{self.place}: {kind} of the weight {name} has shape {parts[kind].get_shape()}, and its codes ask "
-                    f"for {wanted}. {REMEDY}"
+                    f"{self.place}: {kind} of the weight {name} has shape {parts[kind].get_shape()}, and must "
+                    f"have {expected}. {REMEDY}"
                 )
         if not by_group and len(parts) > 2:
             raise ModelLoadError(f"{self.place}: the weight {name} has minima, and no groups. {REMEDY}")

@@ -22,7 +22,7 @@ class ModelSource(ABC):
     UnsupportedModelError where it is of a kind that forerun does not serve.
 
     Attributes:
-        name: what the model was asked for as, for messages.
+        name: the name that the user gave, for messages.
         place_of_sampling: where `recommended_sampling` is written, for messages.
     """
 

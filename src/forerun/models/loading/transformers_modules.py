@@ -1,6 +1,6 @@
 """The only module that lets Transformers read a model folder. It never runs code from a folder.
 
-Configuration and weights are handed to Transformers as values (`sources/`, `weights.py`); it opens files for
+Configuration and weights are passed to Transformers as values (`source.py`, `weights.py`); it opens files for
 tokenizers alone.
 """
 
@@ -25,7 +25,7 @@ def read_tokenizer(folder: Path, name: str, remedy: str) -> Any:
     """Return the Transformers tokenizer of a folder.
 
     Args:
-        name: what the folder was asked for as. remedy: what to do where there is no tokenizer in it.
+        name: the name that the user gave. remedy: what to do where there is no tokenizer in it.
 
     Raises:
         ModelLoadError: it cannot be read, or needs code of the folder's.
@@ -40,7 +40,7 @@ def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
     """Return the Transformers model of a configuration, on the CPU, with a checkpoint's weights.
 
     Args:
-        name: what the model was asked for as.
+        name: the name that the user gave.
         dtype: that the weights are brought to.
         attention: the name that its attention is registered by; None for Transformers' default.
 
@@ -149,9 +149,9 @@ def _shapes(
 
 def _check_loaded(checkpoint: Checkpoint, model: Any, loaded: dict[str, Any], name: str) -> None:
     """Raise ModelLoadError if tensors are missing, do not fit, or would change the model if they were used."""
-    for tensor, found, wanted in sorted(loaded["mismatched_keys"]):
+    for tensor, found, expected in sorted(loaded["mismatched_keys"]):
         raise ModelLoadError(
-            f"{name}: tensor {tensor} has shape {list(found)} in the weights, and {list(wanted)} by "
+            f"{name}: tensor {tensor} has shape {list(found)} in the weights, and {list(expected)} by "
             f"{checkpoint.described_by}. {checkpoint.remedy}"
         )
     if loaded["missing_keys"]:

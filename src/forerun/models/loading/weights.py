@@ -116,14 +116,14 @@ def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: 
             )
 
 
-def check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, Sequence[int]], base: str, name: str) -> None:
+def check_shapes(checkpoint: Checkpoint, expected: Mapping[str, Sequence[int]], base: str, name: str) -> None:
     """Compare tensors that bear the name of one of the model's, with or without the prefix of its base.
 
     Raises:
         ModelLoadError: names the first whose shape is another.
     """
     for tensor in checkpoint.slices:
-        shape = wanted.get(tensor, wanted.get(f"{base}.{tensor}"))
+        shape = expected.get(tensor, expected.get(f"{base}.{tensor}"))
         found = checkpoint.slices[tensor].get_shape()
         if shape is not None and list(shape) != found:
             raise ModelLoadError(
@@ -156,19 +156,19 @@ def check_unused(checkpoint: Checkpoint, unused: Iterable[str], served: Collecti
     Raises:
         ModelLoadError: one of them belongs to a module that is served, and is not zero.
     """
-    others: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     for tensor in sorted(unused):
         if _COMPUTED.search(tensor) or _is_tied_head(checkpoint, tensor):
             continue
         if not _is_inside(tensor, served):
-            others[_outside(tensor, served)] += 1
+            left_out[_outside(tensor, served)] += 1
         elif checkpoint.slices[tensor][...].any():
             raise ModelLoadError(
                 f"{name}: the weights hold {tensor}, which a model by {checkpoint.described_by} would leave out. "
                 f"{checkpoint.remedy}"
             )
-    if others:
-        parts = ", ".join(f"{prefix}.* ({count})" for prefix, count in others.items())
+    if left_out:
+        parts = ", ".join(f"{prefix}.* ({count})" for prefix, count in left_out.items())
         _log.warning("%s: weights that text needs not are left out: %s.", name, parts)
 
 

@@ -142,10 +142,10 @@ def _mapped(path: Path) -> mmap.mmap:
 def _refuse_part(path: Path, header: GgufHeader) -> None:
     """Raise UnsupportedModelError for one of several files of a model, by metadata or by name."""
     named = _SPLIT_NAME.search(path.name)
-    said = header.metadata.get("split.count", int(named[1]) if named else 1)
-    if said not in (0, 1):
+    num_parts = header.metadata.get("split.count", int(named[1]) if named else 1)
+    if num_parts not in (0, 1):
         raise UnsupportedModelError(
-            f"{path}: it is one of {said} parts of a model, which forerun does not put together. Join them: "
+            f"{path}: it is one of {num_parts} parts of a model, which forerun does not put together. Join them: "
             "llama-gguf-split --merge FIRST-PART MODEL.gguf."
         )
 

@@ -49,11 +49,11 @@ def read_merges(tokens: TokenList) -> list[tuple[str, str]]:
         ModelLoadError: there are none, or one of them does not join two tokens to a third.
     """
     merges: dict[tuple[str, str], None] = {}
-    for place, merge in enumerate(tokens.fields.list_of(MERGES, str)):
+    for index, merge in enumerate(tokens.fields.list_of(MERGES, str)):
         border = merge.find(" ", 1)
         left, right = merge[:border], merge[border + 1 :]
         if border < 0 or left not in tokens.ids or right not in tokens.ids or left + right not in tokens.ids:
-            raise tokens.wrong(MERGES, f"merge {place} does not join two tokens of the vocabulary to a third")
+            raise tokens.wrong(MERGES, f"merge {index} does not join two tokens of the vocabulary to a third")
         merges[left, right] = None
     return list(merges)
 
@@ -93,11 +93,9 @@ def _pairs(text: str, ids: Mapping[str, int]) -> list[tuple[str, str]]:
 
 # Which tokens end an answer, and which are matched in a text though the file does not mark them.
 #
-# GGUF names one end of text, and often no end of a turn. llama.cpp therefore looks for the texts that such tokens
-# have in
-# published models (src/llama-vocab.cpp, `llama_vocab::impl::load`, "special tokens"); the lists are its. A token of
-# these
-# texts is a control token whatever its type.
+# GGUF names one end of text, and often no end of a turn. llama.cpp therefore searches for the texts of such tokens in
+# published models (src/llama-vocab.cpp, `llama_vocab::impl::load`, "special tokens"); these are its lists. A token of
+# these texts is a control token whatever its type.
 
 _ENDS = frozenset(
     {
@@ -159,12 +157,9 @@ def _found_by_text(tokens: TokenList) -> dict[str, int]:
 # The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`.
 #
 # They are those of llama.cpp (src/llama-vocab.cpp, `llm_tokenizer_bpe` and `llama_vocab::impl::load`). Where the
-# model's
-# own tokenizer.json differs, llama.cpp is followed: no normalisation to NFC for Qwen2, and contractions such as 'S
-# in
-# ASCII alone for Llama 3 and Qwen2, whose rule elsewhere also takes the long s (U+017F). What is a letter or a
-# number is
-# said by the Unicode tables of the `tokenizers` library; they differ from llama.cpp's in some digits of Unicode 16.
+# model's own tokenizer.json differs, llama.cpp is followed: no normalisation to NFC for Qwen2, and contractions such as
+# 'S in ASCII alone for Llama 3 and Qwen2, whose rule elsewhere also takes the long s (U+017F). Letters and numbers are
+# those of the Unicode tables of the `tokenizers` library, which differ from llama.cpp's in some digits of Unicode 16.
 
 _DIGIT = r"\p{N}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -327,13 +322,13 @@ def _vocabulary(tokens: TokenList, merges: list[tuple[str, str]]) -> dict[str, i
 
 def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
     """Build the processor that puts bos before and eos after a text. add_bos: the default if the file does not say."""
-    wanted = {
+    added = {
         "bos": tokens.fields.flag(PREFIX + "add_bos_token", add_bos),
         "eos": tokens.fields.flag(PREFIX + "add_eos_token", False),
     }
     parts: dict[str, list[str]] = {"bos": [], "eos": []}
     special = []
-    for role in (role for role, is_wanted in wanted.items() if is_wanted):
+    for role in (role for role, is_wanted in added.items() if is_wanted):
         if role not in tokens.named:
             raise tokens.wrong(f"{PREFIX}add_{role}_token", f"it is true, but {PREFIX}{NAMED[role]} is missing")
         text = tokens.texts[tokens.named[role]]
