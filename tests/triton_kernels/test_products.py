@@ -1,4 +1,4 @@
-"""Products against their references; a row's bits do not depend on bucket, place, company or NaN in other rows."""
+"""Products against their references; a row's bits do not depend on bucket, position, batch or NaN in other rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = ("float", "int8", "int8-groups", "int4-groups", "int4-minima")
 def product_of(
     kind: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> tuple[Product, Tensor | QuantisedWeight, Tensor]:
-    """The product, its weight and its bias."""
+    """Return the product, its weight and its bias."""
     bias = drawn(shape[0], seed=5)
     if kind == "float":
         weight = drawn(*shape, seed=2).to(dtype)

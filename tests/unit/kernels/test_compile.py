@@ -1,4 +1,4 @@
-"""The library is found or compiled once; whatever goes wrong has a reason, and no partial file is ever used."""
+"""The library is found or compiled once; every failure has a reason, and no partial file is used."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Not for processes that have ended and that nobody has waited for."""
+    """Return whether a process runs; finished processes that were not waited for do not count."""
     told = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=LIMIT
     )

@@ -1,4 +1,4 @@
-"""Weights in codes: how near they are, what is refused, and GGUF's blocks to the last bit."""
+"""Quantised weights: their error, what is refused, and GGUF's blocks to the last bit."""
 
 from __future__ import annotations
 

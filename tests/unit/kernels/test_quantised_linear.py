@@ -30,7 +30,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def grouped(weight: Tensor, *, bits: int, zero: int, has_minimum: bool) -> QuantisedWeight:
-    """Random codes, all of them, in groups of 32 inputs."""
+    """Return a weight with random values, all of them used, in groups of 32 inputs."""
     generator = torch.Generator().manual_seed(weight.shape[1])
     groups = -(-weight.shape[1] // 32)
     quantized = torch.randint(0, 1 << bits, tuple(weight.shape), generator=generator, dtype=torch.uint8)
@@ -49,7 +49,7 @@ FORMS: dict[str, Callable[[Tensor], QuantisedWeight]] = {
 
 
 def defined(weight: QuantisedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
-    """The product by its definition, one operation after another in NumPy, sums in int64."""
+    """Compute the product by its definition, one operation after another in NumPy, sums in int64."""
     codes_w = weight.quantized.numpy().astype(np.int64) - weight.zero
     scale_w = weight.scale.numpy().astype(np.float32)
     padding = -weight.shape[1] % 32
@@ -163,7 +163,7 @@ def test_many_rows_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("forms", [("int8", "Q4_1", "Q8_0"), ("Q4_0", "Q4_1"), ("int4", "int4")], ids=str)
 def test_weights_in_different_codes_are_one_layer(forms: tuple[str, ...]) -> None:
-    """All read the same codes of the activations: the least of their limits."""
+    """Check that all weights use the same quantized activations: the least of their limits."""
     weights = [FORMS[form](drawn(5 + i, 700, seed=i)) for i, form in enumerate(forms)]
     x, bias = drawn(9, 700, seed=7), drawn(sum(range(5, 5 + len(forms))), seed=8)
     joined = JoinedLinear(weights, bias)

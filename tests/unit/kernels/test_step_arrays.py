@@ -1,4 +1,4 @@
-"""The words of a step: what each part says, and how a forward is cut into pieces."""
+"""The arrays of a step: their parts, and how a forward is cut into pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that fails, or has no memory left, while a model is loaded: it is not the model's fault."""
+"""A device that fails or runs out of memory while a model is loaded is reported as a device error."""
 
 from __future__ import annotations
 

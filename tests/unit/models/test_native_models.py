@@ -34,7 +34,7 @@ def _needs_kernels() -> None:
 
 
 def logits(model: Model) -> Tensor:
-    """Of a prompt over several pages, whose last rows come one by one and as a tree."""
+    """Return the logits of a prompt over several pages, whose last rows come one by one and as a tree."""
     cache = model.new_cache()
     parts = [model.forward([Rows(cache, TOKENS[:-2])]).logits]
     cache.commit(range(len(TOKENS) - 2))
@@ -73,7 +73,7 @@ def test_float32_codes_give_nearly_the_bits_of_the_references(tmp_path: Path, mo
 
 
 def tiny(**options: object) -> tf.LlamaConfig:
-    """A Llama with odd options."""
+    """Build a Llama with odd options."""
     shape = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2}
     return tf.LlamaConfig(**{**shape, "num_attention_heads": 2, "num_key_value_heads": 1, **options})
 

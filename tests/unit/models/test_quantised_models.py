@@ -1,4 +1,4 @@
-"""Models whose weights are kept in codes: what they are made of, that they are exact, and what is refused."""
+"""Models with quantised weights: what they consist of, that they are exact, and what is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def decoder_of(model: Model) -> LlamaDecoder:
 
 
 def numbers(linear: object) -> Tensor:
-    """What a layer of either kind multiplies with."""
+    """Return the numbers that a layer of either kind multiplies with."""
     if isinstance(linear, QuantisedLinear):
         return linear.quantised.dequantise(torch.float32)
     return linear.weight.to_dense()  # type: ignore[attr-defined]
@@ -141,7 +141,7 @@ def test_no_device_holds_float_matrices_either(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", ["both", "lm_head.weight", "model.embed_tokens.weight"])
 def test_a_tied_embedding_is_quantised_from_the_numbers_in_the_files(kept: str, tmp_path: Path) -> None:
-    """Whatever the number format of the rest, as `forerun quantize` does it."""
+    """Compare with `forerun quantize`, whatever the dtype of the other tensors."""
     drawn_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     table = tensors.pop("model.embed_tokens.weight")
@@ -178,7 +178,7 @@ def test_gguf_blocks_of_as_many_bits_are_taken_as_they_are(type_name: str, quant
 def test_parts_in_different_codes_are_kept_in_them(
     type_name: str, other: str, quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Query, key and value are one product of the reference, and three of the native kernels."""
+    """Check that query, key and value are one product of the reference, and three of the native kernels."""
     path = tmp_path / "it.gguf"
     write_gguf(path, drawn_llama(), type_name)
     _with_another_type(path, "blk.0.attn_v.weight", other)

@@ -1,4 +1,4 @@
-"""Headers as they should be are read, and those as they should not be are refused by name."""
+"""GGUF headers: valid ones are read, and damaged ones are refused by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def array(kind: int, count: int, values: bytes = b"") -> bytes:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """All types of values, and a tensor of each shape that matters."""
+    """Build a file with all types of values, and a tensor of each relevant shape."""
     writer = gguf.GGUFWriter(tmp_path / "small.gguf", "llama")
     values: dict[str, Any] = {
         "a.text": "Grüße 你好",
@@ -64,7 +64,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def content_of(file: GgufFile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is read of a file, comparable."""
+    """Return the contents of a file in comparable form."""
     tensors = {name: (t.shape, t.type_name, t.blocks.tobytes()) for name, t in file.tensors.items()}
     return dict(file.metadata), tensors
 
@@ -75,7 +75,7 @@ def open_bytes(content: bytes, folder: Path) -> GgufFile:
 
 
 def read_or_refusal(content: bytes, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | str:
-    """What is read of a file, or why it is refused."""
+    """Return the contents of a file, or the reason why it is refused."""
     try:
         return content_of(open_bytes(content, folder))
     except ModelLoadError as error:
@@ -113,7 +113,7 @@ def test_every_prefix_is_refused_or_read_the_same(small: Path, tmp_path: Path) -
 
 
 def test_of_single_flipped_bits_in_the_header_nothing_crashes(small: Path, tmp_path: Path) -> None:
-    """GGUF has no checksum. What a flipped bit may change without anybody noticing is one value or one name."""
+    """Flip single bits: GGUF has no checksum, so a flipped bit may change one value unnoticed, but nothing else."""
     content, (keys, tensors) = small.read_bytes(), content_of(GgufFile.open(small))
     end = len(content) - sum(-(-len(data) // 32) * 32 for _, _, data in tensors.values())
     random = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""FORERUN_KERNELS=triton where the kernels cannot be had: an error with reason and remedy, never another kernel."""
+"""FORERUN_KERNELS=triton without Triton kernels: an error with reason and remedy, never other kernels."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_number_formats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("triton_is_there")
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the smallest kernel raises is told as it is."""
+    """Check that the error of the smallest kernel is reported unchanged."""
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA driver version is insufficient")

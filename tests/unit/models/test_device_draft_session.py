@@ -1,4 +1,4 @@
-"""Rows computed ahead of the reader are those computed one by one, and nothing is left of those nobody takes."""
+"""Rows computed ahead of the reader equal those computed one by one, and unused rows leave nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST = [[7, 8], [9]]
 
 
 def one_by_one(model: LanguageModel, names: list[int], states: Any, count: int) -> tuple[list[Any], list[Any]]:
-    """Logits of each row, and the caches."""
+    """Return the logits of each row, and the caches."""
     caches = [model.new_cache() for _ in FIRST]
     tokens, found = FIRST, []
     for step in range(count):

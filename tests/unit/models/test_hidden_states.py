@@ -45,7 +45,7 @@ def prompted(model: Model, prompt: list[int]) -> Cache:
 @pytest.mark.parametrize("kind", ["auto", "general"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_those_of_transformers(family: str, kind: str, folders: dict[str, Path]) -> None:
-    """Its norms are computed in float32, also in a float64 model."""
+    """Compare with Transformers, whose norms are computed in float32, also in a float64 model."""
     model = load_model(folders[family], dtype="float64", kind=kind)  # type: ignore[arg-type]
     reference = AutoModelForCausalLM.from_pretrained(
         folders[family], dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
