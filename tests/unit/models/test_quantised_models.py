@@ -58,7 +58,7 @@ def decoder_of(model: Model) -> LlamaDecoder:
 def numbers(linear: object) -> Tensor:
     """Return the numbers that a layer of either kind multiplies with."""
     if isinstance(linear, QuantisedLinear):
-        return linear.quantised.dequantise(torch.float32)
+        return linear.weight.dequantise(torch.float32)
     return linear.weight.to_dense()  # type: ignore[attr-defined]
 
 
@@ -83,7 +83,7 @@ def test_families_are_exact_and_near_their_float_model(family: str, quantize: st
         modules = list(model.decoder.model.modules())
         assert any(isinstance(module, QuantisedLinear) for module in modules)
         assert not any(type(module) is torch.nn.Linear for module in modules)
-        bits = {module.quantised.bits for module in modules if isinstance(module, QuantisedLinear)}
+        bits = {module.weight.bits for module in modules if isinstance(module, QuantisedLinear)}
         assert bits == ({8} if quantize == "int8" else {4, 8})
 
 
@@ -107,7 +107,7 @@ def test_what_each_weight_becomes(is_tied: bool, tmp_path: Path) -> None:
     table = quantise_int8(tensors["model.embed_tokens.weight"]).dequantise(torch.bfloat16)
     assert torch.equal(decoder.embedding[torch.arange(48)], table)
     if is_tied:
-        assert decoder.embedding.quantised is decoder.lm_head.quantised  # type: ignore[attr-defined]
+        assert decoder.embedding.weight is decoder.lm_head.weight  # type: ignore[attr-defined]
     plain = load_model(tmp_path)
     assert model.num_parameters == plain.num_parameters and model.dtype == torch.bfloat16
     assert identity(model) == identity(plain).replace(" cpu", " int4 cpu")
