@@ -24,8 +24,8 @@ from forerun.export.files import (
     save_tokenizer,
 )
 from forerun.models import find_tokenizer
+from forerun.models.families import llama_refusal
 from forerun.models.linear import Part
-from forerun.models.llama.decoder import llama_refusal
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import read_to_quantise

@@ -24,12 +24,12 @@ from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.families import library_for
+from forerun.models.families import library_for, served_kind
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.load import check_dtype, served_dtype, served_kind
+from forerun.models.loading.load import check_dtype, served_dtype
 from forerun.models.loading.quantise import Quantisation, check_quantisation, form_kept
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.utils.device import resolve_device

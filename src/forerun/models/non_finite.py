@@ -36,10 +36,7 @@ def first_non_finite_tensor(model: LanguageModel) -> str | None:
         return first_non_finite_tensor(model.model)
     if not isinstance(model, Model):
         return None
-    for name, tensor in _named_tensors(model.decoder):
-        if not _is_finite(tensor):
-            return name
-    return None
+    return next((name for name, tensor in _named_tensors(model.decoder) if not _is_finite(tensor)), None)
 
 
 def has_finite_rows(logits: Tensor) -> bool:

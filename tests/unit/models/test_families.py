@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from families import FAMILIES, VOCAB, make_family
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
-from forerun.models.llama.decoder import LLAMA_MODEL_TYPES
+from forerun.models.families import LLAMA_MODEL_TYPES
 
 # Transformers computes norms and the rotation in float32 even then, so paths agree to float32, not to float64
 FLOAT64_TOLERANCE = 2e-5

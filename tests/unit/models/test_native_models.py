@@ -19,8 +19,8 @@ from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models import Model, Rows, identity, load_model
+from forerun.models.families import llama_refusal
 from forerun.models.linear import FloatMaker, Linear, Part
-from forerun.models.llama.decoder import llama_refusal
 from forerun.models.llama.native import NativeLlamaDecoder
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 12

@@ -15,7 +15,7 @@ from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.families import library_for
 from forerun.models.loading.find_source import find_source
-from forerun.models.memory_plan import WeightStorage, ModelMemory
+from forerun.models.memory_plan import ModelMemory, WeightStorage
 
 _INT8: Literal["int8"] = "int8"
 

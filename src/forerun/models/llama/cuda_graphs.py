@@ -85,9 +85,7 @@ class StepInputBuffers:
         self._target, self._base = target, base.data_ptr()
         is_cuda = target.device.type == "cuda"
         self._stages = [torch.zeros(len(target), dtype=torch.int64, pin_memory=is_cuda) for _ in range(_STAGES)]
-        self._copied: list[torch.cuda.Event] = []
-        if is_cuda:
-            self._copied = [torch.cuda.Event() for _ in range(_STAGES)]  # type: ignore[no-untyped-call]
+        self._copied = [torch.cuda.Event() for _ in range(_STAGES if is_cuda else 0)]  # type: ignore[no-untyped-call]
         self._next = 0
         target[row_start("tile") : row_start("prefix")] = NO_TILE
 

@@ -23,31 +23,6 @@ from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
 from forerun.models.rotation import Rotation, pair_halves, rotate
 
-LLAMA_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-
-
-def llama_refusal(config: Any) -> str | None:
-    """Return the reason why the Llama decoder cannot serve this Transformers configuration; None if it can."""
-    model_type = getattr(config, "model_type", None)
-    if model_type not in LLAMA_MODEL_TYPES:
-        return f"model type {model_type!r} is not one of {', '.join(LLAMA_MODEL_TYPES)}"
-    rope = getattr(config, "rope_parameters", None) or {}
-    # longrope has factors for short and for long contexts
-    if rope.get("rope_type", "default") not in _ROPE_TYPES or rope.get("short_factor") != rope.get("long_factor"):
-        return f"rope type {rope.get('rope_type')!r} depends on the sequence's length"
-    rotated = rope.get("partial_rotary_factor") or 1.0
-    if rotated != 1.0 and rope.get("rope_type", "default") != "default":  # the default type does not read it
-        return f"a rotation of {rotated} of each head"
-    heads, kv_heads, width = head_shape(config)
-    if width % 2 or heads % max(1, kv_heads):
-        return f"{heads} query heads and {kv_heads} key heads of width {width}"
-    if getattr(config, "hidden_act", "silu") != "silu":
-        return f"activation {getattr(config, 'hidden_act', None)!r}"
-    if getattr(config, "mlp_bias", False):
-        return "biases in the feed-forward layers"
-    return None
-
 
 def head_shape(config: Any) -> tuple[int, int, int]:
     """Return the query heads, the key heads, and the width of a head."""

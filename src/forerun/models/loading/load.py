@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from forerun.config import DEFAULT_DTYPE, DTYPES, NATIVE, REFERENCE, TRITON
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.triton.availability import is_triton_selected
-from forerun.models.families import library_for, make_decoder
+from forerun.models.families import Kind, library_for, llama_refusal, make_decoder, served_kind
 from forerun.models.general import ATTENTION_NAME, register_attention
-from forerun.models.llama.decoder import llama_refusal
-from forerun.models.loading.configuration import OUTPUT_TOKENS, context_length, refuse_unservable
+from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.lora import adapter_tokenizer, with_adapter
 from forerun.models.loading.quantise import (
@@ -35,7 +34,6 @@ from forerun.utils.device import raise_own, resolve_device
 from forerun.utils.foreign_errors import reason
 
 _log = logging.getLogger(__name__)
-Kind = Literal["auto", "llama", "general"]
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 """Of the significand."""
 # raised by modules that do not fit this attention, or by configurations that fit no model, when they compute
@@ -221,25 +219,6 @@ def _load(
     return source, model
 
 
-def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
-    """Return "llama" or "general".
-
-    Raises:
-        ConfigError: the Llama decoder is requested for a model that it does not serve.
-        UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
-    """
-    refuse_unservable(config, source.name)
-    refusal = llama_refusal(config)
-    if kind == "llama" and refusal:
-        raise ConfigError(f"the Llama decoder cannot serve {source.name}: {refusal}. Use kind='general'.")
-    if (kind == "general" or refusal) and source.output_tokens(config) is not None:
-        raise UnsupportedModelError(
-            f"{source.name} proposes a part of its vocabulary ({OUTPUT_TOKENS} in its configuration), which only the "
-            f"Llama decoder serves{': ' + refusal if refusal else ''}. Remove that key to compute all tokens."
-        )
-    return ("general" if refusal else "llama") if kind == "auto" else kind
-
-
 def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     """Turn a Transformers model in memory into a Model, which takes it apart. No token of its own ends an answer.
 
@@ -297,9 +276,8 @@ def _assemble(
         kind=kind,
         output_tokens=output_tokens,
     )
-    model.kernels = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
-    if is_triton_selected():
-        model.kernels = TRITON
+    native = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
+    model.kernels = TRITON if is_triton_selected() else native
     return model
 
 

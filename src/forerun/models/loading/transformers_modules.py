@@ -121,10 +121,8 @@ def _model_class(name: str, config: Any) -> Any:
 
 
 def _options(dtype: torch.dtype, attention: str | None) -> dict[str, Any]:
-    options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
-    if attention is not None:
-        options["attn_implementation"] = attention
-    return options
+    named = {} if attention is None else {"attn_implementation": attention}
+    return {"dtype": dtype, "experts_implementation": "eager", **named}
 
 
 def _empty(cls: Any, config: Any, options: dict[str, Any]) -> Any:
