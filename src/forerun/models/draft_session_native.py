@@ -90,7 +90,7 @@ class NativeDraftSession(DraftSession):
         """Write the logits of the last row of each chain.
 
         Args:
-            wanted: [num_chains] int64, these rows; None: each chain has one.
+            last_rows: [num_chains] int64, these rows; None: each chain has one.
             states: as of `advance`.
         """
 

@@ -339,7 +339,7 @@ def _read(
 ) -> Any:
     """Return the Transformers model of a source in a dtype, with an adapter if there is one."""
 
-    def in_format(wanted: torch.dtype) -> Any:
-        return read_model(source.name, config, source.checkpoint(config, wanted), wanted, attention)
+    def in_format(dtype: torch.dtype) -> Any:
+        return read_model(source.name, config, source.checkpoint(config, dtype), dtype, attention)
 
     return with_adapter(in_format, number_format, adapter, source.name)

@@ -235,7 +235,7 @@ class Adapter:
         """Read the adapter in a local folder.
 
         Raises:
-            ModelLoadError, UnsupportedModelError: as `with_adapter`, as far as it can be told without the model.
+            ModelLoadError, UnsupportedModelError: as `with_adapter`, as far as the adapter alone shows.
         """
         path = local_path(folder)
         if not (path / CONFIG).is_file():

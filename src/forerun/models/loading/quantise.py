@@ -93,7 +93,7 @@ def keeps_stored(stored: int, requested: int, *, is_outer: bool) -> bool:
     """Return whether quantized values of so many bits are served as stored.
 
     Args:
-        asked: requested bits. is_outer: of the embedding or the output layer, which are always quantised to 8 bits.
+        requested: bits. is_outer: of the embedding or the output layer, which are always quantised to 8 bits.
     """
     return stored == requested or (is_outer and stored == 8)
 

@@ -51,7 +51,7 @@ class Checkpoint:
         slices: at least one.
         described_by: what holds the configuration that they must fit, for messages: "config.json".
         remedy: what to do where they do not fit it.
-        unread: names of tensors that are read by somebody else: Transformers gets placeholders for them, which have a
+        unread: names of tensors that are read separately: Transformers gets placeholders for them, which have a
             shape and take no memory.
     """
 

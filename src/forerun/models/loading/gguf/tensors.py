@@ -128,7 +128,7 @@ def _transformers_name(name: str, file: GgufFile) -> tuple[str, str]:
     if found is None or found["part"] not in OF_LAYER:
         raise UnsupportedModelError(
             f"{file.path}: the tensor {brief(name)} has no place in a model of the architecture "
-            f"{file.metadata['general.architecture']} as forerun knows it. Serve it with llama.cpp."
+            f"{file.metadata['general.architecture']} as forerun supports it. Serve it with llama.cpp."
         )
     part = found["part"]
     return f"model.layers.{int(found['index'])}.{OF_LAYER[part]}.{found['kind']}", part
