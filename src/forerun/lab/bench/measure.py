@@ -15,7 +15,6 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from forerun.errors import ConfigError
-from forerun.kernels.environment import machine as machine
 from forerun.utils.json_file import Fields
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from forerun.kernels.environment import describe
+from forerun.kernels.environment import describe_environment
 from forerun.lab.bench.tables import markdown_table
 from forerun.lab.results.schema import KINDS, Figure, Results, TableFacts
 
@@ -199,7 +199,7 @@ def _about(results: Results) -> str:
     busy = f"load average {at.load_before[0]:.1f} before and {at.load_after[0]:.1f} after" if at.load_before else ""
     stolen = "" if at.stolen is None else f"{100 * at.stolen:.1f} % of the processors' time taken by the host"
     file = results.file_name and f"`{results.file_name}`"
-    parts = [f"{at.date[:10]}, {duration(at.seconds)}", file, describe(at), busy, stolen]
+    parts = [f"{at.date[:10]}, {duration(at.seconds)}", file, describe_environment(at), busy, stolen]
     return "; ".join(filter(None, parts)) + "."
 
 
