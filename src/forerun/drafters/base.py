@@ -36,7 +36,7 @@ class Traits:
 
     @classmethod
     def merged(cls, name: str, parts: Iterable[Traits]) -> Traits:
-        """Those of a drafter that asks others, each for a draft of the size that it can make.
+        """Combine the traits of the drafters that one drafter calls, each for a draft of the size that it can make.
 
         Its drafts are whole only if those of all parts are.
         """
@@ -106,25 +106,26 @@ class Drafter(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What it wants to know of the target's rows, told in `Step`."""
+        """Return which of the target's outputs the drafter needs in `Step`."""
         return Needs()
 
     @property
     def traits(self) -> Traits:
-        """What the engine must know of it; complete after `bind`."""
+        """Return what the engine takes into account; complete after `bind`."""
         return Traits((type(self).__name__,))
 
     @property
     def offers(self) -> Mapping[str, Offer]:
-        """The drafters among which a request may choose by name; complete after `bind`. Empty: it is one alone."""
+        """Return the drafters among which a request may choose by name; complete after `bind`. Empty for a single
+        drafter."""
         return {}
 
     def chosen(self, params: SamplingParams) -> str | None:
-        """Which of its offers drafts for a request; None: none does, or there are none."""
+        """Return which of the offers drafts for a request; None if none does, or if there are none."""
         return None
 
     def reads_prediction(self, params: SamplingParams) -> bool:
-        """Whether the request's drafter uses its prediction."""
+        """Return whether the request's drafter uses its prediction."""
         offers = self.offers
         if not offers:
             return self.traits.reads_prediction
@@ -133,16 +134,16 @@ class Drafter(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes it holds beside its models' weights."""
+        """Return the bytes held beside the weights of its models."""
         return 0
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """The pools of pages of models that it has beside the target; complete after `bind`."""
+        """Return the page pools of the draft models; complete after `bind`."""
         return ()
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """The models that `bind` will load for a target of this name; none that are loaded already."""
+        """Return the models that `bind` will load for a target of this name, without those that are loaded already."""
         return ()
 
     def bind(self, binding: Binding) -> None:  # noqa: B027 - most drafters need nothing of the target
@@ -154,11 +155,11 @@ class Drafter(ABC):
 
     @abstractmethod
     def start(self, sequence: Sequence) -> None:
-        """A sequence enters, its prompt not yet computed."""
+        """Register a sequence whose prompt has not been computed yet."""
 
     @abstractmethod
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
-        """One draft for each sequence.
+        """Return one draft for each sequence.
 
         Args:
             budgets: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
@@ -170,14 +171,14 @@ class Drafter(ABC):
 
     @abstractmethod
     def commit(self, steps: Seq[Step]) -> None:
-        """The target has computed a prompt chunk or verified a draft."""
+        """Take in that the target has computed a prompt chunk or verified a draft."""
 
     @abstractmethod
     def stop(self, sequence: Sequence) -> None:
-        """The sequence leaves; its state is freed."""
+        """Free the state of a sequence that leaves."""
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        """The sequence's tokens from `length` on have been replaced by others: forget what was learned of them."""
+        """Forget what was learned of the tokens from `length` on, which have been replaced."""
         self.stop(sequence)
         self.start(sequence)
 
@@ -196,4 +197,4 @@ class OneByOne(Drafter):
 
     @abstractmethod
     def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
-        """A draft of at most `budget` nodes, at least 1, for a sequence with room for one."""
+        """Return a draft of 1 to `budget` nodes for a sequence whose output has room for at least one token."""

@@ -28,7 +28,8 @@ from forerun.utils import fetch as store
 
 
 def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens | None]:
-    """The drafter that a user asked for, not yet bound to a target, and the K that the text asks for, if it does.
+    """Build the drafter that a user named, not yet bound to a target, and return it with the K that the text names, or
+    None.
 
     Args:
         spec: a name of the table, perhaps with options (NAME:key=value,key=value; num_draft_tokens=K is one of every
@@ -58,7 +59,7 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
 
 
 def build_drafters(specs: Seq[str | Path | Drafter | None]) -> ByRequest:
-    """Drafters among which requests choose by name: that of the table or of the class.
+    """Build several drafters among which requests choose by name: that of the table or of the class.
 
     Raises:
         DrafterError, ConfigError: as `build_drafter`; two of them have one name, or one is no drafter at all.
@@ -83,7 +84,7 @@ def build_drafters(specs: Seq[str | Path | Drafter | None]) -> ByRequest:
 
 
 def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:
-    """`build_drafter`, and bound to its target.
+    """Build a drafter and bind it to its target.
 
     Raises:
         DrafterError, ConfigError: as build_drafter; IncompatibleDrafterError: it does not fit the target.
@@ -95,7 +96,7 @@ def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter,
 
 
 def _check_place(spec: str | Path) -> None:
-    """A word that is neither a name of the table, nor a folder, nor like a hub id, is most likely misspelt."""
+    """Raise DrafterError for a word that is neither a known name, nor a folder, nor like a hub id: most likely a typo."""
     if (
         isinstance(spec, Path)
         or spec in (BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, *store.names())
@@ -126,8 +127,8 @@ _OF_BUNDLED = "draft-model"
 def chosen_drafter(
     drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None, target: LanguageModel | str | Path
 ) -> str | Path | Drafter | None:
-    """What was asked for; None for plain decoding. For AUTO the fastest as measured (docs/methods.md) of those that
-    serve the target without options. For a list, the drafter that has them all, from which requests choose.
+    """Resolve the drafter of a target; None for plain decoding. For AUTO this is the fastest as measured
+    (docs/methods.md) of those that serve the target without options; for a list, a drafter from which requests choose.
 
     A head that is shipped for the target is not taken: its hybrid with suffix matches accepts more tokens a step than
     suffix matches alone, and was not measured to be faster (docs/training.md).

@@ -53,11 +53,11 @@ class EarlyExit(DraftModel):
 
     @property
     def nbytes(self) -> int:
-        """Nothing: keys and values are the target's state."""
+        """Return 0: keys and values are the target's state."""
         return 0
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """None: it drafts with the target."""
+        """Return no models: the target drafts."""
         return ()
 
     def bind(self, binding: Binding) -> None:
@@ -96,10 +96,10 @@ class EarlyExit(DraftModel):
         return [self._with_states(state, draft) for state, draft in zip(states, drafts, strict=True)]
 
     def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> None:
-        """None: those of the target go through all of its layers."""
+        """Return None: the sessions of the target run all of its layers."""
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
-        """Through the first layers; what leaves them is kept."""
+        """Run the first layers, and keep the states that leave them."""
         hidden, logits = self._target.forward_first(rows, self._num_layers)
         parts = torch.split(hidden, [len(row.token_ids) for row in rows])
         for state, part in zip(states, parts, strict=True):
@@ -128,4 +128,4 @@ class EarlyExit(DraftModel):
         return sequence.cache
 
     def _free(self, state: DraftState) -> None:
-        """The cache is the engine's."""
+        """Leave the cache to the engine."""

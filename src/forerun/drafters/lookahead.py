@@ -58,13 +58,13 @@ class NgramPool:
             self._size -= len(self._pool.pop(next(iter(self._pool))))
 
     def find(self, token_id: int) -> list[Ngram]:
-        """What followed a token, most recent first."""
+        """Return what followed a token, most recent first."""
         return list(self._pool.get(token_id, ()))[::-1]
 
 
 @lru_cache(maxsize=1024)
 def window_parents(columns: int, num_rows: int) -> tuple[list[int], list[int]]:
-    """The window as nodes of a tree, row by row; column 0 of row 0 is the root, -1.
+    """Lay the window out as nodes of a tree, row by row; column 0 of row 0 is the root, -1.
 
     Row 0 is a chain; column j of every other row follows column j of the row above. So row r, column j sees row 0 up
     to j and column j of rows 1..r, and stands r + j after the last committed token.
@@ -99,7 +99,8 @@ class LookaheadWindow:
         self._ages = [0] * width
 
     def token_ids(self, columns: int) -> list[int]:
-        """Tokens of the first columns, row by row, without column 0 of row 0, which is the last committed token."""
+        """Return the tokens of the first columns, row by row, without column 0 of row 0, which is the last committed
+        token."""
         return [column[row] for row in range(self._num_rows) for column in self._columns[:columns]][1:]
 
     def advance(self, last_token: int, computed: Seq[int], end_of_text: frozenset[int]) -> list[tuple[int, Ngram]]:
@@ -215,7 +216,7 @@ class Lookahead(OneByOne):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pools, nearly."""
+        """Return the approximate bytes of all pools."""
         return sum(len(state.pool) for state in self._states.values()) * (_NGRAM_BYTES + 8 * self._num_rows)
 
     def start(self, sequence: Sequence) -> None:

@@ -35,7 +35,7 @@ class DrafterOption:
 
 
 def drafter_options(row: DrafterRow) -> list[DrafterOption]:
-    """The options of a drafter in the constructor's order, and K, which every drafter has."""
+    """Return the options of a drafter in the constructor's order, and K, which every drafter has."""
     module = "forerun.drafters." + row.home.partition(":")[0]
     classes = {node.name: node for node in _parsed(module).body if isinstance(node, ast.ClassDef)}
     made = classes[row.class_name]
@@ -58,7 +58,7 @@ def _parsed(module: str) -> ast.Module:
 
 
 def _arguments(init: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
-    """The arguments after `self`, each with its default."""
+    """Return the arguments after `self`, each with its default."""
     named = init.args.args[1:]
     before: list[ast.expr | None] = [None] * (len(named) - len(init.args.defaults))
     by_keyword = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
@@ -66,14 +66,14 @@ def _arguments(init: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
 
 
 def _union(annotation: ast.expr | None) -> list[str]:
-    """The names of the types in X | Y | Z."""
+    """Return the names of the types in X | Y | Z."""
     if isinstance(annotation, ast.BinOp):
         return [*_union(annotation.left), *_union(annotation.right)]
     return [annotation.id] if isinstance(annotation, ast.Name) else []
 
 
 def _value(node: ast.expr | None, module: str) -> Any:
-    """What a constant, the name of a constant, or an entry of one stands for."""
+    """Return the value of a constant, of the name of a constant, or of an entry of one."""
     if isinstance(node, ast.Name):
         return _named(node.id, module)
     if isinstance(node, ast.Subscript):
@@ -82,7 +82,7 @@ def _value(node: ast.expr | None, module: str) -> Any:
 
 
 def _named(name: str, module: str) -> Any:
-    """The constant of this name in a module, which may import it from another one of forerun."""
+    """Return the constant of this name in a module, which may import it from another module of forerun."""
     for node in _parsed(module).body:
         targets: list[ast.expr] = (
             node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", ast.expr())]
@@ -95,7 +95,7 @@ def _named(name: str, module: str) -> Any:
 
 
 def _helps(docstring: str) -> Mapping[str, str]:
-    """The descriptions under "Args:" by argument; several names before one colon have it in common."""
+    """Return the descriptions under "Args:" by argument; several names before one colon share it."""
     texts: dict[str, str] = {}
     names: list[str] = []
     _, _, section = docstring.partition("Args:\n")

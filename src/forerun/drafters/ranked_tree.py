@@ -54,11 +54,11 @@ class RankedTree(Tree):
         return Tree.add(self, token_id, parent)
 
     def accept_prob(self, node: int) -> float:
-        """Of a node or ROOT, which is certain."""
+        """Return the probability of a node, or 1 for ROOT."""
         return self.accept_probs[node] if node >= 0 else 1.0
 
     def ranked(self, nodes: Iterable[int]) -> list[int]:
-        """Nodes by falling chance; of equal ones the order stays.
+        """Return nodes by falling probability; equal ones keep their order.
 
         Parents that come before their children stay before them, since no child's chance is above its parent's.
         """
@@ -66,7 +66,7 @@ class RankedTree(Tree):
         return sorted(nodes, key=lambda node: -accept_probs[node])
 
     def part(self, nodes: Iterable[int]) -> RankedTree:
-        """These nodes alone. nodes: parents before their children."""
+        """Return these nodes alone. nodes: parents before their children."""
         chosen = list(nodes)
         part = Tree.part(self, chosen)
         levels, accept_probs = self.levels, self.accept_probs
@@ -87,7 +87,8 @@ class RankedTree(Tree):
                 rates.observe(self.levels[node], ids[node] == committed[parent])
 
     def observe_tokens(self, rates: Rates, token_ids: Seq[int]) -> None:
-        """`observe` from the tokens committed after the root, whoever proposed them; none say nothing."""
+        """Count the trials by the tokens committed after the root, whoever proposed them; an empty list changes
+        nothing."""
         if token_ids:
             path = self.follow(token_ids[:-1])
             self.observe(rates, Verdict(path, token_ids[len(path)]))
@@ -100,7 +101,7 @@ def best_tree(
     max_depth: int,
     min_acceptance_prob: float = 0.0,
 ) -> RankedTree:
-    """The tree of at most `budget` nodes with the largest sum of chances that a node and all above it are accepted.
+    """Return the tree of at most `budget` nodes with the most expected accepted tokens.
 
     Args:
         root: key of the last committed token.

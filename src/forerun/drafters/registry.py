@@ -64,11 +64,11 @@ class DrafterRow:
 
     @property
     def class_name(self) -> str:
-        """The class's public name."""
+        """Return the class's public name."""
         return self.home.partition(":")[2]
 
     def serves(self, model: str) -> bool:
-        """Whether it drafts for a target of this name without any option."""
+        """Return whether the drafter serves a target of this name without any option."""
         if self.needed_option is None:
             return True
         if not self.shipped:
@@ -77,7 +77,7 @@ class DrafterRow:
 
     @property
     def make(self) -> Callable[..., Drafter]:
-        """The class. It may raise DrafterError or ConfigError."""
+        """Import and return the class. Calling it may raise DrafterError or ConfigError."""
         drafter: Callable[..., Drafter] = getattr(
             import_module(f"forerun.drafters.{self.home.partition(':')[0]}"), self.class_name
         )
@@ -172,5 +172,5 @@ DRAFTERS: Mapping[str, DrafterRow] = {
 
 
 def shipped_folder(model: str, kind: str) -> Path | None:
-    """Where the head of a kind lies that is shipped for the target of this name; None where none is."""
+    """Return the folder of the head of a kind that is shipped for the target of this name; None if there is none."""
     return next((folder for folder in (SHIPPED_HEADS / kind).glob("*") if folder.name == model), None)

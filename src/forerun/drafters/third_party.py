@@ -16,12 +16,13 @@ _CLASS = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za
 
 
 def installed_drafters() -> dict[str, str]:
-    """The entry points of installed packages: name -> module:Class."""
+    """Return the entry points of installed packages: name -> module:Class."""
     return {each.name: each.value for each in entry_points(group=GROUP)}
 
 
 def find_class(spec: str) -> tuple[Any, str] | None:
-    """The class that a text names, and the text with a plain name in its place; None if it names none.
+    """Import the class that a text names, and return it with the text that names it as module.Class; None if it names
+    none.
 
     spec: NAME of an entry point or module:Class, perhaps with :key=value,key=value after it. The module is imported.
 
@@ -40,7 +41,7 @@ def find_class(spec: str) -> tuple[Any, str] | None:
 
 
 def named_module(text: str) -> str | None:
-    """The first module:Class in a drafter's text, also inside the options of a hybrid or of `staged`; None without."""
+    """Return the first module:Class in a drafter's text, also inside the options of a hybrid or of `staged`, or None."""
     for part in re.finditer(r"(?:^|[+,=])\s*", text):
         found = _CLASS.match(text, part.end())
         if found is not None:

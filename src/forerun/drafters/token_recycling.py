@@ -56,11 +56,11 @@ class Successors:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, without the base."""
+        """Return the bytes held, without the base."""
         return self._rows.nbytes + sys.getsizeof(self._slots) + sys.getsizeof(self._leaders) + len(self._steady)
 
     def of(self, token_id: int) -> tuple[list[int], int]:
-        """A token's successors, most probable first (none if it was never seen), and how steady the first is."""
+        """Return a token's successors, most probable first (none if it was never seen), and how steady the first is."""
         slot = self._slots.get(token_id)
         if slot is not None:
             return self._rows[slot].tolist(), self._steady[slot]
@@ -93,7 +93,7 @@ class Successors:
         self._rows[at] = top
 
     def dense(self) -> Matrix:
-        """[V, k], -1 where nothing was seen."""
+        """Return [V, k], -1 where nothing was seen."""
         matrix = np.full((self._vocab_size, self._width), -1, np.int32) if self._base is None else self._base.copy()
         matrix[list(self._slots)] = self._rows[: len(self._slots)]
         return matrix
@@ -201,7 +201,7 @@ class Recycling(OneByOne):
         return Traits((type(self).__name__, options))
 
     def bind(self, binding: Binding) -> None:
-        """Raises DrafterError where the saved matrix cannot be read or was saved for another vocabulary."""
+        """Read the saved matrix. Raises DrafterError if it cannot be read or was saved for another vocabulary."""
         self._vocab_size, self._tokenizer = binding.target.vocab_size, binding.tokenizer
         if self._path is not None:
             self._base = load_matrix(self._path, self._vocab_size, self._columns, self._tokenizer)
@@ -209,7 +209,7 @@ class Recycling(OneByOne):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all matrices."""
+        """Return the bytes of all matrices."""
         every = [self._shared] if self._shared is not None else list(self._successors.values())
         return sum(each.nbytes for each in every) + (0 if self._base is None else self._base.nbytes)
 
@@ -251,7 +251,7 @@ class Recycling(OneByOne):
 
     @property
     def _columns(self) -> int:
-        """Successors of a token; the smallest vocabularies have fewer than were asked for."""
+        """Return the number of successors of a token; small vocabularies may have fewer than `width`."""
         return min(self._width, self._vocab_size)
 
     def _new(self) -> Successors:
@@ -275,7 +275,7 @@ class Recycling(OneByOne):
         return draft
 
     def _ranked(self) -> list[list[tuple[float, int, int]]]:
-        """For each class of steadiness and depth: (chance, rank, level), the most probable first."""
+        """Return for each class of steadiness and depth: (probability, rank, level), the most probable first."""
         order = []
         for first in range(0, len(self._rates), self._width):
             levels = range(first, first + self._width)
@@ -285,7 +285,7 @@ class Recycling(OneByOne):
 
 
 def _seen(step: Step) -> tuple[list[int], np.ndarray[Any, np.dtype[np.int64]]]:
-    """The tokens of the step's rows and what may follow each, of equal tokens the row that counts comes last."""
+    """Return the tokens of the step's rows and what may follow each; of equal tokens, the decisive row comes last."""
     assert step.top_tokens is not None
     top = step.top_tokens.numpy()
     if step.draft is None or step.verdict is None:

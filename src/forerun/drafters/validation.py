@@ -33,7 +33,7 @@ def check_drafter(drafter: object) -> None:
 
 
 def name_of(drafter: Drafter) -> str:
-    """How errors call it."""
+    """Return how error messages name a drafter."""
     return f"The drafter {type(drafter).__name__}"
 
 
@@ -44,7 +44,7 @@ def ask(
     min_acceptance_prob: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq[Draft]:
-    """`Drafter.draft`, and its drafts checked: their shape always, types and numbers where the drafter is not ours.
+    """Draft, and check the drafts: always their shape, and types and numbers if the drafter is not built in.
 
     Tokens on a device are not read. What a drawn token's own distribution gives it, verification looks at.
 
@@ -89,7 +89,7 @@ def check_tokens(drafter: Drafter, draft: Draft, vocab_size: int, read: bool = T
 
 
 def _check_types(drafter: Drafter, draft: Draft) -> None:
-    """Whole numbers of any kind become Python's."""
+    """Convert whole numbers of any kind to Python's."""
     try:
         draft.parents = [operator.index(parent) for parent in draft.parents]
         if not isinstance(draft.token_ids, Tensor):
@@ -153,5 +153,5 @@ def _kind(value: object) -> str:
 
 @lru_cache(maxsize=64)
 def _is_ours(kind: type) -> bool:
-    """Whether the class is one of the table's, whose own tests cover what is not checked here."""
+    """Return whether the class is built in: its own tests cover what is not checked here."""
     return any(f"{kind.__module__}:{kind.__qualname__}" == f"forerun.drafters.{row.home}" for row in DRAFTERS.values())

@@ -39,12 +39,12 @@ _FULL = "full_attention"
 
 
 def is_block(settings: Fields) -> bool:
-    """Whether a config.json is that of such a head."""
+    """Return whether a config.json describes a block head."""
     return settings.values.get(SPECULATORS) in BLOCK_KINDS
 
 
 def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int | None) -> BlockConfig:
-    """The configuration of a public head.
+    """Return the configuration of a public block head.
 
     Args:
         has_output_rows: whether it has a tensor lm_head.weight.
@@ -163,7 +163,7 @@ def check_block_sayable(
 def block_settings(
     config: BlockConfig, dtype: str, *, target: str, architectures: list[str], num_draft_tokens: int
 ) -> dict[str, Any]:
-    """What config.json says of a head that is sayable.
+    """Return config.json of a head that the format can represent.
 
     Args:
         dtype: of the tensors, such as "float32".
@@ -222,7 +222,7 @@ def _layer(config: BlockConfig, dtype: str) -> dict[str, Any]:
 def block_public_tensors(
     config: BlockConfig, tensors: Mapping[str, Tensor], d2t: Tensor | None, output_rows: Tensor, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The tensors of model.safetensors.
+    """Return the tensors of model.safetensors.
 
     Args:
         output_rows: [draft_vocab_size, hidden_size] rows of the target's output layer, for a head without its own.

@@ -114,7 +114,7 @@ class BlockConfig:
             )
 
     def _check_pairs(self) -> None:
-        """Raises ConfigError where there is what a head of pairs has not."""
+        """Raise ConfigError for settings that a head with `context_tokens` cannot have."""
         found = {
             f"{self.num_layers} layers, of which only the first could read tokens": self.num_layers > 1,
             "a slot for the last token, whose context row reads it": self.sample_from_anchor,
@@ -126,7 +126,7 @@ class BlockConfig:
 
     @property
     def layer_of_pairs(self) -> EagleConfig:
-        """The layer of a head with `context_tokens`, with what surrounds it."""
+        """Return the EAGLE-3 layer of a head with `context_tokens`."""
         return EagleConfig(
             version=3,
             vocab_size=self.vocab_size,
@@ -151,21 +151,21 @@ class BlockConfig:
 
     @property
     def target_hidden_size(self) -> int:
-        """Of the target's states and embeddings."""
+        """Return the width of the target's states and embeddings, which is the head's."""
         return self.hidden_size
 
     @property
     def kind(self) -> str:
-        """Of head, with its size."""
+        """Return the kind of head with its block size."""
         return f"block-{self.block_size}"
 
     @property
     def keys(self) -> KeyShape:
-        """Of its layers."""
+        """Return the shape of the keys of its layers."""
         return KeyShape(self.num_layers, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every trained tensor of a head by name, with its shape; linear layers have no biases, but for the confidence.
+        """Return every trained tensor by name with its shape; only the confidence has a bias.
 
         The names are those that vLLM reads, and for what it cannot read, names of the same style.
         """
@@ -186,7 +186,7 @@ class BlockConfig:
         return tensors
 
     def extras(self) -> list[str]:
-        """What not every head of this kind has."""
+        """Return the features that not every block head has."""
         found = {
             f"{self.num_layers} layers": self.num_layers > 1,
             f"Markov bias of rank {self.markov_rank}": self.markov_rank > 0,
@@ -202,12 +202,12 @@ class BlockConfig:
 
     @property
     def num_slots(self) -> int:
-        """Of a whole block."""
+        """Return the number of slots of a whole block."""
         return self.block_size + self.first_slot
 
     @property
     def first_slot(self) -> int:
-        """The first slot that predicts."""
+        """Return the first slot that predicts."""
         return 0 if self.sample_from_anchor or self.context_tokens else 1
 
     @property

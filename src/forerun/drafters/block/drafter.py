@@ -100,7 +100,7 @@ class Block(HeadFeeding, DraftModel):
         return [chain for chain in chains if not chain.ended]
 
     def _places(self, growing: list[GrowingChain], starts: dict[int, int]) -> tuple[list[int], Tensor]:
-        """The rows of the next tokens among those of `BlockModel.draft`, and [rows] the token before each.
+        """Return the rows of the next tokens among those of `BlockModel.draft`, and [rows] the token before each.
 
         starts: the first row of each chain, by its identity.
         """
@@ -115,12 +115,12 @@ class Block(HeadFeeding, DraftModel):
     def _accept_probs(
         self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking
     ) -> list[float]:
-        """As `DraftModel._accept_probs`, or what the head itself estimates."""
+        """Return the head's own estimates of acceptance, or those of `DraftModel` where it has none."""
         estimates = [estimate for chain in chains for estimate in chain.estimates]
         return estimates or super()._accept_probs(chains, values, picked, picking)
 
     def _keep(self, chain: GrowingChain, num_proposed: int) -> None:
-        """Nothing was fed that could be dropped."""
+        """Clear the proposed tokens; no rows were fed for them."""
         chain.proposed = []
 
 

@@ -41,7 +41,7 @@ class BlockEnds:
 
     @classmethod
     def of(cls, made: HeadLayers, config: BlockConfig, target: LanguageModel, token_ids: Tensor) -> BlockEnds:
-        """Of a head's tensors. token_ids: [draft_vocab_size] the target's tokens that it can propose."""
+        """Build from a head's tensors. token_ids: [draft_vocab_size] the target's tokens that it can propose."""
         mask = None
         if config.mask_token_id is not None:
             mask = target.embedding_rows(torch.tensor([config.mask_token_id]))[0].to(target.device, made.compute)
@@ -58,7 +58,7 @@ class BlockEnds:
 
 
 def _markov(made: HeadLayers, config: BlockConfig, target: LanguageModel, token_ids: Tensor) -> tuple[Tensor, Linear]:
-    """[vocab_size, rank] W1, and W2, of the bias; those that are shared with the target are multiplied once."""
+    """Return [vocab_size, rank] W1, and W2, of the bias; those shared with the target are multiplied once."""
     first, second = "markov_head.markov_w1", "markov_head.markov_w2"
     if not config.markov_shared:
         return made.vector(f"{first}.weight").contiguous(), made.linear(second)
@@ -83,7 +83,7 @@ class BlockLayer:
 
     @classmethod
     def of(cls, made: HeadLayers, index: int, head_dim: int) -> BlockLayer:
-        """Of a head's tensors. Queries and keys have the numbers that one rotation turns side by side."""
+        """Build from a head's tensors. The numbers of queries and keys that one rotation turns lie side by side."""
         place = f"layers.{index}"
         order = pair_halves(torch.arange(head_dim), head_dim)
         return cls(
@@ -108,7 +108,7 @@ class BlockLayers(Protocol):
     planner: Planner
 
     def fuse(self, states: Tensor) -> Tensor:
-        """As `FusingHeadModel.fuse`. states: [n, layers, hidden_size] in float32 or float64."""
+        """Fuse the target's states. states: [n, layers, hidden_size] in float32 or float64. Returns [n, hidden_size]."""
 
     def context(self, batch: Sequence[Rows]) -> None:
         """Compute context rows of fused states, which join their caches' scratch."""
@@ -153,13 +153,11 @@ class ReferenceBlockLayers:
         self.planner: Planner = self._attention.planner([layer] * config.num_layers, made.device)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """As `BlockLayers.fuse`."""
         if self._state_norms:
             states = torch.stack([self._normed(states[:, i], norm) for i, norm in enumerate(self._state_norms)], 1)
         return self._made.multiply(self._fuse, states.flatten(1))
 
     def context(self, batch: Sequence[Rows]) -> None:
-        """As `BlockLayers.context`."""
         config, caches = self._config, [_sequence_cache(rows.cache) for rows in batch]
         states = torch.cat([rows.states for rows in batch if rows.states is not None])
         firsts = [cache.num_scratch for cache in caches]
@@ -185,7 +183,6 @@ class ReferenceBlockLayers:
                 start = part.stop
 
     def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
-        """As `BlockLayers.forward`."""
         layout = lay_out(batch, self.planner)
         x = torch.cat([x, x[-1:].expand(layout.num_rows - len(x), -1)])
         for index, layer in enumerate(self._layers):

@@ -56,7 +56,7 @@ class PairLayers:
         self._slot_states = made.vector("slot_states.weight")
 
     def fuse(self, states: Tensor) -> Tensor:
-        """As `FusingHeadModel.fuse`. states: [n, layers, hidden_size] in float32 or float64."""
+        """Fuse the target's states. states: [n, layers, hidden_size] in float32 or float64. Returns [n, hidden_size]."""
         return self._layer.fuse(states)
 
     def context(self, batch: Sequence[Rows]) -> None:
@@ -84,7 +84,7 @@ class PairLayers:
         return outputs, logits
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        """[n, hidden_size]."""
+        """Return [n, hidden_size] the target's embeddings of tokens."""
         return self._target.embedding_rows(tokens.to(self._target.device)).to(self._compute)
 
 
@@ -143,7 +143,7 @@ class BlockModel(FusingHeadModel):
 
     @torch.inference_mode()
     def fuse(self, hidden_outputs: Tensor) -> Tensor:
-        """[n, hidden_size] in `compute_dtype`: what the context's norm reads. taps: [n, layers, hidden_size]."""
+        """Fuse the target's states, [n, layers, hidden_size], to [n, hidden_size] in `compute_dtype`."""
         return self._layers.fuse(hidden_outputs.to(self.device, self.compute_dtype))
 
     @torch.inference_mode()
@@ -192,7 +192,7 @@ class BlockModel(FusingHeadModel):
         return self._layers.forward(batch, x)
 
     def _draft_pairs(self, layers: PairLayers, blocks: Sequence[BlockInput]) -> tuple[Tensor, Tensor]:
-        """As `draft`, of a head with `context_tokens`."""
+        """Compute blocks of a head with `context_tokens`. Arguments, results and errors as of `draft`."""
         states = [block.state for block in blocks if block.state is not None]
         if len(states) != len(blocks):
             raise ValueError("slots of a head with context_tokens read the state of the token before the last one")
@@ -201,7 +201,7 @@ class BlockModel(FusingHeadModel):
 
     @torch.inference_mode()
     def likely(self, logits: Tensor, blocks: Sequence[BlockInput]) -> list[list[int]]:
-        """The tokens of the largest logits, each with the bias of the token before it, block by block.
+        """Return the tokens of the largest logits, each with the bias of the token before it, block by block.
 
         They end before a row whose logits are not all finite; there are none where they cannot be told at once.
 
@@ -223,7 +223,7 @@ class BlockModel(FusingHeadModel):
 
     @torch.inference_mode()
     def bias(self, before: Tensor) -> Tensor | None:
-        """[n, draft_vocab_size] that the tokens before add to the logits; None without a Markov bias.
+        """Return [n, draft_vocab_size] what the tokens before add to the logits; None without a Markov bias.
 
         before: [n] int64.
         """
@@ -234,7 +234,7 @@ class BlockModel(FusingHeadModel):
 
     @torch.inference_mode()
     def acceptance(self, outputs: Tensor, before: Tensor) -> Tensor | None:
-        """[n] the estimated chance that each slot's token is accepted; None where the head has no estimate.
+        """Return [n] the estimated probability that each slot's token is accepted; None if the head has no estimate.
 
         Args:
             outputs: [n, hidden_size], of `draft`.
@@ -250,5 +250,5 @@ class BlockModel(FusingHeadModel):
 
 
 def _finite(tokens: list[int]) -> list[int]:
-    """Those before the first that there is not."""
+    """Return the tokens before the first -1."""
     return tokens[: tokens.index(-1)] if -1 in tokens else tokens

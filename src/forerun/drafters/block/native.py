@@ -39,7 +39,6 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         self._model = self._model_struct(self._layers, config.num_layers, output, form.scale)
 
     def context(self, batch: Sequence[Rows]) -> None:
-        """As `BlockLayers.context`."""
         parts = [rows.states for rows in batch if rows.states is not None]
         states = (parts[0] if len(parts) == 1 else torch.cat(parts)).float().contiguous()
         plan, tables = self._planned(batch)
@@ -53,7 +52,6 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         )
 
     def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
-        """As `BlockLayers.forward`."""
         threads, model = torch.get_num_threads(), ctypes.byref(self._model)
         x = x.contiguous()
         plan, tables = self._planned(batch)
@@ -85,8 +83,8 @@ def greedy_chains(
     last: Sequence[int],
     lengths: Sequence[int],
 ) -> list[int]:
-    """The most probable tokens of chains, each with the Markov bias of the one before it; -1 from a row on whose logits
-    are not finite.
+    """Return the most probable tokens of chains, each with the Markov bias of the one before it; -1 from the first row
+    on whose logits are not finite.
 
     Args:
         after, before, token_ids: of the head (`BlockEnds`).

@@ -46,7 +46,7 @@ def report_non_finite(model: LanguageModel) -> None:
 
 
 def affordable(pool: Pool | None, states: Seq[DraftState], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
-    """The budgets, 0 where there is no room for the tokens that are to be fed and so many rows of a draft.
+    """Return the numbers of draft tokens, 0 where the pool lacks pages for the tokens to be fed and the draft's rows.
 
     To be asked before anything is drawn: to drop a draft for what it is would change the output's distribution.
     """
@@ -63,7 +63,8 @@ def affordable(pool: Pool | None, states: Seq[DraftState], budgets: Seq[int], nu
 
 
 def has_room(pool: Pool | None, state: DraftState, num_rows: int, reserved: list[int]) -> bool:
-    """Whether there is room for so many rows of a sequence, beside the pages reserved for others, which it joins."""
+    """Return whether the pool has pages for more rows of a sequence; these pages are added to those reserved for
+    others."""
     if pool is None or pool.num_pages is None:
         return True
     wanted = state.cache.pages_wanted(state.cache.length + num_rows)
@@ -100,27 +101,27 @@ class Following:
         self._usual = 1.0
 
     def start(self, sequence: Sequence) -> None:
-        """A sequence enters."""
+        """Register a sequence."""
         self._shares[sequence], self._lengths[sequence] = self._usual, len(sequence.token_ids)
 
     def stop(self, sequence: Sequence) -> None:
-        """A sequence leaves."""
+        """Forget a sequence."""
         self._shares.pop(sequence, None)
         self._lengths.pop(sequence, None)
         self._asked.discard(sequence)
 
     def asked(self, sequences: Iterable[Sequence]) -> None:
-        """They draft in this step."""
+        """Record that these sequences draft in this step."""
         self._asked.update(sequences)
 
     def follows(self, step: Step) -> bool:
-        """Whether the tokens of a sequence are computed with as they come, now that a step of it is over."""
+        """Record that a step is over, and return whether the draft model computes the sequence's tokens as they come."""
         if step.verdict is not None:
             self._count(step.sequence)
         return self._shares[step.sequence] >= FOLLOW_SHARE
 
     def _count(self, sequence: Sequence) -> None:
-        """A step in which it might have drafted; or several in which it has not, of a token each."""
+        """Count a step in which the sequence might have drafted, or several without a draft, one per token."""
         drafted, length = float(sequence in self._asked), len(sequence.token_ids)
         steps = 1 if drafted else max(length - self._lengths[sequence], 1)
         self._asked.discard(sequence)
@@ -130,7 +131,7 @@ class Following:
 
 
 def _moved(mean: float, value: float, weight: float) -> float:
-    """A mean that forgets, after a value that was seen."""
+    """Return an exponentially decaying mean after one more value."""
     return value + (mean - value) * exp(-weight)
 
 
@@ -171,7 +172,7 @@ class ModelDrafter(Drafter):
 
     @property
     def model(self) -> LanguageModel:
-        """The draft model. Raises DrafterError before `bind`."""
+        """Return the draft model. Raises DrafterError before `bind`."""
         if self._model is None:
             raise DrafterError(f"This {type(self).__name__} is not bound to a target yet. Give it to LLM(drafter=...).")
         return self._model
@@ -183,7 +184,7 @@ class ModelDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the draft model's caches."""
+        """Return the bytes of the draft model's caches."""
         return sum(state.cache.nbytes for state in self._states.values())
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
@@ -250,7 +251,6 @@ class ModelDrafter(Drafter):
             self._publish(self._states[step.sequence])
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        """The sequence's tokens from `length` on are others than before: forget what was computed of them."""
         self._states[sequence].rewind(length)
 
     def _new_state(self, sequence: Sequence, view: Sequence) -> DraftState:
@@ -262,11 +262,11 @@ class ModelDrafter(Drafter):
         state.num_published = state.cache.adopt(self._fed(sequence), sequence.params.tenant)
 
     def _fed(self, sequence: Sequence) -> list[int]:
-        """What stands in a cache that holds all of the sequence, position by position."""
+        """Return what a cache that holds the whole sequence contains, position by position."""
         return self._within_vocabulary(sequence.token_ids)
 
     def _cache_for(self, sequence: Sequence) -> Cache:
-        """Where the model keeps a sequence's keys and values."""
+        """Return where the model keeps a sequence's keys and values."""
         return self.model.new_cache()
 
     def _free(self, state: DraftState) -> None:
@@ -278,17 +278,17 @@ class ModelDrafter(Drafter):
             state.publish(self._fed(state.sequence))
 
     def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
-        """As `affordable`, of these sequences, which are to draft."""
+        """Record that these sequences draft, and return the numbers of draft tokens as of `affordable`."""
         self._following.asked(compress(sequences, budgets))
         return affordable(self.model.pool, [self._states[sequence] for sequence in sequences], budgets, num_rows)
 
     def _room(self, sequence: Sequence, budget: int) -> int:
-        """How deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
+        """Return how deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
         room = min(self.model.context_length - len(sequence.token_ids) + 1, sequence.room)
         return max(0, min(budget, room))
 
     def _unfed(self, state: DraftState) -> list[int]:
-        """Committed tokens to be fed before drafting."""
+        """Return the committed tokens to be fed before drafting."""
         return self._within_vocabulary(state.unfed())
 
     def _feed(self, rows: Seq[Rows], states: Seq[DraftState], final: bool = False) -> Forward:
@@ -330,7 +330,7 @@ class ModelDrafter(Drafter):
         return found
 
     def _non_finite_rows(self, logits: Tensor) -> frozenset[int]:
-        """The rows from which nothing can be drafted. The first are reported, once."""
+        """Return the rows with logits that are not finite; report the first ones, once."""
         rows = non_finite_rows(logits)
         if rows and not self._reported:
             self._reported = True
@@ -338,7 +338,7 @@ class ModelDrafter(Drafter):
         return frozenset(rows)
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
-        """The draft model's forward, of rows of these sequences."""
+        """Run the draft model on rows of these sequences."""
         return self.model.forward(rows)
 
     def _catch_up(self, states: Seq[DraftState], max_lag: int, num_computed: Seq[int] | None = None) -> None:
@@ -361,7 +361,7 @@ class ModelDrafter(Drafter):
             self._feed(rows, behind, final=True)
 
     def _logprobs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
-        """[R, V] processed log-probabilities.
+        """Return [R, V] processed log-probabilities.
 
         Args:
             logits: [R, draft vocabulary].
@@ -370,30 +370,30 @@ class ModelDrafter(Drafter):
         return self._pipeline.process(self._widened(logits), [state.place(path) for state, path in rows])
 
     def _probs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
-        """[R, V] processed probabilities; arguments as of `_logprobs`."""
+        """Return [R, V] processed probabilities. Arguments as of `_logprobs`."""
         return self._pipeline.probabilities(self._widened(logits), [state.place(path) for state, path in rows])
 
     def _widened(self, logits: Tensor) -> Tensor:
-        """[R, V] of [R, draft vocabulary]: the target's tokens, -inf where the model has none."""
+        """Widen [R, draft vocabulary] to [R, V], the target's tokens: -inf where the model has none."""
         missing = self._vocab_size - logits.shape[1]
         if missing > 0:
             return functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[:, : self._vocab_size]
 
     def _named(self, columns: Tensor) -> Tensor:
-        """The target's tokens of columns of the logits, before these are widened."""
+        """Return the target's tokens of columns of the logits, before these are widened."""
         return columns
 
     @property
     def _num_columns(self) -> int:
-        """Of the logits, from the first, those that can be drafted from."""
+        """Return how many columns of the logits, from the first, can be drafted from."""
         return min(self.model.vocab_size, self._vocab_size)
 
     def _names(self, columns: list[int]) -> list[int]:
-        """As `_named`."""
+        """Return the target's tokens of columns, as a list."""
         return columns
 
     def _within_vocabulary(self, token_ids: list[int]) -> list[int]:
-        """Tokens as the draft model may be fed: one that only the target's padding has becomes token 0."""
+        """Return the tokens as the draft model can read them: ids that only the target's padding has become token 0."""
         size = self.model.vocab_size
         return token_ids if size >= self._vocab_size else [t if t < size else 0 for t in token_ids]

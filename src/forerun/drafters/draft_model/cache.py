@@ -40,7 +40,7 @@ class DraftState:
     shift: int = 0
 
     def add(self, rows: Rows) -> None:
-        """The model has been fed these rows, and they may be rejected."""
+        """Record rows that the model has been fed and that may be rejected."""
         first = len(self.scratch)
         parents = range(first - 1, first + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
@@ -54,10 +54,10 @@ class DraftState:
             self.scratch = Tree()
 
     def fall_behind(self) -> None:
-        """Its tokens are not computed with until a draft is asked for: nothing is needed for that but the tokens."""
+        """Prepare for tokens that are not computed until a draft is requested; nothing is needed but the tokens."""
 
     def unfed(self) -> list[int]:
-        """Committed tokens that the model must be fed before it drafts, at least the last one.
+        """Return the committed tokens that the model must be fed before it drafts, at least the last one.
 
         After a draft that was accepted to its end they are two, since its last token was not fed.
         """
@@ -68,12 +68,12 @@ class DraftState:
         return tokens[self.cache.length + self.shift :]
 
     def place(self, path: Seq[int]) -> LogitsRow:
-        """Where a row stands for the pipeline, after these drafted tokens."""
+        """Return the position of a row for the pipeline, after these drafted tokens."""
         self.view.token_ids = self.sequence.token_ids
         return LogitsRow(self.view, path)
 
     def may_publish(self) -> bool:
-        """Whether the cache holds another whole page that is final. The last committed token may be fed again."""
+        """Return whether the cache holds another whole final page. The last committed token may be fed again."""
         most = len(self.sequence.token_ids) - self.shift - 1
         return min(self.cache.length, most) - self.num_published >= PAGE
 
@@ -88,7 +88,7 @@ class DraftState:
         self.scratch = self.scratch.part(range(keep))
 
     def rewind(self, length: int) -> None:
-        """The sequence's tokens from `length` on are others than before."""
+        """Forget what was computed of the tokens from `length` on, which have been replaced."""
         self.drafted = None
         self.settle(length)
         end = max(0, length - self.shift)

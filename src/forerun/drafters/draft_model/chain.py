@@ -80,7 +80,7 @@ class DraftModel(ModelDrafter):
             growing = [chain for chain in growing if not chain.ended]
 
     def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> DraftSession | None:
-        """What computes these chains row by row; None: a forward for all that is fed at once."""
+        """Return a session that computes these chains row by row; None for one forward over all rows."""
         if not growing or any(chain.proposed for chain in growing):
             return None
         num_ahead = min(chain.budget for chain in growing) if takes_largest else 1
@@ -88,7 +88,7 @@ class DraftModel(ModelDrafter):
         return self.model.draft_session([chain.state.cache for chain in growing], pick)
 
     def _takes_largest(self, chains: list[GrowingChain]) -> bool:
-        """Whether the tokens of the largest logits are taken, whatever these are."""
+        """Return whether every chain takes the tokens of the largest logits."""
         return all(
             chain.picking is Picking.GREEDY and self._pipeline.is_identity(chain.sequence.params) for chain in chains
         )
@@ -112,7 +112,7 @@ class DraftModel(ModelDrafter):
             growing = [growing[place] for place in kept]
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
-        """What each chain is fed first, and its random numbers."""
+        """Set what each chain is fed first, and its random numbers."""
         self._catch_up([chain.state for chain in chains], PREFILL_CHUNK)
         drawn = []
         for chain in chains:
@@ -126,7 +126,7 @@ class DraftModel(ModelDrafter):
                 chain.uniforms = part
 
     def _extend_finite(self, chains: list[GrowingChain], logits: Tensor, priced: bool) -> None:
-        """As `_extend`; chains with a row that is no number end."""
+        """Extend the chains as `_extend` does; chains that have a row with logits that are not finite end."""
         bad = self._non_finite_rows(logits)
         if bad:
             chains, logits = without(chains, logits, bad)
@@ -160,7 +160,7 @@ class DraftModel(ModelDrafter):
                 self._keep(chain, chain.extend(tokens[part], accept_probs, None if probs is None else probs[part]))
 
     def _pick(self, picking: Picking, chains: list[GrowingChain], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """What each row's token is picked by, and the token.
+        """Return what each row's token is picked by, and the token.
 
         Greedy chains take the argmax, seeded ones with the target's noise added; the others draw.
 
@@ -191,7 +191,7 @@ class DraftModel(ModelDrafter):
     def _accept_probs(
         self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking
     ) -> list[float]:
-        """[R] what the chances of the picked tokens are judged by: the draft model's probabilities of them.
+        """Return [R] the draft model's probabilities of the picked tokens.
 
         values: as `_pick` returns them.
         """

@@ -86,15 +86,15 @@ class Retokeniser:
         self._table = table
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Token ids. special: with whatever the tokenizer puts before a text."""
+        """Return token ids. special: with whatever the tokenizer puts before a text."""
         return encode_text(self._tokenizer, text, special=special)
 
     def bytes_of(self, token_ids: Seq[int]) -> bytes:
-        """The text that the tokens stand for."""
+        """Return the text that the tokens stand for."""
         return b"".join(self._table.get(token_id, b"") for token_id in token_ids)
 
     def extend(self, token_ids: Seq[int], added: str) -> list[int]:
-        """The tokens of a text and of what is added to it.
+        """Return the tokens of a text and of what is added to it.
 
         The last tokens (_LOOK_BEHIND) are encoded anew, together with the addition. Encoded from the middle
         of a text, the first tokens may be others than before; so the two are spliced at the first border, from the
@@ -117,7 +117,7 @@ class Retokeniser:
         return [*token_ids, *self.encode(added)]
 
     def continuation(self, token_ids: Seq[int], added: str) -> list[int]:
-        """Tokens of `added` alone, as they would follow tokens that must stay as they are."""
+        """Return the tokens of `added` alone, as they would follow tokens that must stay as they are."""
         behind = list(token_ids[-_LOOK_BEHIND:])
         while behind and not _is_text(self.bytes_of(behind)):
             behind = behind[1:]
@@ -131,7 +131,7 @@ class Retokeniser:
         return self.encode(added)
 
     def _borders(self, token_ids: Seq[int], start: int) -> dict[int, int]:
-        """Bytes before a border -> tokens before it."""
+        """Map the number of bytes before a border to the number of tokens before it."""
         borders = {start: 0}
         for place, token_id in enumerate(token_ids, 1):
             start += len(self._table.get(token_id, b""))
@@ -140,7 +140,7 @@ class Retokeniser:
 
 
 def complete(data: bytes) -> bytes:
-    """Without the incomplete character at the end, if there is one."""
+    """Return the bytes without the incomplete character at the end, if there is one."""
     for cut in range(min(3, len(data)) + 1):
         part = data[: len(data) - cut]
         if _is_text(part):
@@ -223,7 +223,7 @@ class CrossVocab(Drafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes the inner drafter holds."""
+        """Return the bytes that the inner drafter holds."""
         return 0 if self._inner is None else self._inner.nbytes
 
     @property
@@ -232,7 +232,7 @@ class CrossVocab(Drafter):
 
     @property
     def inner(self) -> Drafter:
-        """The drafter in the draft's vocabulary. Raises DrafterError before `bind`."""
+        """Return the drafter in the draft's vocabulary. Raises DrafterError before `bind`."""
         if self._inner is None:
             raise DrafterError("This CrossVocab is not bound to a target yet. Give it to LLM(drafter=...).")
         return self._inner
@@ -375,7 +375,7 @@ class CrossVocab(Drafter):
             self.inner.rewind(shadow.sequence, kept)
 
     def _by_tokens(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
-        """The same tree with every token, and every distribution, in the target's vocabulary."""
+        """Translate the tree token by token, with every distribution, into the target's vocabulary."""
         tokens = [self._to_target[token_id] for token_id in draft.ids]
         probs = None
         if draft.probs is not None:
@@ -384,7 +384,7 @@ class CrossVocab(Drafter):
         return Draft(tokens, draft.parents, probs, draft.replacement, draft.num_candidates)
 
     def _by_text(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
-        """The texts of the draft's paths in the target's tokens, merged into one tree."""
+        """Retokenise the texts of the draft's paths with the target's tokenizer, and merge them into one tree."""
         drafted = draft.ids
         tree = Tree()
         for leaf in sorted(set(range(len(draft))) - set(draft.parents)):
@@ -410,12 +410,12 @@ def _maker(name: str) -> Callable[[LanguageModel], Drafter]:
 
 
 def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:
-    """Options that mean the same in any vocabulary; chosen drafts take the most probable token."""
+    """Return options that mean the same in any vocabulary; chosen drafts take the most probable token."""
     return replace(filters_only(params) if drawn else SamplingParams(temperature=0), tenant=params.tenant)
 
 
 def _common(old: list[int], new: list[int]) -> int:
-    """Length of the common beginning; most often all of the old one."""
+    """Return the length of the common prefix; most often all of the old list."""
     length = min(len(old), len(new))
     if old[:length] == new[:length]:
         return length

@@ -28,7 +28,7 @@ class Picking(Enum):
 
 
 def picking_of(sequence: Sequence) -> Picking:
-    """How a request's tokens are picked."""
+    """Return how a request's tokens are picked."""
     params = sequence.params
     return Picking.GREEDY if params.greedy else Picking.DRAWN if params.seed is None else Picking.SEEDED
 
@@ -61,20 +61,20 @@ class Confidence:
         self.rates = Rates(self._typical * _RANKS, decay=_DECAY)
 
     def level(self, probability: float, rank: int = 0) -> int:
-        """Where a token is counted. rank: 0 for the most probable of its siblings."""
+        """Return the level that a token is counted in. rank: 0 for the most probable of its siblings."""
         place = bin_of(sqrt(min(max(probability, 0.0), 1.0)), _BINS)
         return min(rank, _RANKS - 1) * _BINS + place
 
     def factors(self) -> list[float]:
-        """By level, as `_factor` is now."""
+        """Return the factor of every level, from probability to acceptance probability, as measured now."""
         return [self._factor(level) for level in range(len(self.rates))]
 
     def accept_prob(self, probability: float, level: int) -> float:
-        """The chance that a token of this probability and level is accepted if its parent is; at most 1."""
+        """Return the probability, at most 1, that a token of this level is accepted if its parent is."""
         return min(probability * self._factor(level), 1.0)
 
     def _factor(self, level: int) -> float:
-        """What the probability of a token of this level is multiplied by for its chance, as far as that is below 1."""
+        """Return the factor from the draft model's probability to the acceptance probability of tokens of this level."""
         return self.rates.rate(level) / self._typical[level % _BINS]
 
 
@@ -124,7 +124,7 @@ class GrowingChain:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the next forward whose logits are wanted."""
+        """Return the number of rows of the next forward that have logits."""
         return len(self.proposed) + 1
 
     def extend(self, picked: Seq[int], probabilities: Seq[float] | None, probs: Tensor | None) -> int:
@@ -161,7 +161,7 @@ class GrowingChain:
         self.ended = self.ended or len(tree) == self.budget
 
     def noise(self, vocab_size: int) -> Tensor:
-        """[num_rows, V] the noise that the target adds at the next positions."""
+        """Return [num_rows, V] the noise that the target adds at the next positions."""
         first, wanted = len(self.tree), self.num_rows
         if self._noise is None or first + wanted > self._noise_from + len(self._noise):
             params, length = self.sequence.params, len(self.sequence.token_ids)

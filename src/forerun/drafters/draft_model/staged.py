@@ -66,7 +66,7 @@ class Staged(DraftModel):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the draft model's caches, and of the inner drafter."""
+        """Return the bytes of the draft model's caches, and of the inner drafter."""
         return super().nbytes + self._inner.nbytes
 
     @property
@@ -116,12 +116,13 @@ class Staged(DraftModel):
 
 
 def _proposal(draft: Draft) -> list[int]:
-    """The tokens of the path that takes the first child everywhere: of siblings, drafters put the best one first."""
+    """Return the tokens of the path that takes the first child everywhere: of siblings, drafters put the best one
+    first."""
     return [draft.ids[node] for node in draft.first_path() if node < draft.num_candidates]
 
 
 def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
-    """The inner drafter, and how many tokens it may propose where its text says so."""
+    """Build the inner drafter, and return it with the number of tokens that it may propose if its text names one."""
     row = DRAFTERS.get(drafter.partition(":")[0]) if isinstance(drafter, str) else None
     if row is not None and row.kind in ("target", "head"):
         raise DrafterError(

@@ -44,13 +44,13 @@ class Growth(Protocol):
     frontier: list[int]
 
     def wanted(self, node: int) -> int:
-        """How many children of a node of the frontier to look at."""
+        """Return how many children of a node of the frontier to consider."""
 
     def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
         """Add children to each node of the frontier: tokens and the draft model's probabilities of them, best first."""
 
     def finished(self) -> tuple[RankedTree, list[int]]:
-        """The draft, in the order of its nodes' values, and which node of `tree` each of its nodes is."""
+        """Return the draft, in the order of its nodes' values, and which node of `tree` each of its nodes is."""
 
 
 class DynamicGrowth:
@@ -109,7 +109,7 @@ class DynamicGrowth:
         self._choose_frontier(first)
 
     def _choose_frontier(self, first: int) -> None:
-        """The best new nodes, those from `first` on, unless growing deeper promises too little."""
+        """Set the frontier to the best nodes from `first` on, or end the tree if growing deeper promises too little."""
         accept_probs, expected = self.tree.accept_probs, self._expected
         self._expected = sum(accept_probs[node] for node in self._best)
         self.frontier = [node for node in self._best if node >= first][: self._width]
@@ -149,7 +149,7 @@ class ShapedGrowth:
         self.frontier = [node for node in range(first, len(tree)) if self._below(node)]
 
     def _below(self, node: int) -> list[int]:
-        """The children that the shape has where this node stands."""
+        """Return the children that the shape has at the position of this node."""
         return self._children[self._place_of[node] + 1 if node >= 0 else 0]
 
     def finished(self) -> tuple[RankedTree, list[int]]:
@@ -158,7 +158,7 @@ class ShapedGrowth:
 
 
 def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, min_acceptance_prob: float = 0.0) -> RankedTree:
-    """The shape with the most expected accepted tokens (Sequoia, 2402.12374).
+    """Return the shape with the most expected accepted tokens (Sequoia, 2402.12374).
 
     Args:
         rates: [depth][rank] chance that the child of this rank is the accepted one, given that its parent was
@@ -260,13 +260,13 @@ class GrowingTree:
     probs: dict[int, Tensor] = field(default_factory=dict)
 
     def paths(self) -> list[list[int]]:
-        """The tokens from below the last committed one to each node of the frontier."""
+        """Return the tokens from below the last committed one to each node of the frontier."""
         tree = self.growth.tree
         ids = tree.ids
         return [[ids[node] for node in tree.path_to(end)] for end in self.growth.frontier]
 
     def next_rows(self) -> tuple[list[int], list[int]]:
-        """Tokens of the frontier's nodes, and the scratch rows that they follow."""
+        """Return the tokens of the frontier's nodes, and the scratch rows that they follow."""
         tree, frontier = self.growth.tree, self.growth.frontier
         ids = tree.ids
         parents = [self.rows.get(tree.parents[node], ROOT) for node in frontier]
@@ -377,7 +377,7 @@ class DraftTree(ModelDrafter):
         self._rates = {picking: Rates(prior, weight) for picking in Picking}
 
     def _count_draft(self) -> None:
-        """Now and then let shapes be found again."""
+        """Count a draft; every `_REFRESH` drafts the best shapes are computed again."""
         self._num_drafts += 1
         if self._num_drafts % _REFRESH == 0:
             self._shapes.clear()
@@ -396,7 +396,7 @@ class DraftTree(ModelDrafter):
         return picking is Picking.DRAWN and self._drawn
 
     def _best_shape(self, picking: Picking, budget: int, depth: int, min_acceptance_prob: float) -> RankedTree:
-        """Of what has been measured so far; renewed now and then."""
+        """Return the best shape by what has been measured so far; cached for `_REFRESH` drafts."""
         key = (picking, budget, depth, min_acceptance_prob)
         if key not in self._shapes:
             rates, width = self._rates[picking], self._num_ranks
@@ -424,7 +424,8 @@ class DraftTree(ModelDrafter):
                 start = end
 
     def _children(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> list[Children]:
-        """The children to look at below each row, as many as the row's tree wants. logits: [rows, draft vocabulary]."""
+        """Return the children to consider below each row, as many as the row's tree needs. logits: [rows, draft
+        vocabulary]."""
         wanted = [tree.growth.wanted(node) for tree in trees for node in tree.growth.frontier]
         bad = self._non_finite_rows(logits)
         if bad:  # such a row has no children
@@ -445,8 +446,8 @@ class DraftTree(ModelDrafter):
         return children
 
     def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> tuple[Tensor, bool]:
-        """[rows, V] what children are ranked by: logits up to a constant; probabilities for requests without a seed.
-        And whether its columns are the target's tokens, not those of the draft vocabulary."""
+        """Return [rows, V] what children are ranked by: logits up to a constant, or probabilities for requests without
+        a seed; and whether the columns are the target's tokens, not those of the draft vocabulary."""
         if picking is Picking.GREEDY and all(self._pipeline.is_identity(tree.state.sequence.params) for tree in trees):
             return logits[:, : self._vocab_size], False
         places = [(tree.state, path) for tree in trees for path in tree.paths()]

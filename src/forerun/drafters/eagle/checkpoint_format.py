@@ -29,7 +29,7 @@ _UNSERVED = (
 
 
 def public_config(settings: Fields, *, version: int, has_output_rows: bool, num_layers: int | None) -> EagleConfig:
-    """The configuration of a public head.
+    """Return the configuration of a public EAGLE head.
 
     Args:
         version: 1 or 3, as the names of its tensors tell.
@@ -70,7 +70,7 @@ def public_config(settings: Fields, *, version: int, has_output_rows: bool, num_
 
 
 def _layer(settings: Fields) -> Fields:
-    """The Llama configuration."""
+    """Return the Llama configuration of the head's layer."""
     if SPECULATORS not in settings.values:
         layer = settings
     else:
@@ -131,7 +131,7 @@ def _flags(settings: Fields) -> dict[str, bool]:
 
 
 def _layers(settings: Fields, num_layers: int | None) -> tuple[int, ...]:
-    """The layers whose entering states are fused. Where none are named they are EAGLE's: 2, L // 2, L - 3."""
+    """Return the layers whose inputs are fused. Where none are named they are EAGLE's: 2, L // 2, L - 3."""
     eagle: Fields | None = settings.fields("eagle_config", None)
     found = settings.list_of(LAYER_IDS, int, None)
     if not found and eagle is not None:
@@ -160,7 +160,7 @@ def _needed(settings: Fields, num_layers: int | None) -> int:
 
 
 def _window(layer: Fields) -> int | None:
-    """Rows that a row attends to. It counts where the layer is said to be of that kind, as for Transformers."""
+    """Return the number of rows that a row attends to; None for all. As in Transformers, `layer_types` decides."""
     kinds: list[str] | None = layer.list_of("layer_types", str, None)
     if not kinds:
         return None
@@ -170,7 +170,7 @@ def _window(layer: Fields) -> int | None:
 
 
 def rope_theta(layer: Fields) -> float:
-    """Of a plain rotation. Raises UnsupportedModelError for another one."""
+    """Return the base of a plain rotation. Raises UnsupportedModelError for another kind."""
     for key in ("rope_parameters", "rope_scaling"):
         scaling: Fields | None = layer.fields(key, None)
         if scaling is None:

@@ -96,16 +96,16 @@ class EagleConfig:
 
     @property
     def kind(self) -> str:
-        """Of head, with its version."""
+        """Return the kind of head with its version."""
         return "MTP" if self.is_mtp else f"EAGLE-{self.version}"
 
     @property
     def keys(self) -> KeyShape:
-        """Of its one layer."""
+        """Return the shape of the keys of its layer."""
         return KeyShape(1, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every trained tensor of a head by name, with its shape; linear layers have no biases.
+        """Return every trained tensor by name with its shape; linear layers have no biases.
 
         The names are those that vLLM reads (EAGLE-3: `midlayer`), and for what it cannot read, names of the same style.
         `d2t`, which is not trained, is stored beside them where the draft vocabulary is smaller than the target's.
@@ -147,7 +147,7 @@ class EagleConfig:
         return tensors
 
     def extras(self) -> list[str]:
-        """What not every head of this kind has."""
+        """Return the features that not every EAGLE head has."""
         found = {
             "norms of states": self.norm_before_fc,
             "normed output": self.norm_output,
@@ -159,5 +159,5 @@ class EagleConfig:
 
     @property
     def attention_input(self) -> int:
-        """Width of what queries, keys and values are computed from."""
+        """Return the width of what queries, keys and values are computed from."""
         return self.hidden_size if self.version == 1 else self.target_hidden_size + self.hidden_size

@@ -34,13 +34,13 @@ class EagleFeeding(HeadFeeding):
         return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
 
     def _feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:  # type: ignore[override]
-        """As `ModelDrafter._feed`; rows of committed tokens, which read the target's states, are final at once."""
+        """Compute rows; those of committed tokens, which read the target's states, are final at once."""
         return super()._feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
 
     def _advance(  # type: ignore[override]
         self, chains: DraftSession, tokens: Seq[list[int]], states: Seq[HeadState], read: Tensor | None = None
     ) -> NextTokens:
-        """As `ModelDrafter._advance`. Rows of the draft read what the chain has given, and are dropped when it ends."""
+        """Feed the chains. Rows of the draft read the chain's own outputs, and are dropped when it ends."""
         told = [state.told_for(len(each)) for each, state in zip(tokens, states, strict=True)]
         fused = list(self._fused([part for part in told if part is not None]))
         for state, part in zip(states, fused, strict=False):

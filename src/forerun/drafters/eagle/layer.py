@@ -31,7 +31,7 @@ class EagleLayer(Protocol):
     planner: Planner
 
     def fuse(self, states: Tensor) -> Tensor:
-        """As `FusingHeadModel.fuse`, of version 3. states: [n, layers, target_hidden_size] in float32 or float64."""
+        """Fuse the target's states, for version 3. states: [n, layers, target_hidden_size] in float32 or float64."""
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Compute rows, which join what their caches hold.
@@ -47,7 +47,7 @@ class EagleLayer(Protocol):
     def draft_session(
         self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> DraftSession | None:
-        """As `LanguageModel.draft_session`. embed: [n] token ids -> [n, target_hidden_size], as those of `forward`."""
+        """Return a session that drafts chains row by row, or None. embed: [n] token ids -> [n, target_hidden_size]."""
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
         """Compute the keys and values of rows alone, which join their caches' scratch. embedding, states: as those of
@@ -91,14 +91,12 @@ class ReferenceEagleLayer:
         self.planner: Planner = self._attention.planner([layer], made.device)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """As `EagleLayer.fuse`."""
         if self._state_norms:
             each = [self._normed(states[:, i], norm) for i, norm in enumerate(self._state_norms)]
             return self._made.multiply(self._fuse, torch.cat(each, 1))
         return self._made.multiply(self._fuse, states.flatten(1))
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """As `EagleLayer.forward`."""
         output = self._layer(layout, embedding, states)
         wanted, norm = layout.wanted(output), self._norm
         logits = self._made.multiply(self._output, wanted if norm is None else self._normed(wanted, norm))
@@ -109,22 +107,19 @@ class ReferenceEagleLayer:
     def draft_session(
         self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> DraftSession | None:
-        """As `EagleLayer.chains`."""
         return None
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
-        """As `EagleLayer.keys`."""
         layout = lay_out(batch, self.planner)
         self._layer(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
 
     def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """As `EagleLayer.blocks`."""
         layout = lay_out(batch, self.planner)
         logits, outputs = self.forward(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
         return logits[: layout.num_new], outputs[: layout.num_new]
 
     def _layer(self, layout: Layout, embedding: Tensor, states: Tensor) -> Tensor:
-        """What the layer gives for all rows, [T, hidden]."""
+        """Compute the layer for all rows, [T, hidden]."""
         multiply = self._made.multiply
         if self._entry_norms:
             assert self._input_norm is not None
@@ -147,7 +142,7 @@ class ReferenceEagleLayer:
         return x + multiply(self._down, F.silu(h[:, :wide]).mul_(h[:, wide:]))
 
     def _attended(self, qkv: Tensor, layout: Layout) -> Tensor:
-        """[T, heads * head_dim]."""
+        """Return [T, heads * head_dim] the output of the attention."""
         config, rows = self._config, len(qkv)
         rotated = config.num_heads + config.num_kv_heads
         heads = qkv.view(rows, -1, config.head_dim)
@@ -160,7 +155,7 @@ class ReferenceEagleLayer:
 
 
 def _padded(x: Tensor, num_rows: int) -> Tensor:
-    """[num_rows, ...], the last row repeated."""
+    """Return [num_rows, ...], the last row repeated."""
     return torch.cat([x, x[-1:].expand(num_rows - len(x), -1)])
 
 
@@ -175,9 +170,9 @@ class EagleNames:
         self.entry_norms = ["enorm", "hnorm"] if config.is_mtp else []
 
     def attention(self, which: str) -> str:
-        """which: "q", "k", "v" or "o"."""
+        """Return the name of a projection. which: "q", "k", "v" or "o"."""
         return f"{self.layer}.self_attn.{which}_proj"
 
     def mlp(self, which: str) -> str:
-        """which: "gate", "up" or "down"."""
+        """Return the name of a linear layer. which: "gate", "up" or "down"."""
         return f"{self.layer}.mlp.{which}_proj"

@@ -60,13 +60,13 @@ class EagleModel(FusingHeadModel):
 
     @torch.inference_mode()
     def fuse(self, hidden_outputs: Tensor) -> Tensor:
-        """As `FusingHeadModel.fuse`, [n, hidden_size] in `compute_dtype`."""
+        """Fuse the target's states to [n, hidden_size] in `compute_dtype`."""
         states = hidden_outputs.to(self.device, self.compute_dtype)
         return states[:, 0] if self.config.version == 1 else self._layers.fuse(states)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
-        """As `LanguageModel.forward`; `Forward.hidden_outputs` are always the states for the rows that come next.
+        """Compute rows; `Forward.hidden_outputs` are always the states for the rows that come next.
 
         Raises:
             ValueError: rows have no states, or layers are asked for.
@@ -80,7 +80,6 @@ class EagleModel(FusingHeadModel):
         return Forward(logits[: layout.num_logits], layout.tapped(states)[:, None])
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
-        """As `LanguageModel.draft_session`."""
         if self.device.type == "cpu":
             return self._layers.draft_session(caches, pick, self._embedded)
         names = None if self.proposes_all else self.token_ids

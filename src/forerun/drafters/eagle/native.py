@@ -43,7 +43,6 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         self._eagle = self._eagle_struct(names, output, form.scale)
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """As `EagleLayer.forward`."""
         wanted = torch.arange(layout.num_rows) if layout.logit_rows is None else layout.logit_rows
         rows = rows_struct(layout.plan, *self._rotation.reaching(layout.num_positions))
         return self._computed(rows, embedding, states, wanted[: layout.num_logits])
@@ -51,11 +50,9 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
     def draft_session(
         self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> DraftSession | None:
-        """As `EagleLayer.chains`."""
         return NativeEagleChains(self, caches, pick, embed)
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
-        """As `EagleLayer.keys`."""
         embedding, states = embedding.contiguous(), states.contiguous()
         plan, tables = self._planned(batch)
         rows, read = rows_struct(plan, *tables), (embedding.data_ptr(), states.data_ptr())
@@ -63,13 +60,12 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         self._library.eagle(ctypes.byref(self._eagle), ctypes.byref(rows), *read, None, 0, None, None, threads)
 
     def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """As `EagleLayer.blocks`."""
         plan, tables = self._planned(batch)
         rows = rows_struct(plan, *tables, are_blocks=True)
         return self._computed(rows, embedding, states, torch.arange(len(embedding)))
 
     def _computed(self, rows: RowsStruct, embedding: Tensor, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the wanted rows, and what the rows give to those that follow."""
+        """Return the logits of the wanted rows, and the states of all rows for those that follow."""
         embedding, states = embedding.contiguous(), states.contiguous()
         x = torch.empty(len(embedding), self._config.hidden_size)
         logits = torch.empty(len(wanted), self._config.draft_vocab_size)
@@ -119,7 +115,6 @@ class NativeEagleChains(NativeChains):
         self._each = torch.arange(len(caches))
 
     def keep(self, places: Sequence[int]) -> None:
-        """As `DraftSession.keep`."""
         super().keep(places)
         self._given = self._given[list(places)]
 

@@ -75,7 +75,7 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
 def public_config_of(
     settings: Fields, stored: Mapping[str, Slice], place: str, num_layers: int | None
 ) -> EagleConfig | BlockConfig:
-    """The configuration of a public head.
+    """Return the configuration of a public EAGLE or block head.
 
     Args:
         settings, num_layers: as of `read_public`.
@@ -120,7 +120,8 @@ def _head(
 
 
 def open_slices(folder: Path) -> dict[str, Slice]:
-    """The tensors of a public head by name, not read yet. Raises ModelLoadError where there are none but pickles."""
+    """Open the tensors of a public head by name, without reading them. Raises ModelLoadError if there are none but
+    pickles."""
     from safetensors import safe_open
 
     if not (folder / WEIGHTS).is_file():
@@ -131,7 +132,7 @@ def open_slices(folder: Path) -> dict[str, Slice]:
 
 
 def _renamed(stored: Mapping[str, Slice], place: str) -> dict[str, Slice]:
-    """The tensors of an EAGLE-3 head by the names of `EagleConfig.tensors`."""
+    """Return the tensors of an EAGLE-3 head by the names of `EagleConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
         ours = re.sub(r"^layers\.0\.", "midlayer.", name)
@@ -142,7 +143,7 @@ def _renamed(stored: Mapping[str, Slice], place: str) -> dict[str, Slice]:
 
 
 def _is_eagle_3(settings: Fields, found: Mapping[str, Slice]) -> bool:
-    """Whether there is anything that EAGLE-3 heads alone have: one that lacks a part is not taken for EAGLE-1."""
+    """Return whether anything is present that only EAGLE-3 heads have: a damaged one must not pass for EAGLE-1."""
     named = settings.list_of("architectures", str, [])
     said = SPECULATORS in settings.values or "draft_vocab_size" in settings.values or D2T in found
     has = any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in found)
@@ -235,7 +236,7 @@ def check_sayable(config: EagleConfig, d2t: Tensor | None, form: str, num_layers
 def public_settings(
     config: EagleConfig, form: str, dtype: str, *, target: str, architectures: list[str], num_draft_tokens: int
 ) -> dict[str, Any]:
-    """What config.json says of a head that is sayable.
+    """Return config.json of a head that the format can represent.
 
     Args:
         dtype: of the tensors, such as "float32".
@@ -277,7 +278,7 @@ def public_tensors(
     output_rows: Tensor,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """The tensors of model.safetensors.
+    """Return the tensors of model.safetensors.
 
     Args:
         output_rows: [draft_vocab_size, hidden_size] rows of the target's output layer, for a head without its own.
@@ -291,7 +292,7 @@ def public_tensors(
 
 
 def _layer(config: EagleConfig, dtype: str) -> dict[str, Any]:
-    """The Llama configuration."""
+    """Return the Llama configuration of the head's layer."""
     said = {
         "model_type": "llama",
         "dtype": dtype,

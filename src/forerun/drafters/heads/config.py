@@ -38,7 +38,7 @@ class HeadConfig(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it is called, such as "EAGLE-3"."""
+        """Return the kind of head, such as "EAGLE-3"."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -54,31 +54,31 @@ class HeadConfig(Protocol):
 
     @property
     def keys(self) -> KeyShape:
-        """What its cache holds."""
+        """Return the shape of the keys in its cache."""
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every trained tensor by name, with its shape. `d2t`, which is not trained, is stored beside them where the
-        draft vocabulary is smaller than the target's."""
+        """Return every trained tensor by name with its shape. `d2t`, which is not trained, is stored beside them where
+        the draft vocabulary is smaller than the target's."""
 
     def extras(self) -> list[str]:
-        """What it has that not every head of its kind has, for people."""
+        """Return the features that not every head of its kind has, for people."""
 
 
 def check_positive(of: str, **sizes: int) -> None:
-    """Raises ConfigError where a size is below 1. of: what has these sizes."""
+    """Raise ConfigError if a size is below 1. of: what has these sizes."""
     for name, value in sizes.items():
         if value < 1:
             raise ConfigError(f"{name} of {of} is {value}, but must be 1 or more.")
 
 
 def check_vocabulary(draft_vocab_size: int, vocab_size: int, has: str = "the head has", its: str = "its") -> None:
-    """Raises ConfigError where there are more output tokens than the target has. has, its: the message's words."""
+    """Raise ConfigError if there are more output tokens than the target has. has, its: the message's words."""
     if draft_vocab_size > vocab_size:
         raise ConfigError(f"{has} {draft_vocab_size:,} output tokens, but {its} target only {vocab_size:,}.")
 
 
 def check_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    """Raises ConfigError where heads cannot share keys, or not be rotated."""
+    """Raise ConfigError if query heads cannot share keys, or cannot be rotated."""
     if num_heads % num_kv_heads or head_dim % 2:
         raise ConfigError(
             f"the head has {num_heads} query heads, {num_kv_heads} key heads and a head_dim of {head_dim}: the first "
@@ -87,7 +87,7 @@ def check_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
 
 
 def check_layers(layers: tuple[int, ...]) -> None:
-    """Raises ConfigError where the target's layers that are read do not rise, or there are none."""
+    """Raise ConfigError if the target's layers that are read do not rise, or there are none."""
     if not layers or any(a >= b for a, b in pairwise(layers)):
         raise ConfigError(f"layers of the head are {list(layers)}, but must rise, and there must be one.")
 
@@ -124,19 +124,19 @@ class StoredHead(Generic[Kind]):
 
     @property
     def token_ids(self) -> Tensor:
-        """[draft_vocab_size] int64, the target's tokens that it can propose."""
+        """Return [draft_vocab_size] int64, the target's tokens that it can propose."""
         tokens = torch.arange(self.config.draft_vocab_size)
         return tokens if self.d2t is None else tokens + self.d2t
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors as they are kept."""
+        """Return the bytes of its tensors as they are stored."""
         kept = [tensor for name, tensor in self.tensors.items() if name not in self.codes]
         in_codes = sum(weight.codes.nbytes + weight.scale.nbytes for weight in self.codes.values())
         return in_codes + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
 
     def of(self, kind: type[Other], place: str, drafters: str) -> StoredHead[Other]:
-        """This head, which is of that kind.
+        """Return this head as one of that kind.
 
         Args:
             place: where it lies, for messages. drafters: that draft with heads of that kind.
@@ -152,7 +152,7 @@ class StoredHead(Generic[Kind]):
         return cast("StoredHead[Other]", self)
 
     def summary(self) -> dict[str, str]:
-        """What it is, in a few words each, for people."""
+        """Return a description in a few words per field, for people."""
         config = self.config
         formats = {str(tensor.dtype).removeprefix("torch.") for name, tensor in self.tensors.items()}
         kept = "int8" if self.codes else "/".join(sorted(formats))
@@ -193,7 +193,7 @@ class LoadedTensor:
 
 
 def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Every trained tensor of a head, filled with NaN: what nobody sets can be neither saved nor loaded."""
+    """Return every trained tensor of a head, filled with NaN: unset tensors can be neither saved nor loaded."""
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}
 
 
@@ -248,7 +248,7 @@ def check_values(tensors: Mapping[str, Tensor], place: str, error: ErrorType, re
 
 
 def checked_d2t(d2t: Tensor | None, config: HeadConfig, place: str, error: ErrorType, remedy: str) -> Tensor | None:
-    """The offsets as int64; None where the head proposes every token, of which offsets of zero say the same.
+    """Return the offsets as int64; None if the head proposes every token in order.
 
     Args:
         d2t: [draft_vocab_size] of a whole-number type: the target's id of draft token i is i + d2t[i].
@@ -285,12 +285,13 @@ D2T, T2D, OUTPUT = "d2t", "t2d", "lm_head.weight"
 
 
 def proposed_tokens(d2t: Tensor) -> Tensor:
-    """[draft_vocab_size] int64, the target's tokens that a head with these offsets proposes."""
+    """Return [draft_vocab_size] int64, the target's tokens that a head with these offsets proposes."""
     return torch.arange(len(d2t)) + d2t.to(torch.int64)
 
 
 def token_tables(d2t: Tensor | None, vocab_size: int) -> dict[str, Tensor]:
-    """The offsets, and [vocab_size] bool of the tokens that they lead to; none for heads that propose every token."""
+    """Return the offsets, and [vocab_size] bool of the tokens that they lead to; nothing for heads that propose every
+    token."""
     if d2t is None:
         return {}
     mask = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, proposed_tokens(d2t), True)
@@ -298,14 +299,14 @@ def token_tables(d2t: Tensor | None, vocab_size: int) -> dict[str, Tensor]:
 
 
 def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same as a file can hold them, each in memory of its own."""
+    """Return the tensors as a file can hold them, each in memory of its own."""
     return {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
 
 
 def speculators_entry(kind: str, *, target: str, architectures: list[str], num_draft_tokens: int) -> dict[str, Any]:
-    """`speculators_config`, by which programs choose how to draft.
+    """Return `speculators_config`, by which programs choose how to draft.
 
     Args:
         kind: of head, as the form calls it.

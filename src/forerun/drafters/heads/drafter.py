@@ -50,13 +50,13 @@ class HeadDrafter(ModelDrafter):
 
     @property
     def needs(self) -> Needs:
-        """The states that the head reads, of every position; complete after `bind`."""
+        """Return the states that the head reads, of every position; complete after `bind`."""
         if self._head is None or self._model is None:
             return Needs()
         return Needs(layers=self._head.config.layers, states=True)
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """The head: the one that was given, or the one that is shipped for a target of this name."""
+        """Return the head: the given one, or the one that is shipped for a target of this name."""
         folder = self._folder or shipped_folder(target_name, self._example)
         return () if folder is None or self._head is not None else (NamedModel(folder, is_head=True),)
 
@@ -103,7 +103,7 @@ class HeadDrafter(ModelDrafter):
         return self._head_model.names(columns)
 
     def _capped(self, budget: int, most: int, message: str) -> int:
-        """A budget of at most so many tokens. That one was larger is logged once.
+        """Limit a number of draft tokens, and log once that it was larger.
 
         message: with %(name)s of the head, %(most)d and %(budget)d.
         """
@@ -114,7 +114,7 @@ class HeadDrafter(ModelDrafter):
 
     @abstractmethod
     def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> HeadModel:
-        """The model that drafts, of a head that is the target's.
+        """Build the model that drafts from a head that was trained for the target.
 
         Raises:
             IncompatibleDrafterError: the target is of another size.
@@ -181,7 +181,7 @@ class HeadState(DraftState):
 
     @property
     def told_to(self) -> int:
-        """Positions of the sequence whose states have been told, or need not be."""
+        """Return the position up to which the target's states have been received."""
         return 0 if self.told is None else self.told_from + len(self.told)
 
     @property
@@ -191,11 +191,11 @@ class HeadState(DraftState):
 
     @property
     def is_level(self) -> bool:
-        """Whether the row of the last committed token can be fed: only then can anything be drafted."""
+        """Return whether the row of the last committed token can be fed: otherwise nothing can be drafted."""
         return self.told_from < len(self.sequence.token_ids) - 1 <= self.told_to
 
     def tell(self, end: int, states: Tensor) -> None:
-        """The target's states of the positions up to `end`. states: [n, layers, H]."""
+        """Store the target's states of the positions up to `end`. states: [n, layers, H]."""
         start = end - len(states)
         if self.told is None or not self.told_from <= start <= self.told_to:
             self.told, self.told_from = states, start
@@ -211,13 +211,13 @@ class HeadState(DraftState):
             self.scratch = Tree()
 
     def fall_behind(self) -> None:
-        """As `DraftState.fall_behind`. Of the states that no row has read, the last ones are held: a draft begins with
-        these, behind a gap. Most of what came before stands in the target's states themselves."""
+        """Drop unread states except the last ones, with which a draft begins, behind a gap. Most of what came before is
+        contained in the target's states themselves."""
         if self.told is not None and self.told_to - max(self.next_token - 1, self.told_from) > 2 * HELD:
             self.told, self.told_from = self.told[-HELD:].clone(), self.told_to - HELD
 
     def unfed(self) -> list[int]:
-        """As `DraftState.unfed`, of the tokens whose rows have a state to read."""
+        """Return the committed tokens to be fed whose rows have a state to read."""
         if self.told_from > self.next_token - 1:
             self.settle()
             self.shift += self.told_from - (self.next_token - 1)
@@ -225,19 +225,18 @@ class HeadState(DraftState):
         return tokens[: max(0, self.told_to - (self.next_token - 1))]
 
     def may_publish(self) -> bool:
-        """As `DraftState.may_publish`; nobody could adopt rows behind a gap."""
+        """Return whether another page can be published; rows behind a gap cannot be adopted."""
         return self.shift == 1 and DraftState.may_publish(self)
 
     def rewind(self, length: int) -> None:
-        """As `DraftState.rewind`."""
         DraftState.rewind(self, length)
         self.read = None
         if self.told is not None:
             self.told = self.told[: max(0, length - self.told_from)]
 
     def told_for(self, count: int) -> Tensor | None:
-        """[count, layers, H] the target's states that the next rows read, before they are fused; None of rows of a
-        draft, which read `outputs_for`."""
+        """Return [count, layers, H] the target's states that the next rows read, before they are fused; None for rows
+        of a draft, which read `outputs_for`."""
         if self.next_token >= len(self.sequence.token_ids):
             return None
         assert self.told is not None
@@ -245,11 +244,11 @@ class HeadState(DraftState):
         return self.told[first : first + count]
 
     def keep_read(self, fused: Tensor) -> None:
-        """The fused states, [n, S], of the rows that are fed now."""
+        """Store the fused states, [n, S], of the rows that are fed now."""
         self.read = self.next_token - 2 + len(fused), fused[-1]
 
     def before_last(self, fuse: Callable[[Tensor], Tensor]) -> Tensor:
-        """[S] the fused state of the token before the last committed one. fuse: as `FusingHeadModel.fuse`."""
+        """Return [S] the fused state of the token before the last committed one. fuse: `FusingHeadModel.fuse`."""
         place = len(self.sequence.token_ids) - 2
         if self.read is None or self.read[0] != place:
             assert self.told is not None
@@ -258,14 +257,14 @@ class HeadState(DraftState):
         return self.read[1]
 
     def outputs_for(self, rows: Rows) -> Tensor:
-        """[n, S] what rows of a draft read: the output of the row that each follows."""
+        """Return [n, S] what rows of a draft read: the output of the row that each follows."""
         assert self.outputs is not None
         if rows.parents is None:
             return self.outputs[-1:].expand(len(rows.token_ids), -1)
         return self.outputs[[parent + 1 for parent in rows.parents]]
 
     def keep_outputs(self, outputs: Tensor) -> None:
-        """What the rows just fed give to those that follow them. outputs: [n, S] of the last n of them."""
+        """Store the outputs that following rows read. outputs: [n, S] of the last n rows."""
         if self.next_token < len(self.sequence.token_ids):
             self.outputs = outputs[-1:]
         else:
@@ -292,7 +291,7 @@ class HeadFeeding(HeadDrafter):
         return HeadState(sequence, self._cache_for(sequence), view)
 
     def _take_over(self, state: HeadState) -> None:  # type: ignore[override]
-        """From another choice of the same request, else what is published."""
+        """Share rows with another choice of the same request, or adopt published pages."""
         sequence = state.sequence
         for other in self._states.values() if sequence.choice and not sequence.num_output else ():
             if _are_choices(other.sequence, sequence) and _fork(state, other):
@@ -314,7 +313,7 @@ class HeadFeeding(HeadDrafter):
         return self.model.forward(batch)
 
     def _fused(self, states: Seq[Tensor]) -> Iterator[Tensor]:
-        """What rows read of the target's states, part by part."""
+        """Return the fused states, part by part."""
         if not states:
             return iter(())
         model = self._model
@@ -323,13 +322,13 @@ class HeadFeeding(HeadDrafter):
 
 
 def fed_of_pairs(tokens: Seq[int], vocab_size: int) -> list[int]:
-    """What decides the rows of a head whose rows hold a token and the state before it, one number a row: their tokens,
-    and for the first row the first token too."""
+    """Return what identifies the rows of a head that reads a token and the state before it, one number a row: the
+    tokens, the first row's combined with the first token."""
     return [tokens[0] * vocab_size + tokens[1], *tokens[2:]] if len(tokens) > 1 else []
 
 
 def _are_choices(one: Sequence, other: Sequence) -> bool:
-    """Whether two sequences are of one request, as far as their tokens tell."""
+    """Return whether two sequences have the tenant and prompt of one request."""
     count = other.num_prompt
     return (
         one is not other

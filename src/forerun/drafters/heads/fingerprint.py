@@ -69,7 +69,7 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint | None:
-        """The parts of a text; None where it is no fingerprint."""
+        """Return the parts of a text; None if it is not a fingerprint."""
         parts = text.split("-")
         if len(parts) != 5 or not all(part.isdecimal() and len(part) < 20 for part in parts[:3]):
             return None
@@ -78,7 +78,7 @@ class Fingerprint:
         return cls(int(parts[0]), int(parts[1]), int(parts[2]), parts[3], parts[4])
 
     def difference(self, other: Fingerprint) -> str:
-        """In which part two fingerprints differ, in words; empty for one target."""
+        """Describe in which part two fingerprints differ; empty for one target."""
         sizes = {
             "tokens": (self.vocab_size, other.vocab_size),
             "wide": (self.hidden_size, other.hidden_size),
@@ -101,7 +101,7 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def target_fingerprint(target: FingerprintedTarget) -> str:
-    """The fingerprint of a model's weights, whatever they are kept in. Compare two by `same_target`, never as texts.
+    """Compute the fingerprint of a model's weights, in any number format. Compare two by `same_target`, never as texts.
 
     Raises:
         UnsupportedModelError: the model has no embeddings that can be read.
@@ -120,12 +120,13 @@ def target_fingerprint(target: FingerprintedTarget) -> str:
 
 
 def embedding_fingerprint(rows: Callable[[Tensor], Tensor], vocab_size: int, hidden_size: int) -> str:
-    """The fingerprint of a target of which the embedding alone is at hand. rows: token ids -> [n, hidden_size]."""
+    """Compute the fingerprint of a target of which only the embedding is available. rows: token ids -> [n,
+    hidden_size]."""
     return str(Fingerprint(vocab_size, hidden_size, embedding=sampled_signs(rows(sampled_ids(vocab_size)))))
 
 
 def same_target(one: str, two: str) -> bool:
-    """Whether two fingerprints are of one target. Texts that are no fingerprints are of none."""
+    """Return whether two fingerprints are of one target. Invalid texts match nothing."""
     first, second = Fingerprint.parse(one), Fingerprint.parse(two)
     return first is not None and second is not None and not first.difference(second)
 
@@ -153,12 +154,12 @@ def check_target(fingerprint: str, target: FingerprintedTarget, what: str) -> No
 
 
 def sampled_ids(vocab_size: int) -> Tensor:
-    """[64] int64: the tokens whose rows are looked at, evenly over the vocabulary."""
+    """Return [64] int64: tokens, evenly spread over the vocabulary, whose rows are compared."""
     return torch.arange(_ROWS) * vocab_size // _ROWS
 
 
 def sampled_signs(rows: Tensor) -> str:
-    """Whether entries of the rows are above zero, 256 bits in hexadecimal. rows: [64, hidden]."""
+    """Return whether entries of the rows are above zero, 256 bits in hexadecimal. rows: [64, hidden]."""
     first = torch.arange(_ROWS)[:, None] * _STEP_OF_ROW
     entries = (first + torch.arange(_ENTRIES) * _STEP_OF_ENTRY) % rows.shape[1]
     bits = (rows.cpu().gather(1, entries) > 0).flatten().tolist()
@@ -167,7 +168,7 @@ def sampled_signs(rows: Tensor) -> str:
 
 
 def _share_different(one: str, two: str) -> float:
-    """Of the bits; 0 where one of them is not told."""
+    """Return the share of the bits that differ; 0 if one side is unknown."""
     if not one or not two:
         return 0.0
     return (int(one, 16) ^ int(two, 16)).bit_count() / (4 * len(one))

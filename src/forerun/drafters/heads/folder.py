@@ -46,12 +46,12 @@ _ZERO = 128
 
 
 def has_codes(names: Iterable[str]) -> bool:
-    """Whether any of these tensors of a file is in codes."""
+    """Return whether any of these tensors of a file is quantised."""
     return any(name.endswith(_CODES) for name in names)
 
 
 def in_codes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same with every matrix as codes and scales, one scale a row; vectors stay numbers.
+    """Quantise every matrix, with one scale a row; vectors stay numbers.
 
     Raises:
         ConfigError: a matrix cannot be quantised.
@@ -70,7 +70,7 @@ def in_codes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def take_codes(tensors: dict[str, Tensor], place: str, error: ErrorType, remedy: str) -> dict[str, QuantisedWeight]:
-    """The matrices in codes by name, taken out of `tensors`.
+    """Take the quantised matrices out of `tensors`, by name.
 
     Raises:
         error: one lacks its scales, is there as numbers too, or has a shape or type that cannot be.
@@ -186,7 +186,7 @@ class HeadHeader:
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors when they have been read."""
+        """Return the bytes of its tensors after reading."""
         return sum(
             math.prod(shape) * self.dtype.itemsize + self._codes(shape) for shape in self.config.tensors().values()
         )
@@ -196,7 +196,7 @@ class HeadHeader:
 
 
 def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
-    """The configuration of a head, and what the header of its tensors says.
+    """Return the configuration of a head, and what the header of its tensors says.
 
     Raises:
         ModelLoadError, UnsupportedModelError: as `load_head`, as far as it can be told so early.
@@ -216,14 +216,14 @@ def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
 
 
 def head_settings(folder: Path) -> Fields:
-    """What config.json says. Raises ModelLoadError where there is none, or no JSON."""
+    """Read config.json. Raises ModelLoadError if there is none, or if it is not JSON."""
     if not (folder / CONFIG).is_file():
         raise ModelLoadError(f"{folder} holds no {CONFIG}. Give the folder of a head.")
     return Fields.read(folder / CONFIG, ModelLoadError, remedy=REMEDY)
 
 
 def is_head(folder: Path) -> bool:
-    """Whether a folder holds a draft head, and not a language model or nothing. A damaged one may be taken for neither.
+    """Return whether a folder holds a draft head. A damaged one may not be recognised.
 
     Raises:
         ModelLoadError: config.json is no JSON.
@@ -265,13 +265,13 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
 
 
 def _checksum(said: Mapping[str, Any], weights: bytes) -> str:
-    """Of all that config.json says but the checksum, and of the weights."""
+    """Return the digest of config.json without its checksum, and of the weights."""
     rest = {key: value for key, value in said.items() if key != "checksum"}
     return digest(json.dumps(rest, sort_keys=True).encode(), b"\0", weights)
 
 
 def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]) -> HeadConfig:
-    """The configuration that the fields of a JSON object make."""
+    """Build the configuration from the fields of a JSON object."""
     read: dict[str, Callable[[str], Any]] = {
         "int": head.integer,
         "bool": head.flag,

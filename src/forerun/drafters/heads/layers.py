@@ -58,7 +58,7 @@ class HeadLayers:
         return cls(head, device, dtype, compute, takes, library, quantises)
 
     def attention(self) -> Attention:
-        """Of the target's kind."""
+        """Return attention of the target's kind."""
         return (
             ReferenceAttention(self.takes)
             if self.library is None
@@ -66,16 +66,16 @@ class HeadLayers:
         )
 
     def vector(self, name: str) -> Tensor:
-        """A tensor that is added or multiplied number by number, as it is computed with."""
+        """Return a tensor that is added or multiplied elementwise, in `compute`."""
         return self.head.tensors[name].detach().to(self.device, self.compute)
 
     def norm(self, name: str) -> Tensor | None:
-        """The weights of a norm, if the head has it."""
+        """Return the weights of a norm, or None if the head does not have it."""
         name = f"{name}.weight"
         return self.vector(name) if name in self.head.tensors else None
 
     def linear(self, *names: str, rotated: int = 0, head_dim: int = 0) -> Linear:
-        """Of the matrices of these names; the first `rotated` of them have heads of this width to be rotated."""
+        """Return one layer of these matrices; the first `rotated` of them have heads of this width to be rotated."""
         parts: list[Tensor | QuantisedWeight] = []
         for number, name in enumerate(f"{name}.weight" for name in names):
             numbers, codes = self.head.tensors[name], self.head.codes.get(name)
@@ -85,7 +85,7 @@ class HeadLayers:
         return self.product(parts)
 
     def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
-        """The output layer: of the head, or the target's rows of these tokens, in codes where the head is."""
+        """Return the output layer: the head's, or the target's rows of these tokens, quantised if the head is."""
         if is_of_head:
             return self.linear("lm_head")
         rows = target.output_rows(token_ids)
@@ -93,11 +93,11 @@ class HeadLayers:
         return self.product([quantise_int8(rows, "a head") if is_in_codes else rows])
 
     def multiply(self, linear: Linear, x: Tensor) -> Tensor:
-        """[n, in] -> [n, out] in `compute`, whatever the layer takes."""
+        """Multiply [n, in] -> [n, out] in `compute`, whatever type the layer reads."""
         return linear.forward(x.to(self.takes)).to(self.compute)
 
     def product(self, parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
-        """One layer whose outputs are those of the parts, [out, in], one after another."""
+        """Return one layer whose outputs are those of the parts, [out, in], one after another."""
         codes = [part.to(self.device) for part in parts if isinstance(part, QuantisedWeight)]
         if len(codes) == len(parts):
             return make_quantised_linear(codes)
@@ -110,19 +110,19 @@ class HeadLayers:
 
 
 def state_norms(config: EagleConfig | BlockConfig) -> list[str]:
-    """The norms of the target's states, without ".weight"; none where they are read as they are."""
+    """Return the names of the norms of the target's states, without ".weight"; empty if they are read as they are."""
     return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
 
 
 def head_attention(config: EagleConfig | BlockConfig) -> tuple[AttentionShape, LayerAttention]:
-    """What the attention of every layer of a head computes."""
+    """Return the shape of the attention of every layer of a head."""
     form = AttentionShape(config.head_dim**-0.5, config.sliding_window)
     group = config.num_heads // config.num_kv_heads
     return form, LayerAttention(config.num_kv_heads, group, config.head_dim, config.head_dim, form)
 
 
 def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:
-    """The width of the target's states.
+    """Check that a head has the target's sizes, and return the width of the target's states.
 
     Raises:
         IncompatibleDrafterError: vocabulary or width are not those that the head was made for.
@@ -184,11 +184,11 @@ class HeadModel(LanguageModel):
         self._listed: list[int] = [] if self.proposes_all else self.token_ids.tolist()
 
     def names(self, columns: list[int]) -> list[int]:
-        """The target's tokens of columns of the logits."""
+        """Return the target's tokens of columns of the logits."""
         return columns if self.proposes_all else [self._listed[column] for column in columns]
 
     def widened(self, logits: Tensor) -> Tensor:
-        """[R, vocab_size] of [R, draft_vocab_size]: -inf where the head has no row."""
+        """Widen [R, draft_vocab_size] to [R, vocab_size]: -inf where the head has no row."""
         if self.proposes_all:
             return logits
         wide = torch.full((len(logits), self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
@@ -206,16 +206,16 @@ class FusingHeadModel(HeadModel):
 
     @property
     def pool(self) -> PagePool:
-        """Where the pages of its caches come from."""
+        """Return the pool of the pages of its caches."""
         return self.planner.pool
 
     def new_cache(self) -> SequenceCache:
-        """An empty cache for one sequence."""
+        """Return an empty cache for one sequence."""
         return self.planner.new_cache()
 
     @abstractmethod
     def fuse(self, hidden_outputs: Tensor) -> Tensor:
-        """What rows read of the target's states.
+        """Fuse the target's states to what the rows read.
 
         Args:
             hidden_outputs: [n, layers, target_hidden_size], of the layers of the configuration.

@@ -39,7 +39,8 @@ class HeadMemory:
 
 
 def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> HeadMemory:
-    """What the head in a folder takes, which computes in what its target does. Of its tensors the header is read.
+    """Estimate the memory of the head in a folder, which computes in the target's number format. Only the tensors'
+    header is read.
 
     Args:
         target_name: that the target is loaded by.
@@ -61,7 +62,7 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
 
 
 def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: bool) -> int:
-    """Bytes of the layers that compute. Their vectors are in float32 at least."""
+    """Return the bytes of the layers that compute. Their vectors are in float32 at least."""
     config = header.config
     numbers = _keeping(target, is_quantised=is_quantised)
     matrices = _keeping(target, is_quantised=is_quantised or header.in_codes)
@@ -80,7 +81,7 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: boo
 
 
 def _keeping(target: ModelMemory, *, is_quantised: bool) -> Keeping:
-    """How linear layers of a head are kept: as those of the Llama family, codes at 8 bits."""
+    """Return how linear layers of a head are stored: like those of the Llama family, quantised to 8 bits."""
     library = library_for(target.device, target.dtype, is_quantised=is_quantised)
     return Keeping(
         target.dtype,

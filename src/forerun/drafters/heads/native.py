@@ -45,7 +45,7 @@ class NativeHead(Generic[_Config]):
         self._rotation = HalfRotation(inverse_frequencies(config.rope_theta, config.head_dim), 1.0)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """As `FusingHeadModel.fuse`. states: in float32."""
+        """Fuse the target's states, [n, layers, H] in float32."""
         x = states.contiguous()
         out = torch.empty(len(x), self._config.hidden_size)
         self._library.fuse(
@@ -61,7 +61,7 @@ class NativeHead(Generic[_Config]):
         return out
 
     def _planned(self, batch: Sequence[Rows]) -> tuple[PathPlan, tuple[Tensor, Tensor]]:
-        """What rows write and see, and cosines and sines for them."""
+        """Return what rows write and see, and cosines and sines for them."""
         packed: list[PackedRows] = []
         for rows in batch:
             packed.append(packed_rows(rows, packed[-1].end if packed else 0))
@@ -69,7 +69,8 @@ class NativeHead(Generic[_Config]):
         return self._path_planner.plan(packed, 0), self._rotation.reaching(end)
 
     def _model_struct(self, layers: Any, num_layers: int, output: Linear, scale: float) -> ModelStruct:
-        """layers: a pointer to, or an array of, so many structures; they must be kept. scale: of the attention."""
+        """Fill the model's structure. layers: a pointer to, or an array of, `num_layers` structures, which must be kept
+        alive; scale: of the attention."""
         config = self._config
         return ModelStruct(
             layers=layers,
@@ -88,7 +89,7 @@ class NativeHead(Generic[_Config]):
         )
 
     def _layer_struct(self, place: str, **norms: int | None) -> LayerStruct:
-        """A decoder layer.
+        """Fill the structure of a decoder layer.
 
         Args:
             place: how the names of its tensors begin.
@@ -116,7 +117,7 @@ class NativeHead(Generic[_Config]):
         return linear.struct
 
     def _norm(self, name: str | None) -> int | None:
-        """Address of a norm's weights, if the head has it."""
+        """Return the address of a norm's weights; None if the head does not have it."""
         weights = None if name is None else self._made.norm(name)
         if weights is None:
             return None

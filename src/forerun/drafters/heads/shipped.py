@@ -12,7 +12,7 @@ from forerun.errors import UnsupportedModelError
 
 
 def shipped_head(target: FingerprintedTarget, kind: str = "eagle") -> Path | None:
-    """The folder of the head of a kind that was trained for these weights; None where none is shipped.
+    """Return the folder of the shipped head that was trained for these weights; None if there is none.
 
     Args:
         kind: a folder of `SHIPPED_HEADS`, which holds one folder a target.
@@ -36,6 +36,6 @@ def shipped_head(target: FingerprintedTarget, kind: str = "eagle") -> Path | Non
 
 @lru_cache
 def _shipped(place: Path) -> tuple[tuple[Path, str], ...]:
-    """Folders of heads, and the fingerprints of their targets."""
+    """Return the folders of heads, and the fingerprints of their targets."""
     folders = (folder for folder in sorted(place.glob("*")) if (folder / CONFIG).is_file())
     return tuple((folder, head_settings(folder).fields("target").string("fingerprint")) for folder in folders)

@@ -88,7 +88,7 @@ class ByRequest(Several):
         return drafts
 
     def _signed(self, name: str, sequence: Sequence, draft: Draft) -> Draft:
-        """As `signed`, and kept until the step's verdict."""
+        """Name the draft's source, and keep it until the step's verdict."""
         found = signed(name, draft)
         self._given[sequence] = MemberStep(found, {0: (len(draft), draft)}, owner=0)
         return found

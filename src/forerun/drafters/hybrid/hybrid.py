@@ -48,22 +48,22 @@ class Source:
     fixed_length_draft: int | None = None
 
     def serves(self, budget: int) -> bool:
-        """Whether it can be asked within this budget: never for less than a whole draft."""
+        """Return whether the source can draft this many tokens: never fewer than its fixed length."""
         return self.fixed_length_draft is None or budget >= self.fixed_length_draft
 
     def size(self, nodes: int, budget: int) -> int:
-        """The nodes to ask for where so many are wanted, if it serves this budget."""
+        """Return the number of nodes to request where so many are useful, if the source serves this limit."""
         return min(nodes, budget) if self.fixed_length_draft is None else self.fixed_length_draft
 
     def accept_probs(self, sequence: Sequence, nodes: int) -> list[float]:
-        """[nodes] the chance that each node of a draft is accepted, given that the draft has it."""
+        """Return [nodes] the probability that each node of a draft is accepted, given that the draft has it."""
         gains, accept_probs = self.acceptance.expect_one(sequence, nodes)
         return [gain / max(accept_prob, 1e-9) for gain, accept_prob in zip(gains, accept_probs, strict=True)]
 
     def best(
         self, sequence: Sequence, budget: int, rate: float, min_acceptance_prob: float, sharers: int
     ) -> tuple[int, float]:
-        """The number of nodes with the largest net gain, for a budget that it serves.
+        """Return the number of nodes with the largest net gain, for a limit that the source serves.
 
         Args:
             rate: tokens per second that are committed at present.
@@ -89,7 +89,8 @@ class Source:
     def requests(
         self, candidates: Seq[tuple[Sequence, int]], rate: float, min_acceptance_prob: float
     ) -> list[tuple[Sequence, int]]:
-        """Who is to ask it, and for how many nodes: all with a net gain, or one as a probe.
+        """Select the sequences that the source drafts for, with their numbers of nodes: all with a net gain, or one as
+        a probe.
 
         candidates: sequences and their budgets.
         """
@@ -247,7 +248,7 @@ class Hybrid(Several):
             )
 
     def _measure(self) -> float:
-        """Tokens per second, recent steps weighted most; 0 before the first one."""
+        """Return tokens per second, recent steps weighted most; 0 before the first one."""
         now = self._clock()
         if self._committed:
             elapsed = now - self._last
@@ -297,12 +298,12 @@ class Hybrid(Several):
             given.draft = given.merged.draft
 
     def _value(self, number: int, sequence: Sequence) -> float:
-        """Accepted tokens that are expected of a source's draft."""
+        """Return the expected accepted tokens of a source's draft."""
         draft = self._given[sequence].asked[number][1]
         return sum(self._sources[number].accept_probs(sequence, len(draft)))
 
     def _learn(self, step: Step, given: MemberStep) -> None:
-        """Every draft is judged by what was committed, the unused ones too, as far as the new tokens reach."""
+        """Update every source's acceptance, also of unused drafts, as far as the committed tokens reach."""
         assert step.verdict is not None
         new_ids = step.sequence.token_ids[len(step.sequence.token_ids) - len(step.verdict.path) - 1 :]
         for number, (count, draft) in given.asked.items():
@@ -314,7 +315,7 @@ class Hybrid(Several):
 
 
 def _split(sources: str) -> list[str]:
-    """The texts of a hybrid's sources."""
+    """Split the texts of a hybrid's sources."""
     texts = [text.strip() for text in sources.split("+")]
     if len(set(texts)) < len(texts) or "hybrid" in texts or "" in texts:
         raise DrafterError(
@@ -325,5 +326,5 @@ def _split(sources: str) -> list[str]:
 
 
 def _name_of(drafter: Drafter) -> str:
-    """DraftModel -> draft-model."""
+    """Return the name of a drafter's class in the table's style: DraftModel -> draft-model."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(drafter).__name__.removesuffix("Drafter")).lower()

@@ -36,7 +36,7 @@ class Several(Drafter):
 
     @property
     def needs(self) -> Needs:
-        """What any of them needs."""
+        """Return the union of the parts' needs."""
         needs = Needs()
         for _, drafter in self._parts:
             needs |= drafter.needs
@@ -44,12 +44,12 @@ class Several(Drafter):
 
     @property
     def traits(self) -> Traits:
-        """Those of all together."""
+        """Return the parts' traits combined."""
         return Traits.merged(type(self).__name__, [drafter.traits for _, drafter in self._parts])
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they hold together."""
+        """Return the bytes that the parts hold together."""
         return sum(drafter.nbytes for _, drafter in self._parts)
 
     @property
@@ -73,7 +73,7 @@ class Several(Drafter):
 
 
 def signed(name: str, draft: Draft) -> Draft:
-    """The draft with its drafter's name on every node, unless it has names of its own."""
+    """Return the draft with its drafter's name on every node, unless it has names of its own."""
     return draft if draft.sources else replace(draft, sources=(name,) * len(draft))
 
 
@@ -131,7 +131,7 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
 
 
 def kept(draft: Draft, nodes: Seq[int]) -> Draft:
-    """A draft's nodes that stayed, as a draft. nodes: ascending, closed under parents."""
+    """Return the nodes of a draft that stayed, as a draft. nodes: ascending, closed under parents."""
     if list(nodes) == list(range(len(draft))):
         return draft
     part = draft.part(nodes)
@@ -139,7 +139,7 @@ def kept(draft: Draft, nodes: Seq[int]) -> Draft:
 
 
 def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
-    """Where a draft, verified or not, agrees with what was committed.
+    """Compare a draft, verified or not, with the committed tokens.
 
     Returns:
         The nodes along the committed tokens, root to leaf; and how many of the draft's first nodes are judged by
@@ -175,7 +175,7 @@ class MemberStep:
 
 
 def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Needs, needs: Needs) -> Step:
-    """The step as one source sees it.
+    """Return the step as one source sees it.
 
     Args:
         given: what the step's draft was made of; None if the hybrid did not make it.
@@ -211,7 +211,7 @@ def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Ne
 
 
 def _rows(values: Tensor | None, num_nodes: int, nodes: Seq[int]) -> Tensor | None:
-    """Of the step's rows those up to the last committed token's, and those of some nodes."""
+    """Return the step's rows up to the last committed token's, and those of some nodes."""
     if values is None:
         return None
     first = len(values) - num_nodes

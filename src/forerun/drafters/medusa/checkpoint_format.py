@@ -39,7 +39,7 @@ _OUTPUT = re.compile(r"^lm_heads?\.(\d+\.)?weight$")
 
 
 def is_medusa(settings: Fields) -> bool:
-    """Whether config.json is that of Medusa heads."""
+    """Return whether config.json describes Medusa heads."""
     return settings.values.get("model_type") == FORM or "MedusaModel" in settings.list_of("architectures", str, [])
 
 
@@ -70,7 +70,7 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
 
 
 def medusa_config_of(settings: Fields, num_layers: int | None) -> MedusaConfig:
-    """The configuration of public heads. Arguments and errors as of `read_medusa`."""
+    """Return the configuration of public heads. Arguments and errors as of `read_medusa`."""
     if settings.values.get("logit_scale", 1) != 1:
         raise UnsupportedModelError(f"{settings.place}: logit_scale is served as 1 alone.")
     if num_layers is None:
@@ -94,7 +94,7 @@ def medusa_config_of(settings: Fields, num_layers: int | None) -> MedusaConfig:
 
 
 def medusa_settings(config: MedusaConfig, dtype: str) -> dict[str, Any]:
-    """What config.json says of heads that are sayable. dtype: of the tensors, such as "float32"."""
+    """Return config.json of heads that the format can represent. dtype: of the tensors, such as "float32"."""
     return {
         "architectures": ["MedusaModel"],
         "model_type": FORM,
@@ -112,7 +112,7 @@ def medusa_settings(config: MedusaConfig, dtype: str) -> dict[str, Any]:
 def medusa_file(
     config: MedusaConfig, tensors: Mapping[str, Tensor], d2t: Tensor | None, output_rows: Tensor, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The tensors of model.safetensors.
+    """Return the tensors of model.safetensors.
 
     Args:
         config: of the heads to be written; `tensors` may be of more of them.
@@ -129,7 +129,7 @@ def medusa_file(
 def sayable_medusa(
     config: MedusaConfig, d2t: Tensor | None, form: str, num_heads: int | None, what: str
 ) -> MedusaConfig:
-    """The configuration of the heads that are written. vLLM drafts with every head that is there.
+    """Return the configuration of the heads to be written. vLLM drafts with every head in the file.
 
     Args:
         num_heads: of them; None for all.
@@ -160,7 +160,7 @@ def sayable_medusa(
 
 
 def _count(settings: Fields, what: str, names: tuple[str, str]) -> int:
-    """A number that goes by one of two names. Programs take any key with "num" and the word for it."""
+    """Return a number that has one of two names. Programs accept any key with "num" and the word for it."""
     others = [key for key in settings.values if "num" in key and what in key and key not in names]
     if others:
         raise ModelLoadError(
@@ -171,7 +171,7 @@ def _count(settings: Fields, what: str, names: tuple[str, str]) -> int:
 
 
 def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, place: str) -> dict[str, Slice]:
-    """The tensors by the names of `MedusaConfig.tensors`."""
+    """Return the tensors by the names of `MedusaConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
         ours = name.removeprefix("medusa_heads.")
@@ -186,7 +186,7 @@ def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, place: str) -> d
 
 
 def _offsets(token_map: Slice | None, config: MedusaConfig, place: str) -> Tensor | None:
-    """Of a map to the target's tokens, by which each is that of draft token i plus i."""
+    """Return the offsets of a token map: the target's id of draft token i is i + offsets[i]."""
     size = config.draft_vocab_size
     if token_map is None:
         return torch.zeros(size, dtype=torch.int64) if size < config.vocab_size else None
@@ -200,7 +200,7 @@ def _offsets(token_map: Slice | None, config: MedusaConfig, place: str) -> Tenso
 
 
 def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaConfig, place: str) -> dict[str, Tensor]:
-    """All tensors; biases are zeros where config.json says that there are none."""
+    """Read all tensors; biases are zeros where config.json says that there are none."""
     has = settings.flag("medusa_fc_bias", False)
     tensors: dict[str, Tensor] = {}
     for name, each in found.items():
@@ -223,7 +223,7 @@ def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaCon
 
 
 def _cut(name: str, tensor: Tensor, d2t: Tensor | None, config: MedusaConfig) -> Tensor:
-    """Of output rows of the whole vocabulary, those of the draft vocabulary."""
+    """Select the draft vocabulary's rows of an output layer that has the whole vocabulary's."""
     if not _OUTPUT.match(name) or len(tensor) == config.draft_vocab_size:
         return tensor
     ids = torch.arange(config.draft_vocab_size)

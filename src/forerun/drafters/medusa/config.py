@@ -69,16 +69,16 @@ class MedusaConfig:
 
     @property
     def kind(self) -> str:
-        """Of head."""
+        """Return the kind of heads."""
         return "Hydra" if self.sequential else "Medusa"
 
     @property
     def keys(self) -> KeyShape:
-        """None: the heads attend to nothing."""
+        """Return an empty shape: the heads attend to nothing."""
         return KeyShape(0, 0, 0)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every trained tensor by name, with its shape. The names are those that vLLM reads."""
+        """Return every trained tensor by name with its shape. The names are those that vLLM reads."""
         hidden = self.target_hidden_size
         tensors: dict[str, tuple[int, ...]] = {}
         for head in range(self.num_heads):
@@ -93,7 +93,7 @@ class MedusaConfig:
         return tensors
 
     def extras(self) -> list[str]:
-        """What not every head of this kind has."""
+        """Return the features that not all Medusa heads have."""
         has = [f"{self.num_heads} heads of {self.num_layers} layer{'s' if self.num_layers > 1 else ''}"]
         has += ["output rows of their own"] * (self.output_rows != "target")
         return has + ["accuracies for a tree"] * bool(self.accuracies)

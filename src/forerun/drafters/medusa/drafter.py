@@ -45,16 +45,17 @@ class MedusaState(DraftState):
 
     @property
     def path_cache(self) -> PathCache:
-        """The cache as what it is."""
+        """Return the cache with its type."""
         return cast(PathCache, self.cache)
 
     @property
     def is_level(self) -> bool:
-        """Whether the state of the token before the last committed one is there: only then can anything be drafted."""
+        """Return whether the state of the token before the last committed one is known: otherwise nothing can be
+        drafted."""
         return self.told is not None and self.told_to == len(self.sequence.token_ids) - 1
 
     def tell(self, end: int, states: Tensor) -> None:
-        """The target's states of the positions up to `end`. states: [n, 1, H]."""
+        """Store the last of the target's states of the positions up to `end`. states: [n, 1, H]."""
         self.told, self.told_to = states[-1].clone(), end
 
     def settle(self, end: int = -1) -> None:
@@ -64,14 +65,13 @@ class MedusaState(DraftState):
             self.scratch = Tree()
 
     def unfed(self) -> list[int]:
-        """The last committed token, with which a draft begins."""
+        """Begin a draft, and return the last committed token."""
         self.settle()
         tokens = self.sequence.token_ids
         self.path_cache.begin(len(tokens) - 1)
         return tokens[-1:]
 
     def rewind(self, length: int) -> None:
-        """As `DraftState.rewind`."""
         self.drafted = None
         self.settle()
         if self.told_to > length:
@@ -104,10 +104,10 @@ class MedusaFeeding(HeadDrafter):
         return MedusaState(sequence, self._cache_for(sequence), view)
 
     def _take_over(self, state: DraftState) -> None:
-        """Nothing: the last token of a prompt is computed in any case, and its state is all that the heads read."""
+        """Adopt nothing: the last token of a prompt is computed in any case, and the heads read no other state."""
 
     def _catch_up(self, states: Seq[DraftState], max_lag: int, num_computed: Seq[int] | None = None) -> None:
-        """Nothing: the heads read no tokens but those of the draft."""
+        """Prefill nothing: the heads read no tokens but those of the draft."""
 
     def _room(self, sequence: Sequence, budget: int) -> int:
         state = self._states[sequence]
@@ -123,8 +123,8 @@ class MedusaFeeding(HeadDrafter):
         return self.model.forward(batch)
 
     def _look(self, states: Seq[MedusaState]) -> Tensor:
-        """[heads of all sequences, draft vocabulary] what heads that know no tokens say, kept for the forwards of this
-        draft. The sequences' drafts have begun."""
+        """Compute [heads of all sequences, draft vocabulary] logits of heads that read no tokens, and keep them for the
+        forwards of this draft."""
         told = [state.told for state in states if state.told is not None]
         return self._heads.look([state.path_cache for state in states], torch.cat(told))
 
@@ -147,7 +147,7 @@ class Medusa(MedusaFeeding, DraftModel):
         return super()._room(sequence, self._capped(budget, self._heads.config.num_heads, _CAPPED))
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
-        """Greedy chains have all heads' first tokens proposed: those that options do not change are kept at once."""
+        """Propose all heads' first tokens to greedy chains: those that sampling options do not change are kept at once."""
         super()._prepare(chains)
         if self._heads.config.sequential or not chains:
             return
@@ -189,7 +189,7 @@ class MedusaTree(MedusaFeeding, DraftTree):
         self._read_head(model)
 
     def bind(self, binding: Binding) -> None:
-        """As `HeadDrafter.bind`."""
+        """Bind the heads, and start from the acceptance that was stored with them."""
         super().bind(binding)
         config = self._heads.config
         if config.accuracies:
@@ -209,13 +209,13 @@ class MedusaTree(MedusaFeeding, DraftTree):
         return drafts
 
     def _is_simple(self, sequence: Sequence) -> bool:
-        """Whether what may stand at a depth is the same below every node of the depth before."""
+        """Return whether the candidates at a depth are the same below every node of the depth before."""
         if self._heads.config.sequential or picking_of(sequence) is not Picking.GREEDY:
             return False
         return self._pipeline.is_identity(self._states[sequence].view.params)
 
     def _grown_at_once(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float) -> list[Draft]:
-        """Trees of such sequences: one pass of the heads, and no further products."""
+        """Grow the trees of such sequences: one pass of the heads, and no further products."""
         trees = [
             self._plant(each, budget, min_acceptance_prob) for each, budget in zip(sequences, budgets, strict=True)
         ]
@@ -233,7 +233,7 @@ class MedusaTree(MedusaFeeding, DraftTree):
         return [self._harvest(tree) for tree in trees]
 
     def _ranked(self, logits: Tensor) -> list[list[tuple[int, float]]]:
-        """Of each row the first tokens with their probabilities, best first. logits: [rows, draft vocabulary]."""
+        """Return the first tokens of each row with their probabilities, best first. logits: [rows, draft vocabulary]."""
         bad = self._non_finite_rows(logits)
         top = logits.topk(min(max(self._width, self._num_ranks), logits.shape[1]))
         tokens = self._heads.token_ids[top.indices].tolist()

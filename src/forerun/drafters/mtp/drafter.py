@@ -80,6 +80,5 @@ class Mtp(EagleFeeding, DraftModel):
             super().commit(steps)
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        """As `ModelDrafter.rewind`."""
         if not self._is_idle:
             super().rewind(sequence, length)

@@ -77,7 +77,7 @@ def _namings(num_layers: int) -> tuple[_Naming, ...]:
 
 
 def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
-    """The first MTP layer of a target's checkpoint.
+    """Read the first MTP layer of a target's checkpoint.
 
     Args:
         name: that the target was loaded by.
@@ -109,13 +109,13 @@ def _has(slices: Mapping[str, TensorSlice], naming: _Naming) -> bool:
 
 
 def _later(num_layers: int) -> str:
-    """A pattern of how the names of the second and later MTP layers begin."""
+    """Return a pattern of the prefixes of the second and later MTP layers' names."""
     further = "|".join(str(num_layers + number) for number in range(1, 9))
     return rf"model\.layers\.({further})\.|mtp\.layers\.[1-9]\d*\."
 
 
 def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> ModelLoadError:
-    """Why there is no such layer; an unknown form is told as what it is."""
+    """Return the error for a checkpoint without a known MTP layer; an unknown form is reported as such."""
     others = sorted(each for each in slices if re.search(r"(^|\.)(mtp|nextn|mtp_\w+)\.", each))
     if others:
         return UnsupportedModelError(
@@ -134,7 +134,7 @@ def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> Model
 
 
 def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> dict[str, TensorSlice]:
-    """By the names of `EagleConfig.tensors`, with the copies of the target's tables."""
+    """Return the layer's tensors by the names of `EagleConfig.tensors`, with the copies of the target's tables."""
     known = {f"{part}_proj.weight" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")}
     known |= {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
     known |= {"input_layernorm.weight", "post_attention_layernorm.weight"}
@@ -157,7 +157,7 @@ def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> d
 
 
 def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel, name: str) -> dict[str, Any]:
-    """The layer's sizes, which are those of the target's layers but for the width of its feed-forward part."""
+    """Return the layer's sizes, which are the target's except for the width of its feed-forward part."""
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)) or 1
@@ -193,7 +193,7 @@ def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel,
 def _shared(
     found: dict[str, TensorSlice], head: EagleConfig, target: LanguageModel, name: str
 ) -> tuple[dict[str, TensorSlice], EagleConfig]:
-    """Without copies of the target's tables. An output layer of its own stays."""
+    """Drop copies of the target's tables. An output layer of its own stays."""
 
     whole = Fingerprint.parse(target_fingerprint(target))
     assert whole is not None

@@ -63,7 +63,7 @@ class CopyDrafter(Drafter):
         self._copied.pop(sequence, None)
 
     def _count_above(self, lengths: list[int], min_acceptance_prob: float) -> int:
-        """How many tokens of a copy are reached and accepted with a chance above the price."""
+        """Return how many tokens of a copy are accepted with a probability above the minimum."""
         accept_prob = 1.0
         for count, length in enumerate(lengths):
             accept_prob *= self._rates.rate(length.bit_length())
@@ -76,4 +76,4 @@ class CopyDrafter(Drafter):
 
     @abstractmethod
     def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
-        """At most so many tokens, at least 1 being wanted, and the match length of each."""
+        """Return at most `count` tokens, which is 1 or more, and the match length of each."""

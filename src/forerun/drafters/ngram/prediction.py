@@ -46,7 +46,7 @@ class Follower:
             self._places.setdefault(token, []).append(place)
 
     def follow(self, output: list[int]) -> None:
-        """The output has one token more, its last."""
+        """Take in the last token of the output."""
         if self.at < len(self.prediction) and self.prediction[self.at] == output[-1]:
             self.at += 1
             self.matched += 1
@@ -58,7 +58,7 @@ class Follower:
             self.at, self.matched = found
 
     def _find(self, output: list[int]) -> tuple[int, int] | None:
-        """The place after the best match of the output's end, and its length."""
+        """Return the position after the best match of the output's end, and its length."""
         places = self._places.get(output[-1])
         if places is None:
             return None
@@ -75,7 +75,7 @@ class Follower:
         return best + 1, length
 
     def _match(self, output: list[int], place: int, beyond: int) -> int:
-        """How many tokens up to this place match the output's end; 0 if not more than `beyond`."""
+        """Return how many tokens up to this position match the output's end; 0 if not more than `beyond`."""
         prediction, end = self.prediction, len(output) - 1
         if beyond > place or beyond > end or prediction[place - beyond] != output[end - beyond]:
             return 0

@@ -59,7 +59,7 @@ class SharedText:
         return self.young.nbytes + (self.old.nbytes if self.old else 0)
 
     def make_room(self) -> int:
-        """How many tokens may be written now, at least one."""
+        """Return how many tokens may be written now, at least one; the oldest half is dropped if there is no space."""
         if self.young.num_tokens >= self._half:
             self.old, self.young = self.young, SuffixAutomaton()
             for sharer in self.sharers:
@@ -79,11 +79,11 @@ class Sharer:
         text.sharers.add(self)
 
     def turn(self, young: SuffixAutomaton) -> None:
-        """The young text has become the old one; what this sequence wrote there remains its longest match."""
+        """Continue in a new young text; what this sequence wrote into the old one remains its longest match."""
         self._reading, self._writing = self._writing, Place(young)
 
     def write(self, token_ids: list[int]) -> None:
-        """The sequence's next tokens."""
+        """Append the sequence's next tokens."""
         start = 0
         while start < len(token_ids):
             block = token_ids[start : start + self._text.make_room()]
@@ -96,11 +96,11 @@ class Sharer:
             place.length += len(block)
 
     def places(self) -> list[Place]:
-        """Where the sequence stands in the shared texts, the newer first."""
+        """Return the sequence's suffixes in the shared texts, the newer text first."""
         return [self._writing] if self._reading is None else [self._writing, self._reading]
 
     def leave(self) -> None:
-        """The sequence is finished; its text stays."""
+        """Stop writing; the text stays."""
         self._text.sharers.discard(self)
 
 
@@ -125,7 +125,7 @@ class Tenants:
         return sum(text.nbytes for text in (*self._busy.values(), *self._idle.values()))
 
     def enter(self, tenant: str) -> Sharer:
-        """A sequence of this tenant starts."""
+        """Register a sequence of this tenant."""
         text = self._busy.get(tenant)
         if text is None:
             text = self._idle.pop(tenant) if tenant in self._idle else SharedText(self._max_tokens)
@@ -133,7 +133,7 @@ class Tenants:
         return Sharer(text)
 
     def leave(self, tenant: str, sharer: Sharer) -> None:
-        """It is finished."""
+        """Release a finished sequence."""
         sharer.leave()
         text = self._busy.get(tenant)
         if text is not None and not text.sharers:
@@ -202,7 +202,7 @@ class Suffix(CopyDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Memory of all texts, in bytes."""
+        """Return the bytes of all texts."""
         shared = 0 if self._tenants is None else self._tenants.nbytes
         return shared + sum(held.place.text.nbytes for held in self._states.values())
 
@@ -244,7 +244,7 @@ class Suffix(CopyDrafter):
             held.sharer.write(token_ids)
 
     def _longest(self, held: _Held) -> tuple[SuffixAutomaton, int, int]:
-        """The longest suffix that something follows: in the sequence's text first, then in its tenant's."""
+        """Return the longest suffix that something follows: in the sequence's text first, then in its tenant's."""
         text = held.place.text
         state, length = text.continued(held.place.state, held.place.length)
         for place in held.sharer.places() if held.sharer is not None else ():

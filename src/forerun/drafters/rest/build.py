@@ -35,7 +35,7 @@ Ids = Sequence[int] | NDArray[Any]
 
 
 def tokenise(documents: Iterable[TextDocument], tokenizer: Any, max_tokens: int | None = None) -> Iterator[list[int]]:
-    """The token ids of each document, special tokens left out.
+    """Yield the token ids of each document, without special tokens.
 
     Args:
         max_tokens: stop before the document with which there would be more, end markers counted.
@@ -119,7 +119,7 @@ def append_index(
 
 
 def _sorted(header: IndexHeader, tokens: NDArray[Any], tick: Tick) -> NDArray[np.uint32] | None:
-    """The suffix array, where the file is to hold it."""
+    """Return the suffix array; None if the file is compact."""
     if header.compact:
         check_sortable(len(tokens), header.depth)
         return None
@@ -127,7 +127,7 @@ def _sorted(header: IndexHeader, tokens: NDArray[Any], tick: Tick) -> NDArray[np
 
 
 def _joined(documents: Iterable[Ids], width: int, vocab_size: int) -> tuple[NDArray[Any], int]:
-    """All documents with a marker after each, and how many there are."""
+    """Join all documents with a marker after each, and return them with their number."""
     parts = []
     marker = (1 << 8 * width) - 1
     for ids in documents:

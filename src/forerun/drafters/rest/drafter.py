@@ -79,7 +79,7 @@ class Rest(OneByOne):
 
     @property
     def index(self) -> Index:
-        """The corpus. Raises DrafterError before `bind`."""
+        """Return the corpus. Raises DrafterError before `bind`."""
         if self._index is None:
             raise DrafterError("This Rest is not bound to a target yet. Give it to LLM(..., drafter=...).")
         return self._index
@@ -92,7 +92,7 @@ class Rest(OneByOne):
 
     @property
     def nbytes(self) -> int:
-        """The mapped file; pages that are not read take no memory."""
+        """Return the bytes of the mapped file; pages that are not read take no memory."""
         return 0 if self._index is None else self._index.nbytes
 
     def bind(self, binding: Binding) -> None:
@@ -194,7 +194,7 @@ class Rest(OneByOne):
 
 
 def _levels(length: int, again: bool, found: ContinuationTree) -> list[int]:
-    """[n] which rate each node's acceptance counts for, its parent given.
+    """Return [n] the level that each node's acceptance is counted in, its parent given.
 
     One per match length, share of the continuations, and whether a longer match was looked at before. A share of few
     continuations counts for less than the same of many.

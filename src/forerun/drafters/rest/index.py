@@ -66,11 +66,11 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that may come to lie in memory: the file's, and the suffix array of a compact one."""
+        """Return the bytes that may lie in memory: the file's, and the suffix array of a compact one."""
         return self.tokens.nbytes + self.suffixes.nbytes
 
     def find(self, context: Seq[int], min_ngram: int, max_ngram: int) -> Match | None:
-        """The longest n-gram at the context's end that the corpus holds inside one document.
+        """Find the longest n-gram at the context's end that the corpus holds inside one document.
 
         Args:
             context: token ids; of those before one that the vocabulary does not have, nothing is used.
@@ -95,7 +95,7 @@ class Index:
         return self._match(found, row, encoded) if found else None
 
     def find_more(self, context: Seq[int], min_ngram: int, match: Match) -> Match | None:
-        """The longest n-gram at the context's end that is shorter than the match and stands in more places.
+        """Find the longest n-gram at the context's end that is shorter than the match and occurs more often.
 
         Returns:
             None if even the shortest stands nowhere else.
@@ -114,7 +114,7 @@ class Index:
         return found
 
     def continuations(self, match: Match, length: int, limit: int) -> NDArray[np.int64]:
-        """What follows the matches.
+        """Return what follows the matches.
 
         Args:
             length: tokens of each; match.length + length is at most the depth.
@@ -134,7 +134,7 @@ class Index:
         return followed
 
     def _unchanged(self) -> bool:
-        """Whether the mapped file is as it was opened: reading beyond its end would end the process."""
+        """Return whether the mapped file is as it was opened: reading beyond its end would end the process."""
         if not self._changed and _version(self._file) != self._opened:
             self._changed = True
             _log.warning(
@@ -146,7 +146,7 @@ class Index:
         return not self._changed
 
     def _encoded(self, tail: Seq[int]) -> bytes:
-        """The tokens as the file has them, from after the last one that the vocabulary lacks."""
+        """Encode the tokens as the file does, from after the last one that the vocabulary lacks."""
         tokens = list(tail)
         for at in range(len(tokens) - 1, -1, -1):
             if not 0 <= tokens[at] < self.header.vocab_size:
@@ -155,18 +155,18 @@ class Index:
         return np.asarray(tokens, dtype=f">u{self.header.token_bytes}").tobytes()
 
     def _match(self, length: int, first: int, encoded: bytes) -> Match:
-        """The rows from `first` on that start with the last `length` tokens."""
+        """Return the rows from `first` on that start with the last `length` tokens."""
         key = encoded[-length * self.header.token_bytes :]
         return Match(length, first, bisect_right(self.suffixes, key, lo=first, key=self._reader(len(key))))
 
     def _first(self, key: bytes) -> tuple[int, bool]:
-        """The first row that does not come before the n-gram, and whether it starts with it."""
+        """Return the first row that does not come before the n-gram, and whether it starts with it."""
         read = self._reader(len(key))
         row = bisect_left(self.suffixes, key, key=read)
         return row, row < len(self.suffixes) and read(int(self.suffixes[row])) == key
 
     def _reader(self, size: int) -> Callable[[Any], bytes]:
-        """From a position to the `size` bytes that start there."""
+        """Return a function from a position to the `size` bytes that start there."""
         data, start, width = self._data, self._start, self.header.token_bytes
 
         def read(position: Any) -> bytes:
@@ -177,7 +177,7 @@ class Index:
 
 
 def _version(file: FileIO | None) -> tuple[int, int] | None:
-    """Size and time of the last change of an open file."""
+    """Return the size and time of the last change of an open file."""
     if file is None:
         return None
     status = os.fstat(file.fileno())
@@ -203,7 +203,7 @@ class ContinuationTree:
 
 
 def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> ContinuationTree:
-    """The `limit` most frequent prefixes; of equally frequent ones the shorter, then those in the rows' order.
+    """Return the `limit` most frequent prefixes; of equally frequent ones the shorter, then those in the rows' order.
 
     Args:
         rows: [m, depth] in lexicographic order, so that equal prefixes stand together; duplicates are counted.
@@ -227,7 +227,7 @@ def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Continuation
 def _gathered(
     by_depth: NDArray[np.int64], new: NDArray[Any], starts: NDArray[Any], counts: NDArray[Any], chosen: NDArray[Any]
 ) -> ContinuationTree:
-    """The chosen nodes, in their order, with their parents among them."""
+    """Return the chosen nodes, in their order, with their parents among them."""
     m = by_depth.shape[1]
     node_at = np.cumsum(new.ravel()) - 1  # the node of every cell
     cells = starts[chosen]
@@ -240,6 +240,6 @@ def _gathered(
 
 
 def _descending(counts: NDArray[np.intp], most: int) -> NDArray[np.intp]:
-    """A stable order, highest first; 16-bit numbers are sorted without comparing them."""
+    """Return a stable order, highest first; 16-bit numbers are sorted without comparing them."""
     kind = np.int16 if most < 1 << 15 else np.int64
     return np.argsort((-counts).astype(kind), kind="stable")

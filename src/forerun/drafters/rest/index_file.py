@@ -35,7 +35,7 @@ MAX_TOKENS = 2**32 - 2
 def sort_suffixes(
     tokens: NDArray[Any], depth: int, tick: Callable[[float], None] = lambda share: None
 ) -> NDArray[np.uint32]:
-    """Every position, in the order of the `depth` tokens from there on.
+    """Sort every position by the `depth` tokens from there on.
 
     Args:
         tokens: [n].
@@ -71,10 +71,7 @@ def sort_suffixes(
 
 
 def check_sortable(num_tokens: int, depth: int) -> None:
-    """
-    Raises:
-        ConfigError: as `sort_suffixes`.
-    """
+    """Raise ConfigError if there are too many tokens, or if depth is below 1."""
     if num_tokens > MAX_TOKENS or depth < 1:
         raise ConfigError(
             f"{num_tokens:,} tokens to sort by depth {depth}, but an index holds at most {MAX_TOKENS:,} and sorts by "
@@ -83,7 +80,7 @@ def check_sortable(num_tokens: int, depth: int) -> None:
 
 
 def _first_keys(tokens: NDArray[Any], depth: int) -> tuple[NDArray[np.uint64], int]:
-    """As many tokens as 64 bits hold, packed so that numbers sort as they do, and how many that is.
+    """Pack as many tokens as 64 bits hold so that numbers sort as they do, and return how many that is.
 
     Tokens are replaced by their rank among those that occur, from 1; 0 stands beyond the corpus's end.
     """
@@ -157,22 +154,22 @@ class IndexHeader:
 
     @property
     def version(self) -> int:
-        """Of the file's format."""
+        """Return the version of the file's format."""
         return COMPACT_VERSION if self.compact else FORMAT_VERSION
 
     @property
     def marker(self) -> int:
-        """The number that ends a document."""
+        """Return the number that ends a document."""
         return (1 << 8 * self.token_bytes) - 1
 
     @property
     def num_data_bytes(self) -> int:
-        """Of tokens and, where it is stored, suffix array."""
+        """Return the bytes of the tokens and, if it is stored, of the suffix array."""
         return self.num_tokens * (self.token_bytes + (0 if self.compact else SUFFIX_BYTES))
 
 
 def token_bytes_for(vocab_size: int) -> int:
-    """2 where every token and the end marker fit in 16 bits, else 4."""
+    """Return 2 if every token and the end marker fit in 16 bits, else 4."""
     return 2 if vocab_size < 1 << 16 else 4
 
 
@@ -200,7 +197,7 @@ def write_file(
 
 
 def read_header(path: Path) -> tuple[IndexHeader, int]:
-    """The header, and where in the file the tokens start. The data are not read.
+    """Read the header, and return it with the offset of the tokens in the file. The data are not read.
 
     Raises:
         ConfigError: no such file; not an index; of another version; damaged or cut short.
@@ -257,12 +254,12 @@ class IndexData:
 
     @property
     def tokens(self) -> NDArray[Any]:
-        """[n], the high byte first."""
+        """Return [n] tokens, the high byte first."""
         return np.frombuffer(self.data, f">u{self.header.token_bytes}", self.header.num_tokens, self.start)
 
     @property
     def suffixes(self) -> NDArray[Any]:
-        """[n]; computed here for a compact index."""
+        """Return [n] positions; computed here for a compact index."""
         if self.header.compact:
             return sort_suffixes(self.tokens, self.header.depth)
         start = self.start + self.header.num_tokens * self.header.token_bytes
@@ -270,7 +267,7 @@ class IndexData:
 
 
 def open_file(path: Path, check: Callable[[IndexHeader], None] = lambda header: None) -> IndexData:
-    """The index, compared with its checksum.
+    """Open the index, and compare it with its checksum.
 
     Args:
         check: may refuse an index by its header before the data are read.
@@ -298,7 +295,7 @@ def open_file(path: Path, check: Callable[[IndexHeader], None] = lambda header: 
 
 
 def _encode(header: IndexHeader) -> bytes:
-    """The header's line, with its own checksum, filled up to whole pages so that the tokens are aligned."""
+    """Encode the header as a line with its own checksum, padded to whole pages so that the tokens are aligned."""
     values = {"format": FORMAT, "version": header.version, **asdict(header)}
     del values["compact"]  # the version says it
     values["header_checksum"] = digest(json.dumps(values).encode())
