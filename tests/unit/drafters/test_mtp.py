@@ -21,7 +21,7 @@ from forerun.drafters import Binding
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.folder import save_head
-from forerun.drafters.mtp.layers import read_mtp
+from forerun.drafters.mtp.checkpoint_format import read_mtp
 from forerun.errors import DrafterError, IncompatibleDrafterError, ModelLoadError
 from forerun.models import Model, load_model
 from heads import random_head, reference_logits, states_of

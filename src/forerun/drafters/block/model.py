@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.block.layers import BlockEnds, BlockLayers, ReferenceBlockLayers
-from forerun.drafters.block.native import NativeBlockLayers, greedy_chains
-from forerun.drafters.eagle.layer import EagleLayer, ReferenceEagleLayer
-from forerun.drafters.eagle.native import NativeEagleLayer
+from forerun.drafters.block.layers import BlockEnds, BlockLayers, NativeBlockLayers, ReferenceBlockLayers, greedy_chains
+from forerun.drafters.eagle.layer import EagleLayer, NativeEagleLayer, ReferenceEagleLayer
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.layers import FusingHeadModel, HeadLayers
 from forerun.kernels.cpu.linear import NativeLinear

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.eagle.layer import EagleLayer, ReferenceEagleLayer
-from forerun.drafters.eagle.native import NativeEagleLayer
+from forerun.drafters.eagle.layer import EagleLayer, NativeEagleLayer, ReferenceEagleLayer
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.layers import FusingHeadModel, HeadLayers
 from forerun.errors import IncompatibleDrafterError

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from forerun.config import SHIPPED_HEADS
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.checkpoint_format import SPECULATORS
 from forerun.drafters.eagle.config import EagleConfig
@@ -31,9 +33,10 @@ from forerun.drafters.heads.config import (
     check_values,
     checked_d2t,
 )
+from forerun.drafters.heads.fingerprint import Fingerprint, FingerprintedTarget, same_target, target_fingerprint
 from forerun.drafters.medusa.checkpoint_format import is_medusa, medusa_config_of, read_medusa
 from forerun.drafters.medusa.config import MedusaConfig
-from forerun.errors import ConfigError, ModelLoadError
+from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantisation import QuantisedWeight, quantise_int8
 from forerun.utils.files import digest, new_files, whole_folder, write_bytes, write_json
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
@@ -291,3 +294,33 @@ def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[Bl
         return kind(**{name: read[made](name) for name, made in said.items()})
     except ConfigError as failure:
         raise ModelLoadError(f"{head.place}: {failure} {REMEDY}") from None
+
+
+def shipped_head(target: FingerprintedTarget, kind: str = "eagle") -> Path | None:
+    """Return the folder of the shipped head that was trained for these weights; None if there is none.
+
+    Args:
+        kind: a folder of `SHIPPED_HEADS`, which holds one folder a target.
+
+    Raises:
+        ModelLoadError: a shipped head is damaged.
+    """
+    of_this_size = [
+        (folder, fingerprint)
+        for folder, fingerprint in _shipped(SHIPPED_HEADS / kind)
+        if (parsed := Fingerprint.parse(fingerprint)) is not None and parsed.vocab_size == target.vocab_size
+    ]
+    if not of_this_size:
+        return None
+    try:
+        wanted = target_fingerprint(target)
+    except UnsupportedModelError:
+        return None
+    return next((folder for folder, fingerprint in of_this_size if same_target(fingerprint, wanted)), None)
+
+
+@lru_cache
+def _shipped(place: Path) -> tuple[tuple[Path, str], ...]:
+    """Return the folders of heads, and the fingerprints of their targets."""
+    folders = (folder for folder in sorted(place.glob("*")) if (folder / CONFIG).is_file())
+    return tuple((folder, head_settings(folder).fields("target").string("fingerprint")) for folder in folders)

@@ -16,8 +16,8 @@ from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.drafter import EagleFeeding
 from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.shipped import shipped_head
-from forerun.drafters.mtp.layers import read_mtp
+from forerun.drafters.heads.folder import shipped_head
+from forerun.drafters.mtp.checkpoint_format import read_mtp
 from forerun.errors import DrafterError, IncompatibleDrafterError, ModelLoadError, UnsupportedModelError
 from forerun.models import LanguageModel
 from forerun.types import Draft, Sequence, Step
