@@ -36,18 +36,15 @@ class DrafterOption:
 
 def drafter_options(row: DrafterRow) -> list[DrafterOption]:
     """Return the options of a drafter in the constructor's order, and K, which every drafter has."""
-    module = "forerun.drafters." + row.home.partition(":")[0]
-    classes = {node.name: node for node in _parsed(module).body if isinstance(node, ast.ClassDef)}
-    made = classes[row.class_name]
-    functions = (node for node in made.body if isinstance(node, ast.FunctionDef))
+    classes = {node.name: node for node in _parsed(row.module).body if isinstance(node, ast.ClassDef)}
+    functions = (node for node in classes[row.class_name].body if isinstance(node, ast.FunctionDef))
     init = next((node for node in functions if node.name == "__init__"), None)
-    texts = _helps(ast.get_docstring(made) or "")
+    texts = _helps(ast.get_docstring(classes[row.class_name]) or "")
     options = []
     for argument, default in [] if init is None else _arguments(init):
-        kinds = [kind for kind in _union(argument.annotation) if kind in _TYPES]
-        if kinds:
+        if types := [name for name in _union(argument.annotation) if name in _TYPES]:
             help_text = texts.get(argument.arg, "")
-            options.append(DrafterOption(argument.arg, kinds[0], _value(default, module), help_text))
+            options.append(DrafterOption(argument.arg, types[0], _value(default, row.module), help_text))
     about = f"K, at most this many tokens are drafted in a step, or {AUTO} (0..{MAX_NUM_DRAFT_TOKENS})."
     return [*options, DrafterOption(K_OPTION, "int", AUTO, about)]
 

@@ -43,9 +43,8 @@ def option_types(make: Callable[..., Any]) -> Mapping[str, type]:
     for name in inspect.signature(make).parameters:
         hint = hints.get(name)
         union = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        kinds = [kind for kind in union if kind in (bool, int, float, str)]
-        if kinds:
-            types[name] = kinds[0]
+        if scalars := [each for each in union if each in (bool, int, float, str)]:
+            types[name] = scalars[0]
     return types
 
 

@@ -1,4 +1,4 @@
-"""The drafters by name. A new one is one file, one row here, one test.
+"""The table of drafters by name. A new drafter is one file, one row here, one test.
 
 Rows name their classes, which are imported when they are used: this module loads neither PyTorch nor Transformers.
 """
@@ -13,24 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from forerun.config import BUNDLED_TARGET, SHIPPED_HEADS
 
-if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
+if TYPE_CHECKING:
     from forerun.drafters.base import Drafter
-    from forerun.drafters.block.drafter import Block as Block
-    from forerun.drafters.draft_model.chain import DraftModel as DraftModel
-    from forerun.drafters.draft_model.cross_vocab import CrossVocab as CrossVocab
-    from forerun.drafters.draft_model.staged import Staged as Staged
-    from forerun.drafters.draft_model.tree import DraftTree as DraftTree
-    from forerun.drafters.eagle.drafter import Eagle as Eagle, EagleTree as EagleTree
-    from forerun.drafters.early_exit import EarlyExit as EarlyExit
-    from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid
-    from forerun.drafters.lookahead import Lookahead as Lookahead
-    from forerun.drafters.medusa.drafter import Medusa as Medusa, MedusaTree as MedusaTree
-    from forerun.drafters.mtp.drafter import Mtp as Mtp
-    from forerun.drafters.ngram.prediction import Prediction as Prediction
-    from forerun.drafters.ngram.prompt_lookup import PromptLookup as PromptLookup
-    from forerun.drafters.ngram.suffix import Suffix as Suffix
-    from forerun.drafters.rest.drafter import Rest as Rest
-    from forerun.drafters.token_recycling import Recycling as Recycling
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +22,8 @@ class DrafterRow:
     """One entry of the table.
 
     Attributes:
-        home: "room.module:Class" below forerun.drafters. All options of the class have defaults; what it needs to know
-            of the target it learns in `bind`. The class is a public name of forerun.
+        class_path: "module:Class" below forerun.drafters, a public name of forerun. All options of the class have
+            defaults; it receives the target in `bind`.
         kind: "model" if it runs a model of its own, "head" if it runs a few layers over the target's hidden states,
             "target" if it uses the target's own layers or rows, "lookup" if it only reads text.
         description: one line for people.
@@ -53,7 +37,7 @@ class DrafterRow:
             serves the bundled target.
     """
 
-    home: str
+    class_path: str
     kind: Literal["model", "head", "target", "lookup"]
     description: str
     needed_option: str | None = None
@@ -63,9 +47,14 @@ class DrafterRow:
     shipped: str = ""
 
     @property
+    def module(self) -> str:
+        """Return the full name of the class's module."""
+        return "forerun.drafters." + self.class_path.partition(":")[0]
+
+    @property
     def class_name(self) -> str:
         """Return the class's public name."""
-        return self.home.partition(":")[2]
+        return self.class_path.partition(":")[2]
 
     def serves(self, model: str) -> bool:
         """Return whether the drafter serves a target of this name without any option."""
@@ -78,9 +67,7 @@ class DrafterRow:
     @property
     def make(self) -> Callable[..., Drafter]:
         """Import and return the class. Calling it may raise DrafterError or ConfigError."""
-        drafter: Callable[..., Drafter] = getattr(
-            import_module(f"forerun.drafters.{self.home.partition(':')[0]}"), self.class_name
-        )
+        drafter: Callable[..., Drafter] = getattr(import_module(self.module), self.class_name)
         return drafter
 
 

@@ -154,4 +154,4 @@ def _kind(value: object) -> str:
 @lru_cache(maxsize=64)
 def _is_ours(kind: type) -> bool:
     """Return whether the class is built in: its own tests cover what is not checked here."""
-    return any(f"{kind.__module__}:{kind.__qualname__}" == f"forerun.drafters.{row.home}" for row in DRAFTERS.values())
+    return any((kind.__module__, kind.__qualname__) == (row.module, row.class_name) for row in DRAFTERS.values())

@@ -15,7 +15,15 @@ from torch import Tensor
 from forerun.config import AUTO
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.checkpoint_format import SPECULATORS, rope_theta
-from forerun.drafters.heads.config import OUTPUT, as_stored, speculators_entry, token_tables
+from forerun.drafters.heads.config import (
+    OUTPUT,
+    as_stored,
+    fused_layers,
+    refuse_features,
+    refuse_unserved,
+    speculators_entry,
+    token_tables,
+)
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import Fields
@@ -23,7 +31,7 @@ from forerun.utils.json_file import Fields
 BLOCK_KINDS = ("dflash", "dspark")
 LAYER_IDS = "aux_hidden_state_layer_ids"
 _OTHER_HEAD = "Give one that has it otherwise, or train one: forerun train block."
-_UNSERVED = (
+_SERVED = (
     ("hidden_act", "silu"),
     ("attention_bias", False),
     ("logit_scale", 1),
@@ -34,7 +42,7 @@ _UNSERVED = (
     ("shift_label", False),
     ("markov_head_type", "vanilla"),
 )
-"""Keys and the one value that is served; a key that is not there has it."""
+"""Keys and the one value that is supported, which is also the default."""
 _FULL = "full_attention"
 
 
@@ -69,7 +77,7 @@ def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int 
             num_kv_heads=layer.integer("num_key_value_heads", 32, low=1),
             head_dim=layer.integer("head_dim", 128, low=1),
             intermediate_size=layer.integer("intermediate_size", 22016, low=1),
-            layers=_layers(settings, num_layers),
+            layers=fused_layers(settings, settings.list_of(LAYER_IDS, int), num_layers, _OTHER_HEAD),
             block_size=slots if from_anchor else slots - 1,
             sample_from_anchor=from_anchor,
             mask_token_id=settings.integer("mask_token_id", low=0),
@@ -87,10 +95,7 @@ def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int 
 
 def _refuse_unserved(settings: Fields, layer: Fields, hidden: int) -> None:
     for fields in (settings, layer):
-        for key, served in _UNSERVED:
-            value = fields.values.get(key)
-            if value is not None and value != served:
-                raise _unserved(fields, f"{key} is {str(value)[:40]}, and only {served} is served")
+        refuse_unserved(fields, _SERVED, _OTHER_HEAD)
     kind = layer.string("model_type", "qwen3")
     if kind != "qwen3":
         raise _unserved(layer, f"model_type is {kind[:40]!r}, and block heads of Qwen3 layers are served")
@@ -102,24 +107,11 @@ def _refuse_unserved(settings: Fields, layer: Fields, hidden: int) -> None:
         raise _unserved(settings, f"the head is {hidden} wide and its target {width}")
 
 
-def _layers(settings: Fields, num_layers: int | None) -> tuple[int, ...]:
-    layers = tuple(sorted(settings.list_of(LAYER_IDS, int)))
-    if layers and layers[0] < 0:
-        raise ModelLoadError(f"{settings.place}: the head reads the state of layer {layers[0]}. {REMEDY}")
-    if num_layers is not None and layers and layers[-1] >= num_layers:
-        raise _unserved(
-            settings,
-            f"the head reads the state of layer {layers[-1]}, and the target has {num_layers}: what leaves its last "
-            "layer is at hand after the final norm only",
-        )
-    return layers
-
-
 def _unserved(fields: Fields, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{fields.place}: {reason}. {_OTHER_HEAD}")
 
 
-def check_block_sayable(
+def check_block_export(
     config: BlockConfig, d2t: Tensor | None, form: str, num_layers: int, num_draft_tokens: int, what: str
 ) -> None:
     """Refuse a head that has what the form has no words for: it would be read as another one.
@@ -153,11 +145,7 @@ def check_block_sayable(
             config.draft_vocab_size == config.vocab_size and d2t is not None
         ),
     }
-    found = [name for name, holds in reasons.items() if holds]
-    if found:
-        raise UnsupportedModelError(
-            f"{what} cannot be written in the form 'speculators' of block heads, which cannot say: {'; '.join(found)}."
-        )
+    refuse_features(reasons, f"{what} cannot be written in the form 'speculators' of block heads")
 
 
 def block_settings(
@@ -219,7 +207,7 @@ def _layer(config: BlockConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def block_public_tensors(
+def block_tensors(
     config: BlockConfig, tensors: Mapping[str, Tensor], d2t: Tensor | None, output_rows: Tensor, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Return the tensors of model.safetensors.

@@ -113,7 +113,7 @@ class BlockLayers(Protocol):
     planner: Planner
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Fuse the target's states. states: [n, layers, hidden_size] in float32 or float64. Returns [n, hidden_size]."""
+        """Fuse the target's states, [n, layers, hidden_size] in float32 or float64, to [n, hidden_size]."""
 
     def context(self, batch: Sequence[Rows]) -> None:
         """Compute context rows of fused states, which join their caches' scratch."""

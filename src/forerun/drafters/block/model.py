@@ -54,7 +54,7 @@ class PairLayers:
         self._slot_states = made.vector("slot_states.weight")
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Fuse the target's states. states: [n, layers, hidden_size] in float32 or float64. Returns [n, hidden_size]."""
+        """Fuse the target's states, [n, layers, hidden_size] in float32 or float64, to [n, hidden_size]."""
         return self._layer.fuse(states)
 
     def context(self, batch: Sequence[Rows]) -> None:

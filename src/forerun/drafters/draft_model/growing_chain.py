@@ -74,7 +74,7 @@ class Confidence:
         return min(probability * self._factor(level), 1.0)
 
     def _factor(self, level: int) -> float:
-        """Return the factor from the draft model's probability to the acceptance probability of tokens of this level."""
+        """Return the factor from the draft model's probability to the acceptance probability at this level."""
         return self.rates.rate(level) / self._typical[level % _BINS]
 
 

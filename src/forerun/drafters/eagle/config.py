@@ -111,7 +111,7 @@ class EagleConfig:
         `d2t`, which is not trained, is stored beside them where the draft vocabulary is smaller than the target's.
         """
         hidden, target = self.hidden_size, self.target_hidden_size
-        layer = "layers.0" if self.version == 1 else "midlayer"
+        layer = self.layer_name
         wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         states = 2 if self.version == 1 else len(self.layers)
         tensors: dict[str, tuple[int, ...]] = {
@@ -156,6 +156,16 @@ class EagleConfig:
             f"window of {self.sliding_window or 0:,}": self.sliding_window is not None,
         }
         return [name for name, holds in found.items() if holds]
+
+    @property
+    def layer_name(self) -> str:
+        """Return how the names of the layer's tensors begin."""
+        return "layers.0" if self.version == 1 else "midlayer"
+
+    @property
+    def entry_norms(self) -> tuple[str, ...]:
+        """Return the names of the norms of embedding and state, without ".weight", that an MTP layer begins with."""
+        return ("enorm", "hnorm") if self.is_mtp else ()
 
     @property
     def attention_input(self) -> int:

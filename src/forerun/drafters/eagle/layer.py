@@ -73,27 +73,26 @@ class ReferenceEagleLayer:
 
     def __init__(self, made: HeadLayers, config: EagleConfig, output: Linear) -> None:
         self._config, self._made, self._output = config, made, output
-        names = EagleNames(config)
+        layer = config.layer_name
         self._fuse = made.linear("fc")
-        self._qkv = made.linear(*(names.attention(name) for name in "qkv"), rotated=2, head_dim=config.head_dim)
-        self._out = made.linear(names.attention("o"))
-        self._gate_up = made.linear(names.mlp("gate"), names.mlp("up"))
-        self._down = made.linear(names.mlp("down"))
+        projections = (f"{layer}.self_attn.{name}_proj" for name in "qkv")
+        self._qkv = made.linear(*projections, rotated=2, head_dim=config.head_dim)
+        self._out = made.linear(f"{layer}.self_attn.o_proj")
+        self._gate_up = made.linear(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj")
+        self._down = made.linear(f"{layer}.mlp.down_proj")
         self._embedding_residual = made.linear("embedding_residual") if config.embedding_residual else None
-        self._mlp_norm = made.vector(f"{names.mlp_norm}.weight")
-        self._input_norm, self._hidden_norm = made.norm(names.input_norm), made.norm(names.hidden_norm)
+        self._mlp_norm = made.vector(f"{layer}.post_attention_layernorm.weight")
+        self._input_norm, self._hidden_norm = made.norm(f"{layer}.input_layernorm"), made.norm(f"{layer}.hidden_norm")
         self._norm = made.norm("norm")
-        norms = [made.norm(name) for name in state_norms(config)]
-        self._state_norms = [norm for norm in norms if norm is not None]
-        entry = [made.norm(name) for name in names.entry_norms]
-        self._entry_norms = [norm for norm in entry if norm is not None]
+        self._state_norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
+        self._entry_norms = [made.vector(f"{name}.weight") for name in config.entry_norms]
         self._eps = torch.tensor(config.rms_norm_eps, dtype=made.compute, device=made.device)
         self._rotation = Rotation(
             inverse_frequencies(config.rope_theta, config.head_dim), 1.0, made.compute, made.device
         )
-        self._form, layer = head_attention(config)
+        self._form, attention = head_attention(config)
         self._attention = made.attention()
-        self.planner: Planner = self._attention.planner([layer], made.device)
+        self.planner: Planner = self._attention.planner([attention], made.device)
 
     def fuse(self, states: Tensor) -> Tensor:
         if self._state_norms:
@@ -164,25 +163,6 @@ def _padded(x: Tensor, num_rows: int) -> Tensor:
     return torch.cat([x, x[-1:].expand(num_rows - len(x), -1)])
 
 
-class EagleNames:
-    """Of a head's tensors, without ".weight"."""
-
-    def __init__(self, config: EagleConfig) -> None:
-        self.layer = "layers.0" if config.version == 1 else "midlayer"
-        self.input_norm = f"{self.layer}.input_layernorm"
-        self.hidden_norm = f"{self.layer}.hidden_norm"
-        self.mlp_norm = f"{self.layer}.post_attention_layernorm"
-        self.entry_norms = ["enorm", "hnorm"] if config.is_mtp else []
-
-    def attention(self, which: str) -> str:
-        """Return the name of a projection. which: "q", "k", "v" or "o"."""
-        return f"{self.layer}.self_attn.{which}_proj"
-
-    def mlp(self, which: str) -> str:
-        """Return the name of a linear layer. which: "gate", "up" or "down"."""
-        return f"{self.layer}.mlp.{which}_proj"
-
-
 class NativeEagleLayer(NativeHead[EagleConfig]):
     """`EagleLayer` by the native library. Whatever a call computes, it reads the head's weights once.
 
@@ -193,14 +173,12 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
 
     def __init__(self, made: HeadLayers, config: EagleConfig, output: Linear, library: Library) -> None:
         super().__init__(made, config, library)
-        names = EagleNames(config)
-        self._layer = self._layer_struct(
-            names.layer, input_norm=None if config.version == 3 else self._norm(names.input_norm)
-        )
+        input_norm = None if config.version == 3 else self._norm(f"{config.layer_name}.input_layernorm")
+        self._layer = self._layer_struct(config.layer_name, input_norm=input_norm)
         form, attention = head_attention(config)
         self._path_planner = PathPlanner([attention], made.dtype)
         self.planner: Planner = self._path_planner
-        self._eagle = self._eagle_struct(names, output, form.scale)
+        self._eagle = self._eagle_struct(output, form.scale)
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         wanted = torch.arange(layout.num_rows) if layout.logit_rows is None else layout.logit_rows
@@ -242,10 +220,11 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         )
         return logits, x
 
-    def _eagle_struct(self, names: EagleNames, output: Linear, scale: float) -> EagleStruct:
+    def _eagle_struct(self, output: Linear, scale: float) -> EagleStruct:
         config = self._config
         reads_pair = config.version == 3
-        norms = (names.input_norm, names.hidden_norm) if reads_pair else names.entry_norms or (None, None)
+        layer_norms = (f"{config.layer_name}.input_layernorm", f"{config.layer_name}.hidden_norm")
+        norms = layer_norms if reads_pair else config.entry_norms or (None, None)
         return EagleStruct(
             model=self._model_struct(ctypes.pointer(self._layer), 1, output, scale),
             embedding_norm=self._norm(norms[0]),

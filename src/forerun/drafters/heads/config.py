@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantisation import QuantisedWeight
-from forerun.utils.json_file import ErrorType
+from forerun.utils.foreign_errors import REMEDY
+from forerun.utils.json_file import ErrorType, Fields
 
 
 class KeyShape(NamedTuple):
@@ -179,7 +180,7 @@ class TensorSpec(Protocol):
     def get_dtype(self) -> str: ...
 
 
-class LoadedTensor:
+class _LoadedTensor:
     """A tensor in memory in the form of safetensors."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -230,6 +231,12 @@ def check_shape(name: str, found: TensorSpec, shape: Sequence[int], place: str, 
             f"{place}: the tensor {name} is stored as {found.get_dtype()}, but must be one of "
             f"{', '.join(FLOATS.values())}. {remedy}"
         )
+
+
+def check_loaded(config: HeadConfig, tensors: Mapping[str, Tensor], place: str, error: ErrorType, remedy: str) -> None:
+    """Check tensors in memory as `check_forms` and `check_values` do."""
+    check_forms(config, {name: _LoadedTensor(tensor) for name, tensor in tensors.items()}, place, error, remedy)
+    check_values(tensors, place, error, remedy)
 
 
 def check_values(tensors: Mapping[str, Tensor], place: str, error: ErrorType, remedy: str) -> None:
@@ -319,3 +326,39 @@ def speculators_entry(kind: str, *, target: str, architectures: list[str], num_d
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
         "verifier": {"name_or_path": target, "architectures": architectures},
     }
+
+
+def refuse_unserved(fields: Fields, served: Sequence[tuple[str, Any]], remedy: str) -> None:
+    """Raise UnsupportedModelError for a key with another value than the supported one. served: keys and values."""
+    for key, value in served:
+        if fields.values.get(key) not in (None, value):
+            raise UnsupportedModelError(
+                f"{fields.place}: {key} is {str(fields.values[key])[:40]}, and only {value} is served. {remedy}"
+            )
+
+
+def fused_layers(settings: Fields, found: list[int], num_layers: int | None, remedy: str) -> tuple[int, ...]:
+    """Return the target's layers whose inputs a public head reads, rising.
+
+    Args:
+        num_layers: of the target; None if that is not known.
+
+    Raises:
+        ModelLoadError: a layer is negative.
+        UnsupportedModelError: a layer lies behind the target's last one.
+    """
+    layers = tuple(sorted(found))
+    if layers and layers[0] < 0:
+        raise ModelLoadError(f"{settings.place}: the head reads the state of layer {layers[0]}. {REMEDY}")
+    if num_layers is not None and layers and layers[-1] >= num_layers:
+        raise UnsupportedModelError(
+            f"{settings.place}: the head reads the state of layer {layers[-1]}, and the target has {num_layers}. What "
+            f"leaves its last layer is available after the final norm only. {remedy}"
+        )
+    return layers
+
+
+def refuse_features(features: Mapping[str, bool], problem: str, remedy: str = "") -> None:
+    """Raise UnsupportedModelError that names all features that a head has and a public format cannot represent."""
+    if found := [name for name, is_there in features.items() if is_there]:
+        raise UnsupportedModelError(f"{problem}, which cannot say: {'; '.join(found)}. {remedy}".rstrip())

@@ -27,10 +27,8 @@ from forerun.drafters.heads.checkpoint_formats import WEIGHTS, open_slices, publ
 from forerun.drafters.heads.config import (
     FLOATS,
     HeadConfig,
-    LoadedTensor,
     StoredHead,
-    check_forms,
-    check_values,
+    check_loaded,
     checked_d2t,
 )
 from forerun.drafters.heads.fingerprint import Fingerprint, FingerprintedTarget, same_target, target_fingerprint
@@ -135,9 +133,7 @@ def save_head(
     from safetensors.torch import save
 
     place = str(folder)
-    found = {name: LoadedTensor(tensor) for name, tensor in tensors.items()}
-    check_forms(config, found, place, ConfigError, _TRAIN_AGAIN)
-    check_values(tensors, place, ConfigError, _TRAIN_AGAIN)
+    check_loaded(config, tensors, place, ConfigError, _TRAIN_AGAIN)
     offsets = checked_d2t(d2t, config, place, ConfigError, "Give the one that it was trained with.")
     kept = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     if quantize is not None:
@@ -191,11 +187,10 @@ class HeadHeader:
     def nbytes(self) -> int:
         """Return the bytes of its tensors after reading."""
         return sum(
-            math.prod(shape) * self.dtype.itemsize + self._codes(shape) for shape in self.config.tensors().values()
+            math.prod(shape) * self.dtype.itemsize
+            + (math.prod(shape) + 4 * shape[0] if self.in_codes and len(shape) == 2 else 0)
+            for shape in self.config.tensors().values()
         )
-
-    def _codes(self, shape: tuple[int, ...]) -> int:
-        return math.prod(shape) + 4 * shape[0] if self.in_codes and len(shape) == 2 else 0
 
 
 def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
@@ -261,8 +256,7 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     d2t = checked_d2t(tensors.pop(_D2T, None), config, place, ModelLoadError, REMEDY)
     codes = take_codes(tensors, place, ModelLoadError, REMEDY)
     tensors |= {name: weight.dequantise(torch.float32) for name, weight in codes.items()}
-    check_forms(config, {name: LoadedTensor(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
-    check_values(tensors, place, ModelLoadError, REMEDY)
+    check_loaded(config, tensors, place, ModelLoadError, REMEDY)
     target, record = settings.fields("target"), settings.fields("record").values
     return StoredHead(config, tensors, d2t, target.string("fingerprint"), record, target.string("number_format"), codes)
 

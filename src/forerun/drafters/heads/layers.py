@@ -1,4 +1,4 @@
-"""The layers of a head in the target's number format, quantised if the target is, and the models that consist of them."""
+"""The layers of a head in the target's number format, and what models of heads have in common."""
 
 from __future__ import annotations
 

@@ -19,14 +19,13 @@ from torch import Tensor
 from forerun.drafters.heads.checkpoint_formats import Slice, open_slices
 from forerun.drafters.heads.config import (
     OUTPUT,
-    LoadedTensor,
     StoredHead,
     as_stored,
-    check_forms,
+    check_loaded,
     check_shape,
-    check_values,
     checked_d2t,
     proposed_tokens,
+    refuse_features,
 )
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
@@ -62,10 +61,7 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
         d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, place), config, place, ModelLoadError, REMEDY)
         tensors = _with_biases(found, settings, config, place)
         tensors = {name: _cut(name, tensor, d2t, config) for name, tensor in tensors.items()}
-        check_forms(
-            config, {name: LoadedTensor(tensor) for name, tensor in tensors.items()}, place, ModelLoadError, REMEDY
-        )
-        check_values(tensors, place, ModelLoadError, REMEDY)
+        check_loaded(config, tensors, place, ModelLoadError, REMEDY)
         return StoredHead(config, tensors, d2t, form="Medusa")
 
 
@@ -109,7 +105,7 @@ def medusa_settings(config: MedusaConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def medusa_file(
+def medusa_tensors(
     config: MedusaConfig, tensors: Mapping[str, Tensor], d2t: Tensor | None, output_rows: Tensor, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """Return the tensors of model.safetensors.
@@ -126,7 +122,7 @@ def medusa_file(
     return as_stored(kept)
 
 
-def sayable_medusa(
+def exported_medusa_config(
     config: MedusaConfig, d2t: Tensor | None, form: str, num_heads: int | None, what: str
 ) -> MedusaConfig:
     """Return the configuration of the heads to be written. vLLM drafts with every head in the file.
@@ -145,12 +141,7 @@ def sayable_medusa(
             config.draft_vocab_size == config.vocab_size and d2t is not None
         ),
     }
-    found = [name for name, holds in reasons.items() if holds]
-    if found:
-        raise UnsupportedModelError(
-            f"{what} cannot be written for vLLM, which cannot say: {'; '.join(found)}. Train heads without: forerun "
-            "train medusa."
-        )
+    refuse_features(reasons, f"{what} cannot be written for vLLM", "Train heads without: forerun train medusa.")
     count = config.num_heads if num_heads is None else num_heads
     if count > config.num_heads:
         raise ConfigError(

@@ -147,7 +147,7 @@ class Medusa(MedusaFeeding, DraftModel):
         return super()._room(sequence, self._capped(budget, self._heads.config.num_heads, _CAPPED))
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
-        """Propose all heads' first tokens to greedy chains: those that sampling options do not change are kept at once."""
+        """Propose all heads' first tokens to greedy chains, which keep those that sampling options do not change."""
         super()._prepare(chains)
         if self._heads.config.sequential or not chains:
             return
@@ -233,7 +233,7 @@ class MedusaTree(MedusaFeeding, DraftTree):
         return [self._harvest(tree) for tree in trees]
 
     def _ranked(self, logits: Tensor) -> list[list[tuple[int, float]]]:
-        """Return the first tokens of each row with their probabilities, best first. logits: [rows, draft vocabulary]."""
+        """Return each row's first tokens with their probabilities, best first. logits: [rows, draft vocabulary]."""
         bad = self._non_finite_rows(logits)
         top = logits.topk(min(max(self._width, self._num_ranks), logits.shape[1]))
         tokens = self._heads.token_ids[top.indices].tolist()
