@@ -1,4 +1,4 @@
-"""From what a user gives as the drafter (a name, a folder or id, an object) to a drafter bound to its target."""
+"""Builds drafters from what users give: a name, a folder or id, or an object."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
         if not Path(spec).exists() and (found := find_class(spec)) is not None:
             return parse_drafter(found[1], found[0])
     if isinstance(spec, (str, Path)):
-        _check_place(spec)
+        _check_source(spec)
         return DRAFTERS["draft-model"].make(spec), None
     if isinstance(spec, (Drafter, type)):
         check_drafter(spec)
@@ -73,8 +73,8 @@ def build_drafters(specs: Seq[str | Path | Drafter | None]) -> ByRequest:
                 f"(SamplingParams.drafter={NO_DRAFTER!r}). Leave it out, or give it alone."
             )
         drafter, k = build_drafter(spec)
-        name = next((name for name, row in DRAFTERS.items() if row.class_name == type(drafter).__name__), None)
-        name = name or type(drafter).__name__
+        class_name = type(drafter).__name__
+        name = next((name for name, row in DRAFTERS.items() if row.class_name == class_name), class_name)
         if name in drafters:
             raise DrafterError(f"Two drafters are called {name!r}, but requests choose by name. Give one of each kind.")
         drafters[name] = drafter
@@ -95,8 +95,8 @@ def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter,
     return drafter, num_draft_tokens
 
 
-def _check_place(spec: str | Path) -> None:
-    """Raise DrafterError for a word that is neither a known name, nor a folder, nor like a hub id: most likely a typo."""
+def _check_source(spec: str | Path) -> None:
+    """Raise DrafterError for a text that is neither a known name, nor a folder, nor like a hub id."""
     if (
         isinstance(spec, Path)
         or spec in (BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, *store.names())
@@ -117,11 +117,6 @@ def _check_place(spec: str | Path) -> None:
         f"{f'Did you mean {near[0]}? ' if near else ''}"
         "Give one of the names, module:Class, or the folder, .gguf file or hub id (owner/name) of a draft model."
     )
-
-
-# Which drafter a target gets, by what was asked for: AUTO, a list, none.
-
-_OF_BUNDLED = "draft-model"
 
 
 def chosen_drafter(
@@ -146,7 +141,7 @@ def chosen_drafter(
     if drafter != AUTO:
         return drafter
     name = str(target) if isinstance(target, (str, Path)) else target.name
-    return _OF_BUNDLED if name == BUNDLED_TARGET else DEFAULT_DRAFTER
+    return "draft-model" if name == BUNDLED_TARGET else DEFAULT_DRAFTER
 
 
 def check_drafter_text(

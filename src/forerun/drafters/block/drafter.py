@@ -4,13 +4,12 @@ and a chance of its own where the head has these (DSpark: 2607.05147)."""
 from __future__ import annotations
 
 from itertools import accumulate
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.block.model import BlockInput as Slots, BlockModel
+from forerun.drafters.block.model import BlockInput, BlockModel
 from forerun.drafters.draft_model.chain import DraftModel
 from forerun.drafters.draft_model.growing_chain import GrowingChain, Picking, without
 from forerun.drafters.heads.config import HeadConfig, StoredHead
@@ -36,33 +35,31 @@ class Block(HeadFeeding, DraftModel):
 
     _example = "block"
 
-    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
-        super().__init__(model)
-        self._block: BlockModel | None = None
+    @property
+    def _block(self) -> BlockModel:
+        assert isinstance(self._model, BlockModel)
+        return self._model
 
     def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
-        self._block = BlockModel(head.of(BlockConfig, name, "block"), target, name)
-        return self._block
+        return BlockModel(head.of(BlockConfig, name, "block"), target, name)
 
     def _fed(self, sequence: Sequence) -> list[int]:
-        assert self._block is not None
         if not self._block.config.context_tokens:
             return super()._fed(sequence)
         return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
 
     def _room(self, sequence: Sequence, budget: int) -> int:
-        assert self._block is not None
         return super()._room(sequence, self._capped(budget, self._block.config.block_size, _CAPPED))
 
     def _grow(self, growing: list[GrowingChain], min_acceptance_prob: float) -> None:
         model = self._block
-        if not growing or model is None:
+        if not growing:
             return
         late = [chain for chain in growing if chain.unfed]
         if late:
             rows = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in late]
             self._feed(rows, [chain.state for chain in late], final=True)
-        blocks = [_slots(chain, model) for chain in growing]
+        blocks = [_block_input(chain, model) for chain in growing]
         try:
             outputs, logits = model.draft(blocks)
         finally:
@@ -124,11 +121,11 @@ class Block(HeadFeeding, DraftModel):
         chain.proposed = []
 
 
-def _slots(chain: GrowingChain, model: BlockModel) -> Slots:
+def _block_input(chain: GrowingChain, model: BlockModel) -> BlockInput:
     state = chain.state
     assert isinstance(state, HeadState)
     before = state.before_last(model.fuse) if model.config.context_tokens else None
-    return Slots(state.cache, chain.sequence.token_ids[-1], chain.budget, before)
+    return BlockInput(state.cache, chain.sequence.token_ids[-1], chain.budget, before)
 
 
 def _estimate(chains: list[GrowingChain], accept_probs: Tensor | None) -> None:

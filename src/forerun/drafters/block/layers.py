@@ -24,7 +24,6 @@ from forerun.models.base import LanguageModel, Rows
 from forerun.models.linear import Linear
 from forerun.models.rotation import Rotation, inverse_frequencies, pair_halves, rotate
 from forerun.models.runner import lay_out
-from forerun.types import Cache
 
 # The weights of a block head in the form in which they are multiplied, which is the target's.
 
@@ -163,7 +162,7 @@ class ReferenceBlockLayers:
         return self._made.multiply(self._fuse, states.flatten(1))
 
     def context(self, batch: Sequence[Rows]) -> None:
-        config, caches = self._config, [_sequence_cache(rows.cache) for rows in batch]
+        config, caches = self._config, [cache_of(SequenceCache, rows.cache) for rows in batch]  # type: ignore[type-abstract]
         states = torch.cat([rows.states for rows in batch if rows.states is not None])
         firsts = [cache.num_scratch for cache in caches]
         positions: list[int] = []
@@ -213,10 +212,6 @@ class ReferenceBlockLayers:
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self._eps)
-
-
-def _sequence_cache(cache: Cache) -> SequenceCache:
-    return cache_of(SequenceCache, cache)  # type: ignore[type-abstract]  # nothing is made of it
 
 
 class NativeBlockLayers(NativeHead[BlockConfig]):

@@ -1,4 +1,4 @@
-"""What every drafter that runs a draft model must do: load it, and keep its caches level with what is committed."""
+"""The base of drafters that run a draft model: loading, caches, draft prefill."""
 
 from __future__ import annotations
 
@@ -25,118 +25,71 @@ from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
 from forerun.types import Cache, Pool, Sequence, Step
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
-# What is said of a draft model whose logits are no numbers.
-
 _log = logging.getLogger(__name__)
 
 
-def report_non_finite(model: LanguageModel) -> None:
-    """Log that nothing is drafted from such logits, and where in the weights they come from, if they do."""
-    tensor = first_non_finite_tensor(model)
-    where = "" if tensor is None else f" (its weights hold such numbers, first in {tensor})"
-    _log.warning(
-        "The draft model %s computed logits that are NaN or infinite%s. Nothing is drafted from these; the target's "
-        "text is not affected. Take another draft model.",
-        model.name,
-        where,
-    )
-
-
-# Whether the draft model's pool has room: a draft that finds none is left out, and no request fails for it.
-
-
-def affordable(pool: Pool | None, states: Seq[DraftState], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
-    """Return the numbers of draft tokens, 0 where the pool lacks pages for the tokens to be fed and the draft's rows.
-
-    To be asked before anything is drawn: to drop a draft for what it is would change the output's distribution.
-    """
-    if pool is None or pool.num_pages is None:
-        return list(budgets)
-    available = pool.num_available
-    kept = []
-    for state, budget, rows in zip(states, budgets, num_rows, strict=True):
-        wanted = state.cache.pages_wanted(len(state.sequence.token_ids) + rows) if budget > 0 else 0
-        fits = wanted <= available
-        kept.append(budget if fits else 0)
-        available -= wanted if fits else 0
-    return kept
-
-
-def has_room(pool: Pool | None, state: DraftState, num_rows: int, reserved: list[int]) -> bool:
-    """Return whether the pool has pages for more rows of a sequence; these pages are added to those reserved for
-    others."""
-    if pool is None or pool.num_pages is None:
-        return True
-    wanted = state.cache.pages_wanted(state.cache.length + num_rows)
-    fits = sum(reserved) + wanted <= pool.num_available
-    reserved.append(wanted if fits else 0)
-    return fits
-
-
-# Whether a draft model computes with a sequence's tokens before it is asked to draft for it.
-
-FOLLOW_SHARE = 0.25
-"""Share of its steps in which a sequence must draft to be followed: probes alone are fewer."""
+MIN_DRAFT_SHARE = 0.25
+"""Share of its steps in which a sequence must draft to be prefilled early: probes alone are fewer."""
 SEQUENCE_MEMORY = 32
-"""Steps of a sequence over which that share is taken."""
+"""Steps of a sequence over which that share is averaged."""
 DRAFTER_MEMORY = 64
-"""Steps of any sequences, counted apiece, over which it is taken of all together."""
+"""Steps, counted per sequence, over which the share of all sequences is averaged."""
 
 
-class Following:
-    """Counts how often sequences draft.
+class PrefillPolicy:
+    """Decides by how often sequences draft whether their tokens are prefilled as they come.
 
-    To follow one that will draft costs nothing, for its tokens must be computed with in any case, and its first draft
-    is not held up by a long prompt. To follow one that never drafts is lost: in a batch too large for drafts to pay,
-    each prompt would be computed twice. So a sequence is followed as long as it drafts, and a new one while it is usual
-    to draft.
+    Early prefill costs nothing for a sequence that will draft, since its tokens must be computed in any case, and its
+    first draft does not wait for a long prompt. For a sequence that never drafts it is wasted: in a batch too large
+    for drafts to pay, each prompt would be computed twice. So a sequence is prefilled as long as it drafts, and a new
+    one while most sequences draft.
     """
 
-    __slots__ = ("_asked", "_lengths", "_shares", "_usual")
+    __slots__ = ("_drafting", "_lengths", "_overall_share", "_shares")
 
     def __init__(self) -> None:
         self._shares: dict[Sequence, float] = {}
         self._lengths: dict[Sequence, int] = {}
-        self._asked: set[Sequence] = set()
-        self._usual = 1.0
+        self._drafting: set[Sequence] = set()
+        self._overall_share = 1.0
 
     def start(self, sequence: Sequence) -> None:
         """Register a sequence."""
-        self._shares[sequence], self._lengths[sequence] = self._usual, len(sequence.token_ids)
+        self._shares[sequence], self._lengths[sequence] = self._overall_share, len(sequence.token_ids)
 
     def stop(self, sequence: Sequence) -> None:
         """Forget a sequence."""
         self._shares.pop(sequence, None)
         self._lengths.pop(sequence, None)
-        self._asked.discard(sequence)
+        self._drafting.discard(sequence)
 
-    def asked(self, sequences: Iterable[Sequence]) -> None:
+    def record_drafts(self, sequences: Iterable[Sequence]) -> None:
         """Record that these sequences draft in this step."""
-        self._asked.update(sequences)
+        self._drafting.update(sequences)
 
-    def follows(self, step: Step) -> bool:
-        """Record that a step is over, and return whether the draft model computes the sequence's tokens as they come."""
+    def prefills(self, step: Step) -> bool:
+        """Record that a step is over, and return whether its sequence is prefilled before it drafts again."""
         if step.verdict is not None:
             self._count(step.sequence)
-        return self._shares[step.sequence] >= FOLLOW_SHARE
+        return self._shares[step.sequence] >= MIN_DRAFT_SHARE
 
     def _count(self, sequence: Sequence) -> None:
         """Count a step in which the sequence might have drafted, or several without a draft, one per token."""
-        drafted, length = float(sequence in self._asked), len(sequence.token_ids)
+        drafted, length = float(sequence in self._drafting), len(sequence.token_ids)
         steps = 1 if drafted else max(length - self._lengths[sequence], 1)
-        self._asked.discard(sequence)
+        self._drafting.discard(sequence)
         self._lengths[sequence] = length
-        self._shares[sequence] = _moved(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
-        self._usual = _moved(self._usual, drafted, steps / DRAFTER_MEMORY)
+        self._shares[sequence] = _decayed(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
+        self._overall_share = _decayed(self._overall_share, drafted, steps / DRAFTER_MEMORY)
 
 
-def _moved(mean: float, value: float, weight: float) -> float:
+def _decayed(mean: float, value: float, weight: float) -> float:
     """Return an exponentially decaying mean after one more value."""
     return value + (mean - value) * exp(-weight)
 
 
 MAX_LAG = 32
-"""Committed tokens the draft model may be behind before it catches up without being asked to draft."""
+"""Uncomputed committed tokens at which the draft model prefills without a draft request."""
 
 
 class ModelDrafter(Drafter):
@@ -154,8 +107,9 @@ class ModelDrafter(Drafter):
 
     _has_own_caches = True
     """Whether the caches are the drafter's to adopt, publish and free; otherwise they are the engine's."""
-    _catches_up = True
-    """As `Traits.catches_up`. A head computes with what it has not followed only as far as states are held."""
+    _prefills = True
+    """`Traits.catches_up`. A head prefills only as far as it holds the target's states."""
+    _state_type: type[DraftState] = DraftState
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
         check_draft_quantisation(quantize, model, dtype)
@@ -163,7 +117,7 @@ class ModelDrafter(Drafter):
         self._model: LanguageModel | None = None
         self._states: dict[Sequence, DraftState] = {}
         self._reported = False
-        self._following = Following()
+        self._prefill_policy = PrefillPolicy()
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -180,7 +134,7 @@ class ModelDrafter(Drafter):
     @property
     def traits(self) -> Traits:
         model = () if self._model is None else (identity(self._model),)
-        return Traits((type(self).__name__, *model), catches_up=self._catches_up)
+        return Traits((type(self).__name__, *model), catches_up=self._prefills)
 
     @property
     def nbytes(self) -> int:
@@ -223,14 +177,14 @@ class ModelDrafter(Drafter):
         view = sequence
         if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
             view = replace(sequence, params=replace(unfiltered(sequence.params), temperature=1.0))
-        self._states[sequence] = state = self._new_state(sequence, view)
-        self._following.start(sequence)
+        self._states[sequence] = state = self._state_type(sequence, self._cache_for(sequence), view)
+        self._prefill_policy.start(sequence)
         if self._has_own_caches and self._prefix_reuse:
             self._take_over(state)
 
     def stop(self, sequence: Sequence) -> None:
         state = self._states.pop(sequence, None)
-        self._following.stop(sequence)
+        self._prefill_policy.stop(sequence)
         if state is not None:
             self._pipeline.stop(state.view)
             self._free(state)
@@ -241,20 +195,17 @@ class ModelDrafter(Drafter):
             state = self._states[step.sequence]
             state.count_trials()
             state.settle()
-            if not self._following.follows(step):
-                state.fall_behind()
+            if not self._prefill_policy.prefills(step):
+                state.skip_prefill()
             elif step.num_computed - state.shift - state.cache.length >= MAX_LAG:
                 behind.append((state, step.num_computed))
         if behind:
-            self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
+            self._prefill([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
         for step in steps:
             self._publish(self._states[step.sequence])
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         self._states[sequence].rewind(length)
-
-    def _new_state(self, sequence: Sequence, view: Sequence) -> DraftState:
-        return DraftState(sequence, self._cache_for(sequence), view)
 
     def _take_over(self, state: DraftState) -> None:
         """Let a new cache hold what was computed for others."""
@@ -278,9 +229,24 @@ class ModelDrafter(Drafter):
             state.publish(self._fed(state.sequence))
 
     def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
-        """Record that these sequences draft, and return the numbers of draft tokens as of `affordable`."""
-        self._following.asked(compress(sequences, budgets))
-        return affordable(self.model.pool, [self._states[sequence] for sequence in sequences], budgets, num_rows)
+        """Record that these sequences draft, and return their budgets, 0 where the pool lacks pages.
+
+        Called before anything is drawn: to drop a draft for what it contains would change the output's distribution.
+
+        num_rows: rows of each draft, which are fed beside the sequence's tokens.
+        """
+        self._prefill_policy.record_drafts(compress(sequences, budgets))
+        pool, affordable = self.model.pool, []
+        if pool is None or pool.num_pages is None:
+            return list(budgets)
+        available = pool.num_available
+        for sequence, budget, rows in zip(sequences, budgets, num_rows, strict=True):
+            cache = self._states[sequence].cache
+            num_pages = cache.pages_wanted(len(sequence.token_ids) + rows) if budget > 0 else 0
+            fits = num_pages <= available
+            affordable.append(budget if fits else 0)
+            available -= num_pages if fits else 0
+        return affordable
 
     def _room(self, sequence: Sequence, budget: int) -> int:
         """Return how deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
@@ -334,31 +300,44 @@ class ModelDrafter(Drafter):
         rows = non_finite_rows(logits)
         if rows and not self._reported:
             self._reported = True
-            report_non_finite(self.model)
+            tensor = first_non_finite_tensor(self.model)
+            _log.warning(
+                "The draft model %s computed logits that are NaN or infinite%s. Nothing is drafted from these; the "
+                "target's text is not affected. Take another draft model.",
+                self.model.name,
+                "" if tensor is None else f" (its weights hold such numbers, first in {tensor})",
+            )
         return frozenset(rows)
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
         """Run the draft model on rows of these sequences."""
         return self.model.forward(rows)
 
-    def _catch_up(self, states: Seq[DraftState], max_lag: int, num_computed: Seq[int] | None = None) -> None:
-        """Feed committed tokens, but for the last one, in chunks, where at least max_lag of them are not fed yet."""
+    def _prefill(self, states: Seq[DraftState], min_tokens: int, num_computed: Seq[int] | None = None) -> None:
+        """Feed committed tokens, except the last one, in chunks, where at least min_tokens of them are not fed yet."""
+        pool = self.model.pool
         while True:
             rows: list[Rows] = []
-            behind: list[DraftState] = []
-            reserved: list[int] = []
+            fed: list[DraftState] = []
+            reserved = 0
             for i, state in enumerate(states):
                 end = len(state.sequence.token_ids) - 1 if num_computed is None else num_computed[i]
                 end -= state.shift
-                if end >= self.model.context_length or end - state.cache.length < max_lag:
+                if end >= self.model.context_length or end - state.cache.length < min_tokens:
                     continue
                 unfed = self._unfed(state)[: min(PREFILL_CHUNK, end - state.cache.length)]
-                if len(unfed) >= max_lag and has_room(self.model.pool, state, len(unfed), reserved):
-                    rows.append(Rows(state.cache, unfed, None, 0))
-                    behind.append(state)
+                if len(unfed) < min_tokens:
+                    continue
+                if pool is not None and pool.num_pages is not None:
+                    num_pages = state.cache.pages_wanted(state.cache.length + len(unfed))
+                    if reserved + num_pages > pool.num_available:
+                        continue
+                    reserved += num_pages
+                rows.append(Rows(state.cache, unfed, None, 0))
+                fed.append(state)
             if not rows:
                 return
-            self._feed(rows, behind, final=True)
+            self._feed(rows, fed, final=True)
 
     def _logprobs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
         """Return [R, V] processed log-probabilities.

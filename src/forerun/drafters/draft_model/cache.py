@@ -1,4 +1,4 @@
-"""A draft model's cache of one sequence: what it has been fed, and what of that stays after a rejection."""
+"""A draft model's state of one sequence: its cache, and which rows of it stay after a rejection."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DraftState:
             self.cache.commit(self.scratch.follow(self.sequence.token_ids[first:end]))
             self.scratch = Tree()
 
-    def fall_behind(self) -> None:
+    def skip_prefill(self) -> None:
         """Prepare for tokens that are not computed until a draft is requested; nothing is needed but the tokens."""
 
     def unfed(self) -> list[int]:

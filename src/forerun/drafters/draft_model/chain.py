@@ -113,7 +113,7 @@ class DraftModel(ModelDrafter):
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
         """Set what each chain is fed first, and its random numbers."""
-        self._catch_up([chain.state for chain in chains], PREFILL_CHUNK)
+        self._prefill([chain.state for chain in chains], PREFILL_CHUNK)
         drawn = []
         for chain in chains:
             chain.unfed = self._unfed(chain.state)

@@ -100,17 +100,9 @@ class Retokeniser:
         of a text, the first tokens may be others than before; so the two are spliced at the first border, from the
         middle of the part that both hold, at which both have one.
         """
-        behind = list(token_ids[-_LOOK_BEHIND:])
-        while behind and not _is_text(self.bytes_of(behind)):
-            behind = behind[1:]  # begins inside a character
-        old = self.bytes_of(behind)
-        if not behind or not old:
-            return [*token_ids, *self.encode(added)]
-        new_ids = self.encode(old.decode("utf-8") + added)
-        shift = len(self.bytes_of(new_ids)) - len(old) - len(added.encode("utf-8"))
+        behind, old, new_ids, new_borders = self._reencoded(token_ids, added)
         old_borders = self._borders(behind, 0)
-        new_borders = self._borders(new_ids, -shift)  # some tokenizers put a space before a text
-        for border in sorted(old_borders.keys() & new_borders.keys()):
+        for border in sorted(old_borders.keys() & new_borders.keys()) if old else ():
             if border >= len(old) // 2:
                 kept = len(token_ids) - len(behind) + old_borders[border]
                 return [*token_ids[:kept], *new_ids[new_borders[border] :]]
@@ -118,17 +110,24 @@ class Retokeniser:
 
     def continuation(self, token_ids: Seq[int], added: str) -> list[int]:
         """Return the tokens of `added` alone, as they would follow tokens that must stay as they are."""
+        _, old, new_ids, new_borders = self._reencoded(token_ids, added)
+        start = new_borders.get(len(old)) if old else None
+        return self.encode(added) if start is None else new_ids[start:]
+
+    def _reencoded(self, token_ids: Seq[int], added: str) -> tuple[list[int], bytes, list[int], dict[int, int]]:
+        """Encode the end of a text anew, together with what is added to it.
+
+        Returns:
+            The last tokens, from a character's beginning, and their text; the tokens of that text and the addition,
+            and their borders, both empty where the last tokens stand for no text.
+        """
         behind = list(token_ids[-_LOOK_BEHIND:])
         while behind and not _is_text(self.bytes_of(behind)):
-            behind = behind[1:]
+            behind = behind[1:]  # begins inside a character
         old = self.bytes_of(behind)
-        if old:
-            new_ids = self.encode(old.decode("utf-8") + added)
-            shift = len(self.bytes_of(new_ids)) - len(old) - len(added.encode("utf-8"))
-            border = self._borders(new_ids, -shift).get(len(old))
-            if border is not None:
-                return new_ids[border:]
-        return self.encode(added)
+        new_ids = self.encode(old.decode("utf-8") + added) if old else []
+        shift = len(self.bytes_of(new_ids)) - len(old) - len(added.encode("utf-8"))
+        return behind, old, new_ids, self._borders(new_ids, -shift)  # some tokenizers put a space before a text
 
     def _borders(self, token_ids: Seq[int], start: int) -> dict[int, int]:
         """Map the number of bytes before a border to the number of tokens before it."""

@@ -350,7 +350,7 @@ class DraftTree(ModelDrafter):
             self._plant(each, budget, min_acceptance_prob) for each, budget in zip(sequences, budgets, strict=True)
         ]
         growing = [tree for tree in trees if tree.growth.frontier]
-        self._catch_up([tree.state for tree in growing], PREFILL_CHUNK)
+        self._prefill([tree.state for tree in growing], PREFILL_CHUNK)
         rows = [Rows(tree.state.cache, self._unfed(tree.state), None, 1) for tree in growing]
         while growing:
             final = not growing[0].depth  # these tokens have been committed

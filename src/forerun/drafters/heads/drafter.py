@@ -22,7 +22,6 @@ from forerun.drafters.registry import shipped_folder
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError, OutOfPagesError, UnsupportedModelError
 from forerun.models import Forward, LanguageModel, Model, Rows, number_format
 from forerun.types import Needs, Sequence, Step
-from forerun.utils.tree import Tree
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class HeadDrafter(ModelDrafter):
     """
 
     _example = "eagle"
-    _catches_up = False
+    _prefills = False
 
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         super().__init__()  # type: ignore[call-arg]  # that of what it is mixed with: chains or trees of a draft model
@@ -80,7 +79,10 @@ class HeadDrafter(ModelDrafter):
         check_target(self._head.fingerprint, target, name)
         model = self._of_head(self._head, target, name)
         _check_states(self._head, target, name)
-        _say_formats(self._head, target, name)
+        trained, served = self._head.number_format, number_format(target)
+        if trained and trained != served:
+            message = "%s was trained on states of %s in %s, which is served in %s: a little less may be accepted."
+            _log.info(message, name, target.name, trained, served)
         self._serve(model, binding)
 
     @property
@@ -133,19 +135,6 @@ def _check_states(head: StoredHead[HeadConfig], target: LanguageModel, name: str
         cache.free()
     if hidden_outputs is None or hidden_outputs.shape[1:] != (len(layers), head.config.target_hidden_size):
         raise IncompatibleDrafterError(f"{target.name} does not hand out the states that the head {name} reads.")
-
-
-def _say_formats(head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> None:
-    """Log where the head saw states of weights that were kept in something else."""
-    served = number_format(target)
-    if head.number_format and head.number_format != served:
-        _log.info(
-            "%s was trained on states of %s in %s, which is served in %s: a little less may be accepted.",
-            name,
-            target.name,
-            head.number_format,
-            served,
-        )
 
 
 # A head's state for one sequence: beside its cache, the target's states that its next rows read.
@@ -206,10 +195,9 @@ class HeadState(DraftState):
     def settle(self, end: int = -1) -> None:
         """Drop the rows of the draft."""
         if len(self.scratch):
-            self.cache.drop()
-            self.scratch = Tree()
+            self.drop()
 
-    def fall_behind(self) -> None:
+    def skip_prefill(self) -> None:
         """Drop unread states except the last ones, with which a draft begins, behind a gap. Most of what came before is
         contained in the target's states themselves."""
         if self.told is not None and self.told_to - max(self.next_token - 1, self.told_from) > 2 * HELD:
@@ -279,15 +267,13 @@ class HeadFeeding(HeadDrafter):
     `FusingHeadModel.fuse` makes of the target's states."""
 
     _states: dict[Sequence, HeadState]  # type: ignore[assignment]
+    _state_type = HeadState
 
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             if step.states is not None:
                 self._states[step.sequence].tell(step.num_computed, step.states)
         super().commit(steps)
-
-    def _new_state(self, sequence: Sequence, view: Sequence) -> HeadState:
-        return HeadState(sequence, self._cache_for(sequence), view)
 
     def _take_over(self, state: HeadState) -> None:  # type: ignore[override]
         """Share rows with another choice of the same request, or adopt published pages."""

@@ -84,14 +84,9 @@ class ByRequest(Several):
             made = ask(drafter, [sequences[place] for place in places], wanted, min_acceptance_prob)
             for place, draft in zip(places, made, strict=True):
                 if len(draft):
-                    drafts[place] = self._signed(name, sequences[place], draft)
+                    drafts[place] = signed(name, draft)
+                    self._given[sequences[place]] = MemberStep(drafts[place], {0: (len(draft), draft)}, owner=0)
         return drafts
-
-    def _signed(self, name: str, sequence: Sequence, draft: Draft) -> Draft:
-        """Name the draft's source, and keep it until the step's verdict."""
-        found = signed(name, draft)
-        self._given[sequence] = MemberStep(found, {0: (len(draft), draft)}, owner=0)
-        return found
 
     def commit(self, steps: Seq[Step]) -> None:
         all_needs = self.needs

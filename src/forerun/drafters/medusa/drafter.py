@@ -26,7 +26,6 @@ from forerun.drafters.medusa.model import MedusaModel, PathCache
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.sampling import row_argmax
 from forerun.types import Draft, Sequence, Step
-from forerun.utils.tree import Tree
 
 # How Medusa heads get the state that they read; what drafts with them knows nothing of it.
 
@@ -61,8 +60,7 @@ class MedusaState(DraftState):
     def settle(self, end: int = -1) -> None:
         """Drop the rows of the draft: the heads keep nothing of what was accepted."""
         if len(self.scratch):
-            self.cache.drop()
-            self.scratch = Tree()
+            self.drop()
 
     def unfed(self) -> list[int]:
         """Begin a draft, and return the last committed token."""
@@ -82,6 +80,7 @@ class MedusaFeeding(HeadDrafter):
     """The base of drafters that run Medusa heads (Cai et al., 2401.10774; in Hydra's order: 2402.05109)."""
 
     _states: dict[Sequence, MedusaState]  # type: ignore[assignment]
+    _state_type = MedusaState
     _example = "medusa"
 
     @property
@@ -100,13 +99,10 @@ class MedusaFeeding(HeadDrafter):
             if step.states is not None and len(step.states):
                 state.tell(step.num_computed, step.states)
 
-    def _new_state(self, sequence: Sequence, view: Sequence) -> MedusaState:
-        return MedusaState(sequence, self._cache_for(sequence), view)
-
     def _take_over(self, state: DraftState) -> None:
         """Adopt nothing: the last token of a prompt is computed in any case, and the heads read no other state."""
 
-    def _catch_up(self, states: Seq[DraftState], max_lag: int, num_computed: Seq[int] | None = None) -> None:
+    def _prefill(self, states: Seq[DraftState], min_tokens: int, num_computed: Seq[int] | None = None) -> None:
         """Prefill nothing: the heads read no tokens but those of the draft."""
 
     def _room(self, sequence: Sequence, budget: int) -> int:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import StoredHead, check_forms, check_values
@@ -89,7 +88,8 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
     source = find_source(name)
     config: Any = source.config().get_text_config()
     slices = source.checkpoint(source.config(), torch.float32).slices
-    naming = next((each for each in _namings(config.num_hidden_layers) if _has(slices, each)), None)
+    namings = _namings(config.num_hidden_layers)
+    naming = next((way for way in namings for each in slices if each in way.others or each.startswith(way.block)), None)
     if naming is None:
         raise _missing(name, config, slices)
     found = _tensors(slices, naming, name)
@@ -98,20 +98,11 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
     check_forms(head, found, name, ModelLoadError, REMEDY)
     tensors = {each: found[each][...] for each in head.tensors()}
     check_values(tensors, name, ModelLoadError, REMEDY)
-    later = sorted({match[0] for each in slices if (match := re.match(_later(config.num_hidden_layers), each))})
-    if later:
+    numbers = "|".join(str(config.num_hidden_layers + number) for number in range(1, 9))
+    pattern = re.compile(rf"model\.layers\.({numbers})\.|mtp\.layers\.[1-9]\d*\.")
+    if later := sorted({match[0] for each in slices if (match := pattern.match(each))}):
         _log.info("%s has further MTP layers (%s), which are not used: the first drafts again and again.", name, later)
     return StoredHead(head, tensors, fingerprint=target_fingerprint(target), form="MTP")
-
-
-def _has(slices: Mapping[str, TensorSlice], naming: _Naming) -> bool:
-    return any(each in naming.others or each.startswith(naming.block) for each in slices)
-
-
-def _later(num_layers: int) -> str:
-    """Return a pattern of the prefixes of the second and later MTP layers' names."""
-    further = "|".join(str(num_layers + number) for number in range(1, 9))
-    return rf"model\.layers\.({further})\.|mtp\.layers\.[1-9]\d*\."
 
 
 def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> ModelLoadError:
@@ -199,19 +190,17 @@ def _shared(
     assert whole is not None
     ids, sizes = sampled_ids(head.vocab_size), (head.vocab_size, head.hidden_size)
     embedding = found.pop(_EMBEDDING, None)
-    if embedding is not None and Fingerprint(*sizes, embedding=_signs(embedding, ids)).difference(whole):
+    if embedding is not None and Fingerprint(*sizes, embedding=sampled_signs(embedding[...][ids].float())).difference(
+        whole
+    ):
         raise UnsupportedModelError(f"{name}: its MTP layer has embeddings of its own, which are not served.")
     output = found.get(_OUTPUT)
-    if output is not None and not Fingerprint(*sizes, output=_signs(output, ids)).difference(whole):
+    if output is not None and not Fingerprint(*sizes, output=sampled_signs(output[...][ids].float())).difference(whole):
         del found[_OUTPUT]
     try:
         return found, replace(head, own_output_rows=_OUTPUT in found)
     except ConfigError as failure:
         raise ModelLoadError(f"{name}: {failure} {REMEDY}") from None
-
-
-def _signs(table: TensorSlice, ids: Tensor) -> str:
-    return sampled_signs(table[...][ids].float())
 
 
 def _named(names: list[str]) -> str:

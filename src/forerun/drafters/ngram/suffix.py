@@ -99,10 +99,6 @@ class Sharer:
         """Return the sequence's suffixes in the shared texts, the newer text first."""
         return [self._writing] if self._reading is None else [self._writing, self._reading]
 
-    def leave(self) -> None:
-        """Stop writing; the text stays."""
-        self._text.sharers.discard(self)
-
 
 class Tenants:
     """The shared texts by tenant: of all that have running sequences, and of the last few that had.
@@ -134,9 +130,11 @@ class Tenants:
 
     def leave(self, tenant: str, sharer: Sharer) -> None:
         """Release a finished sequence."""
-        sharer.leave()
         text = self._busy.get(tenant)
-        if text is not None and not text.sharers:
+        if text is None:
+            return
+        text.sharers.discard(sharer)
+        if not text.sharers:
             self._idle[tenant] = self._busy.pop(tenant)
             while len(self._idle) > self._max_idle:
                 self._idle.popitem(last=False)

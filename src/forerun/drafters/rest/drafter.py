@@ -103,15 +103,11 @@ class Rest(OneByOne):
             IncompatibleDrafterError: it is of another tokenizer's tokens.
         """
         ours = fingerprint(binding.tokenizer)
-
-        def check(header: IndexHeader) -> None:
-            self._check(header, ours, binding)
-
         if isinstance(self._source, Index):
-            check(self._source.header)
+            self._check(self._source.header, ours, binding)
             self._index = self._source
         else:
-            self._index = Index(BUNDLED_INDEX if self._source is None else self._source, check)
+            self._index = Index(self._path, lambda header: self._check(header, ours, binding))
 
     def start(self, sequence: Sequence) -> None:
         pass

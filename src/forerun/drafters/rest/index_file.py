@@ -53,7 +53,7 @@ def sort_suffixes(
     if len(tokens) == 0:
         return np.zeros(0, dtype=np.uint32)
     keys, sorted_depth = _first_keys(tokens, depth)
-    num_sorts, done = _num_sorts(sorted_depth, depth), 0
+    num_sorts, done = 1 + (-(-depth // sorted_depth) - 1).bit_length(), 0  # the depth doubles each time
     while True:
         order = np.argsort(keys, kind="stable")
         done += 1
@@ -104,13 +104,6 @@ def _ranks(keys: NDArray[np.uint64], order: NDArray[np.intp]) -> tuple[NDArray[n
     ranks = np.empty_like(steps)
     ranks[order] = steps
     return ranks, int(steps[-1])
-
-
-def _num_sorts(first: int, depth: int) -> int:
-    count = 1
-    while first < depth:
-        first, count = first * 2, count + 1
-    return count
 
 
 FORMAT = "forerun-index"
