@@ -63,7 +63,7 @@ def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], m
     return found
 
 
-@pytest.mark.parametrize("price", [0.0, 0.02])
+@pytest.mark.parametrize("min_acceptance_prob", [0.0, 0.02])
 @pytest.mark.parametrize("kind", ["draft-model", "eagle"])
 @pytest.mark.parametrize(
     "picked", [["greedy"], ["greedy"] * 3, ["seeded", "seeded"], ["drawn"], [*PARAMS]], ids="+".join
@@ -92,9 +92,9 @@ def test_drafts_are_the_same(
     by_forwards = drafts(made(), target, params, min_acceptance_prob)
     assert by_rows == by_forwards and not advanced
     monkeypatch.undo()
-    monkeypatch.setattr(Model, "chains", lambda self, caches, pick: DeviceChains(self, caches, pick))
+    monkeypatch.setattr(Model, "draft_session", lambda self, caches, pick: DeviceChains(self, caches, pick))
     monkeypatch.setattr(
-        EagleModel, "chains", lambda self, caches, pick: DeviceChains(self, caches, pick, self.token_ids)
+        EagleModel, "draft_session", lambda self, caches, pick: DeviceChains(self, caches, pick, self.token_ids)
     )
     ahead_of_the_reader = drafts(made(), target, params, min_acceptance_prob)
     assert [ids for ids, _ in ahead_of_the_reader] == [ids for ids, _ in by_rows]

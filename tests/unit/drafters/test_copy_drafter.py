@@ -47,7 +47,7 @@ def sequence() -> Sequence:
         ([], set(), set()),
     ],
 )
-@pytest.mark.parametrize("price", [0.0, 0.9])
+@pytest.mark.parametrize("min_acceptance_prob", [0.0, 0.9])
 def test_each_token_is_a_trial_up_to_the_first_wrong_one(
     said: list[int], better: set[int], worse: set[int], min_acceptance_prob: float
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from families import VOCAB, make_family
 from forerun import LLM, CrossVocab, Eagle, EagleTree, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.draft_model.base import Following
+from forerun.drafters.draft_model.base import PrefillPolicy
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.drafter import HELD, HeadState
 from forerun.drafters.heads.fingerprint import target_fingerprint
@@ -222,7 +222,7 @@ def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told() -> N
 def test_where_nobody_drafts_few_states_are_held_and_a_draft_begins_behind_a_gap(
     family: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Following, "follows", lambda *_: False)
+    monkeypatch.setattr(PrefillPolicy, "prefills", lambda *_: False)
     head = random_head(family, draft_vocab_size=50)
     drafter = Eagle(head)
     bind(drafter, family)

@@ -100,7 +100,7 @@ def test_a_price_ends_the_chain_early(target: Model) -> None:
     assert drawn.stats.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("price", [0.02, 0.05, 0.2])
+@pytest.mark.parametrize("min_acceptance_prob", [0.02, 0.05, 0.2])
 def test_a_chain_that_a_price_ends_has_the_states_of_its_nodes(target: Model, min_acceptance_prob: float) -> None:
     """A greedy chain's last token has been fed already where what followed it did not pay."""
     drafter, lengths = EarlyExit(1), []

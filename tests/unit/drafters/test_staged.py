@@ -61,7 +61,7 @@ def inner(right: bool) -> Scripted:
     return Scripted(propose)
 
 
-@pytest.mark.parametrize("price", [0.0, 0.3])
+@pytest.mark.parametrize("min_acceptance_prob", [0.0, 0.3])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("drafter", [PromptLookup(min_ngram=1), inner(True), inner(False), "suffix"])
 def test_its_chains_are_the_draft_models_own(drafter: Any, options: dict[str, Any], min_acceptance_prob: float) -> None:

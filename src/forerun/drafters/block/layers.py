@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.drafters.block.config import BlockConfig
+from forerun.drafters.eagle.layer import EagleLayer, NativeEagleLayer, ReferenceEagleLayer
 from forerun.drafters.heads.layers import HeadLayers, NativeHead, head_attention, state_norms
 from forerun.kernels.cpu.library import LayerStruct, Library
 from forerun.kernels.cpu.linear import NativeLinear
@@ -102,36 +102,11 @@ class BlockLayer:
         )
 
 
-class BlockLayers(Protocol):
-    """What computes the rows of a block head.
+class ReferenceBlockLayers:
+    """Computes the rows of a block head in PyTorch, with linear layers of the target's kind.
 
     Attributes:
         planner: of its attention.
-    """
-
-    planner: Planner
-
-    def fuse(self, states: Tensor) -> Tensor:
-        """Fuse the target's states, [n, layers, hidden_size] in float32 or float64, to [n, hidden_size]."""
-
-    def context(self, batch: Sequence[Rows]) -> None:
-        """Compute context rows of fused states, which join their caches' scratch."""
-
-    def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute blocks, whose slots join their caches' scratch.
-
-        Args:
-            batch: of which the tokens are not read.
-            x: [T, hidden_size] what stands in the slots; it may be overwritten.
-
-        Returns:
-            Of the wanted rows, [R, hidden_size] what the output layer reads, and [R, draft_vocab_size] logits without
-            the Markov bias.
-        """
-
-
-class ReferenceBlockLayers:
-    """`BlockLayers` in PyTorch, with linear layers of the target's kind.
 
     Args:
         made: makes the layers of the head's tensors.
@@ -157,11 +132,13 @@ class ReferenceBlockLayers:
         self.planner: Planner = self._attention.planner([layer] * config.num_layers, made.device)
 
     def fuse(self, states: Tensor) -> Tensor:
+        """Fuse the target's states, [n, layers, hidden_size] in float32 or float64, to [n, hidden_size]."""
         if self._state_norms:
             states = torch.stack([self._normed(states[:, i], norm) for i, norm in enumerate(self._state_norms)], 1)
         return self._made.multiply(self._fuse, states.flatten(1))
 
     def context(self, batch: Sequence[Rows]) -> None:
+        """Compute context rows of fused states, which join their caches' scratch."""
         config, caches = self._config, [cache_of(SequenceCache, rows.cache) for rows in batch]  # type: ignore[type-abstract]
         states = torch.cat([rows.states for rows in batch if rows.states is not None])
         firsts = [cache.num_scratch for cache in caches]
@@ -187,6 +164,16 @@ class ReferenceBlockLayers:
                 start = part.stop
 
     def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute blocks, whose slots join their caches' scratch.
+
+        Args:
+            batch: of which the tokens are not read.
+            x: [T, hidden_size] what stands in the slots; it may be overwritten.
+
+        Returns:
+            Of the wanted rows, [R, hidden_size] what the output layer reads, and [R, draft_vocab_size] logits without
+            the Markov bias.
+        """
         layout = lay_out(batch, self.planner)
         x = torch.cat([x, x[-1:].expand(layout.num_rows - len(x), -1)])
         for index, layer in enumerate(self._layers):
@@ -215,8 +202,7 @@ class ReferenceBlockLayers:
 
 
 class NativeBlockLayers(NativeHead[BlockConfig]):
-    """`BlockLayers` by the native library: one call for context rows, one for all layers of a block, and one for its
-    logits.
+    """`ReferenceBlockLayers` by the native library: one call each for context rows, layers of a block, and logits.
 
     Args:
         made: makes the layers of the head's tensors.
@@ -268,6 +254,68 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         )
 
 
+class PairLayers:
+    """The layer of a head with `context_tokens`, an EAGLE-3 layer that computes all tokens of a block at once, and its
+    slots' own vectors.
+
+    Attributes:
+        planner: of its attention.
+
+    Args:
+        made: makes the layers of the head's tensors.
+        output: the output layer.
+        target: whose embeddings the rows read.
+    """
+
+    def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear, target: LanguageModel) -> None:
+        of_pairs = config.layer_of_pairs
+        self._layer: EagleLayer = (
+            ReferenceEagleLayer(made, of_pairs, output)
+            if made.library is None
+            else NativeEagleLayer(made, of_pairs, output, made.library)
+        )
+        self.planner: Planner = self._layer.planner
+        self._compute, self._target = made.compute, target
+        self._slot_embeddings = made.vector("slot_embeddings.weight")
+        self._slot_states = made.vector("slot_states.weight")
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Fuse the target's states, [n, layers, hidden_size] in float32 or float64, to [n, hidden_size]."""
+        return self._layer.fuse(states)
+
+    def context(self, batch: Sequence[Rows]) -> None:
+        """Compute context rows, each of a token and the fused state of the one before it. They join their caches'
+        scratch."""
+        tokens = torch.tensor([token for rows in batch for token in rows.token_ids])
+        states = [rows.states for rows in batch if rows.states is not None]
+        self._layer.keys(batch, self._embedded(tokens), _joined(states).to(self._compute))
+
+    def forward(self, batch: Sequence[Rows], states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Compute blocks, whose slots join their caches' scratch.
+
+        Args:
+            batch: whose tokens are all the last committed one of their sequence.
+            states: of each block, [hidden_size] the fused state of the token before this one.
+
+        Returns:
+            As of `ReferenceBlockLayers.forward`.
+        """
+        embedding = self._embedded(torch.tensor([rows.token_ids[0] for rows in batch]))
+        counts = [len(rows.token_ids) for rows in batch]
+        embeddings = [self._slot_embeddings[:count] + one for count, one in zip(counts, embedding, strict=True)]
+        own = [self._slot_states[:count] + one for count, one in zip(counts, states, strict=True)]
+        logits, outputs = self._layer.blocks(batch, _joined(embeddings), _joined(own))
+        return outputs, logits
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Return [n, hidden_size] the target's embeddings of tokens."""
+        return self._target.embedding_rows(tokens.to(self._target.device)).to(self._compute)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 def greedy_chains(
     library: Library,
     after: NativeLinear,
@@ -293,3 +341,6 @@ def greedy_chains(
     )
     tokens: list[int] = picked.tolist()
     return tokens
+
+
+BlockLayers = ReferenceBlockLayers | NativeBlockLayers | PairLayers

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,31 +32,14 @@ from forerun.utils.tree import ROOT
 # Draft trees while they grow, one depth at a time; plain lists, no model.
 
 
-class Growth(Protocol):
-    """One tree while it grows.
-
-    Attributes:
-        tree: nodes so far, parents first.
-        frontier: nodes whose children come next, all of one depth; -1 is the last committed token. Empty at the end.
-    """
-
-    tree: RankedTree
-    frontier: list[int]
-
-    def wanted(self, node: int) -> int:
-        """Return how many children of a node of the frontier to consider."""
-
-    def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
-        """Add children to each node of the frontier: tokens and the draft model's probabilities of them, best first."""
-
-    def finished(self) -> tuple[RankedTree, list[int]]:
-        """Return the draft, in the order of its nodes' values, and which node of `tree` each of its nodes is."""
-
-
 class DynamicGrowth:
     """Expands what is most likely to be reached, and keeps the best nodes of all (EAGLE-2, 2406.16858).
 
     The tree ends where one more depth promises too little (OPT-Tree, 2406.17276).
+
+    Attributes:
+        tree: nodes so far, parents first.
+        frontier: nodes whose children come next, all of one depth; -1 is the last committed token. Empty at the end.
 
     Args:
         num_nodes: nodes of the finished tree at most.
@@ -87,9 +70,11 @@ class DynamicGrowth:
         self._depth = 0
 
     def wanted(self, node: int) -> int:
+        """Return how many children of a node of the frontier to consider."""
         return self._width
 
     def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
+        """Add children to each node of the frontier: tokens and the draft model's probabilities of them, best first."""
         tree, confidence = self.tree, self._confidence
         first = len(tree)
         lowest = self._price
@@ -119,11 +104,13 @@ class DynamicGrowth:
             self.frontier = []
 
     def finished(self) -> tuple[RankedTree, list[int]]:
+        """Return the draft, in the order of its nodes' values, and which node of `tree` each of its nodes is."""
         return self.tree.part(self._best), self._best
 
 
 class ShapedGrowth:
-    """Fills a fixed shape. Nothing is looked at and then left out, so that the tokens may be drawn.
+    """Fills a fixed shape, with the interface of `DynamicGrowth`. Every token considered is kept, so that tokens may be
+    drawn.
 
     Args:
         shape: parents first; token_ids are ranks, as from `best_shape`.
@@ -155,6 +142,9 @@ class ShapedGrowth:
     def finished(self) -> tuple[RankedTree, list[int]]:
         nodes = sorted(range(len(self.tree)), key=self._place_of.__getitem__)
         return self.tree.part(nodes), nodes
+
+
+Growth = DynamicGrowth | ShapedGrowth
 
 
 def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, min_acceptance_prob: float = 0.0) -> RankedTree:

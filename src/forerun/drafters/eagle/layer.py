@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,45 +25,11 @@ from forerun.models.runner import lay_out
 from forerun.types import Cache
 
 
-class EagleLayer(Protocol):
-    """What computes the rows of an EAGLE head.
+class ReferenceEagleLayer:
+    """Computes the rows of an EAGLE head in PyTorch, with linear layers of the target's kind.
 
     Attributes:
         planner: of its attention.
-    """
-
-    planner: Planner
-
-    def fuse(self, states: Tensor) -> Tensor:
-        """Fuse the target's states, for version 3. states: [n, layers, target_hidden_size] in float32 or float64."""
-
-    def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute rows, which join what their caches hold.
-
-        Args:
-            embedding: [T, target_hidden_size] of the rows' tokens. states: [T, S]. Both as those of `fuse`.
-
-        Returns:
-            [R, draft_vocab_size] logits of the wanted rows, perhaps padded; [T, hidden_size] the rows' states for those
-            that follow them.
-        """
-
-    def draft_session(
-        self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
-    ) -> DraftSession | None:
-        """Return a session that drafts chains row by row, or None. embed: [n] token ids -> [n, target_hidden_size]."""
-
-    def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
-        """Compute the keys and values of rows alone, which join their caches' scratch. embedding, states: as those of
-        `forward`, without padding."""
-
-    def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the rows of blocks (`Rows.is_block`), which join their caches' scratch. The rest as `forward`, of all
-        rows, without padding."""
-
-
-class ReferenceEagleLayer:
-    """`EagleLayer` in PyTorch, with linear layers of the target's kind.
 
     Args:
         made: makes the layers of the head's tensors.
@@ -95,12 +60,22 @@ class ReferenceEagleLayer:
         self.planner: Planner = self._attention.planner([attention], made.device)
 
     def fuse(self, states: Tensor) -> Tensor:
+        """Fuse the target's states, for version 3. states: [n, layers, target_hidden_size] in float32 or float64."""
         if self._state_norms:
             each = [self._normed(states[:, i], norm) for i, norm in enumerate(self._state_norms)]
             return self._made.multiply(self._fuse, torch.cat(each, 1))
         return self._made.multiply(self._fuse, states.flatten(1))
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute rows, which join what their caches hold.
+
+        Args:
+            embedding: [T, target_hidden_size] of the rows' tokens. states: [T, S]. Both as those of `fuse`.
+
+        Returns:
+            [R, draft_vocab_size] logits of the wanted rows, perhaps padded; [T, hidden_size] the rows' states for those
+            that follow them.
+        """
         output = self._layer(layout, embedding, states)
         wanted, norm = layout.wanted(output), self._norm
         logits = self._made.multiply(self._output, wanted if norm is None else self._normed(wanted, norm))
@@ -111,13 +86,18 @@ class ReferenceEagleLayer:
     def draft_session(
         self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> DraftSession | None:
+        """Return a session that drafts chains row by row, or None. embed: [n] token ids -> [n, target_hidden_size]."""
         return None
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
+        """Compute the keys and values of rows alone, which join their caches' scratch. embedding, states: as those of
+        `forward`, without padding."""
         layout = lay_out(batch, self.planner)
         self._layer(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
 
     def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the rows of blocks (`Rows.is_block`), which join their caches' scratch. The rest as `forward`, of all
+        rows, without padding."""
         layout = lay_out(batch, self.planner)
         logits, outputs = self.forward(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
         return logits[: layout.num_new], outputs[: layout.num_new]
@@ -164,7 +144,7 @@ def _padded(x: Tensor, num_rows: int) -> Tensor:
 
 
 class NativeEagleLayer(NativeHead[EagleConfig]):
-    """`EagleLayer` by the native library. Whatever a call computes, it reads the head's weights once.
+    """`ReferenceEagleLayer` by the native library; every call reads the head's weights once.
 
     Args:
         made: makes the layers of the head's tensors.
@@ -242,7 +222,7 @@ class NativeEagleChains(NativeChains):
     """Chains of an EAGLE head.
 
     Args:
-        caches, pick, embed: as of `EagleLayer.chains`.
+        caches, pick, embed: as of `ReferenceEagleLayer.draft_session`.
     """
 
     def __init__(
@@ -273,3 +253,6 @@ class NativeEagleChains(NativeChains):
             self._threads,
         )
         self._given = x if wanted is None else x[wanted]
+
+
+EagleLayer = ReferenceEagleLayer | NativeEagleLayer

@@ -1,6 +1,6 @@
-"""Medusa heads as they draft: all of them in one pass over the target's last state, for any sequences at once.
+"""The model of Medusa heads: all of them in one pass over the target's last state, for any sequences at once.
 
-`heads/medusa_config.py` says what they compute. The linear layers are the target's kind, as those of an EAGLE head.
+`MedusaConfig` describes the computation. Linear layers are of the target's kind.
 """
 
 from __future__ import annotations
