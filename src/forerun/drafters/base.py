@@ -158,11 +158,13 @@ class Drafter(ABC):
         """Register a sequence whose prompt has not been computed yet."""
 
     @abstractmethod
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         """Return one draft for each sequence.
 
         Args:
-            budgets: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
+            num_draft_tokens: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
                 `sequence.room` (children of the last committed token have depth 1).
             min_acceptance_prob: a node is wanted only if the chance that it and all above it are accepted exceeds
                 this; a drafter
@@ -189,12 +191,16 @@ class Drafter(ABC):
 class OneByOne(Drafter):
     """The base of drafters that draft for each sequence by itself."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         return [
-            self._draft(sequence, budget, min_acceptance_prob) if min(budget, sequence.room) > 0 else Draft.empty()
-            for sequence, budget in zip(sequences, budgets, strict=True)
+            self._draft(sequence, max_nodes, min_acceptance_prob)
+            if min(max_nodes, sequence.room) > 0
+            else Draft.empty()
+            for sequence, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
 
     @abstractmethod
-    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
-        """Return a draft of 1 to `budget` nodes for a sequence whose output has room for at least one token."""
+    def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
+        """Return a draft of 1 to `max_nodes` nodes for a sequence whose output has room for at least one token."""

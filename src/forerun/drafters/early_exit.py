@@ -82,20 +82,22 @@ class EarlyExit(DraftModel):
                 f"{layers - 1}, so that something is left to verify with."
             )
         self._target = target
-        self._serve(target, binding)
+        self._use_model(target, binding)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         states = [self._states[sequence] for sequence in sequences]
         self._hidden.clear()
         try:
-            drafts = super().draft(sequences, budgets, min_acceptance_prob)
+            drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
             self._finish(states, drafts)
         finally:
             for state in states:
                 state.scratch = Tree()  # the verification goes on from it, and the engine commits or drops it
         return [self._with_states(state, draft) for state, draft in zip(states, drafts, strict=True)]
 
-    def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> None:
+    def _draft_session(self, growing: list[GrowingChain], with_probabilities: bool, takes_largest: bool) -> None:
         """Return None: the sessions of the target run all of its layers."""
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:

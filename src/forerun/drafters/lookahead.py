@@ -131,7 +131,7 @@ class LookaheadWindow:
         return [self._filler[(start + i) % len(self._filler)] for i in range(self._num_rows)]
 
 
-_CHANCES = (0.4, 0.7, 0.7)
+_PRIORS = (0.4, 0.7, 0.7)
 """Prior chance of the most recent guess's first token, and of each after it."""
 MAX_NGRAMS = 2**14
 """N-grams that a sequence's pool may hold."""
@@ -140,7 +140,7 @@ _NGRAM_BYTES = 200
 
 
 @dataclass(slots=True)
-class _PendingDraft:
+class PendingDraft:
     """What was drafted, until the target has computed it.
 
     Attributes:
@@ -154,11 +154,11 @@ class _PendingDraft:
 
 
 @dataclass(slots=True)
-class _State:
+class LookaheadState:
     pool: NgramPool
     window: LookaheadWindow | None = None
     num_indexed: int = 0
-    asked: _PendingDraft | None = None
+    pending: PendingDraft | None = None
 
 
 class Lookahead(OneByOne):
@@ -200,8 +200,8 @@ class Lookahead(OneByOne):
         self._verify_window = verify_window
         self._end_of_text: frozenset[int] = frozenset()
         # by depth, and by rank among siblings, which are in the order of their guesses
-        self._rates = Rates([accept_prob / rank for accept_prob in _CHANCES for rank in range(1, guesses + 1)])
-        self._states: dict[Sequence, _State] = {}
+        self._rates = Rates([accept_prob / rank for accept_prob in _PRIORS for rank in range(1, guesses + 1)])
+        self._states: dict[Sequence, LookaheadState] = {}
 
     def bind(self, binding: Binding) -> None:
         self._end_of_text = frozenset(binding.target.eos_token_ids)
@@ -220,7 +220,7 @@ class Lookahead(OneByOne):
         return sum(len(state.pool) for state in self._states.values()) * (_NGRAM_BYTES + 8 * self._num_rows)
 
     def start(self, sequence: Sequence) -> None:
-        self._states[sequence] = _State(NgramPool(self._guesses, MAX_NGRAMS))
+        self._states[sequence] = LookaheadState(NgramPool(self._guesses, MAX_NGRAMS))
 
     def stop(self, sequence: Sequence) -> None:
         self._states.pop(sequence, None)
@@ -228,22 +228,22 @@ class Lookahead(OneByOne):
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             state = self._states[step.sequence]
-            asked, state.asked = state.asked, None
-            if asked is not None and asked.draft is step.draft:
-                self._learn(state, asked, step)
+            pending, state.pending = state.pending, None
+            if pending is not None and pending.draft is step.draft:
+                self._learn(state, pending, step)
             if self._prompt_pool:
                 self._index(state, step)
 
-    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
+    def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
         state = self._states[sequence]
-        guesses = self._guess(state.pool, sequence, budget, min_acceptance_prob)
+        guesses = self._candidates(state.pool, sequence, max_nodes, min_acceptance_prob)
         if state.window is None:
             prompt = sequence.token_ids[: sequence.num_prompt]
             filler = [each for each in prompt if each not in self._end_of_text] or prompt
             state.window = LookaheadWindow(self._width, self._num_rows, filler, sequence.num_prompt)
         n = len(guesses)
         # a column is num_rows nodes, less the root; the last row of column j stands num_rows - 1 + j deep
-        columns = min(self._width, (budget - n + 1) // self._num_rows, sequence.room - self._num_rows + 2)
+        columns = min(self._width, (max_nodes - n + 1) // self._num_rows, sequence.room - self._num_rows + 2)
         last_row: list[int] = []
         token_ids, parents = guesses.ids, guesses.parents
         if columns > 0:
@@ -252,17 +252,19 @@ class Lookahead(OneByOne):
             parents = parents + [n + parent if parent >= 0 else -1 for parent in below]
             last_row = [n + node if node >= 0 else -1 for node in last_row]
         draft = Draft(token_ids, parents, num_candidates=len(token_ids) if self._verify_window else n)
-        state.asked = _PendingDraft(draft, guesses, last_row)
+        state.pending = PendingDraft(draft, guesses, last_row)
         return draft
 
-    def _guess(self, pool: NgramPool, sequence: Sequence, budget: int, min_acceptance_prob: float) -> RankedTree:
+    def _candidates(
+        self, pool: NgramPool, sequence: Sequence, max_nodes: int, min_acceptance_prob: float
+    ) -> RankedTree:
         tree = Tree()
         for ngram in pool.find(sequence.token_ids[-1]):
             tree.graft(ngram)
         below = tree.children()
 
         def children(node: int, depth: int) -> list[Child[int]]:
-            first = min(depth, len(_CHANCES) - 1) * self._guesses
+            first = min(depth, len(_PRIORS) - 1) * self._guesses
             found = [
                 Child(self._rates.rate(level), tree.ids[child], level, child)
                 for level, child in enumerate(below[node + 1], first)
@@ -270,21 +272,21 @@ class Lookahead(OneByOne):
             found.sort(key=lambda child: -child.accept_prob)
             return found
 
-        return best_tree(ROOT, children, budget, min(self._num_rows, sequence.room), min_acceptance_prob)
+        return best_tree(ROOT, children, max_nodes, min(self._num_rows, sequence.room), min_acceptance_prob)
 
-    def _learn(self, state: _State, asked: _PendingDraft, step: Step) -> None:
+    def _learn(self, state: LookaheadState, pending: PendingDraft, step: Step) -> None:
         assert step.verdict is not None
-        ids, path = asked.draft.ids, step.verdict.path  # with verify_window the path may not be one of guesses
-        asked.guesses.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])
+        ids, path = pending.draft.ids, step.verdict.path  # with verify_window the path may not be one of guesses
+        pending.guesses.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])
         if step.top_tokens is None or state.window is None:
             return
-        n, best = len(asked.draft), step.top_tokens[:, 0].tolist()
+        n, best = len(pending.draft), step.top_tokens[:, 0].tolist()
         last_token = step.sequence.token_ids[-len(step.verdict.path) - 2]
-        computed = [best[node - n] for node in asked.last_row]
+        computed = [best[node - n] for node in pending.last_row]
         for head, rest in state.window.advance(last_token, computed, self._end_of_text):
             state.pool.push(head, rest)
 
-    def _index(self, state: _State, step: Step) -> None:
+    def _index(self, state: LookaheadState, step: Step) -> None:
         """Put the n-grams of the prompt, as far as it is computed, into the pool."""
         token_ids, size = step.sequence.token_ids, self._num_rows
         end = min(step.num_computed, step.sequence.num_prompt)

@@ -97,11 +97,11 @@ class RankedTree(Tree):
 def best_tree(
     root: Key,
     children: Callable[[Key, int], Seq[Child[Key]]],
-    budget: int,
+    max_nodes: int,
     max_depth: int,
     min_acceptance_prob: float = 0.0,
 ) -> RankedTree:
-    """Return the tree of at most `budget` nodes with the most expected accepted tokens.
+    """Return the tree of at most `max_nodes` nodes with the most expected accepted tokens.
 
     Args:
         root: key of the last committed token.
@@ -116,18 +116,18 @@ def best_tree(
     heap: list[tuple[float, int, int, int, float, Seq[Child[Key]], int]] = []
     pushed = 0
 
-    def push(parent: int, depth: int, above: float, siblings: Seq[Child[Key]], place: int) -> None:
+    def push(parent: int, depth: int, above: float, siblings: Seq[Child[Key]], index: int) -> None:
         nonlocal pushed
-        if place < len(siblings) and (accept_prob := above * siblings[place].accept_prob) > min_acceptance_prob:
+        if index < len(siblings) and (accept_prob := above * siblings[index].accept_prob) > min_acceptance_prob:
             pushed += 1
-            heapq.heappush(heap, (-accept_prob, pushed, parent, depth, above, siblings, place))
+            heapq.heappush(heap, (-accept_prob, pushed, parent, depth, above, siblings, index))
 
     push(ROOT, 1, 1.0, children(root, 0), 0)
-    while heap and len(tree) < budget:
-        accept_prob, _, parent, depth, above, siblings, place = heapq.heappop(heap)
-        child = siblings[place]
+    while heap and len(tree) < max_nodes:
+        accept_prob, _, parent, depth, above, siblings, index = heapq.heappop(heap)
+        child = siblings[index]
         node = tree.add(child.token_id, parent, child.level, -accept_prob)
-        push(parent, depth, above, siblings, place + 1)
+        push(parent, depth, above, siblings, index + 1)
         if depth < max_depth:
             push(node, depth + 1, -accept_prob, children(child.key, depth), 0)
     return tree

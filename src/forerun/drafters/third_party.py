@@ -31,13 +31,13 @@ def find_class(spec: str) -> tuple[Any, str] | None:
     """
     found = _CLASS.match(spec)
     if found is not None:
-        place, rest = found.group(), spec[found.end() :]
+        class_path, rest = found.group(), spec[found.end() :]
     else:
         name, colon, options = spec.partition(":")
-        place, rest = installed_drafters().get(name, ""), colon + options
-    if not place:
+        class_path, rest = installed_drafters().get(name, ""), colon + options
+    if not class_path:
         return None
-    return _load(place), place.replace(":", ".") + rest
+    return _load(class_path), class_path.replace(":", ".") + rest
 
 
 def named_module(text: str) -> str | None:
@@ -49,19 +49,19 @@ def named_module(text: str) -> str | None:
     return None
 
 
-def _load(place: str) -> Any:
+def _load(class_path: str) -> Any:
     from forerun.drafters.base import Drafter  # loads torch
 
-    module, _, name = place.partition(":")
+    module, _, name = class_path.partition(":")
     try:
         found = getattr(import_module(module), name, None)
     except Exception as error:
         raise DrafterError(
-            f"drafter is {place!r}, but the module {module} cannot be imported: {type(error).__name__}: {error}. "
+            f"drafter is {class_path!r}, but the module {module} cannot be imported: {type(error).__name__}: {error}. "
             "Install it, or put its folder on PYTHONPATH."
         ) from error
     if not (isinstance(found, type) and issubclass(found, Drafter)):
         raise DrafterError(
-            f"drafter is {place!r}, but {module} holds no class {name} that derives from forerun.Drafter."
+            f"drafter is {class_path!r}, but {module} holds no class {name} that derives from forerun.Drafter."
         )
     return found

@@ -146,7 +146,7 @@ _NAME = "successors"
 
 _DEPTHS = 3
 """Depths whose acceptance is measured apart; deeper nodes count as the last."""
-_CHANCES = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
+_PRIORS = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
 """Prior chance of each rank."""
 _REFRESH = 16
 """Drafts after which the chances measured since are used."""
@@ -173,9 +173,9 @@ class Recycling(OneByOne):
         matrix: str | None = None,
         learn_prompt: bool = True,
     ) -> None:
-        if not 1 <= width <= len(_CHANCES):
+        if not 1 <= width <= len(_PRIORS):
             raise ConfigError(
-                f"width is {width}, but must lie in 1..{len(_CHANCES)}: successors beyond are too seldom "
+                f"width is {width}, but must lie in 1..{len(_PRIORS)}: successors beyond are too seldom "
                 "accepted. Leave it out."
             )
         self._needs = Needs(top_tokens=width, prompt_rows=learn_prompt)
@@ -186,7 +186,7 @@ class Recycling(OneByOne):
         self._shared: Successors | None = None
         self._successors: dict[Sequence, Successors] = {}
         self._trees: dict[Sequence, tuple[Draft, RankedTree]] = {}
-        accept_probs = _CHANCES[:width]
+        accept_probs = _PRIORS[:width]
         self._rates = Rates([accept_prob for _ in range(STEADY * _DEPTHS) for accept_prob in accept_probs])
         self._order = self._ranked()
         self._num_learned = 0
@@ -257,7 +257,7 @@ class Recycling(OneByOne):
     def _new(self) -> Successors:
         return Successors(self._vocab_size, self._columns, self._base)
 
-    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
+    def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
         successors, order = self._successors[sequence], self._order
 
         def children(token_id: int, depth: int) -> list[Child[int]]:
@@ -269,7 +269,7 @@ class Recycling(OneByOne):
                 if rank < len(tokens)
             ]
 
-        tree = best_tree(sequence.token_ids[-1], children, budget, sequence.room, min_acceptance_prob)
+        tree = best_tree(sequence.token_ids[-1], children, max_nodes, sequence.room, min_acceptance_prob)
         draft = Draft(tree.token_ids, tree.parents)
         self._trees[sequence] = (draft, tree)
         return draft

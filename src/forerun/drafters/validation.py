@@ -40,7 +40,7 @@ def name_of(drafter: Drafter) -> str:
 def ask(
     drafter: Drafter,
     sequences: Seq[Sequence],
-    budgets: Seq[int],
+    num_draft_tokens: Seq[int],
     min_acceptance_prob: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq[Draft]:
@@ -54,7 +54,7 @@ def ask(
     Raises:
         DrafterError: a draft breaks the contract; the message names the drafter.
     """
-    given = tuple(budgets)
+    given = tuple(num_draft_tokens)
     drafts: object = drafter.draft(list(sequences), given, min_acceptance_prob)
     if not isinstance(drafts, (list, tuple)):
         raise DrafterError(
@@ -63,12 +63,12 @@ def ask(
     if len(drafts) != len(sequences):
         raise DrafterError(f"{name_of(drafter)} gave {len(drafts)} drafts for {len(sequences)} sequences.")
     ours = _is_ours(type(drafter))
-    for draft, sequence, budget in zip(drafts, sequences, given, strict=True):
+    for draft, sequence, max_nodes in zip(drafts, sequences, given, strict=True):
         if not isinstance(draft, Draft):
             raise DrafterError(f"{name_of(drafter)} gave {_kind(draft)} for a draft. Return Draft.empty() for none.")
         if not ours:
             _check_types(drafter, draft)
-        _check_shape(drafter, draft, budget, sequence.room)
+        _check_shape(drafter, draft, max_nodes, sequence.room)
         if vocab_size is not None:
             check_tokens(drafter, draft, vocab_size, read=False)
         if draft.probs is not None:
@@ -106,10 +106,10 @@ def _check_types(drafter: Drafter, draft: Draft) -> None:
             raise DrafterError(f"{name_of(drafter)} gave {_kind(value)} as {field}. Give a tensor of floats, or None.")
 
 
-def _check_shape(drafter: Drafter, draft: Draft, budget: int, room: int) -> None:
+def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int, room: int) -> None:
     n, parents, name = len(draft.token_ids), draft.parents, name_of(drafter)
-    if n > budget:
-        raise DrafterError(f"{name} gave {n} tokens, but its budget was {budget}.")
+    if n > max_nodes:
+        raise DrafterError(f"{name} gave {n} tokens, but its budget was {max_nodes}.")
     if len(parents) != n or any(not -1 <= parent < i for i, parent in enumerate(parents)):
         raise DrafterError(f"{name} gave parents that are no rooted tree in order: {parents}.")
     if not 0 <= draft.num_candidates <= n:

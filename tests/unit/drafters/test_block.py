@@ -37,7 +37,7 @@ PROMPTS = [[1, 2, 3, 1, 0, 1], [3], [2, 2], [2] * 33]
 @pytest.mark.parametrize("picked", PICKED)
 def test_the_token_before_decides_the_next(picked: str) -> None:
     """A Markov bias that holds the target's transitions is never wrong, if each token is drawn after the one before
-    it and its distribution told: all is accepted, but for what lies beyond the last token, 40 = 8 * 5."""
+    it and its distribution changed: all is accepted, but for what lies beyond the last token, 40 = 8 * 5."""
     target: Any = MarkovTarget(TARGET)
     llm = LLM(target, Block(markov_block(target)), num_draft_tokens=4, seed=3)
     results: Any = llm.generate(PROMPTS, PICKED[picked])
@@ -105,11 +105,11 @@ def test_behind_other_drafts_they_are_too(family: Model) -> None:
 def test_states_one_position_off_are_noticed(
     family: Model, shift: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell = HeadState.tell
+    add_states = HeadState.add_states
     monkeypatch.setattr(
         HeadState,
-        "tell",
-        lambda self, end, states: tell(self, end, states.roll(shift, 0) if len(states) > 1 else states),
+        "add_states",
+        lambda self, end, states: add_states(self, end, states.roll(shift, 0) if len(states) > 1 else states),
     )
     assert wrong_drafts(family, Recording(random_block(family, **options))) > 0
 
@@ -124,9 +124,9 @@ def test_tokens_one_position_off_are_noticed(family: Model, shift: int, monkeypa
 
 def test_a_block_that_sees_its_last_token_too_early_is_noticed(family: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A context row of the last committed token, whose state is that of the token before."""
-    told_to = HeadState.told_to.fget  # type: ignore[attr-defined]
+    states_end = HeadState.states_end.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(HeadState, "next_token", property(lambda self: self.cache.length + self.shift - 1))
-    monkeypatch.setattr(HeadState, "told_to", property(lambda self: told_to(self)))
+    monkeypatch.setattr(HeadState, "states_end", property(lambda self: states_end(self)))
     assert wrong_drafts(family, Recording(random_block(family))) > 0
 
 
@@ -141,7 +141,7 @@ def drafted(drafter: Any, sequence: Sequence, budget: int, min_acceptance_prob: 
 
 
 def begun(drafter: Any, target: Any, text: list[int], params: SamplingParams = GREEDY) -> Sequence:
-    """A sequence whose states have been told."""
+    """A sequence whose states are known."""
     bind(drafter, target)
     sequence = Sequence(0, text, len(text), params)
     drafter.start(sequence)
@@ -212,9 +212,9 @@ class Looking(Block):
 
     looks = 0
 
-    def _extend(self, chains: Any, logits: Any, priced: bool) -> None:
+    def _extend(self, chains: Any, logits: Any, with_probabilities: bool) -> None:
         self.looks += 1
-        super()._extend(chains, logits, priced)
+        super()._extend(chains, logits, with_probabilities)
 
 
 @pytest.mark.parametrize("options", [{}, {"markov_rank": 4}, {"markov_rank": 4, "confidence": True}], ids=range(3))

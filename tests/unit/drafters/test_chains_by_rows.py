@@ -87,7 +87,7 @@ def test_drafts_are_the_same(
     params = [PARAMS[name] for name in picked]
     by_rows = drafts(made(), target, params, min_acceptance_prob)
     assert len(advanced) > 6
-    monkeypatch.setattr(DraftModel, "_chains", lambda *_: None)
+    monkeypatch.setattr(DraftModel, "_draft_session", lambda *_: None)
     advanced.clear()
     by_forwards = drafts(made(), target, params, min_acceptance_prob)
     assert by_rows == by_forwards and not advanced

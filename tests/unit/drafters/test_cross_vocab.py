@@ -12,7 +12,7 @@ from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.drafters import Binding, DraftModel, build_drafter
 from forerun.drafters.draft_model.base import MAX_LAG
-from forerun.drafters.draft_model.cross_vocab import CrossVocab, Retokeniser, complete
+from forerun.drafters.draft_model.cross_vocab import CrossVocab, Retokeniser, whole_characters
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Model, load_model, load_tokenizer
 from forerun.types import Draft, Sequence, Step, Verdict
@@ -65,7 +65,7 @@ def test_shared_tokens_are_one_to_one() -> None:
 
 def test_incomplete_characters_wait() -> None:
     data = "größe\U0001f600".encode()
-    assert [complete(data[:i]).decode() for i in range(len(data) - 4, len(data) + 1)] == [
+    assert [whole_characters(data[:i]).decode() for i in range(len(data) - 4, len(data) + 1)] == [
         "größe", "größe", "größe", "größe", "größe\U0001f600"
     ]  # fmt: skip
 

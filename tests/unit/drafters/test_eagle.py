@@ -14,7 +14,7 @@ from forerun import LLM, CrossVocab, Eagle, EagleTree, Hybrid, SamplingParams, S
 from forerun.drafters import Binding
 from forerun.drafters.draft_model.base import PrefillPolicy
 from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.drafter import HELD, HeadState
+from forerun.drafters.heads.drafter import MAX_HELD_STATES, HeadState
 from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.drafters.heads.folder import save_head
 from forerun.errors import DrafterError, IncompatibleDrafterError
@@ -80,12 +80,12 @@ def test_choices_of_one_request_are_fed_rightly() -> None:
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_states_one_position_off_are_noticed(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell = HeadState.tell
+    add_states = HeadState.add_states
 
-    def told(self: HeadState, end: int, states: torch.Tensor) -> None:
-        tell(self, end, states.roll(shift, 0) if len(states) > 1 else states)
+    def changed(self: HeadState, end: int, states: torch.Tensor) -> None:
+        add_states(self, end, states.roll(shift, 0) if len(states) > 1 else states)
 
-    monkeypatch.setattr(HeadState, "tell", told)
+    monkeypatch.setattr(HeadState, "add_states", changed)
     assert accepted_of_drafted(Eagle(aligned_head(AdditiveModel())), GREEDY) < 0.9
 
 
@@ -226,21 +226,25 @@ def test_where_nobody_drafts_few_states_are_held_and_a_draft_begins_behind_a_gap
     head = random_head(family, draft_vocab_size=50)
     drafter = Eagle(head)
     bind(drafter, family)
-    text = torch.randint(0, VOCAB, (7 * HELD,), generator=torch.Generator().manual_seed(5)).tolist()
+    text = torch.randint(0, VOCAB, (7 * MAX_HELD_STATES,), generator=torch.Generator().manual_seed(5)).tolist()
     sequence = Sequence(0, text[:2], 2, GREEDY)
     drafter.start(sequence)
     state = drafter._states[sequence]
     hidden_outputs = states_of(family, head, text[:-1])
     done = 0
-    for count in (3, 1, HELD, 3 * HELD, *[1] * (len(text) - 5 - 4 * HELD)):
+    for count in (3, 1, MAX_HELD_STATES, 3 * MAX_HELD_STATES, *[1] * (len(text) - 5 - 4 * MAX_HELD_STATES)):
         sequence.token_ids[:] = text[: done + count + 1]
         drafter.commit([Step(sequence, None, None, done + count, states=hidden_outputs[done : done + count])])
         done += count
-        assert state.cache.length == 0 and state.told is not None and len(state.told) <= 2 * HELD
+        assert (
+            state.cache.length == 0
+            and state.target_states is not None
+            and len(state.target_states) <= 2 * MAX_HELD_STATES
+        )
     assert done == len(text) - 1
-    held = len(state.told)
+    held = len(state.target_states)
     (draft,) = drafter.draft([sequence], [3])
-    assert state.cache.length == held >= HELD
+    assert state.cache.length == held >= MAX_HELD_STATES
     first = len(text) - 1 - held
     for count, token in enumerate(draft.ids):
         rows = [*text[first + 1 :], *draft.ids[:count]]

@@ -124,14 +124,14 @@ def test_merging_by_prefix() -> None:
     assert merged.draft.ids == [1, 2, 4, 5]
     assert merged.draft.parents == [-1, 0, 0, -1]
     assert merged.draft.sources == ("a", "a", "b", "b")
-    assert merged.places == [[(0, 0), (1, 1)], [(0, 0), (1, 2), (2, 3)]]
+    assert merged.kept_nodes == [[(0, 0), (1, 1)], [(0, 0), (1, 2), (2, 3)]]
     assert kept(left, [0, 1]).ids == [1, 2] and kept(left, [0, 1, 2]) is left
 
 
 def test_a_node_whose_parent_did_not_stay_goes_too() -> None:
     merged = merge([("a", tree((1, -1))), ("b", tree((2, -1), (3, 0)))], [[0.9], [0.2, 0.1]], 1)
     assert merged.draft.ids == [1]
-    assert merged.places == [[(0, 0)], []]
+    assert merged.kept_nodes == [[(0, 0)], []]
 
 
 def test_agreement_judges_as_far_as_the_new_tokens_reach() -> None:

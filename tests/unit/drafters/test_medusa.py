@@ -86,12 +86,12 @@ def test_behind_other_drafts_they_are_fed_rightly_too() -> None:
 
 
 def test_a_state_one_position_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    tell = MedusaState.tell
+    add_states = MedusaState.add_states
 
-    def told(self: MedusaState, end: int, states: torch.Tensor) -> None:
-        tell(self, end, states[:-1] if len(states) > 1 else states)
+    def changed(self: MedusaState, end: int, states: torch.Tensor) -> None:
+        add_states(self, end, states[:-1] if len(states) > 1 else states)
 
-    monkeypatch.setattr(MedusaState, "tell", told)
+    monkeypatch.setattr(MedusaState, "add_states", changed)
     assert accepted_of_drafted(Medusa(aligned_hydra(AdditiveModel())), GREEDY) < 0.9
 
 
@@ -184,16 +184,16 @@ def test_a_text_that_is_rewritten_is_drafted_for_when_its_state_is_told() -> Non
     text = target.greedy([1, 2], 10)
     sequence = Sequence(0, text[:9], 2, GREEDY)
     drafter.start(sequence)
-    told = last_states(target, head.config, text[:8])[:, None]  # type: ignore[arg-type]
-    drafter.commit([Step(sequence, None, None, 8, states=told)])
+    known = last_states(target, head.config, text[:8])[:, None]  # type: ignore[arg-type]
+    drafter.commit([Step(sequence, None, None, 8, states=known)])
     (draft,) = drafter.draft([sequence], [3])
     assert draft.ids == target.greedy(text[:9], 3)
     sequence.token_ids = [*text[:5], 9, 8, 7]
     drafter.rewind(sequence, 5)
     (draft,) = drafter.draft([sequence], [3])
     assert draft.ids == []
-    told = last_states(target, head.config, sequence.token_ids[:7])[5:, None]  # type: ignore[arg-type]
-    drafter.commit([Step(sequence, None, None, 7, states=told)])
+    known = last_states(target, head.config, sequence.token_ids[:7])[5:, None]  # type: ignore[arg-type]
+    drafter.commit([Step(sequence, None, None, 7, states=known)])
     for _ in range(2):  # asked twice for the same text
         (draft,) = drafter.draft([sequence], [3])
         assert draft.ids == target.greedy(sequence.token_ids, 3)

@@ -8,7 +8,7 @@ import torch
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.drafters import Binding, DraftModel, PromptLookup, Staged, Traits
-from forerun.drafters.draft_model.staged import _proposal
+from forerun.drafters.draft_model.staged import _proposed_tokens
 from forerun.drafters.early_exit import EarlyExit
 from forerun.errors import DrafterError
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
@@ -119,9 +119,9 @@ def test_it_wants_what_the_inner_drafter_wants() -> None:
 
 def test_the_proposal_of_a_tree() -> None:
     tree = Draft([4, 5, 6, 7, 8], [-1, -1, 0, 1, 2])
-    assert _proposal(tree) == [4, 6, 8]
-    assert _proposal(Draft(tree.token_ids, tree.parents, num_candidates=3)) == [4, 6]
-    assert _proposal(Draft.empty()) == []
+    assert _proposed_tokens(tree) == [4, 6, 8]
+    assert _proposed_tokens(Draft(tree.token_ids, tree.parents, num_candidates=3)) == [4, 6]
+    assert _proposed_tokens(Draft.empty()) == []
 
 
 def test_an_inner_drafter_that_does_not_exist() -> None:

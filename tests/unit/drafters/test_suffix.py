@@ -237,7 +237,7 @@ def test_the_number_of_tenants_is_bounded() -> None:
         tenants.leave(name, sharer)
     assert set(tenants._idle) == {"c", "d"}
     again = tenants.enter("c")
-    assert [place.text.num_tokens for place in again.places()] == [3]
+    assert [position.text.num_tokens for position in again.positions()] == [3]
     tenants.leave("c", again)
     tenants.leave("running", running)
     assert set(tenants._idle) == {"c", "running"}  # the least recent went

@@ -88,17 +88,17 @@ class BlockLayer:
     @classmethod
     def of(cls, made: HeadLayers, index: int, head_dim: int) -> BlockLayer:
         """Build from a head's tensors. The numbers of queries and keys that one rotation turns lie side by side."""
-        place = f"layers.{index}"
+        prefix = f"layers.{index}"
         order = pair_halves(torch.arange(head_dim), head_dim)
         return cls(
-            input_norm=made.vector(f"{place}.input_layernorm.weight"),
-            qkv=made.linear(*(f"{place}.self_attn.{name}_proj" for name in "qkv"), rotated=2, head_dim=head_dim),
-            query_norm=made.vector(f"{place}.self_attn.q_norm.weight")[order],
-            key_norm=made.vector(f"{place}.self_attn.k_norm.weight")[order],
-            out=made.linear(f"{place}.self_attn.o_proj"),
-            mlp_norm=made.vector(f"{place}.post_attention_layernorm.weight"),
-            gate_up=made.linear(f"{place}.mlp.gate_proj", f"{place}.mlp.up_proj"),
-            down=made.linear(f"{place}.mlp.down_proj"),
+            input_norm=made.vector(f"{prefix}.input_layernorm.weight"),
+            qkv=made.linear(*(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), rotated=2, head_dim=head_dim),
+            query_norm=made.vector(f"{prefix}.self_attn.q_norm.weight")[order],
+            key_norm=made.vector(f"{prefix}.self_attn.k_norm.weight")[order],
+            out=made.linear(f"{prefix}.self_attn.o_proj"),
+            mlp_norm=made.vector(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=made.linear(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
+            down=made.linear(f"{prefix}.mlp.down_proj"),
         )
 
 
@@ -118,8 +118,8 @@ class ReferenceBlockLayers:
         self._fuse = made.linear("fc")
         self._state_norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
         self._context_norm = made.vector("hidden_norm.weight")
-        places = [f"layers.{index}.self_attn" for index in range(config.num_layers)]
-        keys, values = ([f"{place}.{name}_proj" for place in places] for name in "kv")
+        prefixes = [f"layers.{index}.self_attn" for index in range(config.num_layers)]
+        keys, values = ([f"{prefix}.{name}_proj" for prefix in prefixes] for name in "kv")
         # to the keys of all layers, then the values of all layers
         self._context = made.linear(*keys, *values, rotated=len(keys), head_dim=config.head_dim)
         self._layers = [BlockLayer.of(made, index, config.head_dim) for index in range(config.num_layers)]
@@ -245,12 +245,12 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         return output, logits
 
     def _layer(self, index: int) -> LayerStruct:
-        place = f"layers.{index}"
+        prefix = f"layers.{index}"
         return self._layer_struct(
-            place,
-            input_norm=self._norm(f"{place}.input_layernorm"),
-            query_norm=self._norm(f"{place}.self_attn.q_norm"),
-            key_norm=self._norm(f"{place}.self_attn.k_norm"),
+            prefix,
+            input_norm=self._norm(f"{prefix}.input_layernorm"),
+            query_norm=self._norm(f"{prefix}.self_attn.q_norm"),
+            key_norm=self._norm(f"{prefix}.self_attn.k_norm"),
         )
 
 

@@ -158,9 +158,9 @@ class ModelDrafter(Drafter):
             Vocabulary(target.name, target.vocab_size, binding.tokenizer),
             Vocabulary(model.name, model.vocab_size, tokenizer),
         )
-        self._serve(model, binding)
+        self._use_model(model, binding)
 
-    def _serve(self, model: LanguageModel, binding: Binding) -> None:
+    def _use_model(self, model: LanguageModel, binding: Binding) -> None:
         """Draft with this model, which fits the target."""
         target = binding.target
         self._model = model
@@ -180,7 +180,7 @@ class ModelDrafter(Drafter):
         self._states[sequence] = state = self._state_type(sequence, self._cache_for(sequence), view)
         self._prefill_policy.start(sequence)
         if self._has_own_caches and self._prefix_reuse:
-            self._take_over(state)
+            self._adopt_prefix(state)
 
     def stop(self, sequence: Sequence) -> None:
         state = self._states.pop(sequence, None)
@@ -207,12 +207,12 @@ class ModelDrafter(Drafter):
     def rewind(self, sequence: Sequence, length: int) -> None:
         self._states[sequence].rewind(length)
 
-    def _take_over(self, state: DraftState) -> None:
+    def _adopt_prefix(self, state: DraftState) -> None:
         """Let a new cache hold what was computed for others."""
         sequence = state.sequence
-        state.num_published = state.cache.adopt(self._fed(sequence), sequence.params.tenant)
+        state.num_published = state.cache.adopt(self._prefix_ids(sequence), sequence.params.tenant)
 
-    def _fed(self, sequence: Sequence) -> list[int]:
+    def _prefix_ids(self, sequence: Sequence) -> list[int]:
         """Return what a cache that holds the whole sequence contains, position by position."""
         return self._within_vocabulary(sequence.token_ids)
 
@@ -226,32 +226,32 @@ class ModelDrafter(Drafter):
     def _publish(self, state: DraftState) -> None:
         """Let others adopt the whole pages that have been computed since."""
         if self._has_own_caches and self._prefix_reuse and state.may_publish():
-            state.publish(self._fed(state.sequence))
+            state.publish(self._prefix_ids(state.sequence))
 
-    def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
+    def _affordable(self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], num_rows: Seq[int]) -> list[int]:
         """Record that these sequences draft, and return their budgets, 0 where the pool lacks pages.
 
         Called before anything is drawn: to drop a draft for what it contains would change the output's distribution.
 
         num_rows: rows of each draft, which are fed beside the sequence's tokens.
         """
-        self._prefill_policy.record_drafts(compress(sequences, budgets))
+        self._prefill_policy.record_drafts(compress(sequences, num_draft_tokens))
         pool, affordable = self.model.pool, []
         if pool is None or pool.num_pages is None:
-            return list(budgets)
+            return list(num_draft_tokens)
         available = pool.num_available
-        for sequence, budget, rows in zip(sequences, budgets, num_rows, strict=True):
+        for sequence, max_nodes, rows in zip(sequences, num_draft_tokens, num_rows, strict=True):
             cache = self._states[sequence].cache
-            num_pages = cache.pages_wanted(len(sequence.token_ids) + rows) if budget > 0 else 0
+            num_pages = cache.pages_wanted(len(sequence.token_ids) + rows) if max_nodes > 0 else 0
             fits = num_pages <= available
-            affordable.append(budget if fits else 0)
+            affordable.append(max_nodes if fits else 0)
             available -= num_pages if fits else 0
         return affordable
 
-    def _room(self, sequence: Sequence, budget: int) -> int:
+    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
         """Return how deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
         room = min(self.model.context_length - len(sequence.token_ids) + 1, sequence.room)
-        return max(0, min(budget, room))
+        return max(0, min(max_nodes, room))
 
     def _unfed(self, state: DraftState) -> list[int]:
         """Return the committed tokens to be fed before drafting."""
@@ -346,11 +346,11 @@ class ModelDrafter(Drafter):
             logits: [R, draft vocabulary].
             rows: the sequence and the drafted path that each row stands after.
         """
-        return self._pipeline.process(self._widened(logits), [state.place(path) for state, path in rows])
+        return self._pipeline.process(self._widened(logits), [state.logits_row(path) for state, path in rows])
 
     def _probs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
         """Return [R, V] processed probabilities. Arguments as of `_logprobs`."""
-        return self._pipeline.probabilities(self._widened(logits), [state.place(path) for state, path in rows])
+        return self._pipeline.probabilities(self._widened(logits), [state.logits_row(path) for state, path in rows])
 
     def _widened(self, logits: Tensor) -> Tensor:
         """Widen [R, draft vocabulary] to [R, V], the target's tokens: -inf where the model has none."""

@@ -67,7 +67,7 @@ class DraftState:
             self.cache.truncate(len(tokens) - self.shift - 1)
         return tokens[self.cache.length + self.shift :]
 
-    def place(self, path: Seq[int]) -> LogitsRow:
+    def logits_row(self, path: Seq[int]) -> LogitsRow:
         """Return the position of a row for the pipeline, after these drafted tokens."""
         self.view.token_ids = self.sequence.token_ids
         return LogitsRow(self.view, path)

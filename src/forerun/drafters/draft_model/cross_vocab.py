@@ -132,13 +132,13 @@ class Retokeniser:
     def _borders(self, token_ids: Seq[int], start: int) -> dict[int, int]:
         """Map the number of bytes before a border to the number of tokens before it."""
         borders = {start: 0}
-        for place, token_id in enumerate(token_ids, 1):
+        for count, token_id in enumerate(token_ids, 1):
             start += len(self._table.get(token_id, b""))
-            borders[start] = place
+            borders[start] = count
         return borders
 
 
-def complete(data: bytes) -> bytes:
+def whole_characters(data: bytes) -> bytes:
     """Return the bytes without the incomplete character at the end, if there is one."""
     for cut in range(min(3, len(data)) + 1):
         part = data[: len(data) - cut]
@@ -301,7 +301,7 @@ class CrossVocab(Drafter):
         drawn = not params.greedy and params.seed is None
         by_tokens = self._mode == "tokens" or (self._mode == "auto" and drawn)
         data = self._target_text.bytes_of(sequence.token_ids)
-        text = complete(data)
+        text = whole_characters(data)
         ids = self._draft_text.encode(text.decode("utf-8", errors="replace"), special=True)
         if not ids:  # a model cannot draft from nothing
             ids = sorted(self._ends)[:1] or [0]
@@ -319,25 +319,27 @@ class CrossVocab(Drafter):
     def reset(self) -> None:
         self.inner.reset()
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         shadows = [self._shadows[sequence] for sequence in sequences]
-        inner_budgets = []
-        for sequence, shadow, budget in zip(sequences, shadows, budgets, strict=True):
+        inner_max_nodes = []
+        for sequence, shadow, max_nodes in zip(sequences, shadows, num_draft_tokens, strict=True):
             self._follow(sequence, shadow)
             shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
-            inner_budgets.append(0 if shadow.rest else max(0, min(budget, sequence.room)))
+            inner_max_nodes.append(0 if shadow.rest else max(0, min(max_nodes, sequence.room)))
         drafts = ask(
             self.inner,
             [shadow.sequence for shadow in shadows],
-            inner_budgets,
+            inner_max_nodes,
             min_acceptance_prob,
             self._model.vocab_size,
         )
         translated = []
-        for sequence, shadow, draft, budget in zip(sequences, shadows, drafts, inner_budgets, strict=True):
+        for sequence, shadow, draft, max_nodes in zip(sequences, shadows, drafts, inner_max_nodes, strict=True):
             shadow.drafted = draft
             translate = self._by_tokens if shadow.by_tokens else self._by_text
-            translated.append(translate(sequence, draft, budget) if len(draft) else Draft.empty())
+            translated.append(translate(sequence, draft, max_nodes) if len(draft) else Draft.empty())
         return translated
 
     def commit(self, steps: Seq[Step]) -> None:
@@ -364,16 +366,16 @@ class CrossVocab(Drafter):
         if shadow.seen == len(sequence.token_ids):
             return
         data = shadow.rest + self._target_text.bytes_of(sequence.token_ids[shadow.seen :])
-        text = complete(data)
+        text = whole_characters(data)
         shadow.rest, shadow.seen = data[len(text) :], len(sequence.token_ids)
         old = shadow.sequence.token_ids
         new = self._draft_text.extend(old, text.decode("utf-8", errors="replace"))
-        kept = _common(old, new)
+        kept = _common_length(old, new)
         shadow.sequence.token_ids = new
         if kept < len(old):
             self.inner.rewind(shadow.sequence, kept)
 
-    def _by_tokens(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
+    def _by_tokens(self, sequence: Sequence, draft: Draft, max_nodes: int) -> Draft:
         """Translate the tree token by token, with every distribution, into the target's vocabulary."""
         tokens = [self._to_target[token_id] for token_id in draft.ids]
         probs = None
@@ -382,18 +384,20 @@ class CrossVocab(Drafter):
             probs[:, self._target_ids] = draft.probs[:, self._draft_ids]
         return Draft(tokens, draft.parents, probs, draft.replacement, draft.num_candidates)
 
-    def _by_text(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
+    def _by_text(self, sequence: Sequence, draft: Draft, max_nodes: int) -> Draft:
         """Retokenise the texts of the draft's paths with the target's tokenizer, and merge them into one tree."""
         drafted = draft.ids
         tree = Tree()
         for leaf in sorted(set(range(len(draft))) - set(draft.parents)):
             path = [drafted[node] for node in draft.path_to(leaf)]
-            tree.graft(self._retokenised(sequence, path)[: max(sequence.room, 0)], budget)
+            tree.graft(self._retokenised(sequence, path)[: max(sequence.room, 0)], max_nodes)
         return Draft(tree.ids, tree.parents)
 
     def _retokenised(self, sequence: Sequence, path: list[int]) -> list[int]:
         ended = next((i for i, token_id in enumerate(path) if token_id in self._ends), None)
-        text = complete(self._draft_text.bytes_of(path if ended is None else path[:ended])).decode("utf-8", "replace")
+        text = whole_characters(self._draft_text.bytes_of(path if ended is None else path[:ended])).decode(
+            "utf-8", "replace"
+        )
         ids = self._target_text.continuation(sequence.token_ids, text) if text else []
         if ended is not None and self._target_ends:
             ids = [*ids, self._to_target.get(path[ended], min(self._target_ends))]
@@ -413,7 +417,7 @@ def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:
     return replace(filters_only(params) if drawn else SamplingParams(temperature=0), tenant=params.tenant)
 
 
-def _common(old: list[int], new: list[int]) -> int:
+def _common_length(old: list[int], new: list[int]) -> int:
     """Return the length of the common prefix; most often all of the old list."""
     length = min(len(old), len(new))
     if old[:length] == new[:length]:

@@ -62,8 +62,8 @@ class Confidence:
 
     def level(self, probability: float, rank: int = 0) -> int:
         """Return the level that a token is counted in. rank: 0 for the most probable of its siblings."""
-        place = bin_of(sqrt(min(max(probability, 0.0), 1.0)), _BINS)
-        return min(rank, _RANKS - 1) * _BINS + place
+        bin_index = bin_of(sqrt(min(max(probability, 0.0), 1.0)), _BINS)
+        return min(rank, _RANKS - 1) * _BINS + bin_index
 
     def factors(self) -> list[float]:
         """Return the factor of every level, from probability to acceptance probability, as measured now."""
@@ -89,7 +89,7 @@ class GrowingChain:
     Attributes:
         state: state of its sequence.
         picking: how its tokens are picked.
-        budget: tokens at most.
+        max_nodes: tokens at most.
         min_acceptance_prob: it ends where the chance that all of it is accepted is no more than this.
         confidence: turns the draft model's probabilities into chances of acceptance.
         tree: its tokens so far, with their levels if there is a price.
@@ -104,7 +104,7 @@ class GrowingChain:
 
     state: DraftState
     picking: Picking
-    budget: int
+    max_nodes: int
     min_acceptance_prob: float
     confidence: Confidence
     tree: RankedTree = field(default_factory=RankedTree)
@@ -158,7 +158,7 @@ class GrowingChain:
         tree.add(token_id, len(tree) - 1, level, self.accept_prob)
         if distribution is not None:
             self.probs.append(distribution)
-        self.ended = self.ended or len(tree) == self.budget
+        self.ended = self.ended or len(tree) == self.max_nodes
 
     def noise(self, vocab_size: int) -> Tensor:
         """Return [num_rows, V] the noise that the target adds at the next positions."""
@@ -166,7 +166,7 @@ class GrowingChain:
         if self._noise is None or first + wanted > self._noise_from + len(self._noise):
             params, length = self.sequence.params, len(self.sequence.token_ids)
             assert params.seed is not None
-            end = min(self.budget, first + max(wanted, _NOISE_AT_ONCE // vocab_size))
+            end = min(self.max_nodes, first + max(wanted, _NOISE_AT_ONCE // vocab_size))
             keys = [NoiseKey(params.seed, self.sequence.choice, length + i) for i in range(first, end)]
             self._noise, self._noise_from = keyed_gumbel(keys, vocab_size), first
         at = first - self._noise_from
@@ -179,7 +179,7 @@ class GrowingChain:
         return Draft.chain(self.tree.ids, torch.stack([*self.probs, unread]))
 
 
-def without(chains: list[GrowingChain], logits: Tensor, bad: frozenset[int]) -> tuple[list[GrowingChain], Tensor]:
+def end_chains(chains: list[GrowingChain], logits: Tensor, bad: frozenset[int]) -> tuple[list[GrowingChain], Tensor]:
     """End the chains that have a row of `bad`; what they hold stays, since drawn tokens must not be dropped.
 
     Returns:

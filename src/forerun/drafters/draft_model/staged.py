@@ -105,17 +105,19 @@ class Staged(DraftModel):
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
         super()._prepare(chains)
-        budgets = []
+        num_draft_tokens = []
         for chain in chains:
-            most = chain.budget - 1  # the draft model adds a token of its own
-            budgets.append(most if self._inner_k is None else min(most, self._inner_k))
-        if any(budgets):
-            drafts = ask(self._inner, [chain.sequence for chain in chains], budgets, vocab_size=self._vocab_size)
+            most = chain.max_nodes - 1  # the draft model adds a token of its own
+            num_draft_tokens.append(most if self._inner_k is None else min(most, self._inner_k))
+        if any(num_draft_tokens):
+            drafts = ask(
+                self._inner, [chain.sequence for chain in chains], num_draft_tokens, vocab_size=self._vocab_size
+            )
             for chain, draft in zip(chains, drafts, strict=True):
-                chain.proposed = _proposal(draft)
+                chain.proposed = _proposed_tokens(draft)
 
 
-def _proposal(draft: Draft) -> list[int]:
+def _proposed_tokens(draft: Draft) -> list[int]:
     """Return the tokens of the path that takes the first child everywhere: of siblings, drafters put the best one
     first."""
     return [draft.ids[node] for node in draft.first_path() if node < draft.num_candidates]

@@ -62,7 +62,7 @@ class DynamicGrowth:
         self.tree = RankedTree()
         self.frontier = [ROOT] if num_nodes > 0 and max_depth > 0 else []
         self._num_nodes, self._max_depth, self._width = num_nodes, max_depth, width
-        self._min_gain, self._price, self._confidence = min_gain, min_acceptance_prob, confidence
+        self._min_gain, self._min_acceptance_prob, self._confidence = min_gain, min_acceptance_prob, confidence
         self._factors = confidence.factors()
         self._largest_factor = max(self._factors)
         self._best: list[int] = []
@@ -77,7 +77,7 @@ class DynamicGrowth:
         """Add children to each node of the frontier: tokens and the draft model's probabilities of them, best first."""
         tree, confidence = self.tree, self._confidence
         first = len(tree)
-        lowest = self._price
+        lowest = self._min_acceptance_prob
         if len(self._best) == self._num_nodes:
             lowest = max(lowest, tree.accept_probs[self._best[-1]])  # what is not above it cannot be among the best
         for node, candidates in zip(self.frontier, children, strict=True):
@@ -120,7 +120,7 @@ class ShapedGrowth:
         self.tree = RankedTree()
         self._shape = shape
         self._children = shape.children()
-        self._place_of: list[int] = []
+        self._shape_node_of: list[int] = []
         self.frontier = [ROOT] if len(shape) else []
 
     def wanted(self, node: int) -> int:
@@ -130,17 +130,17 @@ class ShapedGrowth:
         tree, first = self.tree, len(self.tree)
         for node, candidates in zip(self.frontier, children, strict=True):
             # a distribution may hold too few tokens
-            for place, (token_id, _) in zip(self._below(node), candidates, strict=False):
-                tree.add(token_id, node, self._shape.levels[place])
-                self._place_of.append(place)
+            for position, (token_id, _) in zip(self._below(node), candidates, strict=False):
+                tree.add(token_id, node, self._shape.levels[position])
+                self._shape_node_of.append(position)
         self.frontier = [node for node in range(first, len(tree)) if self._below(node)]
 
     def _below(self, node: int) -> list[int]:
         """Return the children that the shape has at the position of this node."""
-        return self._children[self._place_of[node] + 1 if node >= 0 else 0]
+        return self._children[self._shape_node_of[node] + 1 if node >= 0 else 0]
 
     def finished(self) -> tuple[RankedTree, list[int]]:
-        nodes = sorted(range(len(self.tree)), key=self._place_of.__getitem__)
+        nodes = sorted(range(len(self.tree)), key=self._shape_node_of.__getitem__)
         return self.tree.part(nodes), nodes
 
 
@@ -331,13 +331,17 @@ class DraftTree(ModelDrafter):
     _num_ranks = len(_RATES)
     """Ranks of a child whose acceptance is measured apart."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         most = [
-            self._room(each, budget) * self._width + budget for each, budget in zip(sequences, budgets, strict=True)
+            self._max_depth(each, max_nodes) * self._width + max_nodes
+            for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
-        budgets = self._affordable(sequences, budgets, most)
+        num_draft_tokens = self._affordable(sequences, num_draft_tokens, most)
         trees = [
-            self._plant(each, budget, min_acceptance_prob) for each, budget in zip(sequences, budgets, strict=True)
+            self._plant(each, max_nodes, min_acceptance_prob)
+            for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
         growing = [tree for tree in trees if tree.growth.frontier]
         self._prefill([tree.state for tree in growing], PREFILL_CHUNK)
@@ -372,26 +376,26 @@ class DraftTree(ModelDrafter):
         if self._num_drafts % _REFRESH == 0:
             self._shapes.clear()
 
-    def _plant(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> GrowingTree:
-        picking, state, depth = picking_of(sequence), self._states[sequence], self._room(sequence, budget)
+    def _plant(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> GrowingTree:
+        picking, state, depth = picking_of(sequence), self._states[sequence], self._max_depth(sequence, max_nodes)
         growth: Growth
         if self._shape == "static" or self._draws(picking):
-            growth = ShapedGrowth(self._best_shape(picking, budget, depth, min_acceptance_prob))
+            growth = ShapedGrowth(self._best_shape(picking, max_nodes, depth, min_acceptance_prob))
             return GrowingTree(state, growth, self._rates[picking])
         confidence = self._confidence[picking]
-        growth = DynamicGrowth(budget, depth, self._width, self._min_gain, min_acceptance_prob, confidence)
+        growth = DynamicGrowth(max_nodes, depth, self._width, self._min_gain, min_acceptance_prob, confidence)
         return GrowingTree(state, growth, confidence.rates)
 
     def _draws(self, picking: Picking) -> bool:
         return picking is Picking.DRAWN and self._drawn
 
-    def _best_shape(self, picking: Picking, budget: int, depth: int, min_acceptance_prob: float) -> RankedTree:
+    def _best_shape(self, picking: Picking, max_nodes: int, depth: int, min_acceptance_prob: float) -> RankedTree:
         """Return the best shape by what has been measured so far; cached for `_REFRESH` drafts."""
-        key = (picking, budget, depth, min_acceptance_prob)
+        key = (picking, max_nodes, depth, min_acceptance_prob)
         if key not in self._shapes:
             rates, width = self._rates[picking], self._num_ranks
             by_depth = [[rates.rate(d * width + rank) for rank in range(width)] for d in range(_DEPTHS)]
-            self._shapes[key] = best_shape(by_depth, budget, depth, min_acceptance_prob)
+            self._shapes[key] = best_shape(by_depth, max_nodes, depth, min_acceptance_prob)
         return self._shapes[key]
 
     def _expand(self, trees: list[GrowingTree], logits: Tensor) -> None:
@@ -440,10 +444,10 @@ class DraftTree(ModelDrafter):
         a seed; and whether the columns are the target's tokens, not those of the draft vocabulary."""
         if picking is Picking.GREEDY and all(self._pipeline.is_identity(tree.state.sequence.params) for tree in trees):
             return logits[:, : self._vocab_size], False
-        places = [(tree.state, path) for tree in trees for path in tree.paths()]
+        positions = [(tree.state, path) for tree in trees for path in tree.paths()]
         if picking is Picking.DRAWN:
-            return self._probs(logits, places), True
-        values = self._logprobs(logits, places)
+            return self._probs(logits, positions), True
+        values = self._logprobs(logits, positions)
         if picking is Picking.GREEDY:
             return values, True
         keys = []

@@ -14,24 +14,24 @@ from forerun.drafters.draft_model.tree import MIN_GAIN, WIDTH, DraftTree
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.drafter import HeadFeeding, HeadState, fed_of_pairs
+from forerun.drafters.heads.drafter import FusingHeadDrafter, HeadState, pair_ids
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, NextTokens
 from forerun.types import Sequence
 
 
-class EagleFeeding(HeadFeeding):
+class EagleDrafter(FusingHeadDrafter):
     """The base of drafters that run an EAGLE head: its rows of a draft read the outputs of the rows that they follow.
 
     Args:
         model: folder of a head, or a head that was read.
     """
 
-    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
         return EagleModel(head.of(EagleConfig, name, "eagle"), target, name)
 
-    def _fed(self, sequence: Sequence) -> list[int]:
-        return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
+    def _prefix_ids(self, sequence: Sequence) -> list[int]:
+        return pair_ids(self._within_vocabulary(sequence.token_ids), self._vocab_size)
 
     def _feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:  # type: ignore[override]
         """Compute rows; those of committed tokens, which read the target's states, are final at once."""
@@ -41,10 +41,10 @@ class EagleFeeding(HeadFeeding):
         self, chains: DraftSession, tokens: Seq[list[int]], states: Seq[HeadState], read: Tensor | None = None
     ) -> NextTokens:
         """Feed the chains. Rows of the draft read the chain's own outputs, and are dropped when it ends."""
-        told = [state.told_for(len(each)) for each, state in zip(tokens, states, strict=True)]
-        fused = list(self._fused([part for part in told if part is not None]))
+        target_states = [state.states_for(len(each)) for each, state in zip(tokens, states, strict=True)]
+        fused = list(self._fused([part for part in target_states if part is not None]))
         for state, part in zip(states, fused, strict=False):
-            state.keep_read(part)
+            state.keep_fused(part)
         return super()._advance(chains, tokens, states, torch.cat(fused) if fused else None)
 
     def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
@@ -56,7 +56,7 @@ class EagleFeeding(HeadFeeding):
         return result
 
 
-class Eagle(EagleFeeding, DraftModel):
+class Eagle(EagleDrafter, DraftModel):
     """Drafts chains with a head that reads the target's hidden states. Its tokens are picked as a draft model's are.
 
     Args:
@@ -64,7 +64,7 @@ class Eagle(EagleFeeding, DraftModel):
     """
 
 
-class EagleTree(EagleFeeding, DraftTree):
+class EagleTree(EagleDrafter, DraftTree):
     """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.
 
     Args:

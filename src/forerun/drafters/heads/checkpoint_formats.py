@@ -61,16 +61,16 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
         ModelLoadError: it has pickled weights only, is damaged, or its files contradict each other.
         UnsupportedModelError: it is whole, and not of a kind that is served.
     """
-    place = str(folder)
+    source = str(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
         stored = open_slices(folder)
-        config = public_config_of(settings, stored, place, num_layers)
+        config = public_config_of(settings, stored, source, num_layers)
         is_eagle_3 = isinstance(config, EagleConfig) and config.version == 3
-        return _head(config, _renamed(stored, place) if is_eagle_3 else stored, settings, place)
+        return _head(config, _renamed(stored, source) if is_eagle_3 else stored, settings, source)
 
 
 def public_config_of(
-    settings: Fields, stored: Mapping[str, Slice], place: str, num_layers: int | None
+    settings: Fields, stored: Mapping[str, Slice], source: str, num_layers: int | None
 ) -> EagleConfig | BlockConfig:
     """Return the configuration of a public EAGLE or block head.
 
@@ -89,29 +89,29 @@ def public_config_of(
         version = 3 if _is_eagle_3(settings, stored) else 1
         if version == 1 and has_output_rows:
             raise UnsupportedModelError(
-                f"{place}: an EAGLE-1 head with an output layer of its own ({OUTPUT}) is not served. Give one that "
+                f"{source}: an EAGLE-1 head with an output layer of its own ({OUTPUT}) is not served. Give one that "
                 "uses its target's."
             )
         config = eagle_config_of(settings, version=version, has_output_rows=has_output_rows, num_layers=num_layers)
     if not has_output_rows and config.draft_vocab_size < config.vocab_size:
-        raise ModelLoadError(f"{place}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
+        raise ModelLoadError(f"{source}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
     return config
 
 
 def _head(
-    config: EagleConfig | BlockConfig, found: dict[str, Slice], settings: Fields, place: str
+    config: EagleConfig | BlockConfig, found: dict[str, Slice], settings: Fields, source: str
 ) -> StoredHead[HeadConfig]:
-    fingerprint = _fingerprint(found.pop(EMBEDDING, None), config, place)
+    fingerprint = _fingerprint(found.pop(EMBEDDING, None), config, source)
     offsets, mask = (found.pop(name)[...] if name in found else None for name in (D2T, T2D))
-    d2t = checked_d2t(offsets, config, place, ModelLoadError, REMEDY)
-    _check_mask(mask, d2t, config, place)
+    d2t = checked_d2t(offsets, config, source, ModelLoadError, REMEDY)
+    _check_mask(mask, d2t, config, source)
     wanted = config.tensors()
     for name in [name for name in found if name.endswith(".bias") and name not in wanted]:
         if not bool(found[name][...].any()):  # zeros change nothing
             del found[name]
-    check_forms(config, found, place, ModelLoadError, REMEDY)
+    check_forms(config, found, source, ModelLoadError, REMEDY)
     tensors = {name: found[name][...] for name in wanted}
-    check_values(tensors, place, ModelLoadError, REMEDY)
+    check_values(tensors, source, ModelLoadError, REMEDY)
     form = "speculators" if SPECULATORS in settings.values else config.kind
     return StoredHead(config, tensors, d2t, fingerprint, form=form)
 
@@ -128,13 +128,13 @@ def open_slices(folder: Path) -> dict[str, Slice]:
     return {name: opened.get_slice(name) for name in names if not _OF_TRAINING.search(name)}
 
 
-def _renamed(stored: Mapping[str, Slice], place: str) -> dict[str, Slice]:
+def _renamed(stored: Mapping[str, Slice], source: str) -> dict[str, Slice]:
     """Return the tensors of an EAGLE-3 head by the names of `EagleConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
         ours = re.sub(r"^layers\.0\.", "midlayer.", name)
         if ours in found:
-            raise ModelLoadError(f"{place}: the tensor {name} is there under two names. {REMEDY}")
+            raise ModelLoadError(f"{source}: the tensor {name} is there under two names. {REMEDY}")
         found[ours] = each
     return found
 
@@ -147,11 +147,11 @@ def _is_eagle_3(settings: Fields, found: Mapping[str, Slice]) -> bool:
     return said or has or any("Eagle3" in name for name in named)
 
 
-def _fingerprint(embedding: Slice | None, config: EagleConfig | BlockConfig, place: str) -> str:
+def _fingerprint(embedding: Slice | None, config: EagleConfig | BlockConfig, source: str) -> str:
     if embedding is None:
         return ""
     shape = (config.vocab_size, config.target_hidden_size)
-    check_shape(EMBEDDING, embedding, shape, place, ModelLoadError, REMEDY)
+    check_shape(EMBEDDING, embedding, shape, source, ModelLoadError, REMEDY)
 
     def rows(ids: Tensor) -> Tensor:
         return torch.cat([embedding[index : index + 1] for index in ids.tolist()]).float()
@@ -159,14 +159,14 @@ def _fingerprint(embedding: Slice | None, config: EagleConfig | BlockConfig, pla
     return embedding_fingerprint(rows, *shape)
 
 
-def _check_mask(mask: Tensor | None, d2t: Tensor | None, config: EagleConfig | BlockConfig, place: str) -> None:
+def _check_mask(mask: Tensor | None, d2t: Tensor | None, config: EagleConfig | BlockConfig, source: str) -> None:
     """Compare t2d, [vocab_size] bool, with the tokens that d2t leads to."""
     if mask is None:
         return
     size = config.draft_vocab_size
     said = torch.arange(size) if d2t is None else (torch.arange(size) + d2t).sort().values
     if list(mask.shape) != [config.vocab_size] or not torch.equal(mask.bool().nonzero().flatten(), said):
-        raise ModelLoadError(f"{place}: t2d and d2t do not name the same tokens of the target. {REMEDY}")
+        raise ModelLoadError(f"{source}: t2d and d2t do not name the same tokens of the target. {REMEDY}")
 
 
 def _no_weights(folder: Path) -> ModelLoadError:

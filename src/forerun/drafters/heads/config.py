@@ -105,12 +105,12 @@ class StoredHead(Generic[Kind]):
 
     Attributes:
         config: its shape.
-        tensors: all of `config.tensors()`; those in codes are dequantised, float32.
+        tensors: all of `config.tensors()`; quantised ones are dequantised to float32.
         d2t: [draft_vocab_size] int64: the target's id of draft token i is i + d2t[i]. None where they are the same.
         fingerprint: of the target that it was trained for (`target_fingerprint`); empty where that is not told.
         record: what was written beside it: how it was trained, as JSON.
         number_format: of the target's weights when it was trained, such as "bfloat16"; empty where that is not told.
-        codes: the matrices that are kept at 8 bits, by name.
+        quantised: the matrices that are stored at 8 bits, by name.
         form: "forerun", or that of a public head: "EAGLE-1", "EAGLE-3", "speculators" or "Medusa".
     """
 
@@ -120,7 +120,7 @@ class StoredHead(Generic[Kind]):
     fingerprint: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)
     number_format: str = ""
-    codes: Mapping[str, QuantisedWeight] = field(default_factory=dict)
+    quantised: Mapping[str, QuantisedWeight] = field(default_factory=dict)
     form: str = "forerun"
 
     @property
@@ -132,22 +132,22 @@ class StoredHead(Generic[Kind]):
     @property
     def nbytes(self) -> int:
         """Return the bytes of its tensors as they are stored."""
-        kept = [tensor for name, tensor in self.tensors.items() if name not in self.codes]
-        in_codes = sum(weight.codes.nbytes + weight.scale.nbytes for weight in self.codes.values())
-        return in_codes + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
+        kept = [tensor for name, tensor in self.tensors.items() if name not in self.quantised]
+        quantised = sum(weight.codes.nbytes + weight.scale.nbytes for weight in self.quantised.values())
+        return quantised + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
 
-    def of(self, kind: type[Other], place: str, drafters: str) -> StoredHead[Other]:
+    def of(self, kind: type[Other], source: str, drafters: str) -> StoredHead[Other]:
         """Return this head as one of that kind.
 
         Args:
-            place: where it lies, for messages. drafters: that draft with heads of that kind.
+            source: where it lies, for messages. drafters: that draft with heads of that kind.
 
         Raises:
             UnsupportedModelError: it is of another.
         """
         if not isinstance(self.config, kind):
             raise UnsupportedModelError(
-                f"{place} holds a head of the kind {self.config.kind}, which is not what {drafters} is for. Give a "
+                f"{source} holds a head of the kind {self.config.kind}, which is not what {drafters} is for. Give a "
                 "head of another kind, or the drafter that this one is for (forerun drafters)."
             )
         return cast("StoredHead[Other]", self)
@@ -156,7 +156,7 @@ class StoredHead(Generic[Kind]):
         """Return a description in a few words per field, for people."""
         config = self.config
         formats = {str(tensor.dtype).removeprefix("torch.") for name, tensor in self.tensors.items()}
-        kept = "int8" if self.codes else "/".join(sorted(formats))
+        kept = "int8" if self.quantised else "/".join(sorted(formats))
         has = ", ".join(config.extras())
         return {
             "head": f"{config.kind}, form {self.form}, {kept}, {self.nbytes:,} bytes" + (f"; {has}" * bool(has)),
@@ -198,48 +198,50 @@ def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dic
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}
 
 
-def check_forms(config: HeadConfig, found: Mapping[str, TensorSpec], place: str, error: ErrorType, remedy: str) -> None:
+def check_forms(
+    config: HeadConfig, found: Mapping[str, TensorSpec], source: str, error: ErrorType, remedy: str
+) -> None:
     """Compare names, shapes and number formats with what the configuration asks for.
 
     Raises:
         error: names the first tensor that is missing, too many, or of another shape or number format.
     """
     wanted = config.tensors()
-    refuse_others(found, wanted, place, error, remedy)
+    refuse_others(found, wanted, source, error, remedy)
     for name, shape in wanted.items():
         if name not in found:
-            raise error(f"{place}: the tensor {name} {list(shape)} is missing. {remedy}")
-        check_shape(name, found[name], shape, place, error, remedy)
+            raise error(f"{source}: the tensor {name} {list(shape)} is missing. {remedy}")
+        check_shape(name, found[name], shape, source, error, remedy)
 
 
-def refuse_others(found: Collection[str], wanted: Collection[str], place: str, error: ErrorType, remedy: str) -> None:
+def refuse_others(found: Collection[str], wanted: Collection[str], source: str, error: ErrorType, remedy: str) -> None:
     """Refuse tensors that a head has no use for: to leave one out would change what it computes."""
     for name in sorted(set(found) - set(wanted)):
         if name.endswith(".bias"):
-            raise error(f"{place}: {name} is a bias, and linear layers of heads have none here. {remedy}")
-        raise error(f"{place}: the tensor {name[:100]} is none of such a head's. {remedy}")
+            raise error(f"{source}: {name} is a bias, and linear layers of heads have none here. {remedy}")
+        raise error(f"{source}: the tensor {name[:100]} is none of such a head's. {remedy}")
 
 
-def check_shape(name: str, found: TensorSpec, shape: Sequence[int], place: str, error: ErrorType, remedy: str) -> None:
+def check_shape(name: str, found: TensorSpec, shape: Sequence[int], source: str, error: ErrorType, remedy: str) -> None:
     """Compare one tensor's shape, and whether it is of floating point numbers."""
     if list(found.get_shape()) != list(shape):
         raise error(
-            f"{place}: the tensor {name} has shape {list(found.get_shape())}, and must have {list(shape)}. {remedy}"
+            f"{source}: the tensor {name} has shape {list(found.get_shape())}, and must have {list(shape)}. {remedy}"
         )
     if found.get_dtype() not in FLOATS.values():
         raise error(
-            f"{place}: the tensor {name} is stored as {found.get_dtype()}, but must be one of "
+            f"{source}: the tensor {name} is stored as {found.get_dtype()}, but must be one of "
             f"{', '.join(FLOATS.values())}. {remedy}"
         )
 
 
-def check_loaded(config: HeadConfig, tensors: Mapping[str, Tensor], place: str, error: ErrorType, remedy: str) -> None:
+def check_loaded(config: HeadConfig, tensors: Mapping[str, Tensor], source: str, error: ErrorType, remedy: str) -> None:
     """Check tensors in memory as `check_forms` and `check_values` do."""
-    check_forms(config, {name: _LoadedTensor(tensor) for name, tensor in tensors.items()}, place, error, remedy)
-    check_values(tensors, place, error, remedy)
+    check_forms(config, {name: _LoadedTensor(tensor) for name, tensor in tensors.items()}, source, error, remedy)
+    check_values(tensors, source, error, remedy)
 
 
-def check_values(tensors: Mapping[str, Tensor], place: str, error: ErrorType, remedy: str) -> None:
+def check_values(tensors: Mapping[str, Tensor], source: str, error: ErrorType, remedy: str) -> None:
     """Refuse NaN, which new weights begin as, and infinity.
 
     Raises:
@@ -249,12 +251,12 @@ def check_values(tensors: Mapping[str, Tensor], place: str, error: ErrorType, re
         if not bool(tensor.isfinite().all()):
             count = int((~tensor.isfinite()).sum())
             raise error(
-                f"{place}: the tensor {name} holds {count:,} numbers that are NaN or infinite, as weights that were "
+                f"{source}: the tensor {name} holds {count:,} numbers that are NaN or infinite, as weights that were "
                 f"never set are. {remedy}"
             )
 
 
-def checked_d2t(d2t: Tensor | None, config: HeadConfig, place: str, error: ErrorType, remedy: str) -> Tensor | None:
+def checked_d2t(d2t: Tensor | None, config: HeadConfig, source: str, error: ErrorType, remedy: str) -> Tensor | None:
     """Return the offsets as int64; None if the head proposes every token in order.
 
     Args:
@@ -267,22 +269,22 @@ def checked_d2t(d2t: Tensor | None, config: HeadConfig, place: str, error: Error
     if d2t is None:
         if size < vocab_size:
             raise error(
-                f"{place}: d2t is missing, which says what the {size:,} output tokens of the head are among the "
+                f"{source}: d2t is missing, which says what the {size:,} output tokens of the head are among the "
                 f"target's {vocab_size:,}. {remedy}"
             )
         return None
     if list(d2t.shape) != [size] or d2t.dtype not in (torch.int16, torch.int32, torch.int64):
         raise error(
-            f"{place}: d2t is {list(d2t.shape)} of {str(d2t.dtype).removeprefix('torch.')}, but must be [{size}] of "
+            f"{source}: d2t is {list(d2t.shape)} of {str(d2t.dtype).removeprefix('torch.')}, but must be [{size}] of "
             f"int32 or int64. {remedy}"
         )
     offsets = d2t.to("cpu", torch.int64)
     # compared before they are added: an offset near the end of int64 would wrap
     low = -torch.arange(size)
     if bool(((offsets < low) | (offsets >= low + vocab_size)).any()):
-        raise error(f"{place}: d2t leads to tokens outside of the target's {vocab_size:,}. {remedy}")
+        raise error(f"{source}: d2t leads to tokens outside of the target's {vocab_size:,}. {remedy}")
     if len(set((torch.arange(size) + offsets).tolist())) < size:
-        raise error(f"{place}: d2t gives two output tokens of the head the same token of the target. {remedy}")
+        raise error(f"{source}: d2t gives two output tokens of the head the same token of the target. {remedy}")
     return None if size == vocab_size and not bool(offsets.any()) else offsets
 
 

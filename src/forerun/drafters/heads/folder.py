@@ -1,8 +1,8 @@
-"""Heads as folders: config.json and model.safetensors.
+"""Head folders, config.json and model.safetensors: forerun's own format, and reading in any format.
 
-forerun's form can say all that a head can be: config.json holds the fields of the configuration of its kind, the
-target's fingerprint, a record of how the head was trained, and a checksum over both files; matrices are numbers, or
-codes of 8 bits with a scale a row. Public forms are read by `public_forms.py` and `public_medusa.py`.
+forerun's format can represent every head: config.json holds the fields of the configuration of its kind, the target's
+fingerprint, a record of how the head was trained, and a checksum over both files; matrices are floats, or quantised to
+8 bits with a scale a row. Public formats are read by `checkpoint_formats.py` and the `checkpoint_format.py` of methods.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _CODES, _SCALE = ".codes", ".scale"
 _ZERO = 128
 
 
-def has_codes(names: Iterable[str]) -> bool:
+def has_quantised(names: Iterable[str]) -> bool:
     """Return whether any of these tensors of a file is quantised."""
     return any(name.endswith(_CODES) for name in names)
 
 
-def in_codes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def quantise_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Quantise every matrix, with one scale a row; vectors stay numbers.
 
     Raises:
@@ -70,7 +70,7 @@ def in_codes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def take_codes(tensors: dict[str, Tensor], place: str, error: ErrorType, remedy: str) -> dict[str, QuantisedWeight]:
+def pop_quantised(tensors: dict[str, Tensor], source: str, error: ErrorType, remedy: str) -> dict[str, QuantisedWeight]:
     """Take the quantised matrices out of `tensors`, by name.
 
     Raises:
@@ -80,16 +80,16 @@ def take_codes(tensors: dict[str, Tensor], place: str, error: ErrorType, remedy:
     found = {}
     for name in names:
         if name in tensors or name + _SCALE not in tensors:
-            raise error(f"{place}: the tensor {name} must be either numbers, or codes with scales. {remedy}")
+            raise error(f"{source}: the tensor {name} must be either numbers, or codes with scales. {remedy}")
         codes, scale = tensors.pop(name + _CODES), tensors.pop(name + _SCALE)
         fits = codes.dim() == 2 and scale.shape == (len(codes), 1)
         if not fits or codes.dtype != torch.uint8 or scale.dtype != torch.float32:
             raise error(
-                f"{place}: the tensor {name} has codes {list(codes.shape)} of {codes.dtype} and scales "
+                f"{source}: the tensor {name} has codes {list(codes.shape)} of {codes.dtype} and scales "
                 f"{list(scale.shape)} of {scale.dtype}, but must have a scale of float32 a row of uint8. {remedy}"
             )
         if not bool(scale.isfinite().all()):
-            raise error(f"{place}: the tensor {name} has a scale that is NaN or infinite. {remedy}")
+            raise error(f"{source}: the tensor {name} has a scale that is NaN or infinite. {remedy}")
         found[name] = QuantisedWeight(8, codes, _ZERO, scale, None, None)
     return found
 
@@ -132,12 +132,12 @@ def save_head(
     """
     from safetensors.torch import save
 
-    place = str(folder)
-    check_loaded(config, tensors, place, ConfigError, _TRAIN_AGAIN)
-    offsets = checked_d2t(d2t, config, place, ConfigError, "Give the one that it was trained with.")
+    source = str(folder)
+    check_loaded(config, tensors, source, ConfigError, _TRAIN_AGAIN)
+    offsets = checked_d2t(d2t, config, source, ConfigError, "Give the one that it was trained with.")
     kept = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     if quantize is not None:
-        kept = in_codes(kept)
+        kept = quantise_matrices(kept)
     if offsets is not None:
         kept[_D2T] = offsets.to(torch.int32)
     weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
@@ -176,19 +176,20 @@ class HeadHeader:
     """What a head's folder tells before its tensors are read.
 
     Attributes:
-        dtype: of its numbers. in_codes: its matrices are codes, of which numbers are made.
+        dtype: of its numbers.
+        is_quantised: its matrices are stored at 8 bits, and dequantised when they are read.
     """
 
     config: HeadConfig
     dtype: torch.dtype
-    in_codes: bool
+    is_quantised: bool
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of its tensors after reading."""
         return sum(
             math.prod(shape) * self.dtype.itemsize
-            + (math.prod(shape) + 4 * shape[0] if self.in_codes and len(shape) == 2 else 0)
+            + (math.prod(shape) + 4 * shape[0] if self.is_quantised and len(shape) == 2 else 0)
             for shape in self.config.tensors().values()
         )
 
@@ -210,7 +211,9 @@ def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
         config = public_config_of(settings, stored, str(folder), num_layers)
     named = {name: dtype for dtype, name in FLOATS.items()}
     dtypes = (each.get_dtype() for each in stored.values())
-    return HeadHeader(config, next((named[each] for each in dtypes if each in named), torch.float32), has_codes(stored))
+    return HeadHeader(
+        config, next((named[each] for each in dtypes if each in named), torch.float32), has_quantised(stored)
+    )
 
 
 def head_settings(folder: Path) -> Fields:
@@ -239,7 +242,7 @@ def is_head(folder: Path) -> bool:
 def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     from safetensors.torch import load
 
-    place, path = str(folder), folder / WEIGHTS
+    source, path = str(folder), folder / WEIGHTS
     kind = FORMATS[settings.string("format", choices=tuple(FORMATS))]
     version = settings.integer("format_version")
     if version != FORMAT_VERSION:
@@ -249,22 +252,23 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     except OSError as failure:
         raise ModelLoadError(f"{path} cannot be read: {failure.strerror or failure}. {REMEDY}") from None
     if settings.string("checksum") != _checksum(settings.values, weights):
-        raise ModelLoadError(f"{place} is damaged: {CONFIG} and {WEIGHTS} are not as they were written. {REMEDY}")
+        raise ModelLoadError(f"{source} is damaged: {CONFIG} and {WEIGHTS} are not as they were written. {REMEDY}")
     config = _config(settings.fields("head"), kind)
     with as_load_errors(f"{path}: the weights are damaged", REMEDY):
         tensors = load(weights)
-    d2t = checked_d2t(tensors.pop(_D2T, None), config, place, ModelLoadError, REMEDY)
-    codes = take_codes(tensors, place, ModelLoadError, REMEDY)
-    tensors |= {name: weight.dequantise(torch.float32) for name, weight in codes.items()}
-    check_loaded(config, tensors, place, ModelLoadError, REMEDY)
+    d2t = checked_d2t(tensors.pop(_D2T, None), config, source, ModelLoadError, REMEDY)
+    quantised = pop_quantised(tensors, source, ModelLoadError, REMEDY)
+    tensors |= {name: weight.dequantise(torch.float32) for name, weight in quantised.items()}
+    check_loaded(config, tensors, source, ModelLoadError, REMEDY)
     target, record = settings.fields("target"), settings.fields("record").values
-    return StoredHead(config, tensors, d2t, target.string("fingerprint"), record, target.string("number_format"), codes)
+    fingerprint, trained_format = target.string("fingerprint"), target.string("number_format")
+    return StoredHead(config, tensors, d2t, fingerprint, record, trained_format, quantised)
 
 
 def _checksum(said: Mapping[str, Any], weights: bytes) -> str:
     """Return the digest of config.json without its checksum, and of the weights."""
-    rest = {key: value for key, value in said.items() if key != "checksum"}
-    return digest(json.dumps(rest, sort_keys=True).encode(), b"\0", weights)
+    checked = {key: value for key, value in said.items() if key != "checksum"}
+    return digest(json.dumps(checked, sort_keys=True).encode(), b"\0", weights)
 
 
 def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]) -> HeadConfig:
@@ -314,7 +318,7 @@ def shipped_head(target: FingerprintedTarget, kind: str = "eagle") -> Path | Non
 
 
 @lru_cache
-def _shipped(place: Path) -> tuple[tuple[Path, str], ...]:
+def _shipped(source: Path) -> tuple[tuple[Path, str], ...]:
     """Return the folders of heads, and the fingerprints of their targets."""
-    folders = (folder for folder in sorted(place.glob("*")) if (folder / CONFIG).is_file())
+    folders = (folder for folder in sorted(source.glob("*")) if (folder / CONFIG).is_file())
     return tuple((folder, head_settings(folder).fields("target").string("fingerprint")) for folder in folders)

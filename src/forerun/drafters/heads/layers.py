@@ -42,7 +42,7 @@ class HeadLayers:
         compute: of everything between the products: float64 for a float64 target, else float32.
         takes: what the linear layers take.
         library: the native one, where the target is computed by it.
-        quantises: numbers are brought to codes, as the target's are.
+        quantises: weights are quantised, as the target's are.
     """
 
     head: StoredHead[HeadConfig]
@@ -82,10 +82,10 @@ class HeadLayers:
         """Return one layer of these matrices; the first `rotated` of them have heads of this width to be rotated."""
         parts: list[Tensor | QuantisedWeight] = []
         for number, name in enumerate(f"{name}.weight" for name in names):
-            numbers, codes = self.head.tensors[name], self.head.codes.get(name)
+            numbers, quantised = self.head.tensors[name], self.head.quantised.get(name)
             order = torch.arange(len(numbers))
             order = pair_halves(order, head_dim) if number < rotated else order
-            parts.append(numbers[order] if codes is None else codes.rows(order))
+            parts.append(numbers[order] if quantised is None else quantised.rows(order))
         return self.product(parts)
 
     def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
@@ -93,8 +93,8 @@ class HeadLayers:
         if is_of_head:
             return self.linear("lm_head")
         rows = target.output_rows(token_ids)
-        is_in_codes = self.library is not None and self.head.codes
-        return self.product([quantise_int8(rows, "a head") if is_in_codes else rows])
+        is_quantised = self.library is not None and self.head.quantised
+        return self.product([quantise_int8(rows, "a head") if is_quantised else rows])
 
     def multiply(self, linear: Linear, x: Tensor) -> Tensor:
         """Multiply [n, in] -> [n, out] in `compute`, whatever type the layer reads."""
@@ -102,9 +102,9 @@ class HeadLayers:
 
     def product(self, parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
         """Return one layer whose outputs are those of the parts, [out, in], one after another."""
-        codes = [part.to(self.device) for part in parts if isinstance(part, QuantisedWeight)]
-        if len(codes) == len(parts):
-            return make_quantised_linear(codes)
+        quantised = [part.to(self.device) for part in parts if isinstance(part, QuantisedWeight)]
+        if len(quantised) == len(parts):
+            return make_quantised_linear(quantised)
         numbers = [part.dequantise(self.compute) if isinstance(part, QuantisedWeight) else part for part in parts]
         joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
         if self.quantises:
@@ -294,22 +294,22 @@ class NativeHead(Generic[_Config]):
             scale=scale,
         )
 
-    def _layer_struct(self, place: str, **norms: int | None) -> LayerStruct:
+    def _layer_struct(self, prefix: str, **norms: int | None) -> LayerStruct:
         """Fill the structure of a decoder layer.
 
         Args:
-            place: how the names of its tensors begin.
+            prefix: how the names of its tensors begin.
             norms: addresses of those that it has beside that of its feed-forward part.
         """
         return LayerStruct(
-            mlp_norm=self._norm(f"{place}.post_attention_layernorm"),
-            query=self._linear(f"{place}.self_attn.q_proj"),
-            key=self._linear(f"{place}.self_attn.k_proj"),
-            value=self._linear(f"{place}.self_attn.v_proj"),
-            out=self._linear(f"{place}.self_attn.o_proj"),
-            gate=self._linear(f"{place}.mlp.gate_proj"),
-            up=self._linear(f"{place}.mlp.up_proj"),
-            down=self._linear(f"{place}.mlp.down_proj"),
+            mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
+            query=self._linear(f"{prefix}.self_attn.q_proj"),
+            key=self._linear(f"{prefix}.self_attn.k_proj"),
+            value=self._linear(f"{prefix}.self_attn.v_proj"),
+            out=self._linear(f"{prefix}.self_attn.o_proj"),
+            gate=self._linear(f"{prefix}.mlp.gate_proj"),
+            up=self._linear(f"{prefix}.mlp.up_proj"),
+            down=self._linear(f"{prefix}.mlp.down_proj"),
             window=self._config.sliding_window or 0,
             **norms,
         )

@@ -53,7 +53,7 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
     layers = _layers_nbytes(header, target, is_quantised=is_quantised)
     return HeadMemory(
         name=str(folder),
-        number_format=_INT8 if is_quantised or header.in_codes else target.number_format,
+        number_format=_INT8 if is_quantised or header.is_quantised else target.number_format,
         device=target.device,
         weights=layers + header.nbytes,
         loading=layers + 2 * header.nbytes,  # the file and what is made of it
@@ -65,7 +65,7 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: boo
     """Return the bytes of the layers that compute. Their vectors are in float32 at least."""
     config = header.config
     numbers = _keeping(target, is_quantised=is_quantised)
-    matrices = _keeping(target, is_quantised=is_quantised or header.in_codes)
+    matrices = _keeping(target, is_quantised=is_quantised or header.is_quantised)
     shapes = config.tensors()
     nbytes = 0
     for name, shape in shapes.items():
@@ -75,7 +75,7 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: boo
             nbytes += numbers.other(torch.empty(shape, dtype=header.dtype, device="meta"))
     if not any(name.startswith("lm_head") for name in shapes):
         rows = torch.Size((config.draft_vocab_size, config.target_hidden_size))
-        kept = matrices if header.in_codes and numbers.library is not None else numbers  # as `HeadLayers.output`
+        kept = matrices if header.is_quantised and numbers.library is not None else numbers  # as `HeadLayers.output`
         nbytes += kept.linear("lm_head.weight", rows, is_outer=False)
     return nbytes
 

@@ -14,7 +14,7 @@ from forerun.types import Draft, Needs, Pool, Step, Verdict
 from forerun.utils.tree import ROOT, Tree
 
 
-class Several(Drafter):
+class CompositeDrafter(Drafter):
     """The base of drafters that ask others.
 
     Args:
@@ -24,10 +24,10 @@ class Several(Drafter):
         DrafterError: one of them is no drafter.
 
     Attributes:
-        _called: a part in messages, {} standing for its name.
+        _name_in_errors: a part in messages, {} standing for its name.
     """
 
-    _called = "The drafter {}"
+    _name_in_errors = "The drafter {}"
 
     def __init__(self, parts: Seq[tuple[str, Drafter]]) -> None:
         for _, drafter in parts:
@@ -65,14 +65,14 @@ class Several(Drafter):
             try:
                 drafter.bind(binding)
             except (DrafterError, ModelLoadError) as error:
-                raise type(error)(f"{self._called.format(repr(name))} cannot be used: {error}") from error
+                raise type(error)(f"{self._name_in_errors.format(repr(name))} cannot be used: {error}") from error
 
     def reset(self) -> None:
         for _, drafter in self._parts:
             drafter.reset()
 
 
-def signed(name: str, draft: Draft) -> Draft:
+def with_source(name: str, draft: Draft) -> Draft:
     """Return the draft with its drafter's name on every node, unless it has names of its own."""
     return draft if draft.sources else replace(draft, sources=(name,) * len(draft))
 
@@ -86,14 +86,14 @@ class Merged:
 
     Attributes:
         draft: the tree; chosen, whatever the parts were.
-        places: for each part, for each of its nodes that stayed: (index in the part, index in the tree).
+        kept_nodes: for each part, for each of its nodes that stayed: (index in the part, index in the tree).
     """
 
     draft: Draft
-    places: list[list[tuple[int, int]]]
+    kept_nodes: list[list[tuple[int, int]]]
 
 
-def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -> Merged:
+def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], max_nodes: int) -> Merged:
     """Merge by token prefix; the most probable nodes stay.
 
     Distributions are dropped: a node that was drawn counts as chosen, which is exact for any tree that does not know
@@ -102,10 +102,10 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
     Args:
         parts: name and draft of each source.
         values: for each part the chance that each of its nodes is accepted, not rising from a node to its children.
-        budget: nodes of the tree at most.
+        max_nodes: nodes of the tree at most.
     """
     tokens = [part.ids for _, part in parts]
-    above = [part.parents for _, part in parts]
+    parents_of = [part.parents for _, part in parts]
     order = [
         (-value, number, node)
         for number, accept_probs in enumerate(values)
@@ -114,20 +114,20 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
     tree = Tree()
     sources: list[str] = []
     merged: dict[tuple[int, int], int] = {}
-    place: list[dict[int, int]] = [{ROOT: ROOT} for _ in parts]
+    node_of: list[dict[int, int]] = [{ROOT: ROOT} for _ in parts]
     for _, number, node in sorted(order):
-        parent = place[number].get(above[number][node])
+        parent = node_of[number].get(parents_of[number][node])
         if parent is None:
             continue  # its parent did not stay
         token_id = tokens[number][node]
         if (parent, token_id) not in merged:
-            if len(tree) == budget:
+            if len(tree) == max_nodes:
                 continue
             merged[parent, token_id] = tree.add(token_id, parent)
             sources.append(parts[number][0])
-        place[number][node] = merged[parent, token_id]
+        node_of[number][node] = merged[parent, token_id]
     draft = Draft(tree.ids, tree.parents, sources=tuple(sources))
-    return Merged(draft, [sorted((node, at) for node, at in each.items() if node >= 0) for each in place])
+    return Merged(draft, [sorted((node, at) for node, at in each.items() if node >= 0) for each in node_of])
 
 
 def kept(draft: Draft, nodes: Seq[int]) -> Draft:
@@ -163,13 +163,13 @@ class MemberStep:
 
     Attributes:
         draft: for the engine.
-        asked: source -> nodes asked for, its draft.
+        drafts: source -> nodes asked for, its draft.
         owner: the source whose draft it is; None of a merged tree.
-        merged: the tree, where several were merged, of the sources in `asked` in that order.
+        merged: the tree, where several were merged, of the sources in `drafts` in that order.
     """
 
     draft: Draft
-    asked: dict[int, tuple[int, Draft]]
+    drafts: dict[int, tuple[int, Draft]]
     owner: int | None = None
     merged: Merged | None = None
 
@@ -192,17 +192,19 @@ def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Ne
             top = hidden_outputs = None
         return Step(step.sequence, None, None, step.num_computed, top, hidden_outputs, states)
     if given is not None and given.owner == number:
-        return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top, hidden_outputs, states)
+        return Step(
+            step.sequence, given.drafts[number][1], step.verdict, step.num_computed, top, hidden_outputs, states
+        )
     path, draft = step.verdict.path, Draft.empty()
     ids = step.draft.ids
     new_ids = [*(ids[node] for node in path), step.verdict.next_token]
     part_path: list[int] = []
     rows: list[int] = path
-    if given is not None and given.merged is not None and number in given.asked:
-        places = given.merged.places[list(given.asked).index(number)]
-        draft = kept(given.asked[number][1], [node for node, _ in places])
+    if given is not None and given.merged is not None and number in given.drafts:
+        kept_nodes = given.merged.kept_nodes[list(given.drafts).index(number)]
+        draft = kept(given.drafts[number][1], [node for node, _ in kept_nodes])
         part_path = agreement(draft, new_ids[:-1])[0]
-        rows = [at for _, at in places]
+        rows = [at for _, at in kept_nodes]
     verdict = Verdict(part_path, new_ids[len(part_path)] if len(draft) else new_ids[-1])
     n = len(step.draft)
     return Step(

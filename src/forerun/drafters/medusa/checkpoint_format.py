@@ -53,15 +53,15 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
         ModelLoadError: they are damaged, their files contradict each other, or `num_layers` is needed.
         UnsupportedModelError: they are whole, and not of a kind that is served.
     """
-    place = str(folder)
+    source = str(folder)
     with as_load_errors(f"{folder / 'model.safetensors'}: the weights are damaged", REMEDY):
         stored = open_slices(folder)
         config = medusa_config_of(settings, num_layers)
-        found = _renamed(stored, config, place)
-        d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, place), config, place, ModelLoadError, REMEDY)
-        tensors = _with_biases(found, settings, config, place)
+        found = _renamed(stored, config, source)
+        d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, source), config, source, ModelLoadError, REMEDY)
+        tensors = _with_biases(found, settings, config, source)
         tensors = {name: _cut(name, tensor, d2t, config) for name, tensor in tensors.items()}
-        check_loaded(config, tensors, place, ModelLoadError, REMEDY)
+        check_loaded(config, tensors, source, ModelLoadError, REMEDY)
         return StoredHead(config, tensors, d2t, form="Medusa")
 
 
@@ -161,7 +161,7 @@ def _count(settings: Fields, what: str, names: tuple[str, str]) -> int:
     return settings.integer(there[0] if there else names[0], low=1)
 
 
-def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, place: str) -> dict[str, Slice]:
+def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, source: str) -> dict[str, Slice]:
     """Return the tensors by the names of `MedusaConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
@@ -171,12 +171,12 @@ def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, place: str) -> d
         if config.output_rows == "one" and ours == "lm_heads.0.weight":
             ours = "lm_head.weight"
         if ours in found:
-            raise ModelLoadError(f"{place}: the tensor {name[:100]} is there under two names. {REMEDY}")
+            raise ModelLoadError(f"{source}: the tensor {name[:100]} is there under two names. {REMEDY}")
         found[ours] = each
     return found
 
 
-def _offsets(token_map: Slice | None, config: MedusaConfig, place: str) -> Tensor | None:
+def _offsets(token_map: Slice | None, config: MedusaConfig, source: str) -> Tensor | None:
     """Return the offsets of a token map: the target's id of draft token i is i + offsets[i]."""
     size = config.draft_vocab_size
     if token_map is None:
@@ -184,13 +184,13 @@ def _offsets(token_map: Slice | None, config: MedusaConfig, place: str) -> Tenso
     tokens = token_map[...]
     if list(tokens.shape) != [size] or tokens.dtype not in (torch.int16, torch.int32, torch.int64):
         raise ModelLoadError(
-            f"{place}: token_map is {list(tokens.shape)} of {str(tokens.dtype).removeprefix('torch.')}, but must be "
+            f"{source}: token_map is {list(tokens.shape)} of {str(tokens.dtype).removeprefix('torch.')}, but must be "
             f"[{size}] whole numbers, as truncated_vocab_size says. {REMEDY}"
         )
     return tokens.to(torch.int64) - torch.arange(size)
 
 
-def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaConfig, place: str) -> dict[str, Tensor]:
+def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaConfig, source: str) -> dict[str, Tensor]:
     """Read all tensors; biases are zeros where config.json says that there are none."""
     has = settings.flag("medusa_fc_bias", False)
     tensors: dict[str, Tensor] = {}
@@ -199,11 +199,11 @@ def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaCon
             shape = list(each.get_shape())
             whole = [config.vocab_size, config.target_hidden_size]
             if shape != whole:
-                check_shape(name, each, (config.draft_vocab_size, whole[1]), place, ModelLoadError, REMEDY)
+                check_shape(name, each, (config.draft_vocab_size, whole[1]), source, ModelLoadError, REMEDY)
         tensors[name] = each[...]
         if name.endswith(".bias") and not has and bool(tensors[name].any()):
             raise ModelLoadError(
-                f"{place}: there is {name[:100]}, but config.json does not say medusa_fc_bias, without which vLLM "
+                f"{source}: there is {name[:100]}, but config.json does not say medusa_fc_bias, without which vLLM "
                 "leaves biases out. Set it to true, if the heads were trained with them."
             )
     for name, wanted in config.tensors().items():

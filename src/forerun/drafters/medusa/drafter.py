@@ -27,20 +27,18 @@ from forerun.models import Forward, LanguageModel, Rows
 from forerun.sampling import row_argmax
 from forerun.types import Draft, Sequence, Step
 
-# How Medusa heads get the state that they read; what drafts with them knows nothing of it.
-
 
 @dataclass(slots=True, eq=False)
 class MedusaState(DraftState):
     """Heads' state for one sequence: the target's state of the last position that it has computed.
 
     Attributes:
-        told: [1, H] that state, which all heads read; None: it was not told yet, or belongs to another text.
-        told_to: positions up to it.
+        target_state: [1, H] that state, which all heads read; None: it was not told yet, or belongs to another text.
+        states_end: position after it.
     """
 
-    told: Tensor | None = None
-    told_to: int = 0
+    target_state: Tensor | None = None
+    states_end: int = 0
 
     @property
     def path_cache(self) -> PathCache:
@@ -48,14 +46,14 @@ class MedusaState(DraftState):
         return cast(PathCache, self.cache)
 
     @property
-    def is_level(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the state of the token before the last committed one is known: otherwise nothing can be
         drafted."""
-        return self.told is not None and self.told_to == len(self.sequence.token_ids) - 1
+        return self.target_state is not None and self.states_end == len(self.sequence.token_ids) - 1
 
-    def tell(self, end: int, states: Tensor) -> None:
+    def add_states(self, end: int, states: Tensor) -> None:
         """Store the last of the target's states of the positions up to `end`. states: [n, 1, H]."""
-        self.told, self.told_to = states[-1].clone(), end
+        self.target_state, self.states_end = states[-1].clone(), end
 
     def settle(self, end: int = -1) -> None:
         """Drop the rows of the draft: the heads keep nothing of what was accepted."""
@@ -72,23 +70,23 @@ class MedusaState(DraftState):
     def rewind(self, length: int) -> None:
         self.drafted = None
         self.settle()
-        if self.told_to > length:
-            self.told = None
+        if self.states_end > length:
+            self.target_state = None
 
 
-class MedusaFeeding(HeadDrafter):
+class MedusaDrafter(HeadDrafter):
     """The base of drafters that run Medusa heads (Cai et al., 2401.10774; in Hydra's order: 2402.05109)."""
 
     _states: dict[Sequence, MedusaState]  # type: ignore[assignment]
     _state_type = MedusaState
-    _example = "medusa"
+    _head_kind = "medusa"
 
     @property
     def _heads(self) -> MedusaModel:
         assert isinstance(self._model, MedusaModel)
         return self._model
 
-    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> MedusaModel:
+    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> MedusaModel:
         return MedusaModel(head.of(MedusaConfig, name, "medusa"), target, name)
 
     def commit(self, steps: Seq[Step]) -> None:
@@ -97,32 +95,32 @@ class MedusaFeeding(HeadDrafter):
             state.count_trials()
             state.settle()
             if step.states is not None and len(step.states):
-                state.tell(step.num_computed, step.states)
+                state.add_states(step.num_computed, step.states)
 
-    def _take_over(self, state: DraftState) -> None:
+    def _adopt_prefix(self, state: DraftState) -> None:
         """Adopt nothing: the last token of a prompt is computed in any case, and the heads read no other state."""
 
     def _prefill(self, states: Seq[DraftState], min_tokens: int, num_computed: Seq[int] | None = None) -> None:
         """Prefill nothing: the heads read no tokens but those of the draft."""
 
-    def _room(self, sequence: Sequence, budget: int) -> int:
+    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
         state = self._states[sequence]
-        room = min(super()._room(sequence, budget), self._heads.config.num_heads) if state.is_level else 0
+        room = min(super()._max_depth(sequence, max_nodes), self._heads.config.num_heads) if state.is_ready else 0
         state.path_cache.num_heads = room
         return room
 
     def _forward(self, rows: Seq[Rows], states: Seq[MedusaState]) -> Forward:  # type: ignore[override]
         batch = []
         for each, state in zip(rows, states, strict=True):
-            assert state.told is not None
-            batch.append(replace(each, states=state.told.expand(len(each.token_ids), -1)))
+            assert state.target_state is not None
+            batch.append(replace(each, states=state.target_state.expand(len(each.token_ids), -1)))
         return self.model.forward(batch)
 
     def _look(self, states: Seq[MedusaState]) -> Tensor:
         """Compute [heads of all sequences, draft vocabulary] logits of heads that read no tokens, and keep them for the
         forwards of this draft."""
-        told = [state.told for state in states if state.told is not None]
-        return self._heads.look([state.path_cache for state in states], torch.cat(told))
+        target_states = [state.target_state for state in states if state.target_state is not None]
+        return self._heads.look([state.path_cache for state in states], torch.cat(target_states))
 
 
 _CAPPED = "%(name)s has %(most)d heads, and drafts no more tokens than that."
@@ -130,7 +128,7 @@ _PRIOR_WEIGHT = 16.0
 """Trials that a stored accuracy counts as, beside those of the running engine, of which about the last fifty count."""
 
 
-class Medusa(MedusaFeeding, DraftModel):
+class Medusa(MedusaDrafter, DraftModel):
     """Drafts chains with heads that read the target's last state, all tokens in one pass.
 
     They draft no more tokens than there are heads.
@@ -139,8 +137,8 @@ class Medusa(MedusaFeeding, DraftModel):
         model: folder of the heads, or heads that were read.
     """
 
-    def _room(self, sequence: Sequence, budget: int) -> int:
-        return super()._room(sequence, self._capped(budget, self._heads.config.num_heads, _CAPPED))
+    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
+        return super()._max_depth(sequence, self._capped(max_nodes, self._heads.config.num_heads, _CAPPED))
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
         """Propose all heads' first tokens to greedy chains, which keep those that sampling options do not change."""
@@ -152,11 +150,11 @@ class Medusa(MedusaFeeding, DraftModel):
         at = 0
         for chain, state in zip(chains, states, strict=True):
             if chain.picking is Picking.GREEDY:
-                chain.proposed = best[at : at + chain.budget - 1]
+                chain.proposed = best[at : at + chain.max_nodes - 1]
             at += state.path_cache.num_heads
 
 
-class MedusaTree(MedusaFeeding, DraftTree):
+class MedusaTree(MedusaDrafter, DraftTree):
     """Drafts trees with heads that read the target's last state.
 
     A static tree has the shape that is best by the accuracies stored with the heads, and by those measured since.
@@ -191,17 +189,21 @@ class MedusaTree(MedusaFeeding, DraftTree):
         if config.accuracies:
             self._start_from(config.accuracies, config.num_heads, _PRIOR_WEIGHT)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = [Draft.empty() for _ in sequences]
         simple = [self._is_simple(sequence) for sequence in sequences]
         for is_simple, make in ((True, self._grown_at_once), (False, super().draft)):
-            places = [place for place, each in enumerate(simple) if each is is_simple]
-            if places:
+            indices = [index for index, each in enumerate(simple) if each is is_simple]
+            if indices:
                 made = make(
-                    [sequences[place] for place in places], [budgets[place] for place in places], min_acceptance_prob
+                    [sequences[index] for index in indices],
+                    [num_draft_tokens[index] for index in indices],
+                    min_acceptance_prob,
                 )
-                for place, draft in zip(places, made, strict=True):
-                    drafts[place] = draft
+                for index, draft in zip(indices, made, strict=True):
+                    drafts[index] = draft
         return drafts
 
     def _is_simple(self, sequence: Sequence) -> bool:
@@ -210,10 +212,13 @@ class MedusaTree(MedusaFeeding, DraftTree):
             return False
         return self._pipeline.is_identity(self._states[sequence].view.params)
 
-    def _grown_at_once(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float) -> list[Draft]:
+    def _grown_at_once(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float
+    ) -> list[Draft]:
         """Grow the trees of such sequences: one pass of the heads, and no further products."""
         trees = [
-            self._plant(each, budget, min_acceptance_prob) for each, budget in zip(sequences, budgets, strict=True)
+            self._plant(each, max_nodes, min_acceptance_prob)
+            for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
         growing = [tree for tree in trees if tree.growth.frontier]
         if growing:

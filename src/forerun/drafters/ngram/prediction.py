@@ -35,15 +35,15 @@ class Follower:
         matched: how many tokens before `at` match the output's end; 0 at the beginning.
     """
 
-    __slots__ = ("_places", "at", "matched", "prediction")
+    __slots__ = ("_positions_of", "at", "matched", "prediction")
 
     def __init__(self, prediction: list[int]) -> None:
         self.prediction = prediction
         self.at = 0
         self.matched = 0
-        self._places: dict[int, list[int]] = {}
-        for place, token in enumerate(prediction[:-1]):  # after the last nothing follows
-            self._places.setdefault(token, []).append(place)
+        self._positions_of: dict[int, list[int]] = {}
+        for position, token in enumerate(prediction[:-1]):  # after the last nothing follows
+            self._positions_of.setdefault(token, []).append(position)
 
     def follow(self, output: list[int]) -> None:
         """Take in the last token of the output."""
@@ -59,29 +59,29 @@ class Follower:
 
     def _find(self, output: list[int]) -> tuple[int, int] | None:
         """Return the position after the best match of the output's end, and its length."""
-        places = self._places.get(output[-1])
-        if places is None:
+        positions = self._positions_of.get(output[-1])
+        if positions is None:
             return None
-        middle = bisect_left(places, self.at)
-        nearest = places[middle : middle + _CANDIDATES]
-        nearest += places[max(0, middle - _CANDIDATES) : middle][::-1]
+        middle = bisect_left(positions, self.at)
+        nearest = positions[middle : middle + _CANDIDATES]
+        nearest += positions[max(0, middle - _CANDIDATES) : middle][::-1]
         best, length = nearest[0], 0
-        for place in nearest:
-            matched = self._match(output, place, length)
+        for position in nearest:
+            matched = self._match(output, position, length)
             if matched > length:
-                best, length = place, matched
+                best, length = position, matched
                 if length == MAX_MATCH:
                     break
         return best + 1, length
 
-    def _match(self, output: list[int], place: int, beyond: int) -> int:
+    def _match(self, output: list[int], position: int, beyond: int) -> int:
         """Return how many tokens up to this position match the output's end; 0 if not more than `beyond`."""
         prediction, end = self.prediction, len(output) - 1
-        if beyond > place or beyond > end or prediction[place - beyond] != output[end - beyond]:
+        if beyond > position or beyond > end or prediction[position - beyond] != output[end - beyond]:
             return 0
         length = 1
-        limit = min(place, end, MAX_MATCH - 1)
-        while length <= limit and prediction[place - length] == output[end - length]:
+        limit = min(position, end, MAX_MATCH - 1)
+        while length <= limit and prediction[position - length] == output[end - length]:
             length += 1
         return length
 

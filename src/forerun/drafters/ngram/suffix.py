@@ -24,7 +24,7 @@ _IDLE_TENANTS = 8
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class SuffixPosition:
     """A sequence's longest suffix that stands in some text.
 
     Attributes:
@@ -74,13 +74,13 @@ class Sharer:
 
     def __init__(self, text: SharedText) -> None:
         self._text = text
-        self._writing = Place(text.young)
-        self._reading = None if text.old is None else Place(text.old)
+        self._writing = SuffixPosition(text.young)
+        self._reading = None if text.old is None else SuffixPosition(text.old)
         text.sharers.add(self)
 
     def turn(self, young: SuffixAutomaton) -> None:
         """Continue in a new young text; what this sequence wrote into the old one remains its longest match."""
-        self._reading, self._writing = self._writing, Place(young)
+        self._reading, self._writing = self._writing, SuffixPosition(young)
 
     def write(self, token_ids: list[int]) -> None:
         """Append the sequence's next tokens."""
@@ -88,14 +88,14 @@ class Sharer:
         while start < len(token_ids):
             block = token_ids[start : start + self._text.make_room()]
             start += len(block)
-            place, reading = self._writing, self._reading
+            position, reading = self._writing, self._reading
             for token in block:
-                place.state = place.text.add(place.state, token)
+                position.state = position.text.add(position.state, token)
                 if reading is not None:
                     reading.state, reading.length = reading.text.match(reading.state, reading.length, token)
-            place.length += len(block)
+            position.length += len(block)
 
-    def places(self) -> list[Place]:
+    def positions(self) -> list[SuffixPosition]:
         """Return the sequence's suffixes in the shared texts, the newer text first."""
         return [self._writing] if self._reading is None else [self._writing, self._reading]
 
@@ -146,16 +146,16 @@ LENGTH_FACTOR = 4
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _SequenceText:
     """What is held for one sequence.
 
     Attributes:
-        place: the end of the sequence in its text, which holds nothing else.
+        position: the end of the sequence in its text, which holds nothing else.
         sharer: its part in its tenant's text; None where nothing is shared.
         num_read: its tokens that both hold.
     """
 
-    place: Place = field(default_factory=lambda: Place(SuffixAutomaton()))
+    position: SuffixPosition = field(default_factory=lambda: SuffixPosition(SuffixAutomaton()))
     sharer: Sharer | None = None
     num_read: int = 0
 
@@ -192,7 +192,7 @@ class Suffix(CopyDrafter):
         self._min_match = min_match
         self._max_shared_tokens = max_shared_tokens
         self._tenants = Tenants(max_shared_tokens) if share else None
-        self._states: dict[Sequence, _Held] = {}
+        self._states: dict[Sequence, _SequenceText] = {}
 
     @property
     def traits(self) -> Traits:
@@ -202,22 +202,22 @@ class Suffix(CopyDrafter):
     def nbytes(self) -> int:
         """Return the bytes of all texts."""
         shared = 0 if self._tenants is None else self._tenants.nbytes
-        return shared + sum(held.place.text.nbytes for held in self._states.values())
+        return shared + sum(own.position.text.nbytes for own in self._states.values())
 
     def start(self, sequence: Sequence) -> None:
-        held = self._states[sequence] = _Held()
+        own = self._states[sequence] = _SequenceText()
         if self._tenants is not None and sequence.params.tenant is not None:
-            held.sharer = self._tenants.enter(sequence.params.tenant)
+            own.sharer = self._tenants.enter(sequence.params.tenant)
 
     def stop(self, sequence: Sequence) -> None:
         super().stop(sequence)
-        held = self._states.pop(sequence, None)
-        if self._tenants is None or held is None or held.sharer is None:
+        own = self._states.pop(sequence, None)
+        if self._tenants is None or own is None or own.sharer is None:
             return
-        held.sharer.write(sequence.token_ids[held.num_read :])
+        own.sharer.write(sequence.token_ids[own.num_read :])
         tenant = sequence.params.tenant
         assert tenant is not None
-        self._tenants.leave(tenant, held.sharer)
+        self._tenants.leave(tenant, own.sharer)
 
     def reset(self) -> None:
         if self._tenants is not None:
@@ -229,24 +229,24 @@ class Suffix(CopyDrafter):
         return text.copy(end, length, min(count, LENGTH_BASE + LENGTH_FACTOR * length), self._min_match)
 
     def _read(self, sequence: Sequence, end: int) -> None:
-        held = self._states[sequence]
-        if end <= held.num_read:
+        own = self._states[sequence]
+        if end <= own.num_read:
             return
-        token_ids = sequence.token_ids[held.num_read : end]
-        held.num_read = end
-        place = held.place
+        token_ids = sequence.token_ids[own.num_read : end]
+        own.num_read = end
+        position = own.position
         for token in token_ids:
-            place.state = place.text.add(place.state, token)
-        place.length += len(token_ids)
-        if held.sharer is not None:
-            held.sharer.write(token_ids)
+            position.state = position.text.add(position.state, token)
+        position.length += len(token_ids)
+        if own.sharer is not None:
+            own.sharer.write(token_ids)
 
-    def _longest(self, held: _Held) -> tuple[SuffixAutomaton, int, int]:
+    def _longest(self, own: _SequenceText) -> tuple[SuffixAutomaton, int, int]:
         """Return the longest suffix that something follows: in the sequence's text first, then in its tenant's."""
-        text = held.place.text
-        state, length = text.continued(held.place.state, held.place.length)
-        for place in held.sharer.places() if held.sharer is not None else ():
-            other, other_length = place.text.continued(place.state, place.length)
+        text = own.position.text
+        state, length = text.continued(own.position.state, own.position.length)
+        for position in own.sharer.positions() if own.sharer is not None else ():
+            other, other_length = position.text.continued(position.state, position.length)
             if other_length > length:
-                text, state, length = place.text, other, other_length
+                text, state, length = position.text, other, other_length
         return text, state, length

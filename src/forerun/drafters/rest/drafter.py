@@ -26,9 +26,9 @@ from forerun.utils.vocabulary import fingerprint
 
 _LENGTHS = (3, 4, 5, 7, 9, 13)
 """Match lengths at which the next level of acceptance begins."""
-_CHANCES = (0.02, 0.07, 0.1, 0.14, 0.2, 0.25, 0.37, 0.43, 0.5, 0.9)
+_PRIORS = (0.02, 0.07, 0.1, 0.14, 0.2, 0.25, 0.37, 0.43, 0.5, 0.9)
 """Prior chance that a token is accepted, by its share of what followed the same n-gram in the corpus."""
-_BINS = len(_CHANCES)
+_BINS = len(_PRIORS)
 _AGAIN = 0.8
 """Factor on the prior of what only a shorter match gives."""
 _DECAY = 0.995
@@ -74,7 +74,7 @@ class Rest(OneByOne):
         self._min, self._max = min_ngram, max_ngram
         self._num_matches, self._max_places, self._continuation = num_matches, max_places, continuation
         self._index: Index | None = None
-        self._rates = Rates(_priors(), decay=_DECAY)
+        self._rates = Rates(_all_priors(), decay=_DECAY)
         self._pending: dict[Sequence, tuple[int, RankedTree]] = {}  # length of the sequence, and its draft
 
     @property
@@ -122,7 +122,7 @@ class Rest(OneByOne):
                 length, tree = pending
                 tree.observe_tokens(self._rates, step.sequence.token_ids[length:])
 
-    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
+    def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
         depth = min(self._continuation, sequence.room)
         index, tail = self.index, sequence.token_ids[-self._max :]
         tree, nodes = RankedTree(), dict[tuple[int, int], int]()
@@ -132,11 +132,11 @@ class Rest(OneByOne):
                 break
             if step > 0 and (match := index.find_more(tail, self._min, match)) is None:
                 break
-            found = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, budget)
+            found = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, max_nodes)
             self._add(tree, nodes, found.tree, _levels(match.length, step > 0, found), min_acceptance_prob)
         if not len(tree):
             return Draft.empty()
-        best = tree.part(tree.ranked(range(len(tree)))[:budget])
+        best = tree.part(tree.ranked(range(len(tree)))[:max_nodes])
         self._pending[sequence] = len(sequence.token_ids), best
         return Draft(best.token_ids, best.parents)
 
@@ -154,9 +154,9 @@ class Rest(OneByOne):
             nodes: (parent, token) -> node of `tree`.
             levels: of the nodes of `found`.
         """
-        place = {ROOT: ROOT}
+        node_of = {ROOT: ROOT}
         for i, (token_id, above, level) in enumerate(zip(found.ids, found.parents, levels, strict=True)):
-            parent = place.get(above)
+            parent = node_of.get(above)
             if parent is None:
                 continue  # left out
             node = nodes.get((parent, token_id))
@@ -165,7 +165,7 @@ class Rest(OneByOne):
                 if accept_prob <= min_acceptance_prob:
                     continue
                 node = nodes[parent, token_id] = tree.add(token_id, parent, level, accept_prob)
-            place[i] = node
+            node_of[i] = node
 
     def _check(self, header: IndexHeader, ours: str, binding: Binding) -> None:
         """Refuse an index of other tokens, or one that is not deep enough."""
@@ -201,7 +201,7 @@ def _levels(length: int, again: bool, found: ContinuationTree) -> list[int]:
     return levels
 
 
-def _priors() -> list[float]:
+def _all_priors() -> list[float]:
     return [
-        factor * accept_prob for factor in (1.0, _AGAIN) for _ in range(len(_LENGTHS) + 1) for accept_prob in _CHANCES
+        factor * accept_prob for factor in (1.0, _AGAIN) for _ in range(len(_LENGTHS) + 1) for accept_prob in _PRIORS
     ]

@@ -128,9 +128,9 @@ class Index:
             starts = self.suffixes[match.first : match.last].astype(np.int64)
         else:
             starts = self.suffixes[match.first + np.arange(limit) * match.count // limit].astype(np.int64)
-        places = (starts + match.length)[:, None] + self._steps[:length]
+        positions = (starts + match.length)[:, None] + self._steps[:length]
         # the last token of all is a marker, and stands for what lies beyond it
-        followed: NDArray[np.int64] = self.tokens[np.minimum(places, len(self.tokens) - 1)].astype(np.int64)
+        followed: NDArray[np.int64] = self.tokens[np.minimum(positions, len(self.tokens) - 1)].astype(np.int64)
         return followed
 
     def _unchanged(self) -> bool:
@@ -233,9 +233,9 @@ def _gathered(
     cells = starts[chosen]
     above = node_at[np.maximum(cells - m, 0)]
     top = cells < m
-    place = np.full(len(starts), -1, dtype=np.int64)
-    place[chosen] = np.arange(len(chosen))
-    tree = Tree(by_depth.ravel()[cells].tolist(), np.where(top, ROOT, place[above]).tolist())
+    new_index = np.full(len(starts), -1, dtype=np.int64)
+    new_index[chosen] = np.arange(len(chosen))
+    tree = Tree(by_depth.ravel()[cells].tolist(), np.where(top, ROOT, new_index[above]).tolist())
     return ContinuationTree(tree, counts[chosen], np.where(top, m, counts[above]))
 
 
