@@ -15,7 +15,7 @@ from forerun.types import Draft, Needs, Pool, Sequence, Step
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the engine must know of a drafter to treat it rightly.
+    """What the engine takes into account about a drafter.
 
     Attributes:
         cost_key: everything that drafting time depends on beside the target, such as class, options and draft model.
@@ -99,9 +99,9 @@ class NamedModel:
 
 
 class Drafter(ABC):
-    """Proposes tokens. The engine never asks which drafter it has: all it needs to know is declared here.
+    """Proposes tokens. The engine treats all drafters alike, by what they declare here.
 
-    A new drafter implements the four abstract methods, and overrides what else does not fit it.
+    A new drafter implements the four abstract methods, and overrides further methods as needed.
     """
 
     @property
@@ -164,11 +164,11 @@ class Drafter(ABC):
         """Return one draft for each sequence.
 
         Args:
-            num_draft_tokens: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
+            num_draft_tokens: nodes of each draft at most, probes included; 0 for no draft. No node is deeper than
                 `sequence.room` (children of the last committed token have depth 1).
-            min_acceptance_prob: a node is wanted only if the chance that it and all above it are accepted exceeds
+            min_acceptance_prob: a node is useful only if the probability that it and all above it are accepted exceeds
                 this; a drafter
-                that can tell stops there. Of a drawn chain, a token that was looked at to decide is kept.
+                that can tell stops there. In a drawn chain, the token at which it stops is kept.
         """
 
     @abstractmethod

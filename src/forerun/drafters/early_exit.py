@@ -1,4 +1,4 @@
-"""The target's first layers draft (LayerSkip, Elhoushi et al., 2404.16710), and verification goes on from there.
+"""The target's first layers draft (LayerSkip, Elhoushi et al., 2404.16710), and verification continues from there.
 
 What the first layers compute of a drafted token is what the target would compute of it anyway: keys and values are
 written into the target's own cache, the states that leave them are kept, and verification begins at the next layer.
@@ -94,7 +94,7 @@ class EarlyExit(DraftModel):
             self._finish(states, drafts)
         finally:
             for state in states:
-                state.scratch = Tree()  # the verification goes on from it, and the engine commits or drops it
+                state.scratch = Tree()  # verification continues from it, and the engine commits or drops it
         return [self._with_states(state, draft) for state, draft in zip(states, drafts, strict=True)]
 
     def _draft_session(self, growing: list[GrowingChain], with_probabilities: bool, takes_largest: bool) -> None:
@@ -109,8 +109,8 @@ class EarlyExit(DraftModel):
         return Forward(logits)
 
     def _finish(self, states: Seq[DraftState], drafts: Seq[Draft]) -> None:
-        """Take every draft's last token through the layers as well, unless it was asked already what follows it, and
-        the answer did not pay."""
+        """Take every draft's last token through the layers as well, unless the next token was computed already and
+        was not worth drafting."""
         late = [
             (state, draft) for state, draft in zip(states, drafts, strict=True) if len(state.scratch) == len(draft) > 0
         ]

@@ -1,9 +1,9 @@
 """Lookahead decoding: n-grams that the target itself produces in passing are proposed when their first token comes.
 
 Fu and others, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", 2402.02057. In the forward
-that verifies the guesses, the target also computes a window of probes, a Jacobi iteration over what might come; its
-trajectories are the n-grams. Unlike the authors' program this keeps the bonus token after a guess that is right to its
-end.
+that verifies the candidates, the target also computes a window of probes, a Jacobi iteration over what might come; its
+trajectories are the n-grams. Unlike the authors' program this keeps the bonus token after a candidate that is right to
+its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step
 from forerun.utils.tree import ROOT, Tree
 
-# What lookahead decoding keeps of one sequence: the window of guesses at what is to come, and the pool of n-grams.
+# What lookahead decoding keeps of one sequence: the window of predicted tokens, and the pool of n-grams.
 
 Ngram = tuple[int, ...]
 
@@ -109,7 +109,7 @@ class LookaheadWindow:
         Args:
             last_token: what stood in row 0, column 0.
             computed: tokens for the first len(computed) columns; the others stay as they are.
-            end_of_text: tokens after which nothing can be guessed.
+            end_of_text: tokens after which nothing can be predicted.
 
         Returns:
             the n-grams found, each as its first token and the rest.
@@ -132,11 +132,11 @@ class LookaheadWindow:
 
 
 _PRIORS = (0.4, 0.7, 0.7)
-"""Prior chance of the most recent guess's first token, and of each after it."""
+"""Prior probability of the most recent candidate's first token, and of each after it."""
 MAX_NGRAMS = 2**14
 """N-grams that a sequence's pool may hold."""
 _NGRAM_BYTES = 200
-"""Of a tuple and its place in a dict; its tokens come on top."""
+"""Bytes of a tuple and its slot in a dict; its tokens come on top."""
 
 
 @dataclass(slots=True)
@@ -168,8 +168,8 @@ class Lookahead(OneByOne):
         window: W, columns of the window; each costs ngram - 1 rows of every forward (1 or more).
         ngram: N, tokens of an n-gram, its first included (2 or more).
         guesses: G, n-grams kept of each first token, and proposed at most (1 or more).
-        prompt_pool: n-grams of the prompt are guesses too.
-        verify_window: what stands in the window may be accepted as well; it is computed anyway. Steps of the bundled
+        prompt_pool: n-grams of the prompt are proposed too.
+        verify_window: tokens of the window may be accepted as well; it is computed anyway. Steps of the bundled
             pair took 2 to 4 % longer. The authors leave it out, and its nodes count as drafted then.
 
     Raises:
@@ -199,7 +199,7 @@ class Lookahead(OneByOne):
         self._width, self._num_rows, self._guesses, self._prompt_pool = window, ngram - 1, guesses, prompt_pool
         self._verify_window = verify_window
         self._end_of_text: frozenset[int] = frozenset()
-        # by depth, and by rank among siblings, which are in the order of their guesses
+        # by depth, and by rank among siblings, which are in the order of their n-grams
         self._rates = Rates([accept_prob / rank for accept_prob in _PRIORS for rank in range(1, guesses + 1)])
         self._states: dict[Sequence, LookaheadState] = {}
 
@@ -276,7 +276,7 @@ class Lookahead(OneByOne):
 
     def _learn(self, state: LookaheadState, pending: PendingDraft, step: Step) -> None:
         assert step.verdict is not None
-        ids, path = pending.draft.ids, step.verdict.path  # with verify_window the path may not be one of guesses
+        ids, path = pending.draft.ids, step.verdict.path  # with verify_window the path may not be one of candidates
         pending.guesses.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])
         if step.top_tokens is None or state.window is None:
             return

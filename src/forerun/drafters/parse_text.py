@@ -19,7 +19,7 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
     """Split a drafter's text into its name and its options as written.
 
     Raises:
-        DrafterError: an option is not key=value, or stands twice.
+        DrafterError: an option is not key=value, or occurs twice.
     """
     name, _, rest = spec.partition(":")
     options: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""The best tree within a budget, from chances that were measured, and the measuring.
+"""The best tree of a given size by measured acceptance probabilities, and their measurement.
 
 Sequoia (2402.12374) finds the tree of a given size with the most expected accepted tokens by dynamic programming;
-taking the node with the largest product of chances along its path, again and again, gives the same tree, and any first
-part of it is the best tree of that smaller size.
+taking the node with the largest product of probabilities along its path, again and again, gives the same tree, and any
+first part of it is the best tree of that smaller size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = TypeVar("Key")
 
 
 class Child(NamedTuple, Generic[Key]):
-    """A token that may stand below a node.
+    """A token that may follow a node.
 
     Attributes:
         accept_prob: that it is accepted if its parent is.
@@ -41,7 +41,7 @@ class RankedTree(Tree):
 
     Attributes:
         levels: [n] level of each node in the rates, where its trial is counted.
-        accept_probs: [n] estimated chance that the node and all above it are accepted.
+        accept_probs: [n] estimated probability that the node and all above it are accepted.
     """
 
     levels: list[int] = field(default_factory=list)
@@ -60,7 +60,7 @@ class RankedTree(Tree):
     def ranked(self, nodes: Iterable[int]) -> list[int]:
         """Return nodes by falling probability; equal ones keep their order.
 
-        Parents that come before their children stay before them, since no child's chance is above its parent's.
+        Parents that come before their children stay before them, since no child's probability is above its parent's.
         """
         accept_probs = self.accept_probs
         return sorted(nodes, key=lambda node: -accept_probs[node])
@@ -105,14 +105,14 @@ def best_tree(
 
     Args:
         root: key of the last committed token.
-        children: of a key whose node has this depth (the root's is 0), by falling chance.
+        children: of a key whose node has this depth (the root's is 0), by falling probability.
         max_depth: no node is deeper.
-        min_acceptance_prob: nodes whose chance is not above it are left out.
+        min_acceptance_prob: nodes whose probability is not above it are left out.
     """
     tree = RankedTree()
     if max_depth <= 0:
         return tree
-    # (-chance of the path, tie-break, parent, depth, chance of the parent's path, siblings, place among them)
+    # (-probability of the path, tie-break, parent, depth, probability of the parent's path, siblings, index among them)
     heap: list[tuple[float, int, int, int, float, Seq[Child[Key]], int]] = []
     pushed = 0
 

@@ -140,17 +140,17 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         "ngram.suffix:Suffix", "lookup", "copies what most often followed the longest match of any length"
     ),
     "lookahead": DrafterRow(
-        "lookahead:Lookahead", "target", "n-grams that the target makes in passing, by Jacobi iteration"
+        "lookahead:Lookahead", "target", "n-grams harvested from the target's own forward passes by Jacobi iteration"
     ),
     "recycling": DrafterRow(
-        "token_recycling:Recycling", "target", "a tree of what the target thought probable after each token before"
+        "token_recycling:Recycling", "target", "a tree of the most probable tokens that the target gave earlier"
     ),
     "early-exit": DrafterRow("early_exit:EarlyExit", "target", "the target's first layers draft, the others verify"),
-    "prediction": DrafterRow("ngram.prediction:Prediction", "lookup", "copies the client's own guess of the output"),
+    "prediction": DrafterRow("ngram.prediction:Prediction", "lookup", "copies the client's prediction of the output"),
     "hybrid": DrafterRow(
         "hybrid.hybrid:Hybrid",
         "model",
-        "several drafters, each asked where it pays by measured figures",
+        "several drafters, each used where measurements show that it pays",
         "sources",
         "hybrid:sources=suffix+{}",
         with_head="hybrid:sources=suffix+eagle",

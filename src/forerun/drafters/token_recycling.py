@@ -147,9 +147,9 @@ _NAME = "successors"
 _DEPTHS = 3
 """Depths whose acceptance is measured apart; deeper nodes count as the last."""
 _PRIORS = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
-"""Prior chance of each rank."""
+"""Prior probability of each rank."""
 _REFRESH = 16
-"""Drafts after which the chances measured since are used."""
+"""Drafts after which the probabilities measured since are used."""
 
 
 class Recycling(OneByOne):
@@ -158,7 +158,7 @@ class Recycling(OneByOne):
     Args:
         width: k, successors kept of every token (1..8).
         share: one matrix for all requests. It makes the first drafts of a request better, but how fast a request is
-            served then tells something of the others' text; without it, every request fills a matrix of its own.
+            served may then reveal something of the others' text; without it, every request fills a matrix of its own.
         matrix: a file that `save` has written, which every request's matrix begins with.
         learn_prompt: fill the matrix from the prompt too; its logits are then computed at every token.
 

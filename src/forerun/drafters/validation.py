@@ -1,4 +1,4 @@
-"""The border to drafters: what one of them answers is looked at here before anybody uses it."""
+"""Validation of drafters and of their drafts before the engine uses them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def name_of(drafter: Drafter) -> str:
     return f"The drafter {type(drafter).__name__}"
 
 
-def ask(
+def checked_drafts(
     drafter: Drafter,
     sequences: Seq[Sequence],
     num_draft_tokens: Seq[int],
@@ -49,7 +49,7 @@ def ask(
     Tokens on a device are not read. What a drawn token's own distribution gives it, verification looks at.
 
     Args:
-        vocab_size: of the target; None leaves ids and the width of distributions to who asks on.
+        vocab_size: of the target; None skips the check of ids and of the width of distributions.
 
     Raises:
         DrafterError: a draft breaks the contract; the message names the drafter.
@@ -109,7 +109,7 @@ def _check_types(drafter: Drafter, draft: Draft) -> None:
 def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int, room: int) -> None:
     n, parents, name = len(draft.token_ids), draft.parents, name_of(drafter)
     if n > max_nodes:
-        raise DrafterError(f"{name} gave {n} tokens, but its budget was {max_nodes}.")
+        raise DrafterError(f"{name} gave {n} tokens, but at most {max_nodes} were requested.")
     if len(parents) != n or any(not -1 <= parent < i for i, parent in enumerate(parents)):
         raise DrafterError(f"{name} gave parents that are no rooted tree in order: {parents}.")
     if not 0 <= draft.num_candidates <= n:

@@ -60,7 +60,7 @@ def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int 
 
     Raises:
         ModelLoadError: a key is missing or wrong.
-        UnsupportedModelError: it asks for what is not served.
+        UnsupportedModelError: it uses a feature that is not supported.
     """
     layer = settings.fields("transformer_layer_config")
     hidden, vocab = layer.integer("hidden_size", 4096, low=1), layer.integer("vocab_size", 151936, low=1)
@@ -117,12 +117,12 @@ def check_block_export(
     """Refuse a head that has what the form has no words for: it would be read as another one.
 
     Args:
-        form: that is asked for. num_layers: of the target. num_draft_tokens: to be recommended.
+        form: the requested one. num_layers: of the target. num_draft_tokens: to be recommended.
         what: the head, for messages.
 
     Raises:
         ConfigError: it is another form, or these are more tokens than the head was trained for.
-        UnsupportedModelError: names all that the form cannot say.
+        UnsupportedModelError: names all that the format cannot represent.
     """
     if form not in (AUTO, "speculators"):
         raise ConfigError(f"form is {form!r}, but a block head has no other form than 'speculators'. Leave it out.")

@@ -25,7 +25,7 @@ class BlockConfig:
     row i is that head's: it reads the embedding of token i + 1 beside F_i = fc(the target's states of token i), and so
     knows which token followed. Slot k (0, 1, ...) reads what context row n - 2 reads, with vectors of its own added:
     the embedding of the last committed token + slot_embeddings[k], and F_(n-2) + slot_states[k]. It predicts token
-    n + k. There are no masks, and queries and keys have no norms. No public format can say it.
+    n + k. There are no masks, and queries and keys have no norms. No public format can represent it.
 
     Attributes:
         vocab_size: of the target.
@@ -41,15 +41,15 @@ class BlockConfig:
         mask_token_id: whose embedding stands for the mask; None: a vector that was learnt.
         markov_rank: of the bias by the token before; 0 for none.
         markov_shared: its W1 and W2 are the target's embeddings and the output rows, each times a trained matrix:
-            W2 W1[t] = lm_head(w2 w1 embedding(t)). No public format can say it.
-        confidence: there is an estimate of the chance that a token is accepted.
+            W2 W1[t] = lm_head(w2 w1 embedding(t)). No public format can represent it.
+        confidence: there is an estimate of the probability that a token is accepted.
         confidence_with_markov: it reads W1[the token before] beside the slot's output.
         context_tokens: rows read the embedding of the token that follows beside the states.
         norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused. No public
-            format can say it.
+            format can represent it.
         own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
         sliding_window: positions that the slots of a block attend to, up to its last slot; None for all. No public
-            format can say it.
+            format can represent it.
         rope_theta: of the rotation of queries and keys.
         rms_norm_eps: of all norms.
         max_positions: rows that it was made for.

@@ -1,5 +1,5 @@
 """A block head drafts all tokens of a chain in one pass (DFlash: 2602.06036), each with a bias by the token before it
-and a chance of its own where the head has these (DSpark: 2607.05147)."""
+and an estimated acceptance probability where the head has these (DSpark: 2607.05147)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from forerun.models import LanguageModel, Rows
 from forerun.types import Sequence
 
 _CAPPED = (
-    "%(name)s was trained on blocks of %(most)d tokens: of the %(budget)d that are asked for, a draft has no more than "
-    "these."
+    "%(name)s was trained on blocks of %(most)d tokens: of the %(max_nodes)d that are requested, a draft has no more "
+    "than these."
 )
 
 
@@ -87,8 +87,9 @@ class Block(FusingHeadDrafter, DraftModel):
     def _likely(
         self, chains: list[GrowingChain], likely: list[list[int]], with_probabilities: bool
     ) -> list[GrowingChain]:
-        """Let greedy chains take the tokens of the largest logits, or, where options or a price may decide otherwise,
-        have them proposed, so that all are looked at together. likely: of each chain, up to a row that is no number.
+        """Extend greedy chains by the tokens of the largest logits, or, where options or a minimum probability may
+        decide otherwise, have them proposed, so that all are looked at together. likely: of each chain, up to a row
+        that is no number.
 
         Returns:
             The chains that have not ended.
@@ -133,7 +134,7 @@ def _block_input(chain: GrowingChain, model: BlockModel) -> BlockInput:
 
 
 def _estimate(chains: list[GrowingChain], accept_probs: Tensor | None) -> None:
-    """Tell each chain the chances of its next tokens. chances: [rows]; None: the head has no estimate."""
+    """Set the estimates of each chain's next tokens. accept_probs: [rows]; None: the head has no estimate."""
     if accept_probs is not None:
         values, start = accept_probs.tolist(), 0
         for chain in chains:

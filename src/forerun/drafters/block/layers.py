@@ -33,7 +33,7 @@ class BlockEnds:
     """What a block begins with, and what its tokens are drawn by beside the logits.
 
     Attributes:
-        mask: [hidden] what stands in the slots after the first; None of a head with `context_tokens`.
+        mask: [hidden] the input of the slots after the first; None of a head with `context_tokens`.
         before: [vocab_size, rank] W1, and `after` W2, of the Markov bias; None without.
         confidence: weight [width] and bias of the estimate; None without.
     """
@@ -168,7 +168,7 @@ class ReferenceBlockLayers:
 
         Args:
             batch: of which the tokens are not read.
-            x: [T, hidden_size] what stands in the slots; it may be overwritten.
+            x: [T, hidden_size] the inputs of the slots; may be overwritten.
 
         Returns:
             Of the wanted rows, [R, hidden_size] what the output layer reads, and [R, draft_vocab_size] logits without

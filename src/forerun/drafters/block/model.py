@@ -54,7 +54,7 @@ class BlockModel(FusingHeadModel):
     tokens. `forward` computes such rows, which have no logits; `draft` computes blocks.
 
     Args:
-        head: its tensors, in any number format or codes.
+        head: its tensors, in any number format, or quantised.
         target: whose embeddings, and perhaps output layer, it reads.
         name: for messages and stored costs.
 
@@ -89,7 +89,7 @@ class BlockModel(FusingHeadModel):
         """Compute context rows, of which heads with `context_tokens` read the tokens. They join their caches' scratch.
 
         Raises:
-            ValueError: rows have no states, or layers or logits are asked for.
+            ValueError: rows have no states, or layers or logits are requested.
         """
         if layers or any(rows.states is None or rows.num_wanted for rows in batch):
             raise ValueError("context rows of a block head are states, and have no logits")
@@ -140,7 +140,7 @@ class BlockModel(FusingHeadModel):
     def likely(self, logits: Tensor, blocks: Sequence[BlockInput]) -> list[list[int]]:
         """Return the tokens of the largest logits, each with the bias of the token before it, block by block.
 
-        They end before a row whose logits are not all finite; there are none where they cannot be told at once.
+        They end before a row whose logits are not all finite; empty where they cannot be computed at once.
 
         Args:
             logits: of `draft`, of these blocks.

@@ -208,7 +208,7 @@ class ModelDrafter(Drafter):
         self._states[sequence].rewind(length)
 
     def _adopt_prefix(self, state: DraftState) -> None:
-        """Let a new cache hold what was computed for others."""
+        """Adopt what was computed for other requests into a new cache."""
         sequence = state.sequence
         state.num_published = state.cache.adopt(self._prefix_ids(sequence), sequence.params.tenant)
 
@@ -224,12 +224,12 @@ class ModelDrafter(Drafter):
         state.cache.free()
 
     def _publish(self, state: DraftState) -> None:
-        """Let others adopt the whole pages that have been computed since."""
+        """Publish for adoption by others the whole pages that have been computed since."""
         if self._has_own_caches and self._prefix_reuse and state.may_publish():
             state.publish(self._prefix_ids(state.sequence))
 
     def _affordable(self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], num_rows: Seq[int]) -> list[int]:
-        """Record that these sequences draft, and return their budgets, 0 where the pool lacks pages.
+        """Record that these sequences draft, and return their numbers of draft tokens, 0 where the pool lacks pages.
 
         Called before anything is drawn: to drop a draft for what it contains would change the output's distribution.
 

@@ -24,7 +24,7 @@ class DraftState:
         view: the sequence as the sampling pipeline sees it: a greedy one at temperature 1, so that its tokens have
             probabilities.
         scratch: tokens of the rows fed since the cache's last commit.
-        drafted: the last draft, and the rates that its trials are counted in; None where nobody counts.
+        drafted: the last draft, and the rates that its trials are counted in; None if they are not counted.
         drafted_at: length of the sequence when it was made.
         num_published: positions of the cache that have been offered for adoption.
         shift: the token at position p of the cache is the sequence's at p + shift.
@@ -78,7 +78,8 @@ class DraftState:
         return min(self.cache.length, most) - self.num_published >= PAGE
 
     def publish(self, token_ids: list[int]) -> None:
-        """Let others adopt what has been computed of committed tokens. token_ids: what the model was fed for them."""
+        """Publish for adoption by others what has been computed of committed tokens. token_ids: what the model was fed
+        for them."""
         self.num_published = min(self.cache.length, len(token_ids) - 1) // PAGE * PAGE
         self.cache.publish(token_ids[: self.num_published], self.sequence.params.tenant)
 
@@ -96,7 +97,7 @@ class DraftState:
         self.num_published = min(self.num_published, end // PAGE * PAGE)
 
     def remember(self, drafted: tuple[RankedTree, Rates] | None) -> None:
-        """Let `count_trials` count what becomes of this draft; None: nothing is to be counted."""
+        """Store the draft whose trials `count_trials` counts; None: none are counted."""
         self.drafted, self.drafted_at = drafted, len(self.sequence.token_ids)
 
     def count_trials(self) -> None:

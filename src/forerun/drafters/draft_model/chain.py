@@ -24,8 +24,8 @@ from forerun.types import Draft, Sequence
 class DraftModel(ModelDrafter):
     """Drafts chains with a causal language model that shares the target's vocabulary.
 
-    Given a price, a chain ends where the chance that all of it is accepted, as measured for the draft model's
-    probabilities, no longer exceeds the price.
+    Given a minimum acceptance probability, a chain ends where the probability that all of it is accepted, as measured
+    for the draft model's probabilities, no longer exceeds it.
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft, which belongs to
@@ -69,7 +69,7 @@ class DraftModel(ModelDrafter):
         return [chain.draft() for chain in chains]
 
     def _grow(self, growing: list[GrowingChain], min_acceptance_prob: float) -> None:
-        """Let the chains grow to their ends."""
+        """Grow the chains to their ends."""
         takes_largest = self._takes_largest(growing)
         chains = self._draft_session(growing, min_acceptance_prob > 0, takes_largest)
         if chains is not None:
@@ -103,7 +103,7 @@ class DraftModel(ModelDrafter):
     def _grow_in_session(
         self, chains: DraftSession, growing: list[GrowingChain], with_probabilities: bool, takes_largest: bool
     ) -> None:
-        """Let chains to which nothing is proposed grow to their ends."""
+        """Grow chains without proposed tokens to their ends."""
         while growing:
             found = self._advance(chains, [chain.unfed for chain in growing], [chain.state for chain in growing])
             if takes_largest and min(found.columns) >= 0:

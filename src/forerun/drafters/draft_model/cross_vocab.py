@@ -24,7 +24,7 @@ from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.draft_model.base import MAX_LAG
 from forerun.drafters.draft_model.source import check_draft_quantisation
 from forerun.drafters.registry import DRAFTERS
-from forerun.drafters.validation import ask, check_drafter
+from forerun.drafters.validation import check_drafter, checked_drafts
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Forward, LanguageModel, Rows, StandIn, inherited_dtype, load_draft_model, load_tokenizer
 from forerun.sampling import filters_only
@@ -36,7 +36,7 @@ from forerun.utils.vocabulary import encode_text, shared_tokens, token_bytes
 
 
 class RestrictedModel(StandIn):
-    """A model that gives some of its sequences no chance outside a set of tokens; otherwise the model itself.
+    """A model that restricts some of its sequences to a set of tokens; otherwise the model itself.
 
     Attributes:
         restrict: whether the caches made from now on belong to such sequences.
@@ -74,7 +74,7 @@ _LOOK_BEHIND = 32
 
 
 class Retokeniser:
-    """Encodes text with one tokenizer, knowing how many bytes each of its tokens stands for.
+    """Encodes text with one tokenizer, by the bytes that each of its tokens stands for.
 
     Args:
         tokenizer: a Transformers tokenizer.
@@ -163,7 +163,7 @@ class _Shadow:
     """A sequence in the draft's tokens.
 
     Attributes:
-        sequence: as the inner drafter knows it; holds the text as far as its characters are complete.
+        sequence: that the inner drafter sees; holds the text as far as its characters are complete.
         rest: bytes of an incomplete character after it.
         seen: committed target tokens that it holds.
         by_tokens: how its drafts are translated.
@@ -328,7 +328,7 @@ class CrossVocab(Drafter):
             self._follow(sequence, shadow)
             shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
             inner_max_nodes.append(0 if shadow.rest else max(0, min(max_nodes, sequence.room)))
-        drafts = ask(
+        drafts = checked_drafts(
             self.inner,
             [shadow.sequence for shadow in shadows],
             inner_max_nodes,
@@ -352,7 +352,7 @@ class CrossVocab(Drafter):
                 inner.append(Step(shadow.sequence, None, None, done))
                 continue
             if not len(shadow.drafted) and len(step.sequence.token_ids) - shadow.seen < MAX_LAG:
-                continue  # nobody asked for a draft: the text is translated when somebody does, or by and by
+                continue  # no draft was requested: the text is translated with the next draft, or after MAX_LAG tokens
             shadow.drafted = Draft.empty()
             self._follow(step.sequence, shadow)
             followed = shadow.sequence

@@ -16,8 +16,6 @@ from forerun.sampling import NoiseKey, keyed_gumbel
 from forerun.speculation import Rates, bin_centres, bin_of
 from forerun.types import Draft, Sequence
 
-# How a request's tokens are picked, which decides how they are drafted.
-
 
 class Picking(Enum):
     """How a request's tokens are picked."""
@@ -33,22 +31,22 @@ def picking_of(sequence: Sequence) -> Picking:
     return Picking.GREEDY if params.greedy else Picking.DRAWN if params.seed is None else Picking.SEEDED
 
 
-# From the probability that a draft model gives a token to the chance that the target accepts it.
+# From the probability that a draft model gives a token to the probability that the target accepts it.
 
 _BINS = 12
 """Bins of a draft model's probabilities; they are equally wide in the probability's square root."""
 _RANKS = 3
-"""Ranks of a token among its siblings that are told apart; later ones count as the last."""
+"""Ranks of a token among its siblings that are measured apart; later ones count as the last."""
 _DECAY = 0.995
 """Weight that earlier trials of a level keep at each new one."""
 
 
 class Confidence:
-    """Turns the probability that a draft model gives a token into the chance that it is accepted.
+    """Turns the probability that a draft model gives a token into the probability that it is accepted.
 
     Probabilities fall into bins that are narrower towards 0, apart for each rank among the token's siblings. Of each
-    bin it is measured how often its tokens were accepted; inside a bin the chance grows with the probability, so that
-    the order of tokens stays. The prior is the probability itself.
+    bin it is measured how often its tokens were accepted; inside a bin the probability grows with the probability, so
+    that the order of tokens stays. The prior is the probability itself.
 
     Attributes:
         rates: where the trials are counted, by level.
@@ -90,16 +88,16 @@ class GrowingChain:
         state: state of its sequence.
         picking: how its tokens are picked.
         max_nodes: tokens at most.
-        min_acceptance_prob: it ends where the chance that all of it is accepted is no more than this.
-        confidence: turns the draft model's probabilities into chances of acceptance.
-        tree: its tokens so far, with their levels if there is a price.
+        min_acceptance_prob: it ends where the probability that all of it is accepted is no more than this.
+        confidence: turns the draft model's probabilities into probabilities of acceptance.
+        tree: its tokens so far, with their levels if there is a minimum probability.
         unfed: tokens to be fed first.
         proposed: what may follow them; the model is fed these too, and keeps those it would have picked itself.
         probs: [V] each, of the tokens so far, if they are drawn.
         accept_prob: that all tokens so far are accepted.
-        uniforms: [budget] for draws.
-        estimates: [num_rows] of the chances that the next tokens are accepted, where the model tells them beside its
-            probabilities.
+        uniforms: [max_nodes] for draws.
+        estimates: [num_rows] of the probabilities that the next tokens are accepted, where the model gives them beside
+            its probabilities.
     """
 
     state: DraftState
@@ -132,7 +130,7 @@ class GrowingChain:
 
         Args:
             picked: [num_rows] tokens.
-            probabilities: [num_rows] the draft model's probabilities of them; None without a price.
+            probabilities: [num_rows] the draft model's probabilities of them; None without a minimum probability.
             probs: [num_rows, V] that they were drawn from; None if they were chosen.
 
         Returns:
@@ -175,7 +173,7 @@ class GrowingChain:
     def draft(self) -> Draft:
         if not self.probs:
             return Draft.chain(self.tree.ids)
-        unread = torch.zeros_like(self.probs[0])  # the row after the last node, whose children nobody drew
+        unread = torch.zeros_like(self.probs[0])  # the row after the last node, whose children were not drawn
         return Draft.chain(self.tree.ids, torch.stack([*self.probs, unread]))
 
 

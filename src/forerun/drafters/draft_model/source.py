@@ -14,7 +14,7 @@ from forerun.models import LanguageModel, check_quantisation, find_tokenizer, in
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """A draft model as it was asked for.
+    """A requested draft model.
 
     Attributes:
         model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft for the bundled

@@ -29,8 +29,6 @@ from forerun.speculation import Rates
 from forerun.types import Draft, Sequence
 from forerun.utils.tree import ROOT
 
-# Draft trees while they grow, one depth at a time; plain lists, no model.
-
 
 class DynamicGrowth:
     """Expands what is most likely to be reached, and keeps the best nodes of all (EAGLE-2, 2406.16858).
@@ -46,8 +44,8 @@ class DynamicGrowth:
         max_depth: no node is deeper.
         width: nodes expanded at one depth, and children looked at below each.
         min_gain: accepted tokens that one more depth must promise.
-        min_acceptance_prob: nodes whose chance is not above it are left out.
-        confidence: turns the draft model's probabilities into chances of acceptance.
+        min_acceptance_prob: nodes whose probability is not above it are left out.
+        confidence: turns the draft model's probabilities into probabilities of acceptance.
     """
 
     def __init__(
@@ -151,12 +149,12 @@ def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, min_accep
     """Return the shape with the most expected accepted tokens (Sequoia, 2402.12374).
 
     Args:
-        rates: [depth][rank] chance that the child of this rank is the accepted one, given that its parent was
+        rates: [depth][rank] probability that the child of this rank is the accepted one, given that its parent was
             accepted; row 0 is that of the last committed token's children, deeper nodes than there are rows have the
             last. A rank is never better than the ranks before it: where it was measured so, theirs is taken.
         num_nodes: nodes at most.
         max_depth: no node is deeper.
-        min_acceptance_prob: nodes that are not accepted with a larger chance are left out.
+        min_acceptance_prob: nodes that are not accepted with a larger probability are left out.
 
     Returns:
         The tree in the order of its nodes' values; token_ids are ranks, levels count through `rates` row by row.
@@ -224,7 +222,7 @@ MIN_GAIN = 0.1
 _DEPTHS = 8
 """Depths whose acceptance is measured apart; deeper ones count as the last."""
 _RATES = (0.5, 0.15, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
-"""Prior chance that a child is accepted, by its rank among its siblings."""
+"""Prior probability that a child is accepted, by its rank among its siblings."""
 _REFRESH = 16
 """Drafts after which the best shape is found again from what was measured since."""
 
@@ -270,7 +268,7 @@ class GrowingTree:
             return Draft.empty(), tree
         if not self.probs:
             return Draft(tree.ids, tree.parents), tree
-        none = torch.zeros_like(self.probs[-1])  # of leaves, whose children nobody drew
+        none = torch.zeros_like(self.probs[-1])  # of leaves, whose children were not drawn
         probs = torch.stack([self.probs.get(node, none) for node in (-1, *nodes)])
         return Draft(tree.ids, tree.parents, probs, replacement=False), tree
 
@@ -359,7 +357,7 @@ class DraftTree(ModelDrafter):
         return [self._harvest(tree) for tree in trees]
 
     def _start_from(self, rates: Seq[float], num_depths: int, weight: float) -> None:
-        """Take measured chances of a child by depth and rank in place of those that hold for most draft models.
+        """Take measured probabilities of a child by depth and rank in place of those that hold for most draft models.
 
         Args:
             rates: [num_depths * ranks], those of the last committed token's children first.

@@ -48,13 +48,13 @@ def eagle_config_of(settings: Fields, *, version: int, has_output_rows: bool, nu
     """Return the configuration of a public EAGLE head.
 
     Args:
-        version: 1 or 3, as the names of its tensors tell.
+        version: 1 or 3, by the names of its tensors.
         has_output_rows: whether it has a tensor lm_head.weight.
         num_layers: of the target; None if that is not known.
 
     Raises:
         ModelLoadError: a key is missing or wrong.
-        UnsupportedModelError: it asks for what is not served, or cannot be read without `num_layers`.
+        UnsupportedModelError: it uses a feature that is not supported, or cannot be read without `num_layers`.
     """
     layer = _layer(settings)
     for fields in (settings, layer):

@@ -38,7 +38,7 @@ class EagleConfig:
         norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused (3.1).
         norm_before_residual: the residual is hidden_norm(g) in place of g.
         norm_output: what goes to the next row is the output after `norm` (3.1).
-        embedding_residual: a linear map of the embedding is added to the residual. No public format can say it.
+        embedding_residual: a linear map of the embedding is added to the residual. No public format can represent it.
         own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
         sliding_window: rows that a row attends to, itself included; None for all.
         rope_theta: of the rotation of queries and keys.

@@ -30,7 +30,7 @@ class EagleModel(FusingHeadModel):
     (`Forward.hidden_outputs`, [T, 1, hidden]); its logits are of token i + 2.
 
     Args:
-        head: its tensors, in any number format or codes.
+        head: its tensors, in any number format, or quantised.
         target: whose embeddings, and perhaps output layer, it reads.
         name: for messages and stored costs.
 
@@ -68,7 +68,7 @@ class EagleModel(FusingHeadModel):
         """Compute rows; `Forward.hidden_outputs` are always the states for the rows that come next.
 
         Raises:
-            ValueError: rows have no states, or layers are asked for.
+            ValueError: rows have no states, or layers are requested.
         """
         if layers or any(rows.states is None for rows in batch):
             raise ValueError("a head reads a state beside every token, and has no layers to look into")

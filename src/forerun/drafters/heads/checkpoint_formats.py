@@ -2,8 +2,8 @@
 
 Their tensors have the names of `EagleConfig.tensors` or `BlockConfig.tensors`, the layer of an EAGLE-3 head `midlayer`
 or `layers.0`. Beside these there may be a copy of the target's embedding (`embed_tokens.weight`), whose signs are a
-fingerprint: a head with embeddings of its own is refused as one of another target. `t2d` says again what
-`d2t` says.
+fingerprint: a head with embeddings of its own is refused as one of another target. `t2d` repeats
+`d2t`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
 
     Raises:
         ModelLoadError: it has pickled weights only, is damaged, or its files contradict each other.
-        UnsupportedModelError: it is whole, and not of a kind that is served.
+        UnsupportedModelError: it is intact, but of an unsupported kind.
     """
     source = str(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):

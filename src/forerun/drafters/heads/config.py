@@ -1,4 +1,4 @@
-"""What the configuration of every kind of head tells, and the checks that several kinds share."""
+"""Configurations of trained heads, heads as they are stored, and the checks that all kinds share."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ class StoredHead(Generic[Kind]):
         config: its shape.
         tensors: all of `config.tensors()`; quantised ones are dequantised to float32.
         d2t: [draft_vocab_size] int64: the target's id of draft token i is i + d2t[i]. None where they are the same.
-        fingerprint: of the target that it was trained for (`target_fingerprint`); empty where that is not told.
+        fingerprint: of the target that it was trained for (`target_fingerprint`); empty if unknown.
         record: what was written beside it: how it was trained, as JSON.
-        number_format: of the target's weights when it was trained, such as "bfloat16"; empty where that is not told.
+        number_format: of the target's weights when it was trained, such as "bfloat16"; empty if unknown.
         quantised: the matrices that are stored at 8 bits, by name.
         form: "forerun", or that of a public head: "EAGLE-1", "EAGLE-3", "speculators" or "Medusa".
     """
@@ -140,7 +140,8 @@ class StoredHead(Generic[Kind]):
         """Return this head as one of that kind.
 
         Args:
-            source: where it lies, for messages. drafters: that draft with heads of that kind.
+            source: its folder, for messages.
+            drafters: that draft with heads of that kind.
 
         Raises:
             UnsupportedModelError: it is of another.
@@ -173,7 +174,7 @@ FLOATS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
 
 
 class TensorSpec(Protocol):
-    """What a tensor that is not read yet tells, in the form of safetensors."""
+    """The header of a tensor that is not read yet, as in safetensors."""
 
     def get_shape(self) -> list[int]: ...
 
@@ -201,7 +202,7 @@ def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dic
 def check_forms(
     config: HeadConfig, found: Mapping[str, TensorSpec], source: str, error: ErrorType, remedy: str
 ) -> None:
-    """Compare names, shapes and number formats with what the configuration asks for.
+    """Compare names, shapes and number formats with those of the configuration.
 
     Raises:
         error: names the first tensor that is missing, too many, or of another shape or number format.

@@ -106,11 +106,11 @@ class HeadDrafter(ModelDrafter):
     def _capped(self, max_nodes: int, most: int, message: str) -> int:
         """Limit a number of draft tokens, and log once that it was larger.
 
-        message: with %(name)s of the head, %(most)d and %(budget)d.
+        message: with %(name)s of the head, %(most)d and %(max_nodes)d.
         """
         if max_nodes > most and not self._has_capped:
             self._has_capped = True
-            _log.info(message, {"name": self.model.name, "most": most, "budget": max_nodes})
+            _log.info(message, {"name": self.model.name, "most": most, "max_nodes": max_nodes})
         return min(max_nodes, most)
 
     @abstractmethod

@@ -1,10 +1,10 @@
-"""Which target a head was trained for, told by what outlasts another number format.
+"""Fingerprints of the target that a head was trained for, which are independent of the number format.
 
 A head reads its target's hidden states, so it fits one set of weights. The same weights come in many forms: safetensors
-in bfloat16 or float32, GGUF with blocks of 4 to 8 bits, codes made at load. Bytes differ between these, names of files
-and of tensors too, and a tokenizer is shared by many models. What they have in common: the sizes (vocabulary, width,
-number of weights, which tells a pruned copy), and nearly all signs of the weights. So a fingerprint is the sizes and
-the signs of fixed entries of the embedding and of the output layer, which are compared bit by bit.
+in bfloat16 or float32, GGUF with blocks of 4 to 8 bits, weights quantised at load. Bytes differ between these, names of
+files and of tensors too, and a tokenizer is shared by many models. What they have in common: the sizes (vocabulary,
+width, number of weights, which reveals a pruned copy), and nearly all signs of the weights. So a fingerprint is the
+sizes and the signs of fixed entries of the embedding and of the output layer, which are compared bit by bit.
 
 Rounding changes the sign of an entry near zero alone: about 0.5 % of them at 8 bits, 3 % at 4 bits. Models that were
 trained from different starts agree in half of them. `MAX_DIFFERENT` lies between. A model that was trained a little
@@ -53,8 +53,8 @@ class Fingerprint:
 
     Attributes:
         vocab_size, hidden_size: of the target.
-        num_parameters: of its weights; 0 where that is not told, which every number equals.
-        embedding, output: signs of the layers' entries in hexadecimal; empty where they are not told.
+        num_parameters: of its weights; 0 if unknown, which equals every number.
+        embedding, output: signs of the layers' entries in hexadecimal; empty if unknown.
     """
 
     vocab_size: int
@@ -138,7 +138,7 @@ def check_target(fingerprint: str, target: FingerprintedTarget, what: str) -> No
         what: the head, for messages.
 
     Raises:
-        IncompatibleDrafterError: says in what they differ.
+        IncompatibleDrafterError: names the difference.
     """
     if not fingerprint:
         return

@@ -163,7 +163,7 @@ def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadCon
 
     Raises:
         ModelLoadError: there is none, it is damaged, its files contradict each other, or `num_layers` is needed.
-        UnsupportedModelError: it is a public head of a kind that is not served.
+        UnsupportedModelError: it is a public head of a kind that is not supported.
     """
     settings = head_settings(folder)
     if "format" in settings.values:
@@ -173,7 +173,7 @@ def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadCon
 
 @dataclass(frozen=True, slots=True)
 class HeadHeader:
-    """What a head's folder tells before its tensors are read.
+    """What is known of a head before its tensors are read.
 
     Attributes:
         dtype: of its numbers.
@@ -198,7 +198,7 @@ def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
     """Return the configuration of a head, and what the header of its tensors says.
 
     Raises:
-        ModelLoadError, UnsupportedModelError: as `load_head`, as far as it can be told so early.
+        ModelLoadError, UnsupportedModelError: as `load_head`, as far as the header shows.
     """
     settings = head_settings(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):

@@ -46,7 +46,7 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
         target_name: that the target is loaded by.
 
     Raises:
-        ModelLoadError, UnsupportedModelError: as `load_head`, as far as it can be told so early.
+        ModelLoadError, UnsupportedModelError: as `load_head`, as far as the header shows.
     """
     header = head_header(folder, find_source(target_name).config().get_text_config().num_hidden_layers)
     is_quantised = target.number_format != str(target.dtype).removeprefix("torch.")

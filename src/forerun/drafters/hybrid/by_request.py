@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence as Seq
 from forerun.config import NO_DRAFTER, NumDraftTokens, SamplingParams
 from forerun.drafters.base import Drafter, Offer
 from forerun.drafters.hybrid.members import CompositeDrafter, MemberStep, source_step, with_source
-from forerun.drafters.validation import ask
+from forerun.drafters.validation import checked_drafts
 from forerun.errors import DrafterError
 from forerun.types import Draft, Sequence, Step
 
@@ -33,7 +33,7 @@ class ByRequest(CompositeDrafter):
         super().__init__(list(drafters.items()))
         self._drafters = dict(drafters)
         self._num_draft_tokens = num_draft_tokens or {}
-        self._started: dict[Sequence, str] = {}  # the drafter that has been told of it
+        self._started: dict[Sequence, str] = {}  # the drafter that started it
         self._given: dict[Sequence, MemberStep] = {}
 
     @property
@@ -83,7 +83,7 @@ class ByRequest(CompositeDrafter):
             wanted = [num_draft_tokens[index] if num_draft_tokens[index] >= whole else 0 for index in indices]
             if not any(wanted):
                 continue
-            made = ask(drafter, [sequences[index] for index in indices], wanted, min_acceptance_prob)
+            made = checked_drafts(drafter, [sequences[index] for index in indices], wanted, min_acceptance_prob)
             for index, draft in zip(indices, made, strict=True):
                 if len(draft):
                     drafts[index] = with_source(name, draft)

@@ -1,7 +1,7 @@
-"""Several drafters for one sequence: a look-up where text repeats, a model where it does not.
+"""Several drafters for one sequence: n-gram drafts where text repeats, a model where it does not.
 
 As SAM-decoding falls back on a model where its automaton finds too little (2411.10666), and suffix decoding likewise
-(2411.04975); here measured acceptance and drafting time decide who is asked, and for how many nodes.
+(2411.04975); here measured acceptance and drafting time decide which source drafts, and how many nodes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.build import build_drafter
 from forerun.drafters.hybrid.members import CompositeDrafter, MemberStep, agreement, merge, source_step, with_source
-from forerun.drafters.validation import ask
+from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError
 from forerun.speculation import AcceptanceStats, Probes
 from forerun.speculation.cost_model import Curve
 from forerun.types import Draft, Sequence, Step
 
-# One drafter of a hybrid: what its drafts are expected to win, what they cost, and for how many nodes it is asked.
-
 PROBE_NODES = 4
-"""Nodes of a draft that is asked for only to see whether the source's acceptance has changed."""
+"""Nodes of a draft that only measures whether the source's acceptance has changed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +32,9 @@ class Source:
     Attributes:
         name: for statistics.
         drafter: who drafts.
-        acceptance: of its nodes, by their place in the draft.
-        cost: seconds of a draft, by the nodes asked for.
-        probes: when it may be asked although no gain is expected.
+        acceptance: of its nodes, by their index in the draft.
+        cost: seconds of a draft, by the requested nodes.
+        probes: when it may draft although no gain is expected.
         fixed_length_draft: nodes of its drafts, where fewer would do it harm; None: any number.
     """
 
@@ -71,8 +69,8 @@ class Source:
             num_sharing: sequences that share the cost of the draft.
 
         Returns:
-            The nodes, and the expected accepted tokens less the price and the tokens that the time of drafting would
-            have given.
+            The nodes, and the expected accepted tokens less the minimum for each node and the tokens that the time of
+            drafting would have given.
         """
         most = self.size(max_nodes, max_nodes)
         gains, accept_probs = self.acceptance.expect_one(sequence, most)
@@ -92,7 +90,7 @@ class Source:
         """Select the sequences that the source drafts for, with their numbers of nodes: all with a net gain, or one as
         a probe.
 
-        candidates: sequences and their budgets.
+        candidates: sequences and their largest numbers of nodes.
         """
         served = [each for each in candidates if self.serves(each[1])]
         if not self.cost:
@@ -118,12 +116,12 @@ _RATE_DECAY = 0.95
 
 
 class Hybrid(CompositeDrafter):
-    """Drafts with several drafters, each asked where its expected gain exceeds the cost of its draft.
+    """Drafts with several drafters, each where its expected gain exceeds the cost of its draft.
 
     Args:
-        sources: drafters in the order in which they are asked, or their texts with + between them.
+        sources: drafters in the order in which they are tried, or their texts with + between them.
         mode: "first": a sequence takes the first draft whose expected gain is at least what the sources after it could
-            win; "merge": the drafts of all that are asked are merged into one tree by common prefixes, without probes.
+            win; "merge": the drafts of all that draft are merged into one tree by common prefixes, without probes.
         names: of the sources, for statistics; None takes their texts or their classes'.
         clock: seconds, for what drafting costs.
 
@@ -160,9 +158,9 @@ class Hybrid(CompositeDrafter):
         self._update_fixed_lengths()
         self._mode = mode
         self._clock = clock
-        self._started: dict[Sequence, list[Source]] = {}  # the sources that have been told of it
+        self._started: dict[Sequence, list[Source]] = {}  # the sources that started it
         self._given: dict[Sequence, MemberStep] = {}
-        self._last = 0.0  # when drafts were last asked for
+        self._last = 0.0  # when drafts were last requested
         self._tokens = self._seconds = 0.0  # committed and passed, earlier ones decayed
         self._committed = 0
 
@@ -215,7 +213,7 @@ class Hybrid(CompositeDrafter):
             if not requested:
                 continue
             started = self._clock()
-            drafts = ask(
+            drafts = checked_drafts(
                 source.drafter,
                 [sequence for sequence, _ in requested],
                 [count for _, count in requested],
@@ -267,7 +265,7 @@ class Hybrid(CompositeDrafter):
     def _settle(
         self, number: int, sequence: Sequence, max_nodes: int, rate: float, min_acceptance_prob: float, num_sharing: int
     ) -> bool:
-        """Take the source's draft, if it gave one that is better than what there is; whether nobody else is asked."""
+        """Take the source's draft if it is better than the current one, and return whether no other source drafts."""
         given = self._given[sequence]
         if number not in given.drafts or not len(given.drafts[number][1]):
             return False

@@ -1,4 +1,4 @@
-"""What drafters have in common that ask others: together these need, hold and load what each of them does."""
+"""The base of drafters that consist of other drafters, and merging their drafts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from forerun.utils.tree import ROOT, Tree
 
 
 class CompositeDrafter(Drafter):
-    """The base of drafters that ask others.
+    """The base of drafters that consist of other drafters.
 
     Args:
-        parts: the others, with their names for messages and statistics.
+        parts: the drafters, with their names for messages and statistics.
 
     Raises:
         DrafterError: one of them is no drafter.
@@ -96,12 +96,13 @@ class Merged:
 def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], max_nodes: int) -> Merged:
     """Merge by token prefix; the most probable nodes stay.
 
-    Distributions are dropped: a node that was drawn counts as chosen, which is exact for any tree that does not know
-    the target's randomness.
+    Distributions are dropped: a node that was drawn counts as chosen, which is exact for any tree that is independent
+    of the target's randomness.
 
     Args:
         parts: name and draft of each source.
-        values: for each part the chance that each of its nodes is accepted, not rising from a node to its children.
+        values: for each part the probability that each of its nodes is accepted, not rising from a node to its
+            children.
         max_nodes: nodes of the tree at most.
     """
     tokens = [part.ids for _, part in parts]
@@ -154,16 +155,13 @@ def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
     return path, judged
 
 
-# What each source of a hybrid is told of a step: the part of the draft that was its, and the rows it needs.
-
-
 @dataclass(slots=True, eq=False)
 class MemberStep:
     """What one sequence was given in a step, until the step's verdict.
 
     Attributes:
         draft: for the engine.
-        drafts: source -> nodes asked for, its draft.
+        drafts: source -> requested nodes, its draft.
         owner: the source whose draft it is; None of a merged tree.
         merged: the tree, where several were merged, of the sources in `drafts` in that order.
     """

@@ -51,7 +51,7 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
 
     Raises:
         ModelLoadError: they are damaged, their files contradict each other, or `num_layers` is needed.
-        UnsupportedModelError: they are whole, and not of a kind that is served.
+        UnsupportedModelError: they are intact, but of an unsupported kind.
     """
     source = str(folder)
     with as_load_errors(f"{folder / 'model.safetensors'}: the weights are damaged", REMEDY):
@@ -131,7 +131,7 @@ def exported_medusa_config(
         num_heads: of them; None for all.
 
     Raises:
-        UnsupportedModelError: names all that the form cannot say.
+        UnsupportedModelError: names all that the format cannot represent.
         ConfigError: there are not so many heads.
     """
     reasons = {

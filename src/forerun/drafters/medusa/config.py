@@ -18,7 +18,7 @@ class MedusaConfig:
     """Heads that read the target's last state, after its final norm, and each predict one token further on.
 
     Head k (from 0) at the state of token t computes, layer by layer, x + SiLU(W x + b) from x = state, and its output
-    rows give the logits of token t + 2 + k. Sequential heads (Hydra's order) also know the tokens between: the first
+    rows give the logits of token t + 2 + k. Sequential heads (Hydra's order) also read the tokens between: the first
     layer of head k is state + SiLU(W [state; e(t + 1); ...; e(t + 1 + k)] + b), where e is the target's embedding over
     its root mean square.
 
@@ -29,11 +29,11 @@ class MedusaConfig:
         num_heads: tokens that they draft.
         layers: the number of the target's layers alone, which stands for the state after its final norm.
         num_layers: of each head.
-        sequential: the heads are in Hydra's order. No public form can say it.
+        sequential: the heads are in Hydra's order. No public form can represent it.
         output_rows: "target": those of its output layer; "one": rows of their own, the same for all (lm_head);
-            "each": for each head others (lm_heads.K).
+            "each": for each head its own (lm_heads.K).
         accuracies: [num_heads * RANKS] how often the token that came was the one of each rank, given that those before
-            it were among the first RANKS; of head 0 first. Empty where nobody measured.
+            it were among the first RANKS; of head 0 first. Empty if not measured.
     """
 
     vocab_size: int

@@ -1,7 +1,8 @@
 """Medusa heads draft chains, or trees of the shape that their accuracies make best (Cai et al., 2401.10774).
 
-Each head has a distribution of its own, whatever the others say, so that a drawn chain or tree is drawn from a product
-of known distributions. Heads in Hydra's order (2402.05109) know the tokens drafted so far, and draft one after another.
+Each head has a distribution of its own, independent of the others, so that a drawn chain or tree is drawn from a
+product of known distributions. Heads in Hydra's order (2402.05109) read the tokens drafted so far, and draft one after
+another.
 """
 
 from __future__ import annotations
@@ -247,7 +248,7 @@ class MedusaTree(MedusaDrafter, DraftTree):
 
 
 def _grow(tree: GrowingTree, ranked: Seq[list[tuple[int, float]]]) -> None:
-    """Grow a tree to its end. ranked: by depth, what may stand there, best first."""
+    """Grow a tree to its end. ranked: by depth, the candidates, best first."""
     while tree.growth.frontier:
         children = ranked[tree.depth]
         tree.growth.expand([children[: tree.growth.wanted(node)] for node in tree.growth.frontier])

@@ -28,13 +28,13 @@ EMBEDDING_EPS = 1e-6
 
 @dataclass(slots=True, eq=False)
 class PathCache(Unpaged):
-    """What heads know of one sequence (`caches.Cache`): no keys, but the tokens from the last committed one on.
+    """The heads' cache of one sequence: no keys, but the tokens from the last committed one on.
 
     Attributes:
         length: positions of the sequence that are behind it.
-        committed: tokens after the place at which `begin` was called last, none or one.
+        committed: tokens after the position at which `begin` was called last, none or one.
         scratch: the rows fed since the last commit.
-        num_heads: how many of the heads will be asked for.
+        num_heads: how many of the heads are computed.
         logits: [num_heads, draft vocabulary] of all heads, where they do not depend on tokens; None: not computed yet.
     """
 
@@ -97,7 +97,7 @@ class MedusaModel(HeadModel):
     The row of the last committed token has the logits of the first head, a row that follows it those of the next.
 
     Args:
-        head: its tensors, in any number format or codes.
+        head: its tensors, in any number format, or quantised.
         target: whose embeddings, and perhaps output layer, they read.
         name: for messages and stored costs.
 
@@ -131,7 +131,7 @@ class MedusaModel(HeadModel):
 
     @torch.inference_mode()
     def look(self, caches: Sequence[PathCache], states: Tensor) -> Tensor:
-        """Compute the logits of all heads, which know no tokens, into the caches.
+        """Compute the logits of all heads, which read no tokens, into the caches.
 
         Args:
             states: [n, H] of the target, of each cache's sequence.
@@ -160,7 +160,7 @@ class MedusaModel(HeadModel):
         """Compute rows; the heads have no hidden-state outputs.
 
         Raises:
-            ValueError: rows have no states, or layers are asked for.
+            ValueError: rows have no states, or layers are requested.
         """
         if layers or any(rows.states is None for rows in batch):
             raise ValueError("heads read a state of the target, and have no layers to look into")

@@ -3,8 +3,8 @@
 Transformers drops such layers when it loads a model, so they are read by name. Two ways of naming them are known:
 DeepSeek-V3's and GLM's, the layer after the last one (`enorm`, `hnorm`, `eh_proj`, `shared_head.norm`), and
 Qwen3-Next's (`mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`, `mtp.norm`). The
-block is served if it is that of a Llama; mixtures of experts, latent attention, gates, biases and norms of queries are
-refused by name. Of several such layers the first drafts, again and again.
+block is supported if it is that of a Llama; mixtures of experts, latent attention, gates, biases and norms of queries
+are refused by name. Of several such layers the first drafts, again and again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Naming:
 
     Attributes:
         block: how the names of the decoder layer begin.
-        others: of the further tensors: name -> ours.
+        others: the further tensors: their name -> ours.
         norm_output: what goes to the next row is behind the last norm.
     """
 
@@ -83,7 +83,7 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
 
     Raises:
         ModelLoadError: the checkpoint has none, or claims one that it does not hold, or it is damaged.
-        UnsupportedModelError: its form is not served; names it.
+        UnsupportedModelError: its form is not supported; names it.
     """
     source = find_source(name)
     config: Any = source.config().get_text_config()

@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 class Mtp(EagleDrafter, DraftModel):
     """Drafts chains with the MTP layer of the target's checkpoint, applied again and again.
 
-    Where the checkpoint has such layers in a form that is not served, that is said once, and nothing is drafted.
+    Where the checkpoint has such layers in a form that is not supported, a warning is logged once, and nothing is
+    drafted.
 
     Args:
         model: folder of an MTP layer that was trained for the target (forerun train mtp), or one that was read; None

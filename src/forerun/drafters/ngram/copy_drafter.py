@@ -1,4 +1,4 @@
-"""What drafters that copy share: how often a copied token was right, by how many tokens before it matched."""
+"""The base of drafters that copy: acceptance of copied tokens by how many tokens before them matched."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from forerun.speculation import Rates
 from forerun.types import Draft, Sequence, Step
 
 COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
-"""Prior chance that a copied token is accepted, by the binary digits of how many tokens before it matched."""
+"""Prior probability that a copied token is accepted, by the binary digits of how many tokens before it matched."""
 
 
 class CopyDrafter(Drafter):
-    """The base of drafters that copy, never beyond the sequence's room.
+    """The base of drafters that copy, never beyond the sequence's maximum length.
 
-    Copies are cut where their chance no longer exceeds the price, which is learned from the tokens that were committed.
-    A copied token's level is the number of binary digits of its match length: the tokens before it, copied ones
-    included, that stand before the place it was copied from too. Trials are counted for what was cut off as well, as
-    far as committed tokens reach, so that a level whose copies are always cut is still measured.
+    Copies are cut where their probability no longer exceeds the minimum; it is learned from the tokens that were
+    committed. A copied token's level is the number of binary digits of its match length: the tokens before it, copied
+    ones included, that precede the copied position too. Trials are counted for what was cut off as well, as far as
+    committed tokens reach, so that a level whose copies are always cut is still measured.
 
     Args:
-        prior: of each level's chance.
+        prior: of each level's probability.
         source: the copies' name, where there are statistics of it.
     """
 

@@ -1,6 +1,6 @@
-"""The client's guess of the output: it is copied for as long as the output follows it.
+"""The client's prediction of the output: it is copied while the output follows it.
 
-As OpenAI's Predicted Outputs; where the output leaves the prediction, the place at which it comes back is looked for.
+Like OpenAI's Predicted Outputs; where the output leaves the prediction, the position at which it returns is searched.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from forerun.drafters.ngram.copy_drafter import CopyDrafter
 from forerun.types import Sequence
 
 PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
-"""As COPY_RATES, for the client's prediction; no match at all is its beginning, or a guess after a replaced token."""
+"""COPY_RATES for the client's prediction; no match at all is its beginning, or follows a replaced token."""
 MAX_MATCH = 16
-"""Tokens before a place that are compared at most."""
+"""Tokens before a position that are compared at most."""
 _CANDIDATES = 32
-"""Places of a prediction, on either side of the lost one, that are tried when the output has left it."""
+"""Positions of a prediction, on either side of the lost one, that are tried when the output has left it."""
 
 
 class Follower:
-    """Where an output stands in its prediction.
+    """Tracks the position of an output in its prediction.
 
-    While the output's next token is the prediction's, the place moves on. Where it does not, the place becomes the
-    one after the longest suffix of the output that stands in the prediction, of equally long ones the next ahead of
-    the lost place, else the nearest behind. Where the last token stands nowhere near, it is taken for a replacement of
+    While the output's next token is the prediction's, the position moves on. Otherwise the position becomes the
+    one after the longest suffix of the output that occurs in the prediction, of equally long ones the next ahead of
+    the lost one, else the nearest behind. Where the last token does not occur nearby, it is taken for a replacement of
     the predicted token.
 
     Args:

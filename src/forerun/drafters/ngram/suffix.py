@@ -15,8 +15,6 @@ from forerun.drafters.ngram.suffix_automaton import ROOT, SuffixAutomaton
 from forerun.errors import ConfigError
 from forerun.types import Sequence
 
-# Text that the requests of one tenant share, within bounds.
-
 MAX_SHARED_TOKENS = 65_536
 """Tokens of text kept for the requests of one tenant."""
 _IDLE_TENANTS = 8
@@ -25,7 +23,7 @@ _IDLE_TENANTS = 8
 
 @dataclass(slots=True, eq=False)
 class SuffixPosition:
-    """A sequence's longest suffix that stands in some text.
+    """A sequence's longest suffix that occurs in some text.
 
     Attributes:
         text: where.
@@ -40,7 +38,7 @@ class SuffixPosition:
 class SharedText:
     """The text of one tenant's requests, finished and running.
 
-    An automaton cannot forget, so there are two: what comes is written into the young one, and when that holds half
+    An automaton cannot forget, so there are two: new text is written into the young one, and when that holds half
     of what is allowed, it becomes the old one, and the old one is dropped.
     """
 
@@ -161,7 +159,7 @@ class _SequenceText:
 
 
 class Suffix(CopyDrafter):
-    """Copies from the sequence itself, and if it is told to, from other requests of the same tenant. Never drawn.
+    """Copies from the sequence itself, and with `share`, from other requests of the same tenant. Never drawn.
 
     The longer the match, the longer the copy.
 

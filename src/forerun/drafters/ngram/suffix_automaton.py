@@ -11,13 +11,13 @@ from array import array
 
 ROOT = 0
 _COUNTED_LINKS = 8
-"""Suffixes of each new token, from the longest down, whose occurrences are counted; of all others the count is old."""
+"""Suffixes of each new token, from the longest down, whose occurrences are counted; other counts are not updated."""
 
 
 class SuffixAutomaton:
     """All strings of one or more growing texts, in O(1) amortised a token.
 
-    A state stands for the strings that end at the same places; its link is the state of their longest suffix that
+    A state stands for the strings that end at the same positions; its link is the state of their longest suffix that
     ends at more. A text is named by the state of all of it, `ROOT` at first, and texts may grow in turn. Of each
     state's continuations the most frequent is at hand, of equally frequent ones the most recent.
 
@@ -179,7 +179,7 @@ class SuffixAutomaton:
         return len(self._link) - 1
 
     def _set(self, state: int, token: int, target: int) -> None:
-        """Let a token lead from a state to another."""
+        """Set the transition of a token from a state to another."""
         if self._target[state] < 0:
             self._token[state], self._target[state] = token, target
             return

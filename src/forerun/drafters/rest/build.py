@@ -1,4 +1,4 @@
-"""From documents to an index, and documents added to one.
+"""Building an index from documents, and adding documents to one.
 
 An index that is appended to is sorted anew: the result is, byte for byte, that of building from both.
 """
@@ -72,7 +72,7 @@ def build_index(
         depth: tokens by which suffixes are sorted: what is matched and what follows may not be longer together.
         compact: leave the suffix array out of the file, two thirds of it; it is sorted at each opening instead.
         force: a file that is there is replaced, when all is done.
-        tick: is told the share of the sorting that is done.
+        tick: receives the share of the sorting that is done.
 
     Raises:
         ConfigError: the file exists; no tokens, an id out of range, or the file cannot be written.
@@ -92,7 +92,7 @@ def build_index(
 def append_index(
     path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = lambda share: None
 ) -> IndexHeader:
-    """Add documents to an index; whoever has it open goes on with the old one.
+    """Add documents to an index; readers that have it open keep the old one.
 
     Several at once wait for each other.
 

@@ -2,7 +2,7 @@
 
 The longest n-gram at the sequence's end that the corpus holds is looked up, then shorter ones that occur more often.
 Of all prefixes of what follows them there, the tree takes the most probable: how probable is measured, by how long the
-match was and by how many of its places agree.
+match was and by how many of its occurrences agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forerun.utils.vocabulary import fingerprint
 _LENGTHS = (3, 4, 5, 7, 9, 13)
 """Match lengths at which the next level of acceptance begins."""
 _PRIORS = (0.02, 0.07, 0.1, 0.14, 0.2, 0.25, 0.37, 0.43, 0.5, 0.9)
-"""Prior chance that a token is accepted, by its share of what followed the same n-gram in the corpus."""
+"""Prior probability that a token is accepted, by its share of what followed the same n-gram in the corpus."""
 _BINS = len(_PRIORS)
 _AGAIN = 0.8
 """Factor on the prior of what only a shorter match gives."""
@@ -44,9 +44,9 @@ class Rest(OneByOne):
         min_ngram: tokens that must match (1 or more).
         max_ngram: tokens that may match at most (1 or more).
         num_matches: n-grams that are looked up: the longest that occurs, then ever shorter ones that occur in more
-            places (1 or more). 1 is REST as published; what shorter ones add fills the rest of the budget.
-        max_places: places of an n-gram that are looked at; of more, so many at even distances (1 or more).
-        continuation: tokens that are taken after each place: the tree's depth (1 or more).
+            positions (1 or more). 1 is REST as published; shorter ones fill the remaining nodes.
+        max_places: positions of an n-gram that are read; of more, so many at even distances (1 or more).
+        continuation: tokens that are read after each position: the tree's depth (1 or more).
 
     Raises:
         ConfigError: an option is out of range.
@@ -118,7 +118,7 @@ class Rest(OneByOne):
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             pending = self._pending.pop(step.sequence, None)
-            if pending is not None:  # whoever proposed the tokens that came: the text alone decides
+            if pending is not None:  # by the committed text alone, whichever drafter proposed it
                 length, tree = pending
                 tree.observe_tokens(self._rates, step.sequence.token_ids[length:])
 
@@ -148,7 +148,7 @@ class Rest(OneByOne):
         levels: list[int],
         min_acceptance_prob: float,
     ) -> None:
-        """Add what is not there yet and whose chance is above the price; what is there keeps its chance.
+        """Add new nodes whose probability is above the minimum; existing ones keep their probability.
 
         Args:
             nodes: (parent, token) -> node of `tree`.

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where the last `length` tokens of a context stand in the corpus: rows first..last (exclusive) of the suffixes."""
+    """Where the last `length` tokens of a context occur in the corpus: rows first..last (exclusive) of the suffixes."""
 
     length: int
     first: int
@@ -39,15 +39,15 @@ class Index:
     A compact one is sorted here: about a second for a million tokens.
 
     A large file must not be changed in place while it is in use, by `cp NEW FILE` for instance; `forerun index build
-    --force` and `mv NEW FILE` put another one in its place. Where it has been changed nevertheless, nothing is found
-    in it any more, and one warning says so.
+    --force` and `mv NEW FILE` replace it. If it has been changed nevertheless, nothing is found
+    in it any more, and one warning is logged.
 
     Args:
         path: the file.
         check: may refuse it by its header, before the data are read.
 
     Attributes:
-        header: what it says of itself.
+        header: the file's description.
         tokens: [n], each document followed by the marker.
         suffixes: [n] positions in the order of what follows them.
 
@@ -98,7 +98,7 @@ class Index:
         """Find the longest n-gram at the context's end that is shorter than the match and occurs more often.
 
         Returns:
-            None if even the shortest stands nowhere else.
+            None if even the shortest occurs nowhere else.
         """
         encoded = self._encoded(context[-match.length :])
         width = self.header.token_bytes
@@ -184,9 +184,6 @@ def _version(file: FileIO | None) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
-# Continuations as a tree of prefixes with counts: the most frequent ones.
-
-
 @dataclass(frozen=True, slots=True)
 class ContinuationTree:
     """Prefixes of continuations.
@@ -214,7 +211,7 @@ def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Continuation
         none = np.zeros(0, dtype=np.int64)
         return ContinuationTree(Tree(), none, none)
     by_depth = rows.T
-    new = np.ones((depth, m), dtype=bool)  # where a prefix stands for the first time
+    new = np.ones((depth, m), dtype=bool)  # where a prefix occurs for the first time
     np.logical_or.accumulate(by_depth[:, 1:] != by_depth[:, :-1], axis=0, out=new[:, 1:])
     inside = np.logical_and.accumulate(by_depth != marker, axis=0)
     starts = np.flatnonzero(new)  # the first row of every depth is new: runs do not cross depths

@@ -41,7 +41,7 @@ def sort_suffixes(
         tokens: [n].
         depth: tokens that are compared; where the corpus ends sooner, the shorter comes first. Equal ones stay in
             the order of their positions.
-        tick: is told the share of the work that is done.
+        tick: receives the share of the work that is done.
 
     Returns:
         [n] uint32.
@@ -121,7 +121,7 @@ _REBUILD = "Build it anew: forerun index build OUT SOURCES..."
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What an index says of itself.
+    """The description of an index.
 
     Attributes:
         num_tokens: end markers included.
@@ -132,7 +132,7 @@ class IndexHeader:
         tokenizer: the name under which the tokenizer was loaded.
         fingerprint: of that tokenizer; empty where there was none.
         checksum: of all that follows the header.
-        compact: the file holds no suffix array; whoever opens it sorts the tokens.
+        compact: the file holds no suffix array; the tokens are sorted at each opening.
     """
 
     num_tokens: int
@@ -169,7 +169,7 @@ def token_bytes_for(vocab_size: int) -> int:
 def write_file(
     path: Path, header: IndexHeader, tokens: NDArray[Any], suffixes: NDArray[np.uint32] | None
 ) -> IndexHeader:
-    """Write the index, whole or not at all; whoever has the old one mapped keeps it.
+    """Write the index, whole or not at all; readers that have the old one mapped keep it.
 
     Args:
         header: its checksum is computed here.
