@@ -1,4 +1,4 @@
-"""What a drafter must implement, and what it declares about itself."""
+"""The interface of drafters, and what they declare about themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.types import Draft, Needs, Pool, Sequence, Step
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the engine takes into account about a drafter.
+    """Properties of a drafter that the engine takes into account.
 
     Attributes:
         cost_key: everything that drafting time depends on beside the target, such as class, options and draft model.
@@ -41,10 +41,10 @@ class Traits:
         Its drafts are whole only if those of all parts are.
         """
         every = list(parts)
-        whole = [part.fixed_length_draft for part in every if part.fixed_length_draft is not None]
+        fixed = [part.fixed_length_draft for part in every if part.fixed_length_draft is not None]
         return cls(
             (name, *(f"({' '.join(part.cost_key)})" for part in every)),
-            max(whole) if whole and len(whole) == len(every) else None,
+            max(fixed) if fixed and len(fixed) == len(every) else None,
             any(part.reads_prediction for part in every),
             any(part.writes_cache for part in every),
             any(part.catches_up for part in every),

@@ -111,12 +111,12 @@ class EarlyExit(DraftModel):
     def _finish(self, states: Seq[DraftState], drafts: Seq[Draft]) -> None:
         """Take every draft's last token through the layers as well, unless the next token was computed already and
         was not worth drafting."""
-        late = [
+        incomplete = [
             (state, draft) for state, draft in zip(states, drafts, strict=True) if len(state.scratch) == len(draft) > 0
         ]
-        if late:
-            rows = [Rows(state.cache, draft.ids[-1:], None, 0) for state, draft in late]
-            self._feed(rows, [state for state, _ in late])
+        if incomplete:
+            rows = [Rows(state.cache, draft.ids[-1:], None, 0) for state, draft in incomplete]
+            self._feed(rows, [state for state, _ in incomplete])
 
     def _with_states(self, state: DraftState, draft: Draft) -> Draft:
         states = self._hidden.get(state)

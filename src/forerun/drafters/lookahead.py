@@ -21,8 +21,6 @@ from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step
 from forerun.utils.tree import ROOT, Tree
 
-# What lookahead decoding keeps of one sequence: the window of predicted tokens, and the pool of n-grams.
-
 Ngram = tuple[int, ...]
 
 
@@ -141,15 +139,15 @@ _NGRAM_BYTES = 200
 
 @dataclass(slots=True)
 class PendingDraft:
-    """What was drafted, until the target has computed it.
+    """A draft that the target has not computed yet.
 
     Attributes:
-        guesses: the tree of candidates.
+        candidates: the tree of candidates.
         last_row: nodes of the window's last row, -1 for the last committed token.
     """
 
     draft: Draft
-    guesses: RankedTree
+    candidates: RankedTree
     last_row: list[int]
 
 
@@ -277,7 +275,7 @@ class Lookahead(OneByOne):
     def _learn(self, state: LookaheadState, pending: PendingDraft, step: Step) -> None:
         assert step.verdict is not None
         ids, path = pending.draft.ids, step.verdict.path  # with verify_window the path may not be one of candidates
-        pending.guesses.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])
+        pending.candidates.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])
         if step.top_tokens is None or state.window is None:
             return
         n, best = len(pending.draft), step.top_tokens[:, 0].tolist()

@@ -25,10 +25,9 @@ from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step
 from forerun.utils.vocabulary import ids_fingerprint
 
-# The matrix of Token Recycling: for every token, its most probable successors when the target last computed it.
-
 Matrix = npt.NDArray[np.int32]
-
+_NAME = "successors"
+"""Name of the matrix's tensor in its file."""
 STEADY = 4
 """Classes of steadiness: how often in a row a token's most probable successor stayed the same, counted up to three."""
 
@@ -125,12 +124,12 @@ def load_matrix(path: str | Path, vocab_size: int, width: int, tokenizer: Any) -
     try:
         with safe_open(path, framework="np") as file:
             matrix: Matrix = file.get_tensor(_NAME)
-            theirs = (file.metadata() or {}).get("tokenizer", "")
+            saved_fingerprint = (file.metadata() or {}).get("tokenizer", "")
     except (OSError, SafetensorError) as error:
         raise DrafterError(f"matrix is {str(path)!r}, which cannot be read: {error}. {remedy}") from error
     if matrix.dtype != np.int32 or matrix.ndim != 2:
         raise DrafterError(f"matrix is {str(path)!r}, which holds {matrix.dtype} {list(matrix.shape)}. {remedy}")
-    other = bool(theirs) and tokenizer is not None and theirs != ids_fingerprint(tokenizer)
+    other = bool(saved_fingerprint) and tokenizer is not None and saved_fingerprint != ids_fingerprint(tokenizer)
     if other or matrix.shape != (vocab_size, width):
         raise IncompatibleDrafterError(
             f"matrix is {str(path)!r}, of {len(matrix)} tokens with {matrix.shape[1]} successors each, and was saved "
@@ -139,9 +138,6 @@ def load_matrix(path: str | Path, vocab_size: int, width: int, tokenizer: Any) -
     if matrix.size and (matrix.min() < -1 or matrix.max() >= vocab_size):
         raise DrafterError(f"matrix is {str(path)!r}, which holds ids outside the vocabulary. {remedy}")
     return matrix
-
-
-_NAME = "successors"
 
 
 _DEPTHS = 3

@@ -14,7 +14,7 @@ from forerun.errors import DrafterError
 from forerun.types import Draft, Needs, Sequence
 
 SUM_TOLERANCE = 1e-3
-"""How far the sum of a distribution that tokens were drawn from may be from 1."""
+"""Largest difference of a distribution's sum from 1."""
 
 
 def check_drafter(drafter: object) -> None:
@@ -58,21 +58,24 @@ def checked_drafts(
     drafts: object = drafter.draft(list(sequences), given, min_acceptance_prob)
     if not isinstance(drafts, (list, tuple)):
         raise DrafterError(
-            f"{name_of(drafter)} gave {_kind(drafts)} for its drafts. Return a list with a Draft for each sequence."
+            f"{name_of(drafter)} gave {_type_name(drafts)} for its drafts. Return a list with a Draft for each "
+            "sequence."
         )
     if len(drafts) != len(sequences):
         raise DrafterError(f"{name_of(drafter)} gave {len(drafts)} drafts for {len(sequences)} sequences.")
-    ours = _is_ours(type(drafter))
+    is_built_in = _is_built_in(type(drafter))
     for draft, sequence, max_nodes in zip(drafts, sequences, given, strict=True):
         if not isinstance(draft, Draft):
-            raise DrafterError(f"{name_of(drafter)} gave {_kind(draft)} for a draft. Return Draft.empty() for none.")
-        if not ours:
+            raise DrafterError(
+                f"{name_of(drafter)} gave {_type_name(draft)} for a draft. Return Draft.empty() for none."
+            )
+        if not is_built_in:
             _check_types(drafter, draft)
         _check_shape(drafter, draft, max_nodes, sequence.room)
         if vocab_size is not None:
             check_tokens(drafter, draft, vocab_size, read=False)
         if draft.probs is not None:
-            _check_probs(drafter, draft, vocab_size, ours)
+            _check_probs(drafter, draft, vocab_size, is_built_in)
     return drafts
 
 
@@ -103,7 +106,9 @@ def _check_types(drafter: Drafter, draft: Draft) -> None:
         ) from None
     for field, value in (("probs", draft.probs), ("hidden", draft.hidden)):
         if value is not None and not (isinstance(value, Tensor) and value.is_floating_point()):
-            raise DrafterError(f"{name_of(drafter)} gave {_kind(value)} as {field}. Give a tensor of floats, or None.")
+            raise DrafterError(
+                f"{name_of(drafter)} gave {_type_name(value)} as {field}. Give a tensor of floats, or None."
+            )
 
 
 def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int, room: int) -> None:
@@ -125,7 +130,7 @@ def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int, room: int) -> N
         raise DrafterError(f"{name} gave a draft {draft.depth} tokens deep, but the output has room for {room}.")
 
 
-def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, ours: bool) -> None:
+def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, is_built_in: bool) -> None:
     probs, n = draft.probs, len(draft)
     assert probs is not None
     width = probs.shape[-1] if vocab_size is None and probs.ndim else vocab_size
@@ -134,7 +139,7 @@ def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, ours: b
             f"{name_of(drafter)} gave probs of shape {list(probs.shape)} for {n} nodes. Give [{n + 1}, {width}]: a "
             "distribution for the last committed token and one for each node."
         )
-    if ours:
+    if is_built_in:
         return
     rows = sorted({parent + 1 for parent in draft.parents[: draft.num_candidates]})
     drawn = probs[rows]
@@ -147,11 +152,11 @@ def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, ours: b
         )
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 @lru_cache(maxsize=64)
-def _is_ours(kind: type) -> bool:
+def _is_built_in(kind: type) -> bool:
     """Return whether the class is built in: its own tests cover what is not checked here."""
     return any((kind.__module__, kind.__qualname__) == (row.module, row.class_name) for row in DRAFTERS.values())

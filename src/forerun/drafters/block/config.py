@@ -1,4 +1,4 @@
-"""The shape of a block head (DFlash: 2602.06036; DSpark: 2607.05147), and the tensors that it consists of."""
+"""The configuration of a block head (DFlash: 2602.06036; DSpark: 2607.05147), and the tensors that it consists of."""
 
 from __future__ import annotations
 

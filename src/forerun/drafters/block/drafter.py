@@ -55,10 +55,10 @@ class Block(FusingHeadDrafter, DraftModel):
         model = self._block
         if not growing:
             return
-        late = [chain for chain in growing if chain.unfed]
-        if late:
-            context = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in late]
-            self._feed(context, [chain.state for chain in late], final=True)
+        uncomputed = [chain for chain in growing if chain.unfed]
+        if uncomputed:
+            context = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in uncomputed]
+            self._feed(context, [chain.state for chain in uncomputed], final=True)
         blocks = [_block_input(chain, model) for chain in growing]
         try:
             outputs, logits = model.draft(blocks)

@@ -25,12 +25,10 @@ from forerun.models.linear import Linear
 from forerun.models.rotation import Rotation, inverse_frequencies, pair_halves, rotate
 from forerun.models.runner import lay_out
 
-# The weights of a block head in the form in which they are multiplied, which is the target's.
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockEnds:
-    """What a block begins with, and what its tokens are drawn by beside the logits.
+    """The mask that a block begins with, its Markov bias and its confidence.
 
     Attributes:
         mask: [hidden] the input of the slots after the first; None of a head with `context_tokens`.
@@ -52,12 +50,14 @@ class BlockEnds:
         elif not config.context_tokens:
             mask = made.vector("mask_embedding.weight")
         before, after = _markov(made, config, target, token_ids) if config.markov_rank else (None, None)
-        sure = "confidence_head.proj" if config.confidence else None
+        confidence_name = "confidence_head.proj" if config.confidence else None
         return cls(
             mask=mask,
             before=before,
             after=after,
-            confidence=(made.vector(f"{sure}.weight")[0], made.vector(f"{sure}.bias")[0]) if sure else None,
+            confidence=(made.vector(f"{confidence_name}.weight")[0], made.vector(f"{confidence_name}.bias")[0])
+            if confidence_name
+            else None,
         )
 
 

@@ -106,7 +106,7 @@ class ModelDrafter(Drafter):
     """
 
     _has_own_caches = True
-    """Whether the caches are the drafter's to adopt, publish and free; otherwise they are the engine's."""
+    """The drafter adopts, publishes and frees the caches; otherwise the engine does."""
     _prefills = True
     """`Traits.catches_up`. A head prefills only as far as it holds the target's states."""
     _state_type: type[DraftState] = DraftState

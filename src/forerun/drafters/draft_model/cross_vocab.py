@@ -32,8 +32,6 @@ from forerun.types import Cache, Draft, Pool, Sequence, Step, Verdict
 from forerun.utils.tree import Tree
 from forerun.utils.vocabulary import encode_text, shared_tokens, token_bytes
 
-# A draft model some of whose sequences may only use a part of its vocabulary.
-
 
 class RestrictedModel(StandIn):
     """A model that restricts some of its sequences to a set of tokens; otherwise the model itself.
@@ -66,8 +64,6 @@ class RestrictedModel(StandIn):
             at += rows.num_wanted
         return result
 
-
-# A text that grows, in another tokenizer's tokens; only its end is tokenised again when it does.
 
 _LOOK_BEHIND = 32
 """Tokens at the end of a text that are encoded anew when it grows in another vocabulary."""
@@ -164,14 +160,14 @@ class _Shadow:
 
     Attributes:
         sequence: that the inner drafter sees; holds the text as far as its characters are complete.
-        rest: bytes of an incomplete character after it.
+        incomplete: bytes of an incomplete character after it.
         seen: committed target tokens that it holds.
         by_tokens: how its drafts are translated.
         drafted: the inner draft that the last draft was made from.
     """
 
     sequence: Sequence
-    rest: bytes
+    incomplete: bytes
     seen: int
     by_tokens: bool
     drafted: Draft = field(default_factory=Draft.empty)
@@ -327,7 +323,7 @@ class CrossVocab(Drafter):
         for sequence, shadow, max_nodes in zip(sequences, shadows, num_draft_tokens, strict=True):
             self._follow(sequence, shadow)
             shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
-            inner_max_nodes.append(0 if shadow.rest else max(0, min(max_nodes, sequence.room)))
+            inner_max_nodes.append(0 if shadow.incomplete else max(0, min(max_nodes, sequence.room)))
         drafts = checked_drafts(
             self.inner,
             [shadow.sequence for shadow in shadows],
@@ -365,9 +361,9 @@ class CrossVocab(Drafter):
         """Bring the shadow to the text of the committed tokens."""
         if shadow.seen == len(sequence.token_ids):
             return
-        data = shadow.rest + self._target_text.bytes_of(sequence.token_ids[shadow.seen :])
+        data = shadow.incomplete + self._target_text.bytes_of(sequence.token_ids[shadow.seen :])
         text = whole_characters(data)
-        shadow.rest, shadow.seen = data[len(text) :], len(sequence.token_ids)
+        shadow.incomplete, shadow.seen = data[len(text) :], len(sequence.token_ids)
         old = shadow.sequence.token_ids
         new = self._draft_text.extend(old, text.decode("utf-8", errors="replace"))
         kept = _common_length(old, new)

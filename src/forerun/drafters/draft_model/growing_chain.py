@@ -18,7 +18,7 @@ from forerun.types import Draft, Sequence
 
 
 class Picking(Enum):
-    """How a request's tokens are picked."""
+    """The ways of picking a request's tokens."""
 
     GREEDY = "greedy"
     SEEDED = "with the noise that the target adds too"
@@ -30,8 +30,6 @@ def picking_of(sequence: Sequence) -> Picking:
     params = sequence.params
     return Picking.GREEDY if params.greedy else Picking.DRAWN if params.seed is None else Picking.SEEDED
 
-
-# From the probability that a draft model gives a token to the probability that the target accepts it.
 
 _BINS = 12
 """Bins of a draft model's probabilities; they are equally wide in the probability's square root."""

@@ -1,4 +1,4 @@
-"""Where a draft model comes from, what its weights may be kept in, and which one drafts where none is named."""
+"""Sources of draft models: the named one, or the default of the target."""
 
 from __future__ import annotations
 

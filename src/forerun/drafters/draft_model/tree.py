@@ -170,11 +170,8 @@ def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, min_accep
     )
 
 
-# Several different tokens drawn from each of a batch of distributions, one after the other.
-
-
 def draw_distinct(probs: Tensor, counts: Seq[int], generator: torch.Generator) -> list[list[int]]:
-    """Draws without replacement: each from what the distribution holds beside the tokens before it.
+    """Draw several different tokens from each distribution, one after the other without replacement.
 
     That is what draws with replacement give once repeats are left out, and those cost one cumulative sum for them all.
 

@@ -183,7 +183,7 @@ def rope_theta(layer: Fields) -> float:
     return layer.number("rope_theta", 10_000.0, low=1)
 
 
-# Heads in the public formats: config.json and the tensors by name.
+# Writing.
 
 
 def check_eagle_export(config: EagleConfig, d2t: Tensor | None, form: str, num_layers: int, what: str) -> None:
@@ -288,7 +288,7 @@ def eagle_tensors(
 
 def _llama_settings(config: EagleConfig, dtype: str) -> dict[str, Any]:
     """Return the Llama configuration of the head's layer."""
-    said = {
+    llama = {
         "model_type": "llama",
         "dtype": dtype,
         "vocab_size": config.vocab_size,
@@ -308,5 +308,5 @@ def _llama_settings(config: EagleConfig, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     if config.sliding_window is not None:
-        said |= {"layer_types": ["sliding_attention"], "sliding_window": config.sliding_window}
-    return said
+        llama |= {"layer_types": ["sliding_attention"], "sliding_window": config.sliding_window}
+    return llama

@@ -1,4 +1,4 @@
-"""The shape of an EAGLE head (Li et al., 2401.15077; EAGLE-3: 2503.01840), and the tensors that it consists of."""
+"""The configuration of an EAGLE head (Li et al., 2401.15077; EAGLE-3: 2503.01840) and its tensors."""
 
 from __future__ import annotations
 

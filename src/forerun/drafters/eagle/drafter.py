@@ -1,4 +1,4 @@
-"""An EAGLE head drafts chains (Li et al., 2401.15077; EAGLE-3: 2503.01840), or trees that grow where it is sure
+"""An EAGLE head drafts chains (Li et al., 2401.15077; EAGLE-3: 2503.01840), or trees that grow where it is confident
 (EAGLE-2: 2406.16858)."""
 
 from __future__ import annotations

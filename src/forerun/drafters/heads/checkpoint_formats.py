@@ -132,19 +132,19 @@ def _renamed(stored: Mapping[str, Slice], source: str) -> dict[str, Slice]:
     """Return the tensors of an EAGLE-3 head by the names of `EagleConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
-        ours = re.sub(r"^layers\.0\.", "midlayer.", name)
-        if ours in found:
+        own_name = re.sub(r"^layers\.0\.", "midlayer.", name)
+        if own_name in found:
             raise ModelLoadError(f"{source}: the tensor {name} is there under two names. {REMEDY}")
-        found[ours] = each
+        found[own_name] = each
     return found
 
 
 def _is_eagle_3(settings: Fields, found: Mapping[str, Slice]) -> bool:
     """Return whether anything is present that only EAGLE-3 heads have: a damaged one must not pass for EAGLE-1."""
     named = settings.list_of("architectures", str, [])
-    said = SPECULATORS in settings.values or "draft_vocab_size" in settings.values or D2T in found
+    named_tokens = SPECULATORS in settings.values or "draft_vocab_size" in settings.values or D2T in found
     has = any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in found)
-    return said or has or any("Eagle3" in name for name in named)
+    return named_tokens or has or any("Eagle3" in name for name in named)
 
 
 def _fingerprint(embedding: Slice | None, config: EagleConfig | BlockConfig, source: str) -> str:
@@ -164,8 +164,8 @@ def _check_mask(mask: Tensor | None, d2t: Tensor | None, config: EagleConfig | B
     if mask is None:
         return
     size = config.draft_vocab_size
-    said = torch.arange(size) if d2t is None else (torch.arange(size) + d2t).sort().values
-    if list(mask.shape) != [config.vocab_size] or not torch.equal(mask.bool().nonzero().flatten(), said):
+    named_tokens = torch.arange(size) if d2t is None else (torch.arange(size) + d2t).sort().values
+    if list(mask.shape) != [config.vocab_size] or not torch.equal(mask.bool().nonzero().flatten(), named_tokens):
         raise ModelLoadError(f"{source}: t2d and d2t do not name the same tokens of the target. {REMEDY}")
 
 
@@ -177,6 +177,6 @@ def _no_weights(folder: Path) -> ModelLoadError:
             f"Convert it where you trust it: read it by torch.load(..., weights_only=True), and write {WEIGHTS} by "
             "safetensors.torch.save_file."
         )
-    others = sorted(path.name for path in folder.glob("*.safetensors*"))
-    has = f" (there is {others[0]})" if others else ""
+    files = sorted(path.name for path in folder.glob("*.safetensors*"))
+    has = f" (there is {files[0]})" if files else ""
     return ModelLoadError(f"{folder}: a head lies in one file {WEIGHTS}, which is not there{has}. {REMEDY}")

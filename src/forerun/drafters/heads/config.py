@@ -93,8 +93,6 @@ def check_layers(layers: tuple[int, ...]) -> None:
         raise ConfigError(f"layers of the head are {list(layers)}, but must rise, and there must be one.")
 
 
-# A head as a folder holds it.
-
 Kind = TypeVar("Kind", bound=HeadConfig, covariant=True)
 Other = TypeVar("Other", bound=HeadConfig)
 
@@ -166,8 +164,6 @@ class StoredHead(Generic[Kind]):
             "target": " ".join(each for each in (self.number_format, self.fingerprint) if each) or "not told",
         }
 
-
-# The tensors of a head, compared with its configuration: names, shapes, number formats, values.
 
 FLOATS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Number formats of a head's tensors, and how safetensors files write them."""
@@ -289,8 +285,7 @@ def checked_d2t(d2t: Tensor | None, config: HeadConfig, source: str, error: Erro
     return None if size == vocab_size and not bool(offsets.any()) else offsets
 
 
-# What public forms share when heads are written in them.
-
+# Public formats.
 D2T, T2D, OUTPUT = "d2t", "t2d", "lm_head.weight"
 
 

@@ -31,7 +31,7 @@ _STEP_OF_ROW, _STEP_OF_ENTRY = 37, 101
 
 
 class FingerprintedTarget(Protocol):
-    """What of a `LanguageModel` a fingerprint is made of."""
+    """The part of a `LanguageModel` that a fingerprint is computed from."""
 
     @property
     def name(self) -> str: ...

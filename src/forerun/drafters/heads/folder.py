@@ -40,9 +40,8 @@ from forerun.utils.files import digest, new_files, whole_folder, write_bytes, wr
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import ErrorType, Fields
 
-# A head's matrices at 8 bits, as tensors of its file: NAME.codes [out, in] uint8 and NAME.scale [out, 1] float32.
-
 _CODES, _SCALE = ".codes", ".scale"
+"""Suffixes of a quantised matrix's tensors: NAME.codes [out, in] uint8 and NAME.scale [out, 1] float32."""
 _ZERO = 128
 
 
@@ -141,17 +140,17 @@ def save_head(
     if offsets is not None:
         kept[_D2T] = offsets.to(torch.int32)
     weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
-    said = {
+    json_fields = {
         "format": next(name for name, kind in FORMATS.items() if isinstance(config, kind)),
         "format_version": FORMAT_VERSION,
         "head": asdict(config),
         "target": {"fingerprint": fingerprint, "number_format": number_format},
         "record": json.loads(json.dumps(dict(record or {}))),
     }
-    said["checksum"] = _checksum(said, weights)
+    json_fields["checksum"] = _checksum(json_fields, weights)
     with (new_files if folder.is_dir() else whole_folder)(folder, ConfigError) as fresh:
         write_bytes(fresh / WEIGHTS, weights, error=ConfigError)
-        write_json(fresh / CONFIG, said, error=ConfigError)
+        write_json(fresh / CONFIG, json_fields, error=ConfigError)
 
 
 def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadConfig]:
@@ -173,7 +172,7 @@ def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadCon
 
 @dataclass(frozen=True, slots=True)
 class HeadHeader:
-    """What is known of a head before its tensors are read.
+    """The part of a head that is known before its tensors are read.
 
     Attributes:
         dtype: of its numbers.
@@ -232,8 +231,8 @@ def is_head(folder: Path) -> bool:
     if not (folder / CONFIG).is_file():
         return False
     settings = head_settings(folder)
-    said = {"format", SPECULATORS, "draft_vocab_size"} & settings.values.keys()
-    if said or is_medusa(settings):
+    json_fields = {"format", SPECULATORS, "draft_vocab_size"} & settings.values.keys()
+    if json_fields or is_medusa(settings):
         return True
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
         return (folder / WEIGHTS).is_file() and FC in open_slices(folder)
@@ -265,9 +264,9 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     return StoredHead(config, tensors, d2t, fingerprint, record, trained_format, quantised)
 
 
-def _checksum(said: Mapping[str, Any], weights: bytes) -> str:
+def _checksum(json_fields: Mapping[str, Any], weights: bytes) -> str:
     """Return the digest of config.json without its checksum, and of the weights."""
-    checked = {key: value for key, value in said.items() if key != "checksum"}
+    checked = {key: value for key, value in json_fields.items() if key != "checksum"}
     return digest(json.dumps(checked, sort_keys=True).encode(), b"\0", weights)
 
 
@@ -287,9 +286,9 @@ def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[Bl
     for key in head.values:
         if key not in types:
             raise ModelLoadError(f"{head.place}: {key[:60]} is unknown here. {_NEWER}")
-    said = {name: made for name, made in types.items() if name in head.values or name not in optional}
+    json_fields = {name: made for name, made in types.items() if name in head.values or name not in optional}
     try:
-        return kind(**{name: read[made](name) for name, made in said.items()})
+        return kind(**{name: read[made](name) for name, made in json_fields.items()})
     except ConfigError as failure:
         raise ModelLoadError(f"{head.place}: {failure} {REMEDY}") from None
 

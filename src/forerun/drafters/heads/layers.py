@@ -145,10 +145,6 @@ def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:
     return width
 
 
-# What models of heads have in common: the target that they belong to, the tokens that they propose, and what those
-# with rows of their own make of the target's states.
-
-
 class HeadModel(LanguageModel):
     """A head over its target, as a language model whose rows need a state beside the token (`Rows.states`).
 

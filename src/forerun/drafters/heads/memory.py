@@ -22,7 +22,7 @@ _INT8: Literal["int8"] = "int8"
 
 @dataclass(frozen=True, slots=True)
 class HeadMemory:
-    """What one head takes: as `ModelMemory`.
+    """The memory that one head takes, with the fields of `ModelMemory`.
 
     Attributes:
         weights: bytes of its layers, of the target's output rows that it has a copy of, and of its tensors as they were

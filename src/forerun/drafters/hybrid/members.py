@@ -77,9 +77,6 @@ def with_source(name: str, draft: Draft) -> Draft:
     return draft if draft.sources else replace(draft, sources=(name,) * len(draft))
 
 
-# Several drafts for one sequence as one tree, and what became of each of them.
-
-
 @dataclass(frozen=True, slots=True)
 class Merged:
     """One tree from several drafts.
@@ -157,7 +154,7 @@ def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
 
 @dataclass(slots=True, eq=False)
 class MemberStep:
-    """What one sequence was given in a step, until the step's verdict.
+    """The drafts of one sequence in a step, kept until the step's verdict.
 
     Attributes:
         draft: for the engine.

@@ -152,27 +152,27 @@ def exported_medusa_config(
 
 def _count(settings: Fields, what: str, names: tuple[str, str]) -> int:
     """Return a number that has one of two names. Programs accept any key with "num" and the word for it."""
-    others = [key for key in settings.values if "num" in key and what in key and key not in names]
-    if others:
+    ambiguous = [key for key in settings.values if "num" in key and what in key and key not in names]
+    if ambiguous:
         raise ModelLoadError(
-            f"{settings.place}: {others[0][:60]} would be taken for {names[0]} by some programs. Leave it out."
+            f"{settings.place}: {ambiguous[0][:60]} would be taken for {names[0]} by some programs. Leave it out."
         )
-    there = [name for name in names if name in settings]
-    return settings.integer(there[0] if there else names[0], low=1)
+    present = [name for name in names if name in settings]
+    return settings.integer(present[0] if present else names[0], low=1)
 
 
 def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, source: str) -> dict[str, Slice]:
     """Return the tensors by the names of `MedusaConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
-        ours = name.removeprefix("medusa_heads.")
-        ours = re.sub(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$", r"blocks.\1.layers.\2.\3", ours)
-        ours = re.sub(rf"^(\d+)\.{config.num_layers}\.weight$", r"lm_heads.\1.weight", ours)
-        if config.output_rows == "one" and ours == "lm_heads.0.weight":
-            ours = "lm_head.weight"
-        if ours in found:
+        own_name = name.removeprefix("medusa_heads.")
+        own_name = re.sub(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$", r"blocks.\1.layers.\2.\3", own_name)
+        own_name = re.sub(rf"^(\d+)\.{config.num_layers}\.weight$", r"lm_heads.\1.weight", own_name)
+        if config.output_rows == "one" and own_name == "lm_heads.0.weight":
+            own_name = "lm_head.weight"
+        if own_name in found:
             raise ModelLoadError(f"{source}: the tensor {name[:100]} is there under two names. {REMEDY}")
-        found[ours] = each
+        found[own_name] = each
     return found
 
 

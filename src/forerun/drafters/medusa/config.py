@@ -1,5 +1,4 @@
-"""The shape of Medusa heads (Cai et al., 2401.10774), also in Hydra's order (Ankner et al., 2402.05109), and their
-tensors."""
+"""The configuration of Medusa heads (Cai et al., 2401.10774), also in Hydra's order (Ankner et al., 2402.05109)."""
 
 from __future__ import annotations
 

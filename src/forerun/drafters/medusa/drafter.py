@@ -34,7 +34,7 @@ class MedusaState(DraftState):
     """Heads' state for one sequence: the target's state of the last position that it has computed.
 
     Attributes:
-        target_state: [1, H] that state, which all heads read; None: it was not told yet, or belongs to another text.
+        target_state: [1, H] that state, which all heads read; None: it is not known yet, or belongs to another text.
         states_end: position after it.
     """
 

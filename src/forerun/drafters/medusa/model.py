@@ -23,7 +23,7 @@ from forerun.types import Cache
 from forerun.utils.tree import Tree
 
 EMBEDDING_EPS = 1e-6
-"""Of the root mean square that embeddings are divided by."""
+"""Epsilon of the root mean square that embeddings are divided by."""
 
 
 @dataclass(slots=True, eq=False)

@@ -38,12 +38,12 @@ class _Naming:
 
     Attributes:
         block: how the names of the decoder layer begin.
-        others: the further tensors: their name -> ours.
+        renamed: the further tensors: their name -> ours.
         norm_output: what goes to the next row is behind the last norm.
     """
 
     block: str
-    others: Mapping[str, str]
+    renamed: Mapping[str, str]
     norm_output: bool
 
 
@@ -89,7 +89,9 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
     config: Any = source.config().get_text_config()
     slices = source.checkpoint(source.config(), torch.float32).slices
     namings = _namings(config.num_hidden_layers)
-    naming = next((way for way in namings for each in slices if each in way.others or each.startswith(way.block)), None)
+    naming = next(
+        (way for way in namings for each in slices if each in way.renamed or each.startswith(way.block)), None
+    )
     if naming is None:
         raise _missing(name, config, slices)
     found = _tensors(slices, naming, name)
@@ -107,10 +109,10 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
 
 def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> ModelLoadError:
     """Return the error for a checkpoint without a known MTP layer; an unknown form is reported as such."""
-    others = sorted(each for each in slices if re.search(r"(^|\.)(mtp|nextn|mtp_\w+)\.", each))
-    if others:
+    unknown = sorted(each for each in slices if re.search(r"(^|\.)(mtp|nextn|mtp_\w+)\.", each))
+    if unknown:
         return UnsupportedModelError(
-            f"{name}: its MTP layers ({_named(others)}) are of a form that is not known here. Take another drafter."
+            f"{name}: its MTP layers ({_named(unknown)}) are of a form that is not known here. Take another drafter."
         )
     claimed = getattr(config, "num_nextn_predict_layers", None) or 0
     if claimed:
@@ -129,19 +131,19 @@ def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> d
     known = {f"{part}_proj.weight" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")}
     known |= {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
     known |= {"input_layernorm.weight", "post_attention_layernorm.weight"}
-    found, others = {}, []
+    found, unknown = {}, []
     for each, tensor in slices.items():
-        if each in naming.others:
-            found[naming.others[each]] = tensor
+        if each in naming.renamed:
+            found[naming.renamed[each]] = tensor
         elif each.startswith(naming.block):
             part = each.removeprefix(naming.block)
             if part in known:
                 found[f"layers.0.{part}"] = tensor
             elif not part.endswith("rotary_emb.inv_freq"):
-                others.append(each)
-    if others:
+                unknown.append(each)
+    if unknown:
         raise UnsupportedModelError(
-            f"{name}: its MTP layer has {_named(sorted(others))}, and the block of a Llama is served alone, without "
+            f"{name}: its MTP layer has {_named(sorted(unknown))}, and the block of a Llama is served alone, without "
             "experts, latent attention, gates, biases or norms of queries. Take another drafter."
         )
     return found
@@ -186,16 +188,18 @@ def _shared(
 ) -> tuple[dict[str, TensorSlice], EagleConfig]:
     """Drop copies of the target's tables. An output layer of its own stays."""
 
-    whole = Fingerprint.parse(target_fingerprint(target))
-    assert whole is not None
+    target_signs = Fingerprint.parse(target_fingerprint(target))
+    assert target_signs is not None
     ids, sizes = sampled_ids(head.vocab_size), (head.vocab_size, head.hidden_size)
     embedding = found.pop(_EMBEDDING, None)
     if embedding is not None and Fingerprint(*sizes, embedding=sampled_signs(embedding[...][ids].float())).difference(
-        whole
+        target_signs
     ):
         raise UnsupportedModelError(f"{name}: its MTP layer has embeddings of its own, which are not served.")
     output = found.get(_OUTPUT)
-    if output is not None and not Fingerprint(*sizes, output=sampled_signs(output[...][ids].float())).difference(whole):
+    if output is not None and not Fingerprint(*sizes, output=sampled_signs(output[...][ids].float())).difference(
+        target_signs
+    ):
         del found[_OUTPUT]
     try:
         return found, replace(head, own_output_rows=_OUTPUT in found)

@@ -11,6 +11,8 @@ from forerun.drafters.base import Traits
 from forerun.drafters.ngram.copy_drafter import CopyDrafter
 from forerun.types import Sequence
 
+SOURCE = "prediction"
+"""Name of the copies in statistics."""
 PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
 """COPY_RATES for the client's prediction; no match at all is its beginning, or follows a replaced token."""
 MAX_MATCH = 16
@@ -119,6 +121,3 @@ class Prediction(CopyDrafter):
             follower.follow(output)
         token_ids = follower.prediction[follower.at : follower.at + count]
         return token_ids, list(range(follower.matched, follower.matched + len(token_ids)))
-
-
-SOURCE = "prediction"

@@ -1,4 +1,4 @@
-"""Suffix drafting: what most often followed the longest suffix of the sequence that stood somewhere before.
+"""Suffix drafting: copies what most often followed the longest suffix of the sequence that occurred before.
 
 The automaton and the length of a copy are those of SAM-decoding (Hu et al., 2411.10666); going on with the most
 frequent continuation, and text shared between requests, those of SuffixDecoding (Oliaro et al., 2411.04975).
@@ -145,7 +145,7 @@ LENGTH_FACTOR = 4
 
 @dataclass(slots=True, eq=False)
 class _SequenceText:
-    """What is held for one sequence.
+    """The text of one sequence.
 
     Attributes:
         position: the end of the sequence in its text, which holds nothing else.

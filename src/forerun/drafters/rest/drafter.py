@@ -102,12 +102,12 @@ class Rest(OneByOne):
             ConfigError: it cannot be read, is damaged, or is not sorted as deep as the options look.
             IncompatibleDrafterError: it is of another tokenizer's tokens.
         """
-        ours = fingerprint(binding.tokenizer)
+        target_fingerprint = fingerprint(binding.tokenizer)
         if isinstance(self._source, Index):
-            self._check(self._source.header, ours, binding)
+            self._check(self._source.header, target_fingerprint, binding)
             self._index = self._source
         else:
-            self._index = Index(self._path, lambda header: self._check(header, ours, binding))
+            self._index = Index(self._path, lambda header: self._check(header, target_fingerprint, binding))
 
     def start(self, sequence: Sequence) -> None:
         pass
@@ -167,10 +167,10 @@ class Rest(OneByOne):
                 node = nodes[parent, token_id] = tree.add(token_id, parent, level, accept_prob)
             node_of[i] = node
 
-    def _check(self, header: IndexHeader, ours: str, binding: Binding) -> None:
+    def _check(self, header: IndexHeader, target_fingerprint: str, binding: Binding) -> None:
         """Refuse an index of other tokens, or one that is not deep enough."""
         name = binding.target.name
-        if header.fingerprint != ours or header.vocab_size > binding.target.vocab_size:
+        if header.fingerprint != target_fingerprint or header.vocab_size > binding.target.vocab_size:
             what = "The bundled index" if self._source is None else f"The index {self._path}"
             raise IncompatibleDrafterError(
                 f"{what} holds tokens of another tokenizer ({header.tokenizer or 'unnamed'}) than that of {name}. "

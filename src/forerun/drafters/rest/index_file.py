@@ -23,12 +23,9 @@ from forerun.errors import ConfigError
 from forerun.utils.files import digest, file_digest, write_bytes
 from forerun.utils.json_file import Fields
 
-# The suffix array of a corpus, sorted as deep as retrieval looks and no deeper.
-#
-# Prefix doubling (Manber and Myers, 1993) in whole-array operations: where the first h tokens are ranked, one sort
-# ranks
-# up to 2 h. Repeated files make full sorting slow, and nothing is ever read beyond the depth.
-
+# The suffix array is sorted by prefix doubling (Manber and Myers, 1993) in whole-array operations: where the first h
+# tokens are ranked, one sort ranks up to 2 h. It is sorted only as deep as retrieval reads, since repeated files make
+# full sorting slow.
 MAX_TOKENS = 2**32 - 2
 
 
@@ -109,7 +106,7 @@ def _ranks(keys: NDArray[np.uint64], order: NDArray[np.intp]) -> tuple[NDArray[n
 FORMAT = "forerun-index"
 FORMAT_VERSION = 1
 COMPACT_VERSION = 2
-"""Of files without a suffix array."""
+"""Version of files without a suffix array."""
 SUFFIX_BYTES = 4
 _START = f'{{"format": "{FORMAT}"'.encode()
 _PAGE = 4096
