@@ -4,6 +4,7 @@ and an estimated acceptance probability where the head has these (DSpark: 2607.0
 from __future__ import annotations
 
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -34,6 +35,9 @@ class Block(FusingHeadDrafter, DraftModel):
     """
 
     _head_kind = "block"
+
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
+        super().__init__(model)
 
     @property
     def _block(self) -> BlockModel:

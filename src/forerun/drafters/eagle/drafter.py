@@ -63,6 +63,9 @@ class Eagle(EagleDrafter, DraftModel):
         model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
     """
 
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
+        super().__init__(model)
+
 
 class EagleTree(EagleDrafter, DraftTree):
     """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.

@@ -138,6 +138,9 @@ class Medusa(MedusaDrafter, DraftModel):
         model: folder of the heads, or heads that were read.
     """
 
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
+        super().__init__(model)
+
     def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
         return super()._max_depth(sequence, self._capped(max_nodes, self._heads.config.num_heads, _CAPPED))
 
