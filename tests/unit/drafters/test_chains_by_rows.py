@@ -37,7 +37,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model]:
 
 
 def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], min_acceptance_prob: float) -> list[Any]:
-    """Of several steps; of each draft two tokens are accepted, so that the chains differ in what they owe."""
+    """Return the drafts of several steps; of each draft two tokens are accepted, so that the chains differ in
+    uncomputed tokens."""
     drafter.bind(Binding(target, seed=1))
     layers = drafter.needs.layers
     sequences = [Sequence(i, list(range(2 + i, 12 + 3 * i)), 10 + 2 * i, each) for i, each in enumerate(params)]

@@ -22,7 +22,7 @@ def target() -> Any:
 
 @pytest.fixture
 def shipped(target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a head for `target` among those that are shipped."""
+    """Return the folder of a head for `target` among the shipped ones."""
     folder = tmp_path / "eagle" / "additive"
     folder.parent.mkdir()
     head = aligned_head(target)

@@ -46,13 +46,13 @@ def accepted_of_drafted(drafter: Any, params: SamplingParams, **options: Any) ->
 @pytest.mark.parametrize("options", [{}, {"prefill_chunk": 2, "max_batch": 3}])
 @pytest.mark.parametrize("picked", PICKED)
 def test_a_head_that_is_fed_rightly_is_never_wrong(picked: str, options: dict[str, Any]) -> None:
-    """All of its chain is accepted but for what lies beyond the last token: 40 = 8 * 5."""
+    """Check that all of its chain is accepted except what lies beyond the last token: 40 = 8 * 5."""
     head = aligned_head(AdditiveModel())
     assert accepted_of_drafted(Eagle(head), PICKED[picked], **options) == 1.0
 
 
 def test_behind_other_drafts_it_is_fed_rightly_too() -> None:
-    """Where another source's draft was accepted, or one merged of both."""
+    """Check it where another source's draft was accepted, or one merged of both."""
     head = aligned_head(AdditiveModel())
     for mode in ("first", "merge"):
         eagle = Eagle(head)
@@ -97,7 +97,7 @@ def test_tokens_one_position_off_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_tree_holds_the_right_chain() -> None:
-    """As many tokens are accepted a step as the tree is deep."""
+    """Check that as many tokens are accepted a step as the tree is deep."""
     target: Any = AdditiveModel()
     head = aligned_head(target)
     llm = LLM(target, EagleTree(head, width=2), num_draft_tokens=12, seed=3)
@@ -125,7 +125,7 @@ class Recording(Eagle):
 
 
 def test_drafts_are_those_of_the_reference(family: Model) -> None:
-    """After rejections, in company and in chunks: as if all rows were computed anew from the target's states."""
+    """Check drafts after rejections, in batches and in chunks, against rows computed anew from the target's states."""
     head = random_head(family, draft_vocab_size=50, sliding_window=9)
     eagle = Recording(head)
     generator = torch.Generator().manual_seed(1)
@@ -142,7 +142,7 @@ def test_drafts_are_those_of_the_reference(family: Model) -> None:
 @pytest.mark.parametrize("make", [Eagle, EagleTree])
 @pytest.mark.parametrize("picked", PICKED)
 def test_a_reduced_vocabulary_is_named_by_the_targets_tokens(picked: str, make: Any, family: Model) -> None:
-    """Whatever picks: all that is drafted can be proposed, and a greedy draft begins with the head's best token."""
+    """Check that all drafted tokens can be proposed, and that a greedy draft begins with the head's best token."""
     head = random_head(family, draft_vocab_size=20)
     drafter = make(head)
     bind(drafter, family)

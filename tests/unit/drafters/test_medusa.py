@@ -48,7 +48,7 @@ def accepted_of_drafted(drafter: Any, params: SamplingParams, target: Any = None
 @pytest.mark.parametrize("options", [{}, {"prefill_chunk": 2, "max_batch": 3}])
 @pytest.mark.parametrize("picked", PICKED)
 def test_heads_that_are_fed_rightly_are_never_wrong(picked: str, options: dict[str, Any]) -> None:
-    """All of the chain is accepted but for what lies beyond the last token: 40 = 8 * 5."""
+    """Check that all of the chain is accepted except what lies beyond the last token: 40 = 8 * 5."""
     assert accepted_of_drafted(Medusa(aligned_hydra(AdditiveModel())), PICKED[picked], **options) == 1.0
 
 
@@ -111,7 +111,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.mark.parametrize("sequential", [False, True])
 def test_drafts_are_those_of_the_reference(sequential: bool, family: Model) -> None:
-    """After rejections, in company and in chunks."""
+    """Check drafts after rejections, in batches and in chunks."""
     head = random_medusa(family, draft_vocab_size=50, sequential=sequential)
     medusa, made = Medusa(head), []
     inner = medusa.draft

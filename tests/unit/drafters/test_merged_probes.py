@@ -26,7 +26,7 @@ def test_a_part_of_probes_alone_adds_nothing() -> None:
 
 
 def test_probes_are_not_judged() -> None:
-    """What was committed agrees with a probe: that says nothing of the draft's candidates."""
+    """Check that a probe that agrees with committed tokens does not count for the draft's candidates."""
     probed = tree_draft([1, 2, 3], [-1, 0, 1], num_candidates=1)
     assert agreement(probed, [1, 2, 3, 4])[1] == 1
     assert agreement(probed, [5, 6])[1] == 1

@@ -29,7 +29,7 @@ def near(**options: Any) -> FakeModel:
 
 
 def chains(drafter: DraftModel, params: SamplingParams, min_acceptance_prob: float) -> list[tuple[list[int], Any]]:
-    """What is drafted along a text that never agrees for long."""
+    """Return what is drafted along a text that never agrees for long."""
     drafter.bind(Binding(FakeModel(), seed=7))  # type: ignore[arg-type]
     sequences = [Sequence(i, [1, 2, 3 + i] * 4, 12, params) for i in range(2)]
     for each in sequences:

@@ -36,7 +36,7 @@ def drafted(drafter: Suffix, own: Sequence, budget: int = 16, min_acceptance_pro
 
 
 def verified(drafter: Suffix, own: Sequence, draft: Draft, said: list[int]) -> None:
-    """The target says these tokens in the draft's place."""
+    """Replace the draft by these tokens of the target."""
     tokens = draft.ids
     accepted = next((i for i, (a, b) in enumerate(zip(tokens, said, strict=False)) if a != b), len(tokens))
     own.token_ids += said[: accepted + 1]

@@ -223,7 +223,7 @@ CHANGES = [
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("place", ["start", "draft", "commit"])
 def test_a_sequence_is_for_reading(name: str, place: str) -> None:
-    """The request for which the drafter changes something ends with an error; the text of others is as it would be."""
+    """Check that a request for which the drafter changes something ends with an error; others are unaffected."""
 
     def propose(sequence: Sequence) -> Draft:
         if place == "draft":
@@ -247,7 +247,7 @@ def test_a_sequence_is_for_reading(name: str, place: str) -> None:
 
 
 def test_lists_of_a_call_are_its_own() -> None:
-    """Budgets cannot be cleared; a list of sequences, or of steps, or a verdict may be, and nobody is harmed."""
+    """Check that lists of sequences, steps and verdicts may be changed without harm."""
 
     class Messy(Scripted):
         def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
