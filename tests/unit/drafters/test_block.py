@@ -157,7 +157,7 @@ def test_no_draft_is_longer_than_its_budget_or_a_block(family: Model, caplog: An
         assert [len(drafted(block, sequence, budget)) for budget in (0, 1, 3, 4)] == [0, 1, 3, 4]
         assert "blocks" not in caplog.text
         assert len(drafted(block, sequence, 9)) == len(drafted(block, sequence, 7)) == 4
-    assert caplog.text.count("was trained on blocks of 4 tokens: of the 9 that are asked for") == 1
+    assert caplog.text.count("was trained on blocks of 4 tokens: of the 9 that are requested") == 1
     block.stop(sequence)
     assert block.nbytes == 0
 
