@@ -280,9 +280,9 @@ MUTANTS = [
     ),
     Mutant(
         "a text is read once",
-        "drafters/text/suffix.py",
-        "if end <= held.num_read",
-        "if end == held.num_read",
+        "drafters/ngram/suffix.py",
+        "if end <= own.num_read",
+        "if end == own.num_read",
         ("unit/drafters/test_suffix.py",),
     ),
     Mutant(

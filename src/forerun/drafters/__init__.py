@@ -1,4 +1,4 @@
-"""Where drafts come from: one file per method, and a table of names."""
+"""Drafting methods, one folder or file each, and the table of their names."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,6 +7,7 @@ from forerun.drafters.registry import DRAFTERS as DRAFTERS, DrafterRow as Drafte
 
 if TYPE_CHECKING:
     from forerun.drafters.base import Binding as Binding, Drafter as Drafter, Traits as Traits
+    from forerun.drafters.block.drafter import Block as Block
     from forerun.drafters.build import (
         build_drafter as build_drafter,
         build_drafters as build_drafters,
@@ -14,20 +15,34 @@ if TYPE_CHECKING:
         chosen_drafter as chosen_drafter,
         make_drafter as make_drafter,
     )
-    from forerun.drafters.registry import *  # noqa: F403
+    from forerun.drafters.draft_model.chain import DraftModel as DraftModel
+    from forerun.drafters.draft_model.cross_vocab import CrossVocab as CrossVocab
+    from forerun.drafters.draft_model.staged import Staged as Staged
+    from forerun.drafters.draft_model.tree import DraftTree as DraftTree
+    from forerun.drafters.eagle.drafter import Eagle as Eagle, EagleTree as EagleTree
+    from forerun.drafters.early_exit import EarlyExit as EarlyExit
+    from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid
+    from forerun.drafters.lookahead import Lookahead as Lookahead
+    from forerun.drafters.medusa.drafter import Medusa as Medusa, MedusaTree as MedusaTree
+    from forerun.drafters.mtp.drafter import Mtp as Mtp
+    from forerun.drafters.ngram.prediction import Prediction as Prediction
+    from forerun.drafters.ngram.prompt_lookup import PromptLookup as PromptLookup
+    from forerun.drafters.ngram.suffix import Suffix as Suffix
+    from forerun.drafters.rest.drafter import Rest as Rest
+    from forerun.drafters.token_recycling import Recycling as Recycling
 
 # Names are fetched on first use, so that the table can be read without loading torch.
-_HOME_OF = {
-    **dict.fromkeys(("Binding", "Drafter", "Traits"), "base"),
-    **dict.fromkeys(("build_drafter", "build_drafters", "make_drafter"), "build"),
-    **dict.fromkeys(("check_drafter_text", "chosen_drafter"), "build"),
-    **{row.class_name: row.home.partition(":")[0] for row in DRAFTERS.values()},
+_MODULE_OF = {
+    **dict.fromkeys(("Binding", "Drafter", "Traits"), "forerun.drafters.base"),
+    **dict.fromkeys(("build_drafter", "build_drafters", "make_drafter"), "forerun.drafters.build"),
+    **dict.fromkeys(("check_drafter_text", "chosen_drafter"), "forerun.drafters.build"),
+    **{row.class_name: row.module for row in DRAFTERS.values()},
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'forerun.drafters' has no attribute {name!r}")
-    value = getattr(import_module(f"forerun.drafters.{_HOME_OF[name]}"), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""What a drafter must implement, and what it declares about itself."""
+"""The interface of drafters, and what they declare about themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.types import Draft, Needs, Pool, Sequence, Step
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the engine must know of a drafter to treat it rightly.
+    """Properties of a drafter that the engine takes into account.
 
     Attributes:
         cost_key: everything that drafting time depends on beside the target, such as class, options and draft model.
@@ -36,15 +36,15 @@ class Traits:
 
     @classmethod
     def merged(cls, name: str, parts: Iterable[Traits]) -> Traits:
-        """Those of a drafter that asks others, each for a draft of the size that it can make.
+        """Combine the traits of the drafters that one drafter calls, each for a draft of the size that it can make.
 
         Its drafts are whole only if those of all parts are.
         """
         every = list(parts)
-        whole = [part.fixed_length_draft for part in every if part.fixed_length_draft is not None]
+        fixed = [part.fixed_length_draft for part in every if part.fixed_length_draft is not None]
         return cls(
             (name, *(f"({' '.join(part.cost_key)})" for part in every)),
-            max(whole) if whole and len(whole) == len(every) else None,
+            max(fixed) if fixed and len(fixed) == len(every) else None,
             any(part.reads_prediction for part in every),
             any(part.writes_cache for part in every),
             any(part.catches_up for part in every),
@@ -99,32 +99,33 @@ class NamedModel:
 
 
 class Drafter(ABC):
-    """Proposes tokens. The engine never asks which drafter it has: all it needs to know is declared here.
+    """Proposes tokens. The engine treats all drafters alike, by what they declare here.
 
-    A new drafter implements the four abstract methods, and overrides what else does not fit it.
+    A new drafter implements the four abstract methods, and overrides further methods as needed.
     """
 
     @property
     def needs(self) -> Needs:
-        """What it wants to know of the target's rows, told in `Step`."""
+        """Return which of the target's outputs the drafter needs in `Step`."""
         return Needs()
 
     @property
     def traits(self) -> Traits:
-        """What the engine must know of it; complete after `bind`."""
+        """Return what the engine takes into account; complete after `bind`."""
         return Traits((type(self).__name__,))
 
     @property
     def offers(self) -> Mapping[str, Offer]:
-        """The drafters among which a request may choose by name; complete after `bind`. Empty: it is one alone."""
+        """Return the drafters among which a request may choose by name; complete after `bind`. Empty for a single
+        drafter."""
         return {}
 
     def chosen(self, params: SamplingParams) -> str | None:
-        """Which of its offers drafts for a request; None: none does, or there are none."""
+        """Return which of the offers drafts for a request; None if none does, or if there are none."""
         return None
 
     def reads_prediction(self, params: SamplingParams) -> bool:
-        """Whether the request's drafter uses its prediction."""
+        """Return whether the request's drafter uses its prediction."""
         offers = self.offers
         if not offers:
             return self.traits.reads_prediction
@@ -133,16 +134,16 @@ class Drafter(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes it holds beside its models' weights."""
+        """Return the bytes held beside the weights of its models."""
         return 0
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """The pools of pages of models that it has beside the target; complete after `bind`."""
+        """Return the page pools of the draft models; complete after `bind`."""
         return ()
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """The models that `bind` will load for a target of this name; none that are loaded already."""
+        """Return the models that `bind` will load for a target of this name, without those that are loaded already."""
         return ()
 
     def bind(self, binding: Binding) -> None:  # noqa: B027 - most drafters need nothing of the target
@@ -154,30 +155,32 @@ class Drafter(ABC):
 
     @abstractmethod
     def start(self, sequence: Sequence) -> None:
-        """A sequence enters, its prompt not yet computed."""
+        """Register a sequence whose prompt has not been computed yet."""
 
     @abstractmethod
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
-        """One draft for each sequence.
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        """Return one draft for each sequence.
 
         Args:
-            budgets: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
+            num_draft_tokens: nodes of each draft at most, probes included; 0 for no draft. No node is deeper than
                 `sequence.room` (children of the last committed token have depth 1).
-            min_acceptance_prob: a node is wanted only if the chance that it and all above it are accepted exceeds
+            min_acceptance_prob: a node is useful only if the probability that it and all above it are accepted exceeds
                 this; a drafter
-                that can tell stops there. Of a drawn chain, a token that was looked at to decide is kept.
+                that can tell stops there. In a drawn chain, the token at which it stops is kept.
         """
 
     @abstractmethod
     def commit(self, steps: Seq[Step]) -> None:
-        """The target has computed a prompt chunk or verified a draft."""
+        """Take in that the target has computed a prompt chunk or verified a draft."""
 
     @abstractmethod
     def stop(self, sequence: Sequence) -> None:
-        """The sequence leaves; its state is freed."""
+        """Free the state of a sequence that leaves."""
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        """The sequence's tokens from `length` on have been replaced by others: forget what was learned of them."""
+        """Forget what was learned of the tokens from `length` on, which have been replaced."""
         self.stop(sequence)
         self.start(sequence)
 
@@ -188,12 +191,16 @@ class Drafter(ABC):
 class OneByOne(Drafter):
     """The base of drafters that draft for each sequence by itself."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         return [
-            self._draft(sequence, budget, min_acceptance_prob) if min(budget, sequence.room) > 0 else Draft.empty()
-            for sequence, budget in zip(sequences, budgets, strict=True)
+            self._draft(sequence, max_nodes, min_acceptance_prob)
+            if min(max_nodes, sequence.room) > 0
+            else Draft.empty()
+            for sequence, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
 
     @abstractmethod
-    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
-        """A draft of at most `budget` nodes, at least 1, for a sequence with room for one."""
+    def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
+        """Return a draft of 1 to `max_nodes` nodes for a sequence whose output has room for at least one token."""

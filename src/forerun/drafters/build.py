@@ -1,4 +1,4 @@
-"""From what a user gives as the drafter (a name, a folder or id, an object) to a drafter bound to its target."""
+"""Builds drafters from what users give: a name, a folder or id, or an object."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from forerun.utils import fetch as store
 
 
 def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens | None]:
-    """The drafter that a user asked for, not yet bound to a target, and the K that the text asks for, if it does.
+    """Build the drafter that a user named, not yet bound to a target, and return it with the K that the text names, or
+    None.
 
     Args:
         spec: a name of the table, perhaps with options (NAME:key=value,key=value; num_draft_tokens=K is one of every
@@ -46,7 +47,7 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
         if not Path(spec).exists() and (found := find_class(spec)) is not None:
             return parse_drafter(found[1], found[0])
     if isinstance(spec, (str, Path)):
-        _check_place(spec)
+        _check_source(spec)
         return DRAFTERS["draft-model"].make(spec), None
     if isinstance(spec, (Drafter, type)):
         check_drafter(spec)
@@ -58,7 +59,7 @@ def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens |
 
 
 def build_drafters(specs: Seq[str | Path | Drafter | None]) -> ByRequest:
-    """Drafters among which requests choose by name: that of the table or of the class.
+    """Build several drafters among which requests choose by name: that of the table or of the class.
 
     Raises:
         DrafterError, ConfigError: as `build_drafter`; two of them have one name, or one is no drafter at all.
@@ -72,8 +73,8 @@ def build_drafters(specs: Seq[str | Path | Drafter | None]) -> ByRequest:
                 f"(SamplingParams.drafter={NO_DRAFTER!r}). Leave it out, or give it alone."
             )
         drafter, k = build_drafter(spec)
-        name = next((name for name, row in DRAFTERS.items() if row.class_name == type(drafter).__name__), None)
-        name = name or type(drafter).__name__
+        class_name = type(drafter).__name__
+        name = next((name for name, row in DRAFTERS.items() if row.class_name == class_name), class_name)
         if name in drafters:
             raise DrafterError(f"Two drafters are called {name!r}, but requests choose by name. Give one of each kind.")
         drafters[name] = drafter
@@ -83,7 +84,7 @@ def build_drafters(specs: Seq[str | Path | Drafter | None]) -> ByRequest:
 
 
 def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter, NumDraftTokens | None]:
-    """`build_drafter`, and bound to its target.
+    """Build a drafter and bind it to its target.
 
     Raises:
         DrafterError, ConfigError: as build_drafter; IncompatibleDrafterError: it does not fit the target.
@@ -94,8 +95,8 @@ def make_drafter(spec: str | Path | Drafter, binding: Binding) -> tuple[Drafter,
     return drafter, num_draft_tokens
 
 
-def _check_place(spec: str | Path) -> None:
-    """A word that is neither a name of the table, nor a folder, nor like a hub id, is most likely misspelt."""
+def _check_source(spec: str | Path) -> None:
+    """Raise DrafterError for a text that is neither a known name, nor a folder, nor like a hub id."""
     if (
         isinstance(spec, Path)
         or spec in (BUNDLED_DRAFT, BUNDLED_OTHER_VOCAB, *store.names())
@@ -118,16 +119,11 @@ def _check_place(spec: str | Path) -> None:
     )
 
 
-# Which drafter a target gets, by what was asked for: AUTO, a list, none.
-
-_OF_BUNDLED = "draft-model"
-
-
 def chosen_drafter(
     drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None, target: LanguageModel | str | Path
 ) -> str | Path | Drafter | None:
-    """What was asked for; None for plain decoding. For AUTO the fastest as measured (docs/methods.md) of those that
-    serve the target without options. For a list, the drafter that has them all, from which requests choose.
+    """Resolve the drafter of a target; None for plain decoding. For AUTO this is the fastest as measured
+    (docs/methods.md) of those that serve the target without options; for a list, a drafter from which requests choose.
 
     A head that is shipped for the target is not taken: its hybrid with suffix matches accepts more tokens a step than
     suffix matches alone, and was not measured to be faster (docs/training.md).
@@ -145,7 +141,7 @@ def chosen_drafter(
     if drafter != AUTO:
         return drafter
     name = str(target) if isinstance(target, (str, Path)) else target.name
-    return _OF_BUNDLED if name == BUNDLED_TARGET else DEFAULT_DRAFTER
+    return "draft-model" if name == BUNDLED_TARGET else DEFAULT_DRAFTER
 
 
 def check_drafter_text(

@@ -1,4 +1,4 @@
-"""The target's first layers draft (LayerSkip, Elhoushi et al., 2404.16710), and verification goes on from there.
+"""The target's first layers draft (LayerSkip, Elhoushi et al., 2404.16710), and verification continues from there.
 
 What the first layers compute of a drafted token is what the target would compute of it anyway: keys and values are
 written into the target's own cache, the states that leave them are kept, and verification begins at the next layer.
@@ -53,11 +53,11 @@ class EarlyExit(DraftModel):
 
     @property
     def nbytes(self) -> int:
-        """Nothing: keys and values are the target's state."""
+        """Return 0: keys and values are the target's state."""
         return 0
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """None: it drafts with the target."""
+        """Return no models: the target drafts."""
         return ()
 
     def bind(self, binding: Binding) -> None:
@@ -82,24 +82,26 @@ class EarlyExit(DraftModel):
                 f"{layers - 1}, so that something is left to verify with."
             )
         self._target = target
-        self._serve(target, binding)
+        self._use_model(target, binding)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         states = [self._states[sequence] for sequence in sequences]
         self._hidden.clear()
         try:
-            drafts = super().draft(sequences, budgets, min_acceptance_prob)
+            drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
             self._finish(states, drafts)
         finally:
             for state in states:
-                state.scratch = Tree()  # the verification goes on from it, and the engine commits or drops it
+                state.scratch = Tree()  # verification continues from it, and the engine commits or drops it
         return [self._with_states(state, draft) for state, draft in zip(states, drafts, strict=True)]
 
-    def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> None:
-        """None: those of the target go through all of its layers."""
+    def _draft_session(self, growing: list[GrowingChain], with_probabilities: bool, takes_largest: bool) -> None:
+        """Return None: the sessions of the target run all of its layers."""
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
-        """Through the first layers; what leaves them is kept."""
+        """Run the first layers, and keep the states that leave them."""
         hidden, logits = self._target.forward_first(rows, self._num_layers)
         parts = torch.split(hidden, [len(row.token_ids) for row in rows])
         for state, part in zip(states, parts, strict=True):
@@ -107,14 +109,14 @@ class EarlyExit(DraftModel):
         return Forward(logits)
 
     def _finish(self, states: Seq[DraftState], drafts: Seq[Draft]) -> None:
-        """Take every draft's last token through the layers as well, unless it was asked already what follows it, and
-        the answer did not pay."""
-        late = [
+        """Take every draft's last token through the layers as well, unless the next token was computed already and
+        was not worth drafting."""
+        incomplete = [
             (state, draft) for state, draft in zip(states, drafts, strict=True) if len(state.scratch) == len(draft) > 0
         ]
-        if late:
-            rows = [Rows(state.cache, draft.ids[-1:], None, 0) for state, draft in late]
-            self._feed(rows, [state for state, _ in late])
+        if incomplete:
+            rows = [Rows(state.cache, draft.ids[-1:], None, 0) for state, draft in incomplete]
+            self._feed(rows, [state for state, _ in incomplete])
 
     def _with_states(self, state: DraftState, draft: Draft) -> Draft:
         states = self._hidden.get(state)
@@ -128,4 +130,4 @@ class EarlyExit(DraftModel):
         return sequence.cache
 
     def _free(self, state: DraftState) -> None:
-        """The cache is the engine's."""
+        """Leave the cache to the engine."""

@@ -1,9 +1,9 @@
 """Lookahead decoding: n-grams that the target itself produces in passing are proposed when their first token comes.
 
 Fu and others, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", 2402.02057. In the forward
-that verifies the guesses, the target also computes a window of probes, a Jacobi iteration over what might come; its
-trajectories are the n-grams. Unlike the authors' program this keeps the bonus token after a guess that is right to its
-end.
+that verifies the candidates, the target also computes a window of probes, a Jacobi iteration over what might come; its
+trajectories are the n-grams. Unlike the authors' program this keeps the bonus token after a candidate that is right to
+its end.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from forerun.errors import ConfigError
 from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step
 from forerun.utils.tree import ROOT, Tree
-
-# What lookahead decoding keeps of one sequence: the window of guesses at what is to come, and the pool of n-grams.
 
 Ngram = tuple[int, ...]
 
@@ -58,13 +56,13 @@ class NgramPool:
             self._size -= len(self._pool.pop(next(iter(self._pool))))
 
     def find(self, token_id: int) -> list[Ngram]:
-        """What followed a token, most recent first."""
+        """Return what followed a token, most recent first."""
         return list(self._pool.get(token_id, ()))[::-1]
 
 
 @lru_cache(maxsize=1024)
 def window_parents(columns: int, num_rows: int) -> tuple[list[int], list[int]]:
-    """The window as nodes of a tree, row by row; column 0 of row 0 is the root, -1.
+    """Lay the window out as nodes of a tree, row by row; column 0 of row 0 is the root, -1.
 
     Row 0 is a chain; column j of every other row follows column j of the row above. So row r, column j sees row 0 up
     to j and column j of rows 1..r, and stands r + j after the last committed token.
@@ -99,7 +97,8 @@ class LookaheadWindow:
         self._ages = [0] * width
 
     def token_ids(self, columns: int) -> list[int]:
-        """Tokens of the first columns, row by row, without column 0 of row 0, which is the last committed token."""
+        """Return the tokens of the first columns, row by row, without column 0 of row 0, which is the last committed
+        token."""
         return [column[row] for row in range(self._num_rows) for column in self._columns[:columns]][1:]
 
     def advance(self, last_token: int, computed: Seq[int], end_of_text: frozenset[int]) -> list[tuple[int, Ngram]]:
@@ -108,7 +107,7 @@ class LookaheadWindow:
         Args:
             last_token: what stood in row 0, column 0.
             computed: tokens for the first len(computed) columns; the others stay as they are.
-            end_of_text: tokens after which nothing can be guessed.
+            end_of_text: tokens after which nothing can be predicted.
 
         Returns:
             the n-grams found, each as its first token and the rest.
@@ -130,34 +129,34 @@ class LookaheadWindow:
         return [self._filler[(start + i) % len(self._filler)] for i in range(self._num_rows)]
 
 
-_CHANCES = (0.4, 0.7, 0.7)
-"""Prior chance of the most recent guess's first token, and of each after it."""
+_PRIORS = (0.4, 0.7, 0.7)
+"""Prior probability of the most recent candidate's first token, and of each after it."""
 MAX_NGRAMS = 2**14
 """N-grams that a sequence's pool may hold."""
 _NGRAM_BYTES = 200
-"""Of a tuple and its place in a dict; its tokens come on top."""
+"""Bytes of a tuple and its slot in a dict; its tokens come on top."""
 
 
 @dataclass(slots=True)
-class _PendingDraft:
-    """What was drafted, until the target has computed it.
+class PendingDraft:
+    """A draft that the target has not computed yet.
 
     Attributes:
-        guesses: the tree of candidates.
+        candidates: the tree of candidates.
         last_row: nodes of the window's last row, -1 for the last committed token.
     """
 
     draft: Draft
-    guesses: RankedTree
+    candidates: RankedTree
     last_row: list[int]
 
 
 @dataclass(slots=True)
-class _State:
+class LookaheadState:
     pool: NgramPool
     window: LookaheadWindow | None = None
     num_indexed: int = 0
-    asked: _PendingDraft | None = None
+    pending: PendingDraft | None = None
 
 
 class Lookahead(OneByOne):
@@ -167,8 +166,8 @@ class Lookahead(OneByOne):
         window: W, columns of the window; each costs ngram - 1 rows of every forward (1 or more).
         ngram: N, tokens of an n-gram, its first included (2 or more).
         guesses: G, n-grams kept of each first token, and proposed at most (1 or more).
-        prompt_pool: n-grams of the prompt are guesses too.
-        verify_window: what stands in the window may be accepted as well; it is computed anyway. Steps of the bundled
+        prompt_pool: n-grams of the prompt are proposed too.
+        verify_window: tokens of the window may be accepted as well; it is computed anyway. Steps of the bundled
             pair took 2 to 4 % longer. The authors leave it out, and its nodes count as drafted then.
 
     Raises:
@@ -198,9 +197,9 @@ class Lookahead(OneByOne):
         self._width, self._num_rows, self._guesses, self._prompt_pool = window, ngram - 1, guesses, prompt_pool
         self._verify_window = verify_window
         self._end_of_text: frozenset[int] = frozenset()
-        # by depth, and by rank among siblings, which are in the order of their guesses
-        self._rates = Rates([accept_prob / rank for accept_prob in _CHANCES for rank in range(1, guesses + 1)])
-        self._states: dict[Sequence, _State] = {}
+        # by depth, and by rank among siblings, which are in the order of their n-grams
+        self._rates = Rates([accept_prob / rank for accept_prob in _PRIORS for rank in range(1, guesses + 1)])
+        self._states: dict[Sequence, LookaheadState] = {}
 
     def bind(self, binding: Binding) -> None:
         self._end_of_text = frozenset(binding.target.eos_token_ids)
@@ -215,11 +214,11 @@ class Lookahead(OneByOne):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pools, nearly."""
+        """Return the approximate bytes of all pools."""
         return sum(len(state.pool) for state in self._states.values()) * (_NGRAM_BYTES + 8 * self._num_rows)
 
     def start(self, sequence: Sequence) -> None:
-        self._states[sequence] = _State(NgramPool(self._guesses, MAX_NGRAMS))
+        self._states[sequence] = LookaheadState(NgramPool(self._guesses, MAX_NGRAMS))
 
     def stop(self, sequence: Sequence) -> None:
         self._states.pop(sequence, None)
@@ -227,22 +226,22 @@ class Lookahead(OneByOne):
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             state = self._states[step.sequence]
-            asked, state.asked = state.asked, None
-            if asked is not None and asked.draft is step.draft:
-                self._learn(state, asked, step)
+            pending, state.pending = state.pending, None
+            if pending is not None and pending.draft is step.draft:
+                self._learn(state, pending, step)
             if self._prompt_pool:
                 self._index(state, step)
 
-    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
+    def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
         state = self._states[sequence]
-        guesses = self._guess(state.pool, sequence, budget, min_acceptance_prob)
+        guesses = self._candidates(state.pool, sequence, max_nodes, min_acceptance_prob)
         if state.window is None:
             prompt = sequence.token_ids[: sequence.num_prompt]
             filler = [each for each in prompt if each not in self._end_of_text] or prompt
             state.window = LookaheadWindow(self._width, self._num_rows, filler, sequence.num_prompt)
         n = len(guesses)
         # a column is num_rows nodes, less the root; the last row of column j stands num_rows - 1 + j deep
-        columns = min(self._width, (budget - n + 1) // self._num_rows, sequence.room - self._num_rows + 2)
+        columns = min(self._width, (max_nodes - n + 1) // self._num_rows, sequence.room - self._num_rows + 2)
         last_row: list[int] = []
         token_ids, parents = guesses.ids, guesses.parents
         if columns > 0:
@@ -251,17 +250,19 @@ class Lookahead(OneByOne):
             parents = parents + [n + parent if parent >= 0 else -1 for parent in below]
             last_row = [n + node if node >= 0 else -1 for node in last_row]
         draft = Draft(token_ids, parents, num_candidates=len(token_ids) if self._verify_window else n)
-        state.asked = _PendingDraft(draft, guesses, last_row)
+        state.pending = PendingDraft(draft, guesses, last_row)
         return draft
 
-    def _guess(self, pool: NgramPool, sequence: Sequence, budget: int, min_acceptance_prob: float) -> RankedTree:
+    def _candidates(
+        self, pool: NgramPool, sequence: Sequence, max_nodes: int, min_acceptance_prob: float
+    ) -> RankedTree:
         tree = Tree()
         for ngram in pool.find(sequence.token_ids[-1]):
             tree.graft(ngram)
         below = tree.children()
 
         def children(node: int, depth: int) -> list[Child[int]]:
-            first = min(depth, len(_CHANCES) - 1) * self._guesses
+            first = min(depth, len(_PRIORS) - 1) * self._guesses
             found = [
                 Child(self._rates.rate(level), tree.ids[child], level, child)
                 for level, child in enumerate(below[node + 1], first)
@@ -269,21 +270,21 @@ class Lookahead(OneByOne):
             found.sort(key=lambda child: -child.accept_prob)
             return found
 
-        return best_tree(ROOT, children, budget, min(self._num_rows, sequence.room), min_acceptance_prob)
+        return best_tree(ROOT, children, max_nodes, min(self._num_rows, sequence.room), min_acceptance_prob)
 
-    def _learn(self, state: _State, asked: _PendingDraft, step: Step) -> None:
+    def _learn(self, state: LookaheadState, pending: PendingDraft, step: Step) -> None:
         assert step.verdict is not None
-        ids, path = asked.draft.ids, step.verdict.path  # with verify_window the path may not be one of guesses
-        asked.guesses.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])
+        ids, path = pending.draft.ids, step.verdict.path  # with verify_window the path may not be one of candidates
+        pending.candidates.observe_tokens(self._rates, [*(ids[node] for node in path), step.verdict.next_token])
         if step.top_tokens is None or state.window is None:
             return
-        n, best = len(asked.draft), step.top_tokens[:, 0].tolist()
+        n, best = len(pending.draft), step.top_tokens[:, 0].tolist()
         last_token = step.sequence.token_ids[-len(step.verdict.path) - 2]
-        computed = [best[node - n] for node in asked.last_row]
+        computed = [best[node - n] for node in pending.last_row]
         for head, rest in state.window.advance(last_token, computed, self._end_of_text):
             state.pool.push(head, rest)
 
-    def _index(self, state: _State, step: Step) -> None:
+    def _index(self, state: LookaheadState, step: Step) -> None:
         """Put the n-grams of the prompt, as far as it is computed, into the pool."""
         token_ids, size = step.sequence.token_ids, self._num_rows
         end = min(step.num_computed, step.sequence.num_prompt)

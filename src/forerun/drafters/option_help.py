@@ -35,17 +35,17 @@ class DrafterOption:
 
 
 def drafter_options(row: DrafterRow) -> list[DrafterOption]:
-    """The options of a drafter in the constructor's order, and K, which every drafter has."""
-    module = "forerun.drafters." + row.home.partition(":")[0]
-    made = next(node for node in _parsed(module).body if isinstance(node, ast.ClassDef) and node.name == row.class_name)
-    module, init = _constructor(module, row.class_name)
+    """Return the options of a drafter in the constructor's order, and K, which every drafter has."""
+    made = next(
+        node for node in _parsed(row.module).body if isinstance(node, ast.ClassDef) and node.name == row.class_name
+    )
+    module, init = _constructor(row.module, row.class_name)
     texts = _helps(ast.get_docstring(made) or "")
     options = []
     for argument, default in [] if init is None else _arguments(init):
-        kinds = [kind for kind in _union(argument.annotation) if kind in _TYPES]
-        if kinds:
+        if types := [name for name in _union(argument.annotation) if name in _TYPES]:
             help_text = texts.get(argument.arg, "")
-            options.append(DrafterOption(argument.arg, kinds[0], _value(default, module), help_text))
+            options.append(DrafterOption(argument.arg, types[0], _value(default, module), help_text))
     about = f"K, at most this many tokens are drafted in a step, or {AUTO} (0..{MAX_NUM_DRAFT_TOKENS})."
     return [*options, DrafterOption(K_OPTION, "int", AUTO, about)]
 
@@ -71,7 +71,7 @@ def _parsed(module: str) -> ast.Module:
 
 
 def _arguments(init: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
-    """The arguments after `self`, each with its default."""
+    """Return the arguments after `self`, each with its default."""
     named = init.args.args[1:]
     before: list[ast.expr | None] = [None] * (len(named) - len(init.args.defaults))
     by_keyword = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
@@ -79,14 +79,14 @@ def _arguments(init: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr | None]]:
 
 
 def _union(annotation: ast.expr | None) -> list[str]:
-    """The names of the types in X | Y | Z."""
+    """Return the names of the types in X | Y | Z."""
     if isinstance(annotation, ast.BinOp):
         return [*_union(annotation.left), *_union(annotation.right)]
     return [annotation.id] if isinstance(annotation, ast.Name) else []
 
 
 def _value(node: ast.expr | None, module: str) -> Any:
-    """What a constant, the name of a constant, or an entry of one stands for."""
+    """Return the value of a constant, of the name of a constant, or of an entry of one."""
     if isinstance(node, ast.Name):
         return _named(node.id, module)
     if isinstance(node, ast.Subscript):
@@ -95,7 +95,7 @@ def _value(node: ast.expr | None, module: str) -> Any:
 
 
 def _named(name: str, module: str) -> Any:
-    """The constant of this name in a module, which may import it from another one of forerun."""
+    """Return the constant of this name in a module, which may import it from another module of forerun."""
     for node in _parsed(module).body:
         targets: list[ast.expr] = (
             node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", ast.expr())]
@@ -108,7 +108,7 @@ def _named(name: str, module: str) -> Any:
 
 
 def _helps(docstring: str) -> Mapping[str, str]:
-    """The descriptions under "Args:" by argument; several names before one colon have it in common."""
+    """Return the descriptions under "Args:" by argument; several names before one colon share it."""
     texts: dict[str, str] = {}
     names: list[str] = []
     _, _, section = docstring.partition("Args:\n")

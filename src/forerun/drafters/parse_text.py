@@ -16,10 +16,10 @@ Made = TypeVar("Made")
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """The name and the options as written.
+    """Split a drafter's text into its name and its options as written.
 
     Raises:
-        DrafterError: an option is not key=value, or stands twice.
+        DrafterError: an option is not key=value, or occurs twice.
     """
     name, _, rest = spec.partition(":")
     options: dict[str, str] = {}
@@ -35,21 +35,22 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def option_types(make: Callable[..., Any]) -> Mapping[str, type]:
-    """The options that can be written as text: parameters annotated as int, float, bool or str, perhaps with None."""
+    """Return the options that can be written as text: parameters annotated as int, float, bool or str, perhaps with
+    None."""
     target = make.__init__ if inspect.isclass(make) else make
     hints = get_type_hints(target)
     types: dict[str, type] = {}
     for name in inspect.signature(make).parameters:
         hint = hints.get(name)
         union = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        kinds = [kind for kind in union if kind in (bool, int, float, str)]
-        if kinds:
-            types[name] = kinds[0]
+        if scalars := [each for each in union if each in (bool, int, float, str)]:
+            types[name] = scalars[0]
     return types
 
 
 def parse_drafter(spec: str, make: Callable[..., Made]) -> tuple[Made, NumDraftTokens | None]:
-    """What `make` makes of the options that follow a drafter's name, and K, which is an option of every drafter.
+    """Call `make` with the options that follow a drafter's name, and return the result with K, an option of every
+    drafter.
 
     Raises:
         DrafterError: an option is unknown, or its value is not of its type.
@@ -66,7 +67,7 @@ def parse_drafter(spec: str, make: Callable[..., Made]) -> tuple[Made, NumDraftT
 
 
 def parse_options(name: str, make: Callable[..., Any], written: Mapping[str, str]) -> dict[str, Any]:
-    """The options in the types that `make` takes.
+    """Convert the options to the types that `make` takes.
 
     Raises:
         DrafterError: an option is unknown, or its value is not of its type.

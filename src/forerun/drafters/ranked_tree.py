@@ -1,8 +1,8 @@
-"""The best tree within a budget, from chances that were measured, and the measuring.
+"""The best tree of a given size by measured acceptance probabilities, and their measurement.
 
 Sequoia (2402.12374) finds the tree of a given size with the most expected accepted tokens by dynamic programming;
-taking the node with the largest product of chances along its path, again and again, gives the same tree, and any first
-part of it is the best tree of that smaller size.
+taking the node with the largest product of probabilities along its path, again and again, gives the same tree, and any
+first part of it is the best tree of that smaller size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = TypeVar("Key")
 
 
 class Child(NamedTuple, Generic[Key]):
-    """A token that may stand below a node.
+    """A token that may follow a node.
 
     Attributes:
         accept_prob: that it is accepted if its parent is.
@@ -41,7 +41,7 @@ class RankedTree(Tree):
 
     Attributes:
         levels: [n] level of each node in the rates, where its trial is counted.
-        accept_probs: [n] estimated chance that the node and all above it are accepted.
+        accept_probs: [n] estimated probability that the node and all above it are accepted.
     """
 
     levels: list[int] = field(default_factory=list)
@@ -54,19 +54,19 @@ class RankedTree(Tree):
         return Tree.add(self, token_id, parent)
 
     def accept_prob(self, node: int) -> float:
-        """Of a node or ROOT, which is certain."""
+        """Return the probability of a node, or 1 for ROOT."""
         return self.accept_probs[node] if node >= 0 else 1.0
 
     def ranked(self, nodes: Iterable[int]) -> list[int]:
-        """Nodes by falling chance; of equal ones the order stays.
+        """Return nodes by falling probability; equal ones keep their order.
 
-        Parents that come before their children stay before them, since no child's chance is above its parent's.
+        Parents that come before their children stay before them, since no child's probability is above its parent's.
         """
         accept_probs = self.accept_probs
         return sorted(nodes, key=lambda node: -accept_probs[node])
 
     def part(self, nodes: Iterable[int]) -> RankedTree:
-        """These nodes alone. nodes: parents before their children."""
+        """Return these nodes alone. nodes: parents before their children."""
         chosen = list(nodes)
         part = Tree.part(self, chosen)
         levels, accept_probs = self.levels, self.accept_probs
@@ -87,7 +87,8 @@ class RankedTree(Tree):
                 rates.observe(self.levels[node], ids[node] == committed[parent])
 
     def observe_tokens(self, rates: Rates, token_ids: Seq[int]) -> None:
-        """`observe` from the tokens committed after the root, whoever proposed them; none say nothing."""
+        """Count the trials by the tokens committed after the root, whoever proposed them; an empty list changes
+        nothing."""
         if token_ids:
             path = self.follow(token_ids[:-1])
             self.observe(rates, Verdict(path, token_ids[len(path)]))
@@ -96,37 +97,37 @@ class RankedTree(Tree):
 def best_tree(
     root: Key,
     children: Callable[[Key, int], Seq[Child[Key]]],
-    budget: int,
+    max_nodes: int,
     max_depth: int,
     min_acceptance_prob: float = 0.0,
 ) -> RankedTree:
-    """The tree of at most `budget` nodes with the largest sum of chances that a node and all above it are accepted.
+    """Return the tree of at most `max_nodes` nodes with the most expected accepted tokens.
 
     Args:
         root: key of the last committed token.
-        children: of a key whose node has this depth (the root's is 0), by falling chance.
+        children: of a key whose node has this depth (the root's is 0), by falling probability.
         max_depth: no node is deeper.
-        min_acceptance_prob: nodes whose chance is not above it are left out.
+        min_acceptance_prob: nodes whose probability is not above it are left out.
     """
     tree = RankedTree()
     if max_depth <= 0:
         return tree
-    # (-chance of the path, tie-break, parent, depth, chance of the parent's path, siblings, place among them)
+    # (-probability of the path, tie-break, parent, depth, probability of the parent's path, siblings, index among them)
     heap: list[tuple[float, int, int, int, float, Seq[Child[Key]], int]] = []
     pushed = 0
 
-    def push(parent: int, depth: int, above: float, siblings: Seq[Child[Key]], place: int) -> None:
+    def push(parent: int, depth: int, above: float, siblings: Seq[Child[Key]], index: int) -> None:
         nonlocal pushed
-        if place < len(siblings) and (accept_prob := above * siblings[place].accept_prob) > min_acceptance_prob:
+        if index < len(siblings) and (accept_prob := above * siblings[index].accept_prob) > min_acceptance_prob:
             pushed += 1
-            heapq.heappush(heap, (-accept_prob, pushed, parent, depth, above, siblings, place))
+            heapq.heappush(heap, (-accept_prob, pushed, parent, depth, above, siblings, index))
 
     push(ROOT, 1, 1.0, children(root, 0), 0)
-    while heap and len(tree) < budget:
-        accept_prob, _, parent, depth, above, siblings, place = heapq.heappop(heap)
-        child = siblings[place]
+    while heap and len(tree) < max_nodes:
+        accept_prob, _, parent, depth, above, siblings, index = heapq.heappop(heap)
+        child = siblings[index]
         node = tree.add(child.token_id, parent, child.level, -accept_prob)
-        push(parent, depth, above, siblings, place + 1)
+        push(parent, depth, above, siblings, index + 1)
         if depth < max_depth:
             push(node, depth + 1, -accept_prob, children(child.key, depth), 0)
     return tree

@@ -1,4 +1,4 @@
-"""The drafters by name. A new one is one file, one row here, one test.
+"""The table of drafters by name. A new drafter is one file, one row here, one test.
 
 Rows name their classes, which are imported when they are used: this module loads neither PyTorch nor Transformers.
 """
@@ -13,24 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from forerun.config import BUNDLED_TARGET, SHIPPED_HEADS
 
-if TYPE_CHECKING:  # for type checkers alone: the classes of the rows
+if TYPE_CHECKING:
     from forerun.drafters.base import Drafter
-    from forerun.drafters.block.drafter import Block as Block
-    from forerun.drafters.draft_model.chain import DraftModel as DraftModel
-    from forerun.drafters.draft_model.cross_vocab import CrossVocab as CrossVocab
-    from forerun.drafters.draft_model.staged import Staged as Staged
-    from forerun.drafters.draft_model.tree import DraftTree as DraftTree
-    from forerun.drafters.eagle.drafter import Eagle as Eagle, EagleTree as EagleTree
-    from forerun.drafters.early_exit import EarlyExit as EarlyExit
-    from forerun.drafters.hybrid.hybrid import Hybrid as Hybrid
-    from forerun.drafters.lookahead import Lookahead as Lookahead
-    from forerun.drafters.medusa.drafter import Medusa as Medusa, MedusaTree as MedusaTree
-    from forerun.drafters.mtp.drafter import Mtp as Mtp
-    from forerun.drafters.ngram.prediction import Prediction as Prediction
-    from forerun.drafters.ngram.prompt_lookup import PromptLookup as PromptLookup
-    from forerun.drafters.ngram.suffix import Suffix as Suffix
-    from forerun.drafters.rest.drafter import Rest as Rest
-    from forerun.drafters.token_recycling import Recycling as Recycling
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +22,8 @@ class DrafterRow:
     """One entry of the table.
 
     Attributes:
-        home: "room.module:Class" below forerun.drafters. All options of the class have defaults; what it needs to know
-            of the target it learns in `bind`. The class is a public name of forerun.
+        class_path: "module:Class" below forerun.drafters, a public name of forerun. All options of the class have
+            defaults; it receives the target in `bind`.
         kind: "model" if it runs a model of its own, "head" if it runs a few layers over the target's hidden states,
             "target" if it uses the target's own layers or rows, "lookup" if it only reads text.
         description: one line for people.
@@ -53,7 +37,7 @@ class DrafterRow:
             serves the bundled target.
     """
 
-    home: str
+    class_path: str
     kind: Literal["model", "head", "target", "lookup"]
     description: str
     needed_option: str | None = None
@@ -63,12 +47,17 @@ class DrafterRow:
     shipped: str = ""
 
     @property
+    def module(self) -> str:
+        """Return the full name of the class's module."""
+        return "forerun.drafters." + self.class_path.partition(":")[0]
+
+    @property
     def class_name(self) -> str:
-        """The class's public name."""
-        return self.home.partition(":")[2]
+        """Return the class's public name."""
+        return self.class_path.partition(":")[2]
 
     def serves(self, model: str) -> bool:
-        """Whether it drafts for a target of this name without any option."""
+        """Return whether the drafter serves a target of this name without any option."""
         if self.needed_option is None:
             return True
         if not self.shipped:
@@ -77,10 +66,8 @@ class DrafterRow:
 
     @property
     def make(self) -> Callable[..., Drafter]:
-        """The class. It may raise DrafterError or ConfigError."""
-        drafter: Callable[..., Drafter] = getattr(
-            import_module(f"forerun.drafters.{self.home.partition(':')[0]}"), self.class_name
-        )
+        """Import and return the class. Calling it may raise DrafterError or ConfigError."""
+        drafter: Callable[..., Drafter] = getattr(import_module(self.module), self.class_name)
         return drafter
 
 
@@ -153,17 +140,17 @@ DRAFTERS: Mapping[str, DrafterRow] = {
         "ngram.suffix:Suffix", "lookup", "copies what most often followed the longest match of any length"
     ),
     "lookahead": DrafterRow(
-        "lookahead:Lookahead", "target", "n-grams that the target makes in passing, by Jacobi iteration"
+        "lookahead:Lookahead", "target", "n-grams harvested from the target's own forward passes by Jacobi iteration"
     ),
     "recycling": DrafterRow(
-        "token_recycling:Recycling", "target", "a tree of what the target thought probable after each token before"
+        "token_recycling:Recycling", "target", "a tree of the most probable tokens that the target gave earlier"
     ),
     "early-exit": DrafterRow("early_exit:EarlyExit", "target", "the target's first layers draft, the others verify"),
-    "prediction": DrafterRow("ngram.prediction:Prediction", "lookup", "copies the client's own guess of the output"),
+    "prediction": DrafterRow("ngram.prediction:Prediction", "lookup", "copies the client's prediction of the output"),
     "hybrid": DrafterRow(
         "hybrid.hybrid:Hybrid",
         "model",
-        "several drafters, each asked where it pays by measured figures",
+        "several drafters, each used where measurements show that it pays",
         "sources",
         "hybrid:sources=suffix+{}",
         with_head="hybrid:sources=suffix+eagle",
@@ -172,5 +159,5 @@ DRAFTERS: Mapping[str, DrafterRow] = {
 
 
 def shipped_folder(model: str, kind: str) -> Path | None:
-    """Where the head of a kind lies that is shipped for the target of this name; None where none is."""
+    """Return the folder of the head of a kind that is shipped for the target of this name; None if there is none."""
     return next((folder for folder in (SHIPPED_HEADS / kind).glob("*") if folder.name == model), None)

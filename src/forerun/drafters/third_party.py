@@ -16,12 +16,13 @@ _CLASS = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za
 
 
 def installed_drafters() -> dict[str, str]:
-    """The entry points of installed packages: name -> module:Class."""
+    """Return the entry points of installed packages: name -> module:Class."""
     return {each.name: each.value for each in entry_points(group=GROUP)}
 
 
 def find_class(spec: str) -> tuple[Any, str] | None:
-    """The class that a text names, and the text with a plain name in its place; None if it names none.
+    """Import the class that a text names, and return it with the text that names it as module.Class; None if it names
+    none.
 
     spec: NAME of an entry point or module:Class, perhaps with :key=value,key=value after it. The module is imported.
 
@@ -30,17 +31,17 @@ def find_class(spec: str) -> tuple[Any, str] | None:
     """
     found = _CLASS.match(spec)
     if found is not None:
-        place, rest = found.group(), spec[found.end() :]
+        class_path, rest = found.group(), spec[found.end() :]
     else:
         name, colon, options = spec.partition(":")
-        place, rest = installed_drafters().get(name, ""), colon + options
-    if not place:
+        class_path, rest = installed_drafters().get(name, ""), colon + options
+    if not class_path:
         return None
-    return _load(place), place.replace(":", ".") + rest
+    return _load(class_path), class_path.replace(":", ".") + rest
 
 
 def named_module(text: str) -> str | None:
-    """The first module:Class in a drafter's text, also inside the options of a hybrid or of `staged`; None without."""
+    """Return the first module:Class in a drafter's text, also in options of a hybrid or of `staged`, or None."""
     for part in re.finditer(r"(?:^|[+,=])\s*", text):
         found = _CLASS.match(text, part.end())
         if found is not None:
@@ -48,19 +49,19 @@ def named_module(text: str) -> str | None:
     return None
 
 
-def _load(place: str) -> Any:
+def _load(class_path: str) -> Any:
     from forerun.drafters.base import Drafter  # loads torch
 
-    module, _, name = place.partition(":")
+    module, _, name = class_path.partition(":")
     try:
         found = getattr(import_module(module), name, None)
     except Exception as error:
         raise DrafterError(
-            f"drafter is {place!r}, but the module {module} cannot be imported: {type(error).__name__}: {error}. "
+            f"drafter is {class_path!r}, but the module {module} cannot be imported: {type(error).__name__}: {error}. "
             "Install it, or put its folder on PYTHONPATH."
         ) from error
     if not (isinstance(found, type) and issubclass(found, Drafter)):
         raise DrafterError(
-            f"drafter is {place!r}, but {module} holds no class {name} that derives from forerun.Drafter."
+            f"drafter is {class_path!r}, but {module} holds no class {name} that derives from forerun.Drafter."
         )
     return found

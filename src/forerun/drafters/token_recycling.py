@@ -25,10 +25,9 @@ from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step
 from forerun.utils.vocabulary import ids_fingerprint
 
-# The matrix of Token Recycling: for every token, its most probable successors when the target last computed it.
-
 Matrix = npt.NDArray[np.int32]
-
+_NAME = "successors"
+"""Name of the matrix's tensor in its file."""
 STEADY = 4
 """Classes of steadiness: how often in a row a token's most probable successor stayed the same, counted up to three."""
 
@@ -56,11 +55,11 @@ class Successors:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, without the base."""
+        """Return the bytes held, without the base."""
         return self._rows.nbytes + sys.getsizeof(self._slots) + sys.getsizeof(self._leaders) + len(self._steady)
 
     def of(self, token_id: int) -> tuple[list[int], int]:
-        """A token's successors, most probable first (none if it was never seen), and how steady the first is."""
+        """Return a token's successors, most probable first (none if it was never seen), and how steady the first is."""
         slot = self._slots.get(token_id)
         if slot is not None:
             return self._rows[slot].tolist(), self._steady[slot]
@@ -93,7 +92,7 @@ class Successors:
         self._rows[at] = top
 
     def dense(self) -> Matrix:
-        """[V, k], -1 where nothing was seen."""
+        """Return [V, k], -1 where nothing was seen."""
         matrix = np.full((self._vocab_size, self._width), -1, np.int32) if self._base is None else self._base.copy()
         matrix[list(self._slots)] = self._rows[: len(self._slots)]
         return matrix
@@ -125,12 +124,12 @@ def load_matrix(path: str | Path, vocab_size: int, width: int, tokenizer: Any) -
     try:
         with safe_open(path, framework="np") as file:
             matrix: Matrix = file.get_tensor(_NAME)
-            theirs = (file.metadata() or {}).get("tokenizer", "")
+            saved_fingerprint = (file.metadata() or {}).get("tokenizer", "")
     except (OSError, SafetensorError) as error:
         raise DrafterError(f"matrix is {str(path)!r}, which cannot be read: {error}. {remedy}") from error
     if matrix.dtype != np.int32 or matrix.ndim != 2:
         raise DrafterError(f"matrix is {str(path)!r}, which holds {matrix.dtype} {list(matrix.shape)}. {remedy}")
-    other = bool(theirs) and tokenizer is not None and theirs != ids_fingerprint(tokenizer)
+    other = bool(saved_fingerprint) and tokenizer is not None and saved_fingerprint != ids_fingerprint(tokenizer)
     if other or matrix.shape != (vocab_size, width):
         raise IncompatibleDrafterError(
             f"matrix is {str(path)!r}, of {len(matrix)} tokens with {matrix.shape[1]} successors each, and was saved "
@@ -141,15 +140,12 @@ def load_matrix(path: str | Path, vocab_size: int, width: int, tokenizer: Any) -
     return matrix
 
 
-_NAME = "successors"
-
-
 _DEPTHS = 3
 """Depths whose acceptance is measured apart; deeper nodes count as the last."""
-_CHANCES = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
-"""Prior chance of each rank."""
+_PRIORS = (0.4, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)
+"""Prior probability of each rank."""
 _REFRESH = 16
-"""Drafts after which the chances measured since are used."""
+"""Drafts after which the probabilities measured since are used."""
 
 
 class Recycling(OneByOne):
@@ -158,7 +154,7 @@ class Recycling(OneByOne):
     Args:
         width: k, successors kept of every token (1..8).
         share: one matrix for all requests. It makes the first drafts of a request better, but how fast a request is
-            served then tells something of the others' text; without it, every request fills a matrix of its own.
+            served may then reveal something of the others' text; without it, every request fills a matrix of its own.
         matrix: a file that `save` has written, which every request's matrix begins with.
         learn_prompt: fill the matrix from the prompt too; its logits are then computed at every token.
 
@@ -173,9 +169,9 @@ class Recycling(OneByOne):
         matrix: str | None = None,
         learn_prompt: bool = True,
     ) -> None:
-        if not 1 <= width <= len(_CHANCES):
+        if not 1 <= width <= len(_PRIORS):
             raise ConfigError(
-                f"width is {width}, but must lie in 1..{len(_CHANCES)}: successors beyond are too seldom "
+                f"width is {width}, but must lie in 1..{len(_PRIORS)}: successors beyond are too seldom "
                 "accepted. Leave it out."
             )
         self._needs = Needs(top_tokens=width, prompt_rows=learn_prompt)
@@ -186,7 +182,7 @@ class Recycling(OneByOne):
         self._shared: Successors | None = None
         self._successors: dict[Sequence, Successors] = {}
         self._trees: dict[Sequence, tuple[Draft, RankedTree]] = {}
-        accept_probs = _CHANCES[:width]
+        accept_probs = _PRIORS[:width]
         self._rates = Rates([accept_prob for _ in range(STEADY * _DEPTHS) for accept_prob in accept_probs])
         self._order = self._ranked()
         self._num_learned = 0
@@ -201,7 +197,7 @@ class Recycling(OneByOne):
         return Traits((type(self).__name__, options))
 
     def bind(self, binding: Binding) -> None:
-        """Raises DrafterError where the saved matrix cannot be read or was saved for another vocabulary."""
+        """Read the saved matrix. Raises DrafterError if it cannot be read or was saved for another vocabulary."""
         self._vocab_size, self._tokenizer = binding.target.vocab_size, binding.tokenizer
         if self._path is not None:
             self._base = load_matrix(self._path, self._vocab_size, self._columns, self._tokenizer)
@@ -209,7 +205,7 @@ class Recycling(OneByOne):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all matrices."""
+        """Return the bytes of all matrices."""
         every = [self._shared] if self._shared is not None else list(self._successors.values())
         return sum(each.nbytes for each in every) + (0 if self._base is None else self._base.nbytes)
 
@@ -251,13 +247,13 @@ class Recycling(OneByOne):
 
     @property
     def _columns(self) -> int:
-        """Successors of a token; the smallest vocabularies have fewer than were asked for."""
+        """Return the number of successors of a token; small vocabularies may have fewer than `width`."""
         return min(self._width, self._vocab_size)
 
     def _new(self) -> Successors:
         return Successors(self._vocab_size, self._columns, self._base)
 
-    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
+    def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
         successors, order = self._successors[sequence], self._order
 
         def children(token_id: int, depth: int) -> list[Child[int]]:
@@ -269,13 +265,13 @@ class Recycling(OneByOne):
                 if rank < len(tokens)
             ]
 
-        tree = best_tree(sequence.token_ids[-1], children, budget, sequence.room, min_acceptance_prob)
+        tree = best_tree(sequence.token_ids[-1], children, max_nodes, sequence.room, min_acceptance_prob)
         draft = Draft(tree.token_ids, tree.parents)
         self._trees[sequence] = (draft, tree)
         return draft
 
     def _ranked(self) -> list[list[tuple[float, int, int]]]:
-        """For each class of steadiness and depth: (chance, rank, level), the most probable first."""
+        """Return for each class of steadiness and depth: (probability, rank, level), the most probable first."""
         order = []
         for first in range(0, len(self._rates), self._width):
             levels = range(first, first + self._width)
@@ -285,7 +281,7 @@ class Recycling(OneByOne):
 
 
 def _seen(step: Step) -> tuple[list[int], np.ndarray[Any, np.dtype[np.int64]]]:
-    """The tokens of the step's rows and what may follow each, of equal tokens the row that counts comes last."""
+    """Return the tokens of the step's rows and what may follow each; of equal tokens, the decisive row comes last."""
     assert step.top_tokens is not None
     top = step.top_tokens.numpy()
     if step.draft is None or step.verdict is None:

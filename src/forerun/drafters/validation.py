@@ -1,4 +1,4 @@
-"""The border to drafters: what one of them answers is looked at here before anybody uses it."""
+"""Validation of drafters and of their drafts before the engine uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.errors import DrafterError
 from forerun.types import Draft, Needs, Sequence
 
 SUM_TOLERANCE = 1e-3
-"""How far the sum of a distribution that tokens were drawn from may be from 1."""
+"""Largest difference of a distribution's sum from 1."""
 
 
 def check_drafter(drafter: object) -> None:
@@ -33,46 +33,49 @@ def check_drafter(drafter: object) -> None:
 
 
 def name_of(drafter: Drafter) -> str:
-    """How errors call it."""
+    """Return how error messages name a drafter."""
     return f"The drafter {type(drafter).__name__}"
 
 
-def ask(
+def checked_drafts(
     drafter: Drafter,
     sequences: Seq[Sequence],
-    budgets: Seq[int],
+    num_draft_tokens: Seq[int],
     min_acceptance_prob: float = 0.0,
     vocab_size: int | None = None,
 ) -> Seq[Draft]:
-    """`Drafter.draft`, and its drafts checked: their shape always, types and numbers where the drafter is not ours.
+    """Draft, and check the drafts: always their shape, and types and numbers if the drafter is not built in.
 
     Tokens on a device are not read. What a drawn token's own distribution gives it, verification looks at.
 
     Args:
-        vocab_size: of the target; None leaves ids and the width of distributions to who asks on.
+        vocab_size: of the target; None skips the check of ids and of the width of distributions.
 
     Raises:
         DrafterError: a draft breaks the contract; the message names the drafter.
     """
-    given = tuple(budgets)
+    given = tuple(num_draft_tokens)
     drafts: object = drafter.draft(list(sequences), given, min_acceptance_prob)
     if not isinstance(drafts, (list, tuple)):
         raise DrafterError(
-            f"{name_of(drafter)} gave {_kind(drafts)} for its drafts. Return a list with a Draft for each sequence."
+            f"{name_of(drafter)} gave {_type_name(drafts)} for its drafts. Return a list with a Draft for each "
+            "sequence."
         )
     if len(drafts) != len(sequences):
         raise DrafterError(f"{name_of(drafter)} gave {len(drafts)} drafts for {len(sequences)} sequences.")
-    ours = _is_ours(type(drafter))
-    for draft, sequence, budget in zip(drafts, sequences, given, strict=True):
+    is_built_in = _is_built_in(type(drafter))
+    for draft, sequence, max_nodes in zip(drafts, sequences, given, strict=True):
         if not isinstance(draft, Draft):
-            raise DrafterError(f"{name_of(drafter)} gave {_kind(draft)} for a draft. Return Draft.empty() for none.")
-        if not ours:
+            raise DrafterError(
+                f"{name_of(drafter)} gave {_type_name(draft)} for a draft. Return Draft.empty() for none."
+            )
+        if not is_built_in:
             _check_types(drafter, draft)
-        _check_shape(drafter, draft, budget, sequence.room)
+        _check_shape(drafter, draft, max_nodes, sequence.room)
         if vocab_size is not None:
             check_tokens(drafter, draft, vocab_size, read=False)
         if draft.probs is not None:
-            _check_probs(drafter, draft, vocab_size, ours)
+            _check_probs(drafter, draft, vocab_size, is_built_in)
     return drafts
 
 
@@ -89,7 +92,7 @@ def check_tokens(drafter: Drafter, draft: Draft, vocab_size: int, read: bool = T
 
 
 def _check_types(drafter: Drafter, draft: Draft) -> None:
-    """Whole numbers of any kind become Python's."""
+    """Convert whole numbers of any kind to Python's."""
     try:
         draft.parents = [operator.index(parent) for parent in draft.parents]
         if not isinstance(draft.token_ids, Tensor):
@@ -103,13 +106,15 @@ def _check_types(drafter: Drafter, draft: Draft) -> None:
         ) from None
     for field, value in (("probs", draft.probs), ("hidden", draft.hidden)):
         if value is not None and not (isinstance(value, Tensor) and value.is_floating_point()):
-            raise DrafterError(f"{name_of(drafter)} gave {_kind(value)} as {field}. Give a tensor of floats, or None.")
+            raise DrafterError(
+                f"{name_of(drafter)} gave {_type_name(value)} as {field}. Give a tensor of floats, or None."
+            )
 
 
-def _check_shape(drafter: Drafter, draft: Draft, budget: int, room: int) -> None:
+def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int, room: int) -> None:
     n, parents, name = len(draft.token_ids), draft.parents, name_of(drafter)
-    if n > budget:
-        raise DrafterError(f"{name} gave {n} tokens, but its budget was {budget}.")
+    if n > max_nodes:
+        raise DrafterError(f"{name} gave {n} tokens, but at most {max_nodes} were requested.")
     if len(parents) != n or any(not -1 <= parent < i for i, parent in enumerate(parents)):
         raise DrafterError(f"{name} gave parents that are no rooted tree in order: {parents}.")
     if not 0 <= draft.num_candidates <= n:
@@ -125,7 +130,7 @@ def _check_shape(drafter: Drafter, draft: Draft, budget: int, room: int) -> None
         raise DrafterError(f"{name} gave a draft {draft.depth} tokens deep, but the output has room for {room}.")
 
 
-def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, ours: bool) -> None:
+def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, is_built_in: bool) -> None:
     probs, n = draft.probs, len(draft)
     assert probs is not None
     width = probs.shape[-1] if vocab_size is None and probs.ndim else vocab_size
@@ -134,7 +139,7 @@ def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, ours: b
             f"{name_of(drafter)} gave probs of shape {list(probs.shape)} for {n} nodes. Give [{n + 1}, {width}]: a "
             "distribution for the last committed token and one for each node."
         )
-    if ours:
+    if is_built_in:
         return
     rows = sorted({parent + 1 for parent in draft.parents[: draft.num_candidates]})
     drawn = probs[rows]
@@ -147,11 +152,11 @@ def _check_probs(drafter: Drafter, draft: Draft, vocab_size: int | None, ours: b
         )
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 @lru_cache(maxsize=64)
-def _is_ours(kind: type) -> bool:
-    """Whether the class is one of the table's, whose own tests cover what is not checked here."""
-    return any(f"{kind.__module__}:{kind.__qualname__}" == f"forerun.drafters.{row.home}" for row in DRAFTERS.values())
+def _is_built_in(kind: type) -> bool:
+    """Return whether the class is built in: its own tests cover what is not checked here."""
+    return any((kind.__module__, kind.__qualname__) == (row.module, row.class_name) for row in DRAFTERS.values())

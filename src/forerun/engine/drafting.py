@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from time import perf_counter
 
 from forerun.drafters import Drafter
-from forerun.drafters.validation import ask, check_drafter, name_of
+from forerun.drafters.validation import check_drafter, checked_drafts, name_of
 from forerun.engine.sequence import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.engine.work import Work
@@ -55,7 +55,7 @@ class Drafting:
         if self.drafter is None or not any(budgets):
             return [Draft.empty()] * len(ready)
         try:
-            return ask(self.drafter, sequences, budgets, plan.min_acceptance_prob, self._vocab_size)
+            return checked_drafts(self.drafter, sequences, budgets, plan.min_acceptance_prob, self._vocab_size)
         finally:
             self.check_untouched(ready)
 

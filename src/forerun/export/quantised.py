@@ -262,7 +262,7 @@ def export_head(head: Path, out: Path) -> Exported:
     if "format" not in head_settings(head).values:
         raise ConfigError(f"{head} is a head of a public form, which has no 8 bits. Give one that forerun trained.")
     stored = load_head(head)
-    if stored.codes:
+    if stored.quantised:
         raise ConfigError(f"{head} is at 8 bits already. Copy the folder, or give the head that it was made of.")
     check_room(out, stored.nbytes)
     beside = [path for path in sorted(head.iterdir()) if path.name not in (CONFIG, WEIGHTS) and path.is_file()]

@@ -18,15 +18,20 @@ from torch import Tensor
 
 from forerun import __version__
 from forerun.config import AUTO, DTYPES, HEAD_FORMS
-from forerun.drafters.block.checkpoint_format import block_public_tensors, block_settings, check_block_sayable
+from forerun.drafters.block.checkpoint_format import block_settings, block_tensors, check_block_export
 from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.eagle.checkpoint_format import SPECULATORS
+from forerun.drafters.eagle.checkpoint_format import SPECULATORS, check_eagle_export, eagle_settings, eagle_tensors
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.checkpoint_formats import WEIGHTS, check_sayable, public_settings, public_tensors
+from forerun.drafters.heads.checkpoint_formats import WEIGHTS
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.drafters.heads.fingerprint import check_target
 from forerun.drafters.heads.folder import CONFIG, head_settings, load_head
-from forerun.drafters.medusa.checkpoint_format import FORM as MEDUSA, medusa_file, medusa_settings, sayable_medusa
+from forerun.drafters.medusa.checkpoint_format import (
+    FORM as MEDUSA,
+    exported_medusa_config,
+    medusa_settings,
+    medusa_tensors,
+)
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, IncompatibleDrafterError
 from forerun.export.files import DRAFT_TOKENS, Exported, check_draft, check_place, check_room, remove_former
@@ -119,23 +124,23 @@ class _Said:
         kept_in = first.dtype if dtype == "auto" else getattr(torch, dtype)
         name, rows = str(kept_in).removeprefix("torch."), model.output_rows(stored.token_ids).cpu()
         if isinstance(stored.config, MedusaConfig):
-            medusa = sayable_medusa(stored.config, stored.d2t, MEDUSA if form == AUTO else form, k, head)
-            tensors = medusa_file(medusa, stored.tensors, stored.d2t, rows, kept_in)
+            medusa = exported_medusa_config(stored.config, stored.d2t, MEDUSA if form == AUTO else form, k, head)
+            tensors = medusa_tensors(medusa, stored.tensors, stored.d2t, rows, kept_in)
             return cls(medusa_settings(medusa, name), tensors, kept_in, MEDUSA, medusa.num_heads)
         count, architectures = k or DRAFT_TOKENS, list(find_source(target).config().architectures or [])
         named: dict[str, Any] = {"target": target, "architectures": architectures, "num_draft_tokens": count}
         if isinstance(stored.config, BlockConfig):
-            check_block_sayable(stored.config, stored.d2t, form, model.num_layers, count, head)
+            check_block_export(stored.config, stored.d2t, form, model.num_layers, count, head)
             block = replace(stored.config, max_positions=max(stored.config.max_positions, model.context_length))
             settings = block_settings(block, name, **named)
-            tensors = block_public_tensors(block, stored.tensors, stored.d2t, rows, kept_in)
+            tensors = block_tensors(block, stored.tensors, stored.d2t, rows, kept_in)
             return cls(settings, tensors, kept_in, settings[SPECULATORS], count)
         eagle = stored.of(EagleConfig, head, "this export")
         config, form = eagle.config, HEAD_FORMS[1] if form == AUTO else form
-        check_sayable(config, eagle.d2t, form, model.num_layers, head)
-        tensors = public_tensors(config, eagle.tensors, eagle.d2t, form, rows, kept_in)
+        check_eagle_export(config, eagle.d2t, form, model.num_layers, head)
+        tensors = eagle_tensors(config, eagle.tensors, eagle.d2t, form, rows, kept_in)
         config = replace(config, max_positions=max(config.max_positions, model.context_length))
-        settings = public_settings(config, form, name, **named)
+        settings = eagle_settings(config, form, name, **named)
         return cls(settings, tensors, kept_in, "eagle" if config.version == 1 else "eagle3", count)
 
 

@@ -20,7 +20,7 @@ import torch
 from forerun.config import DEFAULT_DRAFTER, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS, SamplingParams
 from forerun.drafters import DRAFTERS, Binding, Drafter, build_drafter
 from forerun.drafters.parse_text import K_OPTION, split_spec
-from forerun.drafters.validation import ask
+from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError, ForerunError
 from forerun.integrations.versions import untried
 from forerun.models import Exactness, Forward, LanguageModel, Rows, find_tokenizer
@@ -376,7 +376,7 @@ class Proposer:
         asked = [each for each, new in zip(tracked, sampled, strict=True) if new and each.is_read]
         nodes = min(self._k * NODES_PER_TOKEN, MAX_NUM_DRAFT_TOKENS) if self._draws_trees else self._k
         sequences = [each.sequence for each in asked]
-        drafts = ask(
+        drafts = checked_drafts(
             drafter, sequences, [nodes] * len(asked), self._options.min_acceptance_prob, self._target.vocab_size
         )
         for each, draft in zip(asked, drafts, strict=True):

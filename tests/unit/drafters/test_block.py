@@ -36,8 +36,8 @@ PROMPTS = [[1, 2, 3, 1, 0, 1], [3], [2, 2], [2] * 33]
 
 @pytest.mark.parametrize("picked", PICKED)
 def test_the_token_before_decides_the_next(picked: str) -> None:
-    """A Markov bias that holds the target's transitions is never wrong, if each token is drawn after the one before
-    it and its distribution told: all is accepted, but for what lies beyond the last token, 40 = 8 * 5."""
+    """Check that a Markov bias with the target's transitions is never wrong if each token is drawn after the one before
+    it and its distribution changed: all is accepted, except what lies beyond the last token, 40 = 8 * 5."""
     target: Any = MarkovTarget(TARGET)
     llm = LLM(target, Block(markov_block(target)), num_draft_tokens=4, seed=3)
     results: Any = llm.generate(PROMPTS, PICKED[picked])
@@ -65,7 +65,7 @@ class Recording(Block):
 
 
 def wrong_drafts(family: Model, block: Any, minimum: int = 12, **options: Any) -> int:
-    """Of drafts after rejections, in company and in chunks, those that are not as if all were computed anew from the
+    """Return the drafts, after rejections, in batches and in chunks, that differ from those computed anew from the
     target's states."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (40, 3)]
@@ -105,28 +105,28 @@ def test_behind_other_drafts_they_are_too(family: Model) -> None:
 def test_states_one_position_off_are_noticed(
     family: Model, shift: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell = HeadState.tell
+    add_states = HeadState.add_states
     monkeypatch.setattr(
         HeadState,
-        "tell",
-        lambda self, end, states: tell(self, end, states.roll(shift, 0) if len(states) > 1 else states),
+        "add_states",
+        lambda self, end, states: add_states(self, end, states.roll(shift, 0) if len(states) > 1 else states),
     )
     assert wrong_drafts(family, Recording(random_block(family, **options))) > 0
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_tokens_one_position_off_are_noticed(family: Model, shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a head whose rows read the token that follows."""
+    """Check a head whose rows read the token that follows."""
     embedded = PairLayers._embedded
     monkeypatch.setattr(PairLayers, "_embedded", lambda self, tokens: embedded(self, tokens.roll(shift)))
     assert wrong_drafts(family, Recording(random_block(family, **TOKENS))) > 0
 
 
 def test_a_block_that_sees_its_last_token_too_early_is_noticed(family: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context row of the last committed token, whose state is that of the token before."""
-    told_to = HeadState.told_to.fget  # type: ignore[attr-defined]
+    """Check a context row of the last committed token, whose state is that of the token before."""
+    states_end = HeadState.states_end.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(HeadState, "next_token", property(lambda self: self.cache.length + self.shift - 1))
-    monkeypatch.setattr(HeadState, "told_to", property(lambda self: told_to(self)))
+    monkeypatch.setattr(HeadState, "states_end", property(lambda self: states_end(self)))
     assert wrong_drafts(family, Recording(random_block(family))) > 0
 
 
@@ -141,7 +141,7 @@ def drafted(drafter: Any, sequence: Sequence, budget: int, min_acceptance_prob: 
 
 
 def begun(drafter: Any, target: Any, text: list[int], params: SamplingParams = GREEDY) -> Sequence:
-    """A sequence whose states have been told."""
+    """Return a sequence whose states are known."""
     bind(drafter, target)
     sequence = Sequence(0, text, len(text), params)
     drafter.start(sequence)
@@ -157,7 +157,7 @@ def test_no_draft_is_longer_than_its_budget_or_a_block(family: Model, caplog: An
         assert [len(drafted(block, sequence, budget)) for budget in (0, 1, 3, 4)] == [0, 1, 3, 4]
         assert "blocks" not in caplog.text
         assert len(drafted(block, sequence, 9)) == len(drafted(block, sequence, 7)) == 4
-    assert caplog.text.count("was trained on blocks of 4 tokens: of the 9 that are asked for") == 1
+    assert caplog.text.count("was trained on blocks of 4 tokens: of the 9 that are requested") == 1
     block.stop(sequence)
     assert block.nbytes == 0
 
@@ -184,7 +184,7 @@ def test_logits_that_are_no_numbers_end_the_draft(family: Model, caplog: Any) ->
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """As the native kernels compute it, where there are any."""
+    """Return the model computed by the native kernels, where there are any."""
     return load_model(make_family("llama", tmp_path_factory.mktemp("family")))
 
 
@@ -212,9 +212,9 @@ class Looking(Block):
 
     looks = 0
 
-    def _extend(self, chains: Any, logits: Any, priced: bool) -> None:
+    def _extend(self, chains: Any, logits: Any, with_probabilities: bool) -> None:
         self.looks += 1
-        super()._extend(chains, logits, priced)
+        super()._extend(chains, logits, with_probabilities)
 
 
 @pytest.mark.parametrize("options", [{}, {"markov_rank": 4}, {"markov_rank": 4, "confidence": True}], ids=range(3))

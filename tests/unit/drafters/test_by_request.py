@@ -25,7 +25,7 @@ def pair(fake: FakeModel) -> dict[str, Scripted]:
 
 
 def asks() -> list[SamplingParams]:
-    """Greedy and seeded requests that choose a drafter, none, or another K."""
+    """Generate greedy and seeded requests that choose a drafter, none, or another K."""
     choices: list[dict[str, Any]] = [
         {},
         {"drafter": "wrong"},
@@ -118,7 +118,7 @@ def test_a_list_of_texts() -> None:
 
 
 def test_each_drafter_is_told_the_rows_that_it_needs() -> None:
-    """Of what all of them need, each gets its part."""
+    """Check that each drafter gets its part of what all of them need."""
     fake: Any = FakeModel()
     seen: dict[str, set[int]] = {"one": set(), "three": set()}
     drafters = {name: Scripted(lambda sequence, budget: [1] * budget) for name in seen}

@@ -14,7 +14,6 @@ from forerun.drafters.eagle.drafter import Eagle
 from forerun.drafters.eagle.model import EagleModel
 from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model
-from forerun.models.draft_session_device import DeviceDraftSession
 from forerun.models.draft_session_native import NativeDraftSession
 from forerun.types import Sequence, Step
 from heads import random_head
@@ -37,7 +36,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Model]:
 
 
 def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], min_acceptance_prob: float) -> list[Any]:
-    """Of several steps; of each draft two tokens are accepted, so that the chains differ in what they owe."""
+    """Return the drafts of several steps; of each draft two tokens are accepted, so that the chains differ in
+    uncomputed tokens."""
     drafter.bind(Binding(target, seed=1))
     layers = drafter.needs.layers
     sequences = [Sequence(i, list(range(2 + i, 12 + 3 * i)), 10 + 2 * i, each) for i, each in enumerate(params)]
@@ -87,14 +87,14 @@ def test_drafts_are_the_same(
     params = [PARAMS[name] for name in picked]
     by_rows = drafts(made(), target, params, min_acceptance_prob)
     assert len(advanced) > 6
-    monkeypatch.setattr(DraftModel, "_chains", lambda *_: None)
+    monkeypatch.setattr(DraftModel, "_draft_session", lambda *_: None)
     advanced.clear()
     by_forwards = drafts(made(), target, params, min_acceptance_prob)
     assert by_rows == by_forwards and not advanced
     monkeypatch.undo()
-    monkeypatch.setattr(Model, "chains", lambda self, caches, pick: DeviceDraftSession(self, caches, pick))
+    monkeypatch.setattr(Model, "draft_session", lambda self, caches, pick: DeviceDraftSession(self, caches, pick))
     monkeypatch.setattr(
-        EagleModel, "chains", lambda self, caches, pick: DeviceDraftSession(self, caches, pick, self.token_ids)
+        EagleModel, "draft_session", lambda self, caches, pick: DeviceDraftSession(self, caches, pick, self.token_ids)
     )
     ahead_of_the_reader = drafts(made(), target, params, min_acceptance_prob)
     assert [ids for ids, _ in ahead_of_the_reader] == [ids for ids, _ in by_rows]

@@ -12,7 +12,7 @@ from forerun import LLM, SamplingParams
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.drafters import Binding, DraftModel, build_drafter
 from forerun.drafters.draft_model.base import MAX_LAG
-from forerun.drafters.draft_model.cross_vocab import CrossVocab, Retokeniser, complete
+from forerun.drafters.draft_model.cross_vocab import CrossVocab, Retokeniser, whole_characters
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Model, load_model, load_tokenizer
 from forerun.types import Draft, Sequence, Step, Verdict
@@ -34,7 +34,7 @@ def ours() -> Any:
 
 @pytest.fixture(scope="module")
 def other() -> Any:
-    """A byte-level vocabulary of 300 tokens: other borders almost everywhere."""
+    """Return a byte-level vocabulary of 300 tokens: other borders almost everywhere."""
     return train_tokenizer([TEXT * 5], 300)
 
 
@@ -65,7 +65,7 @@ def test_shared_tokens_are_one_to_one() -> None:
 
 def test_incomplete_characters_wait() -> None:
     data = "größe\U0001f600".encode()
-    assert [complete(data[:i]).decode() for i in range(len(data) - 4, len(data) + 1)] == [
+    assert [whole_characters(data[:i]).decode() for i in range(len(data) - 4, len(data) + 1)] == [
         "größe", "größe", "größe", "größe", "größe\U0001f600"
     ]  # fmt: skip
 
@@ -109,7 +109,7 @@ def chains(
 @pytest.mark.parametrize("mode", ["tokens", "text"])
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(temperature=0.8, top_k=40)])
 def test_the_same_vocabulary_gives_the_same_drafts(target: Model, ours: Any, mode: str, params: SamplingParams) -> None:
-    """Of a draft that speaks the target's language anyway, translation changes nothing."""
+    """Check that translation changes nothing for a draft with the target's vocabulary."""
     plain = chains(DraftModel(BUNDLED_DRAFT), target, ours, params)
     crossed = chains(CrossVocab(BUNDLED_DRAFT, mode=mode), target, ours, params)
     for own, other in zip(plain, crossed):
@@ -137,7 +137,7 @@ def small_draft(vocab_size: int) -> Any:
 
 @pytest.fixture(scope="module")
 def draft_folder(other: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random model with a padded vocabulary."""
+    """Write a random model with a padded vocabulary."""
     folder = tmp_path_factory.mktemp("other")
     small_draft(320).save_pretrained(folder)
     other.save_pretrained(folder)
@@ -184,7 +184,7 @@ def test_drawn_drafts_stay_inside_what_both_vocabularies_have(target: Model, our
 def test_several_ends_of_text_are_translated_one_to_one(
     target: Model, ours: Any, draft_folder: str, monkeypatch: pytest.MonkeyPatch, target_ends: set[int]
 ) -> None:
-    """Two draft tokens that became one would leave the distribution with the chance of one of them."""
+    """Check that no two draft tokens become one, which would lose the probability of one of them."""
     draft = load_model(draft_folder, "float32")
     draft.eos_token_ids = frozenset({310, 311, 312})
     monkeypatch.setattr(target, "eos_token_ids", frozenset(target_ends))
@@ -220,7 +220,7 @@ def test_what_cannot_be_is_refused(target: Model, ours: Any) -> None:
 def test_a_text_nobody_drafts_for_is_translated_by_and_by(
     target: Model, ours: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a budget of 0 a step costs next to nothing, and the draft model is never far behind."""
+    """Check that a step without draft tokens costs next to nothing, and that the draft model is never far behind."""
     drafter = CrossVocab(BUNDLED_DRAFT, mode="text")
     drafter.bind(Binding(target, ours, seed=5))
     ids = ours(TEXT * 8)["input_ids"]

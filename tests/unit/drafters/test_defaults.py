@@ -8,8 +8,7 @@ import pytest
 from forerun import LLM, Eagle, Suffix
 from forerun.drafters import DRAFTERS, chosen_drafter
 from forerun.drafters.heads.fingerprint import target_fingerprint
-from forerun.drafters.heads.folder import save_head
-from forerun.drafters.heads.shipped import shipped_head
+from forerun.drafters.heads.folder import save_head, shipped_head
 from forerun.engine import AsyncLLM
 from forerun.errors import ConfigError, DrafterError, ModelLoadError
 from forerun.models import load_model
@@ -23,12 +22,12 @@ def target() -> Any:
 
 @pytest.fixture
 def shipped(target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a head for `target` among those that are shipped."""
+    """Return the folder of a head for `target` among the shipped ones."""
     folder = tmp_path / "eagle" / "additive"
     folder.parent.mkdir()
     head = aligned_head(target)
     save_head(folder, head.config, head.tensors, fingerprint=target_fingerprint(target))
-    monkeypatch.setattr("forerun.drafters.heads.shipped.SHIPPED_HEADS", tmp_path)
+    monkeypatch.setattr("forerun.drafters.heads.folder.SHIPPED_HEADS", tmp_path)
     monkeypatch.setattr("forerun.drafters.registry.SHIPPED_HEADS", tmp_path)
     return folder
 

@@ -36,7 +36,7 @@ def watch(fake: FakeModel) -> list[list[list[int]]]:
 
 
 def settle(drafter: DraftModel, each: Sequence, draft: Draft, accepted: int, bonus: int) -> None:
-    """What the engine does after verification."""
+    """Update the sequence and the drafter as the engine does after verification."""
     each.token_ids += [*draft.ids[:accepted], bonus]
     drafter.commit([Step(each, draft, Verdict(list(range(accepted)), bonus), len(each.token_ids) - 1)])
 
@@ -114,7 +114,7 @@ def test_a_rejection_owes_one_token_and_rolls_back(accepted: int) -> None:
 
 
 def test_any_history_gives_the_greedy_chain() -> None:
-    """Random verdicts, budgets, retried drafts and company; the cache always holds a prefix of the tokens."""
+    """Check random verdicts, draft lengths, retried drafts and batches; the cache always holds a prefix."""
     rng = random.Random(0)
     fake = FakeModel()
     drafter = bound(fake)
@@ -264,7 +264,7 @@ def test_unbound_is_said() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0, 1e-4])
 def test_distribution_of_the_temperature_alone(temperature: float) -> None:
-    """They skip the pipeline where they can, and are the same."""
+    """Check that distributions that skip the pipeline are the same."""
     fake = FakeModel(vocab_size=7)
     drafter = bound(fake, FakeModel(vocab_size=7))
     each = sequence([1, 2, 3], SamplingParams(temperature=temperature))
@@ -294,7 +294,7 @@ def test_a_price_ends_a_chosen_chain_before_the_token_and_a_drawn_one_after_it()
 
 
 def test_a_price_makes_it_learn_what_its_confidence_is_worth() -> None:
-    """A draft model that is sure and wrong falls silent; without a price nothing is counted."""
+    """Check that a confidently wrong draft model stops drafting; without a minimum probability nothing is counted."""
     drafter, each = bound(FakeModel(scale=30.0)), sequence([1, 2, 3])
     drafter.start(each)
     for min_acceptance_prob, silent in ((0.0, False), (0.2, True)):

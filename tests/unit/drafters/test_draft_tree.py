@@ -23,7 +23,7 @@ OPTIONS = [
 
 
 def near(noise: float = 1.5, **options: Any) -> FakeModel:
-    """A draft model that agrees with FakeModel() much of the time."""
+    """Return a draft model that agrees with FakeModel() much of the time."""
     fake = FakeModel(**options)
     fake.table = fake.table + torch.randn(fake.table.shape, generator=torch.Generator().manual_seed(5)) * noise
     return fake
@@ -47,13 +47,13 @@ def paths_of(draft: Draft) -> list[list[int]]:
 
 
 def settle(drafter: DraftTree, each: Sequence, draft: Draft, path: list[int], bonus: int) -> None:
-    """What the engine does after verification."""
+    """Update the sequence and the drafter as the engine does after verification."""
     each.token_ids += [*(draft.ids[node] for node in path), bonus]
     drafter.commit([Step(each, draft, Verdict(path, bonus), len(each.token_ids) - 1)])
 
 
 def random_path(rng: random.Random, draft: Draft) -> list[int]:
-    """Some node, and all above it."""
+    """Return a random node, and all above it."""
     path: list[int] = []
     node = rng.randrange(-1, len(draft))
     while node >= 0:
@@ -86,7 +86,7 @@ def test_a_tree_is_accepted_further_than_the_chain(shape: str) -> None:
 @pytest.mark.parametrize("shape", ["dynamic", "static"])
 @pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 1.0}, {"temperature": 0.6, "top_p": 0.8}])
 def test_any_history_and_its_cache(shape: str, options: dict[str, Any]) -> None:
-    """Random branching verdicts, budgets, retries and company; the cache always holds a prefix of the tokens."""
+    """Check random branching verdicts, draft sizes, retries and batches; the cache always holds a prefix."""
     rng = random.Random(0)
     fake = near()
     drafter = bound(fake, shape=shape, width=4)

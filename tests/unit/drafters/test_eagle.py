@@ -12,9 +12,9 @@ import torch
 from families import VOCAB, make_family
 from forerun import LLM, CrossVocab, Eagle, EagleTree, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.draft_model.base import Following
+from forerun.drafters.draft_model.base import PrefillPolicy
 from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.drafter import HELD, HeadState
+from forerun.drafters.heads.drafter import MAX_HELD_STATES, HeadState
 from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.drafters.heads.folder import save_head
 from forerun.errors import DrafterError, IncompatibleDrafterError
@@ -46,13 +46,13 @@ def accepted_of_drafted(drafter: Any, params: SamplingParams, **options: Any) ->
 @pytest.mark.parametrize("options", [{}, {"prefill_chunk": 2, "max_batch": 3}])
 @pytest.mark.parametrize("picked", PICKED)
 def test_a_head_that_is_fed_rightly_is_never_wrong(picked: str, options: dict[str, Any]) -> None:
-    """All of its chain is accepted but for what lies beyond the last token: 40 = 8 * 5."""
+    """Check that all of its chain is accepted except what lies beyond the last token: 40 = 8 * 5."""
     head = aligned_head(AdditiveModel())
     assert accepted_of_drafted(Eagle(head), PICKED[picked], **options) == 1.0
 
 
 def test_behind_other_drafts_it_is_fed_rightly_too() -> None:
-    """Where another source's draft was accepted, or one merged of both."""
+    """Check it where another source's draft was accepted, or one merged of both."""
     head = aligned_head(AdditiveModel())
     for mode in ("first", "merge"):
         eagle = Eagle(head)
@@ -80,12 +80,12 @@ def test_choices_of_one_request_are_fed_rightly() -> None:
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_states_one_position_off_are_noticed(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tell = HeadState.tell
+    add_states = HeadState.add_states
 
-    def told(self: HeadState, end: int, states: torch.Tensor) -> None:
-        tell(self, end, states.roll(shift, 0) if len(states) > 1 else states)
+    def changed(self: HeadState, end: int, states: torch.Tensor) -> None:
+        add_states(self, end, states.roll(shift, 0) if len(states) > 1 else states)
 
-    monkeypatch.setattr(HeadState, "tell", told)
+    monkeypatch.setattr(HeadState, "add_states", changed)
     assert accepted_of_drafted(Eagle(aligned_head(AdditiveModel())), GREEDY) < 0.9
 
 
@@ -97,7 +97,7 @@ def test_tokens_one_position_off_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_tree_holds_the_right_chain() -> None:
-    """As many tokens are accepted a step as the tree is deep."""
+    """Check that as many tokens are accepted a step as the tree is deep."""
     target: Any = AdditiveModel()
     head = aligned_head(target)
     llm = LLM(target, EagleTree(head, width=2), num_draft_tokens=12, seed=3)
@@ -125,7 +125,7 @@ class Recording(Eagle):
 
 
 def test_drafts_are_those_of_the_reference(family: Model) -> None:
-    """After rejections, in company and in chunks: as if all rows were computed anew from the target's states."""
+    """Check drafts after rejections, in batches and in chunks, against rows computed anew from the target's states."""
     head = random_head(family, draft_vocab_size=50, sliding_window=9)
     eagle = Recording(head)
     generator = torch.Generator().manual_seed(1)
@@ -142,7 +142,7 @@ def test_drafts_are_those_of_the_reference(family: Model) -> None:
 @pytest.mark.parametrize("make", [Eagle, EagleTree])
 @pytest.mark.parametrize("picked", PICKED)
 def test_a_reduced_vocabulary_is_named_by_the_targets_tokens(picked: str, make: Any, family: Model) -> None:
-    """Whatever picks: all that is drafted can be proposed, and a greedy draft begins with the head's best token."""
+    """Check that all drafted tokens can be proposed, and that a greedy draft begins with the head's best token."""
     head = random_head(family, draft_vocab_size=20)
     drafter = make(head)
     bind(drafter, family)
@@ -222,25 +222,29 @@ def test_a_text_that_is_rewritten_is_drafted_for_when_its_states_are_told() -> N
 def test_where_nobody_drafts_few_states_are_held_and_a_draft_begins_behind_a_gap(
     family: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Following, "follows", lambda *_: False)
+    monkeypatch.setattr(PrefillPolicy, "prefills", lambda *_: False)
     head = random_head(family, draft_vocab_size=50)
     drafter = Eagle(head)
     bind(drafter, family)
-    text = torch.randint(0, VOCAB, (7 * HELD,), generator=torch.Generator().manual_seed(5)).tolist()
+    text = torch.randint(0, VOCAB, (7 * MAX_HELD_STATES,), generator=torch.Generator().manual_seed(5)).tolist()
     sequence = Sequence(0, text[:2], 2, GREEDY)
     drafter.start(sequence)
     state = drafter._states[sequence]
     hidden_outputs = states_of(family, head, text[:-1])
     done = 0
-    for count in (3, 1, HELD, 3 * HELD, *[1] * (len(text) - 5 - 4 * HELD)):
+    for count in (3, 1, MAX_HELD_STATES, 3 * MAX_HELD_STATES, *[1] * (len(text) - 5 - 4 * MAX_HELD_STATES)):
         sequence.token_ids[:] = text[: done + count + 1]
         drafter.commit([Step(sequence, None, None, done + count, states=hidden_outputs[done : done + count])])
         done += count
-        assert state.cache.length == 0 and state.told is not None and len(state.told) <= 2 * HELD
+        assert (
+            state.cache.length == 0
+            and state.target_states is not None
+            and len(state.target_states) <= 2 * MAX_HELD_STATES
+        )
     assert done == len(text) - 1
-    held = len(state.told)
+    held = len(state.target_states)
     (draft,) = drafter.draft([sequence], [3])
-    assert state.cache.length == held >= HELD
+    assert state.cache.length == held >= MAX_HELD_STATES
     first = len(text) - 1 - held
     for count, token in enumerate(draft.ids):
         rows = [*text[first + 1 :], *draft.ids[:count]]

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from families import VOCAB, make_family
-from forerun.drafters.eagle.layer import ReferenceEagleLayer
+from forerun.drafters.eagle.layer import NativeEagleLayer, ReferenceEagleLayer
 from forerun.drafters.eagle.model import EagleModel
-from forerun.drafters.eagle.native import NativeEagleLayer
 from forerun.drafters.heads.config import StoredHead
 from forerun.errors import IncompatibleDrafterError
 from forerun.models import Model, Rows, load_model

@@ -29,7 +29,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def answers(llm: LLM) -> list[Any]:
-    """Tokens, and the bits of their log-probabilities where those are promised."""
+    """Return the tokens, and the bits of their log-probabilities where those are promised."""
     results: Any = llm.generate(PROMPTS, PARAMS)
     return [(each.token_ids, each.logprobs if llm.exact else None) for each in results]
 
@@ -48,7 +48,7 @@ def test_bits_are_those_of_plain_decoding(target: Model, plain: list[Any], k: in
 
 
 def test_no_layer_computes_a_token_twice(target: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows through the layers below the exit and from there on: as many of both, and one of each per token fed."""
+    """Check that as many rows pass the layers below the exit as those above, one of each per token fed."""
     decoder: Any = target.decoder
     inner, rows = decoder.through, {"below": 0, "above": 0}
 
@@ -88,7 +88,7 @@ def test_drawn_drafts_carry_their_distribution_and_the_cache_is_left_as_it_was(t
 
 
 def test_a_price_ends_the_chain_early(target: Model) -> None:
-    """Above any chance, nothing greedy is drafted, and one drawn token, which was looked at, is kept."""
+    """Check that above any probability nothing greedy is drafted, and one drawn token is kept."""
     drafter = EarlyExit(1)
     llm = LLM(target, drafter, num_draft_tokens=6, seed=0)
     inner: Any = drafter.draft
@@ -102,7 +102,7 @@ def test_a_price_ends_the_chain_early(target: Model) -> None:
 
 @pytest.mark.parametrize("min_acceptance_prob", [0.02, 0.05, 0.2])
 def test_a_chain_that_a_price_ends_has_the_states_of_its_nodes(target: Model, min_acceptance_prob: float) -> None:
-    """A greedy chain's last token has been fed already where what followed it did not pay."""
+    """Check a greedy chain whose last token has been fed already although the next one was not worth drafting."""
     drafter, lengths = EarlyExit(1), []
     llm = LLM(target, drafter, num_draft_tokens=6, seed=0)
     inner: Any = drafter.draft

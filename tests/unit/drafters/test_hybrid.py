@@ -32,7 +32,7 @@ class Clock:
 
 
 def tree(*nodes: tuple[int, int]) -> Draft:
-    """(token, parent) of each node."""
+    """Return (token, parent) of each node."""
     return Draft([token for token, _ in nodes], [parent for _, parent in nodes])
 
 
@@ -41,7 +41,7 @@ def references(fake: FakeModel) -> References:
 
 
 def timed(clock: Clock, seconds: float, drafter: Scripted) -> Scripted:
-    """A drafter whose every draft takes so long."""
+    """Return a drafter whose every draft takes so long."""
     inner = drafter.draft
 
     def draft(sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
@@ -53,7 +53,7 @@ def timed(clock: Clock, seconds: float, drafter: Scripted) -> Scripted:
 
 
 def run(hybrid: Hybrid, k: int = 4, clock: Clock | None = None, chunk: int = 256) -> tuple[FakeModel, list[Any]]:
-    """Generations of all prompts, each forward a second long."""
+    """Generate from all prompts, each forward a second long."""
     fake = FakeModel()
 
     def tick(_: object) -> None:
@@ -124,14 +124,14 @@ def test_merging_by_prefix() -> None:
     assert merged.draft.ids == [1, 2, 4, 5]
     assert merged.draft.parents == [-1, 0, 0, -1]
     assert merged.draft.sources == ("a", "a", "b", "b")
-    assert merged.places == [[(0, 0), (1, 1)], [(0, 0), (1, 2), (2, 3)]]
+    assert merged.kept_nodes == [[(0, 0), (1, 1)], [(0, 0), (1, 2), (2, 3)]]
     assert kept(left, [0, 1]).ids == [1, 2] and kept(left, [0, 1, 2]) is left
 
 
 def test_a_node_whose_parent_did_not_stay_goes_too() -> None:
     merged = merge([("a", tree((1, -1))), ("b", tree((2, -1), (3, 0)))], [[0.9], [0.2, 0.1]], 1)
     assert merged.draft.ids == [1]
-    assert merged.places == [[(0, 0)], []]
+    assert merged.kept_nodes == [[(0, 0)], []]
 
 
 def test_agreement_judges_as_far_as_the_new_tokens_reach() -> None:
@@ -167,7 +167,7 @@ def test_every_source_sees_its_own_part_and_its_own_rows(mode: str) -> None:
     known = references(FakeModel())
 
     def half(sequence: Sequence, budget: int) -> list[int]:
-        """Right on every other step, wrong from the second token on in the others."""
+        """Draft right on every other step, and wrong from the second token on in the others."""
         right = adversaries(known, 11)["right"].propose(sequence, budget)
         assert not isinstance(right, Draft)
         return list(right) if len(sequence.token_ids) % 2 else [*right[:1], *[(t + 1) % 11 for t in right[1:]]]

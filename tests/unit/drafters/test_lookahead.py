@@ -48,7 +48,8 @@ def ancestors(parents: list[int], node: int) -> list[int]:
 @pytest.mark.parametrize("columns", [1, 2, 5])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 6])
 def test_the_mask_of_the_paper(columns: int, num_rows: int) -> None:
-    """Row 0 is causal; row r, column j sees row 0 up to column j, then column j of rows 1..r; all see the root."""
+    """Check that row 0 is causal; row r, column j sees row 0 up to column j, then column j of rows 1..r; all see the
+    root."""
     place = [(r, j) for r in range(num_rows) for j in range(columns)][1:]
     parents, last_row = window_parents(columns, num_rows)
     assert len(parents) == len(place) == columns * num_rows - 1
@@ -170,7 +171,7 @@ def test_any_budget_and_any_room(budget: int, room: int) -> None:
 
 
 def test_the_window_may_be_verified_too() -> None:
-    """The first window is a piece of the prompt; where that is right, its rows are accepted as they stand."""
+    """Check the first window, a piece of the prompt; where that is right, its rows are accepted."""
     fake = FakeModel(vocab_size=8, order=1, seed=4)
     circle = fake.greedy([1], 60)[30:]
     start = circle.index(circle[0], 1)

@@ -48,7 +48,7 @@ def accepted_of_drafted(drafter: Any, params: SamplingParams, target: Any = None
 @pytest.mark.parametrize("options", [{}, {"prefill_chunk": 2, "max_batch": 3}])
 @pytest.mark.parametrize("picked", PICKED)
 def test_heads_that_are_fed_rightly_are_never_wrong(picked: str, options: dict[str, Any]) -> None:
-    """All of the chain is accepted but for what lies beyond the last token: 40 = 8 * 5."""
+    """Check that all of the chain is accepted except what lies beyond the last token: 40 = 8 * 5."""
     assert accepted_of_drafted(Medusa(aligned_hydra(AdditiveModel())), PICKED[picked], **options) == 1.0
 
 
@@ -86,12 +86,12 @@ def test_behind_other_drafts_they_are_fed_rightly_too() -> None:
 
 
 def test_a_state_one_position_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    tell = MedusaState.tell
+    add_states = MedusaState.add_states
 
-    def told(self: MedusaState, end: int, states: torch.Tensor) -> None:
-        tell(self, end, states[:-1] if len(states) > 1 else states)
+    def changed(self: MedusaState, end: int, states: torch.Tensor) -> None:
+        add_states(self, end, states[:-1] if len(states) > 1 else states)
 
-    monkeypatch.setattr(MedusaState, "tell", told)
+    monkeypatch.setattr(MedusaState, "add_states", changed)
     assert accepted_of_drafted(Medusa(aligned_hydra(AdditiveModel())), GREEDY) < 0.9
 
 
@@ -111,7 +111,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.mark.parametrize("sequential", [False, True])
 def test_drafts_are_those_of_the_reference(sequential: bool, family: Model) -> None:
-    """After rejections, in company and in chunks."""
+    """Check drafts after rejections, in batches and in chunks."""
     head = random_medusa(family, draft_vocab_size=50, sequential=sequential)
     medusa, made = Medusa(head), []
     inner = medusa.draft
@@ -184,16 +184,16 @@ def test_a_text_that_is_rewritten_is_drafted_for_when_its_state_is_told() -> Non
     text = target.greedy([1, 2], 10)
     sequence = Sequence(0, text[:9], 2, GREEDY)
     drafter.start(sequence)
-    told = last_states(target, head.config, text[:8])[:, None]  # type: ignore[arg-type]
-    drafter.commit([Step(sequence, None, None, 8, states=told)])
+    known = last_states(target, head.config, text[:8])[:, None]  # type: ignore[arg-type]
+    drafter.commit([Step(sequence, None, None, 8, states=known)])
     (draft,) = drafter.draft([sequence], [3])
     assert draft.ids == target.greedy(text[:9], 3)
     sequence.token_ids = [*text[:5], 9, 8, 7]
     drafter.rewind(sequence, 5)
     (draft,) = drafter.draft([sequence], [3])
     assert draft.ids == []
-    told = last_states(target, head.config, sequence.token_ids[:7])[5:, None]  # type: ignore[arg-type]
-    drafter.commit([Step(sequence, None, None, 7, states=told)])
+    known = last_states(target, head.config, sequence.token_ids[:7])[5:, None]  # type: ignore[arg-type]
+    drafter.commit([Step(sequence, None, None, 7, states=known)])
     for _ in range(2):  # asked twice for the same text
         (draft,) = drafter.draft([sequence], [3])
         assert draft.ids == target.greedy(sequence.token_ids, 3)

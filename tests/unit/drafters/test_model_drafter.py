@@ -93,7 +93,7 @@ def test_walk_follows_what_was_written(written: list[int], path: list[int]) -> N
 
 
 def test_a_draft_inside_another_draft_is_counted_by_its_tokens(model: Model) -> None:
-    """A drafter that merges several drafts reports the merged one."""
+    """Check a drafter that merges several drafts and reports the merged one."""
     drafter = DraftModel(model)
     drafter.bind(Binding(model, load_tokenizer("bundled-draft"), seed=1))
     each = Sequence(0, [5, 6, 7], 3, SamplingParams(temperature=0))

@@ -21,7 +21,7 @@ from forerun.drafters import Binding
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.folder import save_head
-from forerun.drafters.mtp.layers import read_mtp
+from forerun.drafters.mtp.checkpoint_format import read_mtp
 from forerun.errors import DrafterError, IncompatibleDrafterError, ModelLoadError
 from forerun.models import Model, load_model
 from heads import random_head, reference_logits, states_of
@@ -61,7 +61,7 @@ def with_layer(
     names: dict[str, str] = DEEPSEEK,
     change: Callable[[dict[str, Tensor]], Any] = lambda _: None,
 ) -> Path:
-    """A copy of a folder whose weights hold a layer under these names, and whose config.json says so."""
+    """Copy a folder so that its weights hold a layer under these names, and its config.json names it."""
     shutil.copytree(plain, folder)
     said = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
     (folder / "config.json").write_text(json.dumps(said))
@@ -124,7 +124,7 @@ def bind(target: Model, drafter: Mtp | None = None) -> Mtp:
 
 
 def copied_layer(tensors: dict[str, Tensor]) -> None:
-    """The target's own last layer again, with whatever it is made of."""
+    """Return the target's own last layer again, with all of its tensors."""
     last = f"model.layers.{LAYERS - 1}."
     for name in [name for name in tensors if name.startswith(last)]:
         tensors[f"model.layers.{LAYERS}." + name.removeprefix(last)] = tensors[name].clone()

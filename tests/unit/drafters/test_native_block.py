@@ -11,11 +11,9 @@ from torch import Tensor
 
 from blocks import FULL, KINDS, random_block, taps_of
 from families import VOCAB, make_family
-from forerun.drafters.block.layers import ReferenceBlockLayers
+from forerun.drafters.block.layers import NativeBlockLayers, ReferenceBlockLayers
 from forerun.drafters.block.model import BlockInput, BlockModel, PairLayers
-from forerun.drafters.block.native import NativeBlockLayers
-from forerun.drafters.eagle.layer import ReferenceEagleLayer
-from forerun.drafters.eagle.native import NativeEagleLayer
+from forerun.drafters.eagle.layer import NativeEagleLayer, ReferenceEagleLayer
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Rows, load_model
 from kernel_cases import threads

@@ -30,7 +30,7 @@ def drafted(drafter: Prediction, own: Sequence, budget: int = 4, min_acceptance_
 
 
 def after(prediction: list[int], output: list[int], budget: int = 4) -> list[int]:
-    """The draft after this output, whether it came at once or token by token."""
+    """Return the draft after this output, whether it came at once or token by token."""
     slow, fast = Prediction(), Prediction()
     one, other = begun(slow, prediction), begun(fast, prediction)
     for token in output:

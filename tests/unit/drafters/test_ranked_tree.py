@@ -14,7 +14,7 @@ Node = tuple[int, ...]
 
 
 def trees(nodes: frozenset[Node], size: int, width: int, max_depth: int) -> Iterator[frozenset[Node]]:
-    """Every rooted tree of `size` nodes, some more than once."""
+    """Yield every rooted tree of `size` nodes, some more than once."""
     if len(nodes) == size:
         yield nodes
         return

@@ -29,7 +29,7 @@ def alone(tokens: list[int], wanted: int | None) -> torch.Tensor:
     [[True] * 4, [False] * 4, [True, False, True, False], [False, True, False, True], [False] * 3 + [True]],
 )
 def test_rows_of_restricted_sequences_alone_are_masked(wanted: list[int | None], restricted: list[bool]) -> None:
-    """Wherever they lie in the batch, however many of their rows are wanted."""
+    """Check rows at any position of the batch, however many have logits."""
     fake: Any = FakeModel()
     model: Any = RestrictedModel(fake, ALLOWED)
     caches = []

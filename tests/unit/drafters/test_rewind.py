@@ -85,7 +85,7 @@ def test_a_greedy_requests_distribution_is_the_whole_of_it(filters: dict[str, An
 
 
 def test_a_greedy_request_with_a_penalty_is_ranked_at_temperature_one() -> None:
-    """Beside its argmax stand the next most probable tokens of the edited logits."""
+    """Check that its argmax is followed by the next most probable tokens of the edited logits."""
     fake, drafter = bound("dynamic tree")
     sequence = Sequence(0, list(TEXT), 3, SamplingParams(temperature=0, logit_bias={0: 50.0}))
     drafter.start(sequence)

@@ -8,7 +8,7 @@ import torch
 from doubles import FakeModel, Scripted, adversaries
 from forerun import LLM, SamplingParams
 from forerun.drafters import Binding, DraftModel, PromptLookup, Staged, Traits
-from forerun.drafters.draft_model.staged import _proposal
+from forerun.drafters.draft_model.staged import _proposed_tokens
 from forerun.drafters.early_exit import EarlyExit
 from forerun.errors import DrafterError
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
@@ -29,7 +29,7 @@ def near(**options: Any) -> FakeModel:
 
 
 def chains(drafter: DraftModel, params: SamplingParams, min_acceptance_prob: float) -> list[tuple[list[int], Any]]:
-    """What is drafted along a text that never agrees for long."""
+    """Return what is drafted along a text that never agrees for long."""
     drafter.bind(Binding(FakeModel(), seed=7))  # type: ignore[arg-type]
     sequences = [Sequence(i, [1, 2, 3 + i] * 4, 12, params) for i in range(2)]
     for each in sequences:
@@ -119,9 +119,9 @@ def test_it_wants_what_the_inner_drafter_wants() -> None:
 
 def test_the_proposal_of_a_tree() -> None:
     tree = Draft([4, 5, 6, 7, 8], [-1, -1, 0, 1, 2])
-    assert _proposal(tree) == [4, 6, 8]
-    assert _proposal(Draft(tree.token_ids, tree.parents, num_candidates=3)) == [4, 6]
-    assert _proposal(Draft.empty()) == []
+    assert _proposed_tokens(tree) == [4, 6, 8]
+    assert _proposed_tokens(Draft(tree.token_ids, tree.parents, num_candidates=3)) == [4, 6]
+    assert _proposed_tokens(Draft.empty()) == []
 
 
 def test_an_inner_drafter_that_does_not_exist() -> None:

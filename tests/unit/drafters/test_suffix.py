@@ -36,7 +36,7 @@ def drafted(drafter: Suffix, own: Sequence, budget: int = 16, min_acceptance_pro
 
 
 def verified(drafter: Suffix, own: Sequence, draft: Draft, said: list[int]) -> None:
-    """The target says these tokens in the draft's place."""
+    """Replace the draft by these tokens of the target."""
     tokens = draft.ids
     accepted = next((i for i, (a, b) in enumerate(zip(tokens, said, strict=False)) if a != b), len(tokens))
     own.token_ids += said[: accepted + 1]
@@ -237,7 +237,7 @@ def test_the_number_of_tenants_is_bounded() -> None:
         tenants.leave(name, sharer)
     assert set(tenants._idle) == {"c", "d"}
     again = tenants.enter("c")
-    assert [place.text.num_tokens for place in again.places()] == [3]
+    assert [position.text.num_tokens for position in again.positions()] == [3]
     tenants.leave("c", again)
     tenants.leave("running", running)
     assert set(tenants._idle) == {"c", "running"}  # the least recent went

@@ -13,7 +13,8 @@ ALL = 10**9
 
 
 def built(texts: list[list[int]], interleaved: random.Random | None = None) -> tuple[SuffixAutomaton, list[int]]:
-    """An automaton of texts written one after the other, or in turns; and the states in which they end."""
+    """Build an automaton of texts written one after the other, or in turns, and return it with the states in which they
+    end."""
     automaton = SuffixAutomaton(ALL)
     ends = [ROOT] * len(texts)
     at = [0] * len(texts)
@@ -34,7 +35,7 @@ def walk(automaton: SuffixAutomaton, string: list[int]) -> int:
 
 
 def occurrences(texts: list[list[int]]) -> Counter[tuple[int, ...]]:
-    """How often each string stands in the texts. A beginning that texts have in common is one place."""
+    """Count how often each string occurs in the texts. A common beginning of texts is one occurrence."""
     places = {tuple(text[:end]) for text in texts for end in range(1, len(text) + 1)}
     found: Counter[tuple[int, ...]] = Counter()
     for text in places:
@@ -128,7 +129,7 @@ def test_a_match_outlives_the_split_of_its_state() -> None:
 
 
 def _links(automaton: SuffixAutomaton, state: int) -> list[int]:
-    """The states of a state's suffixes: a match may be from before its state was split."""
+    """Yield the states of a state's suffixes: a match may be from before its state was split."""
     states = []
     while state != ROOT:
         state = automaton._link[state]
@@ -137,7 +138,7 @@ def _links(automaton: SuffixAutomaton, state: int) -> list[int]:
 
 
 def followers(text: list[int], string: list[int]) -> dict[int, tuple[int, int]]:
-    """What follows a string in a text: token -> how often, and where last."""
+    """Return what follows a string in a text: token -> how often, and where last."""
     found: dict[int, tuple[int, int]] = {}
     for i in range(len(text) - len(string)):
         if text[i : i + len(string)] == string:

@@ -26,7 +26,7 @@ class Other:
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module theirs.drafting, and the metadata of an installed package that declares it."""
+    """Write a module theirs.drafting, and the metadata of an installed package that declares it."""
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "drafting.py").write_text(SOURCE)
     (tmp_path / "theirs" / "broken.py").write_text("import nothing_of_this_name")

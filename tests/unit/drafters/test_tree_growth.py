@@ -63,7 +63,7 @@ def random_distribution(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_best_nodes_of_all_are_kept(seed: int) -> None:
-    """With nothing to narrow the search it is the best tree of all, found here by expanding everything."""
+    """Check that without limits on the search it is the best tree of all, found here by expanding everything."""
     distribution, default = random_distribution(random.Random(seed))
     growth = DynamicGrowth(9, 4, 99, 0.0, 0.0, Confidence())
     grow(growth, distribution, default)
@@ -99,7 +99,7 @@ def test_closed_under_ancestors_and_in_order(seed: int) -> None:
 
 
 def test_certain_tokens_keep_their_ancestors() -> None:
-    """Chances of exactly 1 tie with their parents'."""
+    """Check probabilities of exactly 1, which tie with their parents'."""
     growth = DynamicGrowth(3, 9, 4, 0.0, 0.0, Confidence())
     grow(growth, {}, [(7, 1.0), (8, 0.0)])
     assert growth.finished()[0].parents == [-1, 0, 1]
@@ -167,7 +167,7 @@ def test_a_tree_that_may_have_no_nodes_asks_for_none(num_nodes: int, max_depth: 
 
 
 def test_children_are_left_out_only_where_none_could_be_among_the_best() -> None:
-    """Against a growth that looks at every child, with measured factors above and below 1."""
+    """Check against a growth that considers every child, with measured factors above and below 1."""
 
     class Thorough(DynamicGrowth):
         def expand(self, children: Any) -> None:

@@ -9,7 +9,7 @@ from forerun.drafters.draft_model.tree import best_shape
 
 
 def value(rates: list[list[float]], parents: list[int], ranks: list[int]) -> float:
-    """Expected accepted tokens."""
+    """Return the expected accepted tokens."""
     accept_probs: list[float] = []
     depths: list[int] = []
     for parent, rank in zip(parents, ranks):
@@ -21,11 +21,11 @@ def value(rates: list[list[float]], parents: list[int], ranks: list[int]) -> flo
 
 
 def best_value(rates: list[list[float]], num_nodes: int, max_depth: int) -> float:
-    """Sequoia's dynamic programme: share the nodes out among children, rank by rank."""
+    """Compute Sequoia's dynamic programme: share the nodes out among children, rank by rank."""
 
     @cache
     def below(nodes: int, depth: int, rank: int) -> float:
-        """The most that `nodes` nodes can give as children from this rank on, with all that is below them."""
+        """Return the most that `nodes` nodes can give as children from this rank on, with all that is below them."""
         row = rates[min(depth, len(rates) - 1)]
         if not nodes or depth == max_depth or rank == len(row):
             return 0.0

@@ -15,7 +15,15 @@ from torch import Tensor
 from forerun.config import AUTO
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.checkpoint_format import SPECULATORS, rope_theta
-from forerun.drafters.heads.config import OUTPUT, as_stored, speculators_entry, token_tables
+from forerun.drafters.heads.config import (
+    OUTPUT,
+    as_stored,
+    fused_layers,
+    refuse_features,
+    refuse_unserved,
+    speculators_entry,
+    token_tables,
+)
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import Fields
@@ -23,7 +31,7 @@ from forerun.utils.json_file import Fields
 BLOCK_KINDS = ("dflash", "dspark")
 LAYER_IDS = "aux_hidden_state_layer_ids"
 _OTHER_HEAD = "Give one that has it otherwise, or train one: forerun train block."
-_UNSERVED = (
+_SERVED = (
     ("hidden_act", "silu"),
     ("attention_bias", False),
     ("logit_scale", 1),
@@ -34,17 +42,17 @@ _UNSERVED = (
     ("shift_label", False),
     ("markov_head_type", "vanilla"),
 )
-"""Keys and the one value that is served; a key that is not there has it."""
+"""Keys and the one value that is supported, which is also the default."""
 _FULL = "full_attention"
 
 
 def is_block(settings: Fields) -> bool:
-    """Whether a config.json is that of such a head."""
+    """Return whether a config.json describes a block head."""
     return settings.values.get(SPECULATORS) in BLOCK_KINDS
 
 
 def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int | None) -> BlockConfig:
-    """The configuration of a public head.
+    """Return the configuration of a public block head.
 
     Args:
         has_output_rows: whether it has a tensor lm_head.weight.
@@ -52,7 +60,7 @@ def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int 
 
     Raises:
         ModelLoadError: a key is missing or wrong.
-        UnsupportedModelError: it asks for what is not served.
+        UnsupportedModelError: it uses a feature that is not supported.
     """
     layer = settings.fields("transformer_layer_config")
     hidden, vocab = layer.integer("hidden_size", 4096, low=1), layer.integer("vocab_size", 151936, low=1)
@@ -69,7 +77,7 @@ def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int 
             num_kv_heads=layer.integer("num_key_value_heads", 32, low=1),
             head_dim=layer.integer("head_dim", 128, low=1),
             intermediate_size=layer.integer("intermediate_size", 22016, low=1),
-            layers=_layers(settings, num_layers),
+            layers=fused_layers(settings, settings.list_of(LAYER_IDS, int), num_layers, _OTHER_HEAD),
             block_size=slots if from_anchor else slots - 1,
             sample_from_anchor=from_anchor,
             mask_token_id=settings.integer("mask_token_id", low=0),
@@ -87,10 +95,7 @@ def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int 
 
 def _refuse_unserved(settings: Fields, layer: Fields, hidden: int) -> None:
     for fields in (settings, layer):
-        for key, served in _UNSERVED:
-            value = fields.values.get(key)
-            if value is not None and value != served:
-                raise _unserved(fields, f"{key} is {str(value)[:40]}, and only {served} is served")
+        refuse_unserved(fields, _SERVED, _OTHER_HEAD)
     kind = layer.string("model_type", "qwen3")
     if kind != "qwen3":
         raise _unserved(layer, f"model_type is {kind[:40]!r}, and block heads of Qwen3 layers are served")
@@ -102,35 +107,22 @@ def _refuse_unserved(settings: Fields, layer: Fields, hidden: int) -> None:
         raise _unserved(settings, f"the head is {hidden} wide and its target {width}")
 
 
-def _layers(settings: Fields, num_layers: int | None) -> tuple[int, ...]:
-    layers = tuple(sorted(settings.list_of(LAYER_IDS, int)))
-    if layers and layers[0] < 0:
-        raise ModelLoadError(f"{settings.place}: the head reads the state of layer {layers[0]}. {REMEDY}")
-    if num_layers is not None and layers and layers[-1] >= num_layers:
-        raise _unserved(
-            settings,
-            f"the head reads the state of layer {layers[-1]}, and the target has {num_layers}: what leaves its last "
-            "layer is at hand after the final norm only",
-        )
-    return layers
-
-
 def _unserved(fields: Fields, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{fields.place}: {reason}. {_OTHER_HEAD}")
 
 
-def check_block_sayable(
+def check_block_export(
     config: BlockConfig, d2t: Tensor | None, form: str, num_layers: int, num_draft_tokens: int, what: str
 ) -> None:
     """Refuse a head that has what the form has no words for: it would be read as another one.
 
     Args:
-        form: that is asked for. num_layers: of the target. num_draft_tokens: to be recommended.
+        form: the requested one. num_layers: of the target. num_draft_tokens: to be recommended.
         what: the head, for messages.
 
     Raises:
         ConfigError: it is another form, or these are more tokens than the head was trained for.
-        UnsupportedModelError: names all that the form cannot say.
+        UnsupportedModelError: names all that the format cannot represent.
     """
     if form not in (AUTO, "speculators"):
         raise ConfigError(f"form is {form!r}, but a block head has no other form than 'speculators'. Leave it out.")
@@ -153,17 +145,13 @@ def check_block_sayable(
             config.draft_vocab_size == config.vocab_size and d2t is not None
         ),
     }
-    found = [name for name, holds in reasons.items() if holds]
-    if found:
-        raise UnsupportedModelError(
-            f"{what} cannot be written in the form 'speculators' of block heads, which cannot say: {'; '.join(found)}."
-        )
+    refuse_features(reasons, f"{what} cannot be written in the form 'speculators' of block heads")
 
 
 def block_settings(
     config: BlockConfig, dtype: str, *, target: str, architectures: list[str], num_draft_tokens: int
 ) -> dict[str, Any]:
-    """What config.json says of a head that is sayable.
+    """Return config.json of a head that the format can represent.
 
     Args:
         dtype: of the tensors, such as "float32".
@@ -219,10 +207,10 @@ def _layer(config: BlockConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def block_public_tensors(
+def block_tensors(
     config: BlockConfig, tensors: Mapping[str, Tensor], d2t: Tensor | None, output_rows: Tensor, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The tensors of model.safetensors.
+    """Return the tensors of model.safetensors.
 
     Args:
         output_rows: [draft_vocab_size, hidden_size] rows of the target's output layer, for a head without its own.

@@ -1,4 +1,4 @@
-"""The shape of a block head (DFlash: 2602.06036; DSpark: 2607.05147), and the tensors that it consists of."""
+"""The configuration of a block head (DFlash: 2602.06036; DSpark: 2607.05147), and the tensors that it consists of."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BlockConfig:
     row i is that head's: it reads the embedding of token i + 1 beside F_i = fc(the target's states of token i), and so
     knows which token followed. Slot k (0, 1, ...) reads what context row n - 2 reads, with vectors of its own added:
     the embedding of the last committed token + slot_embeddings[k], and F_(n-2) + slot_states[k]. It predicts token
-    n + k. There are no masks, and queries and keys have no norms. No public format can say it.
+    n + k. There are no masks, and queries and keys have no norms. No public format can represent it.
 
     Attributes:
         vocab_size: of the target.
@@ -41,15 +41,15 @@ class BlockConfig:
         mask_token_id: whose embedding stands for the mask; None: a vector that was learnt.
         markov_rank: of the bias by the token before; 0 for none.
         markov_shared: its W1 and W2 are the target's embeddings and the output rows, each times a trained matrix:
-            W2 W1[t] = lm_head(w2 w1 embedding(t)). No public format can say it.
-        confidence: there is an estimate of the chance that a token is accepted.
+            W2 W1[t] = lm_head(w2 w1 embedding(t)). No public format can represent it.
+        confidence: there is an estimate of the probability that a token is accepted.
         confidence_with_markov: it reads W1[the token before] beside the slot's output.
         context_tokens: rows read the embedding of the token that follows beside the states.
         norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused. No public
-            format can say it.
+            format can represent it.
         own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
         sliding_window: positions that the slots of a block attend to, up to its last slot; None for all. No public
-            format can say it.
+            format can represent it.
         rope_theta: of the rotation of queries and keys.
         rms_norm_eps: of all norms.
         max_positions: rows that it was made for.
@@ -114,7 +114,7 @@ class BlockConfig:
             )
 
     def _check_pairs(self) -> None:
-        """Raises ConfigError where there is what a head of pairs has not."""
+        """Raise ConfigError for settings that a head with `context_tokens` cannot have."""
         found = {
             f"{self.num_layers} layers, of which only the first could read tokens": self.num_layers > 1,
             "a slot for the last token, whose context row reads it": self.sample_from_anchor,
@@ -126,7 +126,7 @@ class BlockConfig:
 
     @property
     def layer_of_pairs(self) -> EagleConfig:
-        """The layer of a head with `context_tokens`, with what surrounds it."""
+        """Return the EAGLE-3 layer of a head with `context_tokens`."""
         return EagleConfig(
             version=3,
             vocab_size=self.vocab_size,
@@ -151,21 +151,21 @@ class BlockConfig:
 
     @property
     def target_hidden_size(self) -> int:
-        """Of the target's states and embeddings."""
+        """Return the width of the target's states and embeddings, which is the head's."""
         return self.hidden_size
 
     @property
     def kind(self) -> str:
-        """Of head, with its size."""
+        """Return the kind of head with its block size."""
         return f"block-{self.block_size}"
 
     @property
     def keys(self) -> KeyShape:
-        """Of its layers."""
+        """Return the shape of the keys of its layers."""
         return KeyShape(self.num_layers, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every trained tensor of a head by name, with its shape; linear layers have no biases, but for the confidence.
+        """Return every trained tensor by name with its shape; only the confidence has a bias.
 
         The names are those that vLLM reads, and for what it cannot read, names of the same style.
         """
@@ -186,7 +186,7 @@ class BlockConfig:
         return tensors
 
     def extras(self) -> list[str]:
-        """What not every head of this kind has."""
+        """Return the features that not every block head has."""
         found = {
             f"{self.num_layers} layers": self.num_layers > 1,
             f"Markov bias of rank {self.markov_rank}": self.markov_rank > 0,
@@ -202,12 +202,12 @@ class BlockConfig:
 
     @property
     def num_slots(self) -> int:
-        """Of a whole block."""
+        """Return the number of slots of a whole block."""
         return self.block_size + self.first_slot
 
     @property
     def first_slot(self) -> int:
-        """The first slot that predicts."""
+        """Return the first slot that predicts."""
         return 0 if self.sample_from_anchor or self.context_tokens else 1
 
     @property

@@ -1,5 +1,5 @@
 """A block head drafts all tokens of a chain in one pass (DFlash: 2602.06036), each with a bias by the token before it
-and a chance of its own where the head has these (DSpark: 2607.05147)."""
+and an estimated acceptance probability where the head has these (DSpark: 2607.05147)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.block.model import BlockInput as Slots, BlockModel
+from forerun.drafters.block.model import BlockInput, BlockModel
 from forerun.drafters.draft_model.chain import DraftModel
-from forerun.drafters.draft_model.growing_chain import GrowingChain, Picking, without
+from forerun.drafters.draft_model.growing_chain import GrowingChain, Picking, end_chains
 from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.drafter import HeadFeeding, HeadState, fed_of_pairs
+from forerun.drafters.heads.drafter import FusingHeadDrafter, HeadState, pair_ids
 from forerun.models import LanguageModel, Rows
 from forerun.types import Sequence
 
 _CAPPED = (
-    "%(name)s was trained on blocks of %(most)d tokens: of the %(budget)d that are asked for, a draft has no more than "
-    "these."
+    "%(name)s was trained on blocks of %(most)d tokens: of the %(max_nodes)d that are requested, a draft has no more "
+    "than these."
 )
 
 
-class Block(HeadFeeding, DraftModel):
+class Block(FusingHeadDrafter, DraftModel):
     """Drafts chains with a head that reads the target's hidden states, all tokens in one pass. They are drawn from left
     to right, since the distribution of each may depend on the token before it.
 
@@ -34,60 +34,66 @@ class Block(HeadFeeding, DraftModel):
         model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
     """
 
-    _example = "block"
+    _head_kind = "block"
 
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         super().__init__(model)
-        self._block: BlockModel | None = None
 
-    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
-        self._block = BlockModel(head.of(BlockConfig, name, "block"), target, name)
-        return self._block
+    @property
+    def _block(self) -> BlockModel:
+        assert isinstance(self._model, BlockModel)
+        return self._model
 
-    def _fed(self, sequence: Sequence) -> list[int]:
-        assert self._block is not None
+    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> BlockModel:
+        return BlockModel(head.of(BlockConfig, name, "block"), target, name)
+
+    def _prefix_ids(self, sequence: Sequence) -> list[int]:
         if not self._block.config.context_tokens:
-            return super()._fed(sequence)
-        return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
+            return super()._prefix_ids(sequence)
+        return pair_ids(self._within_vocabulary(sequence.token_ids), self._vocab_size)
 
-    def _room(self, sequence: Sequence, budget: int) -> int:
-        assert self._block is not None
-        return super()._room(sequence, self._capped(budget, self._block.config.block_size, _CAPPED))
+    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
+        return super()._max_depth(sequence, self._capped(max_nodes, self._block.config.block_size, _CAPPED))
 
     def _grow(self, growing: list[GrowingChain], min_acceptance_prob: float) -> None:
         model = self._block
-        if not growing or model is None:
+        if not growing:
             return
-        late = [chain for chain in growing if chain.unfed]
-        if late:
-            rows = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in late]
-            self._feed(rows, [chain.state for chain in late], final=True)
-        blocks = [_slots(chain, model) for chain in growing]
+        uncomputed = [chain for chain in growing if chain.unfed]
+        if uncomputed:
+            context = [Rows(chain.state.cache, chain.unfed, None, 0) for chain in uncomputed]
+            self._feed(context, [chain.state for chain in uncomputed], final=True)
+        blocks = [_block_input(chain, model) for chain in growing]
         try:
             outputs, logits = model.draft(blocks)
         finally:
             for chain in growing:
                 chain.state.cache.drop()
-        starts = dict(zip(map(id, growing), accumulate((chain.budget for chain in growing), initial=0), strict=False))
+        starts = dict(
+            zip(map(id, growing), accumulate((chain.max_nodes for chain in growing), initial=0), strict=False)
+        )
         if any(chain.picking is Picking.GREEDY for chain in growing):
             growing = self._likely(growing, model.likely(logits, blocks), min_acceptance_prob > 0)
         while growing:
-            places, before = self._places(growing, starts)
-            at = slice(None) if places == list(range(len(logits))) else torch.tensor(places, device=model.device)
+            rows, before = self._next_rows(growing, starts)
+            at = slice(None) if rows == list(range(len(logits))) else torch.tensor(rows, device=model.device)
             bias = model.bias(before)
             wanted = logits[at] if bias is None else logits[at] + bias
             bad = self._non_finite_rows(wanted)
             if min_acceptance_prob > 0:
                 _estimate(growing, model.acceptance(outputs[at], before))
             if bad:
-                growing, wanted = without(growing, wanted, bad)
+                growing, wanted = end_chains(growing, wanted, bad)
             if growing:
                 self._extend(growing, wanted, min_acceptance_prob > 0)
             growing = [chain for chain in growing if not chain.ended]
 
-    def _likely(self, chains: list[GrowingChain], likely: list[list[int]], priced: bool) -> list[GrowingChain]:
-        """Let greedy chains take the tokens of the largest logits, or, where options or a price may decide otherwise,
-        have them proposed, so that all are looked at together. likely: of each chain, up to a row that is no number.
+    def _likely(
+        self, chains: list[GrowingChain], likely: list[list[int]], with_probabilities: bool
+    ) -> list[GrowingChain]:
+        """Extend greedy chains by the tokens of the largest logits, or, where options or a minimum probability may
+        decide otherwise, have them proposed, so that all are looked at together. likely: of each chain, up to a row
+        that is no number.
 
         Returns:
             The chains that have not ended.
@@ -95,12 +101,12 @@ class Block(HeadFeeding, DraftModel):
         for chain, tokens in zip(chains, likely, strict=True):
             if chain.picking is Picking.GREEDY and tokens:
                 chain.proposed = tokens[:-1]
-                if not priced and self._pipeline.is_identity(chain.sequence.params):
+                if not with_probabilities and self._pipeline.is_identity(chain.sequence.params):
                     self._keep(chain, chain.extend(tokens, None, None))
         return [chain for chain in chains if not chain.ended]
 
-    def _places(self, growing: list[GrowingChain], starts: dict[int, int]) -> tuple[list[int], Tensor]:
-        """The rows of the next tokens among those of `BlockModel.draft`, and [rows] the token before each.
+    def _next_rows(self, growing: list[GrowingChain], starts: dict[int, int]) -> tuple[list[int], Tensor]:
+        """Return the rows of the next tokens among those of `BlockModel.draft`, and [rows] the token before each.
 
         starts: the first row of each chain, by its identity.
         """
@@ -115,24 +121,24 @@ class Block(HeadFeeding, DraftModel):
     def _accept_probs(
         self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking
     ) -> list[float]:
-        """As `DraftModel._accept_probs`, or what the head itself estimates."""
+        """Return the head's own estimates of acceptance, or those of `DraftModel` where it has none."""
         estimates = [estimate for chain in chains for estimate in chain.estimates]
         return estimates or super()._accept_probs(chains, values, picked, picking)
 
     def _keep(self, chain: GrowingChain, num_proposed: int) -> None:
-        """Nothing was fed that could be dropped."""
+        """Clear the proposed tokens; no rows were fed for them."""
         chain.proposed = []
 
 
-def _slots(chain: GrowingChain, model: BlockModel) -> Slots:
+def _block_input(chain: GrowingChain, model: BlockModel) -> BlockInput:
     state = chain.state
     assert isinstance(state, HeadState)
     before = state.before_last(model.fuse) if model.config.context_tokens else None
-    return Slots(state.cache, chain.sequence.token_ids[-1], chain.budget, before)
+    return BlockInput(state.cache, chain.sequence.token_ids[-1], chain.max_nodes, before)
 
 
 def _estimate(chains: list[GrowingChain], accept_probs: Tensor | None) -> None:
-    """Tell each chain the chances of its next tokens. chances: [rows]; None: the head has no estimate."""
+    """Set the estimates of each chain's next tokens. accept_probs: [rows]; None: the head has no estimate."""
     if accept_probs is not None:
         values, start = accept_probs.tolist(), 0
         for chain in chains:

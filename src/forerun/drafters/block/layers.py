@@ -1,35 +1,37 @@
-"""The layers of a block head and what surrounds them: the contract, and the computation in PyTorch."""
+"""The layers of a block head: the interface, and their computation in PyTorch and by the native library."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.heads.layers import HeadLayers, head_attention, state_norms
+from forerun.drafters.eagle.layer import EagleLayer, NativeEagleLayer, ReferenceEagleLayer
+from forerun.drafters.heads.layers import HeadLayers, NativeHead, head_attention, state_norms
+from forerun.kernels.cpu.library import LayerStruct, Library
+from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import Layout, Planner, cache_of
+from forerun.models.attention.native import rows_struct
+from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import LanguageModel, Rows
 from forerun.models.linear import Linear
 from forerun.models.rotation import Rotation, inverse_frequencies, pair_halves, rotate
 from forerun.models.runner import lay_out
-from forerun.types import Cache
-
-# The weights of a block head in the form in which they are multiplied, which is the target's.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockEnds:
-    """What a block begins with, and what its tokens are drawn by beside the logits.
+    """The mask that a block begins with, its Markov bias and its confidence.
 
     Attributes:
-        mask: [hidden] what stands in the slots after the first; None of a head with `context_tokens`.
+        mask: [hidden] the input of the slots after the first; None of a head with `context_tokens`.
         before: [vocab_size, rank] W1, and `after` W2, of the Markov bias; None without.
         confidence: weight [width] and bias of the estimate; None without.
     """
@@ -41,24 +43,26 @@ class BlockEnds:
 
     @classmethod
     def of(cls, made: HeadLayers, config: BlockConfig, target: LanguageModel, token_ids: Tensor) -> BlockEnds:
-        """Of a head's tensors. token_ids: [draft_vocab_size] the target's tokens that it can propose."""
+        """Build from a head's tensors. token_ids: [draft_vocab_size] the target's tokens that it can propose."""
         mask = None
         if config.mask_token_id is not None:
             mask = target.embedding_rows(torch.tensor([config.mask_token_id]))[0].to(target.device, made.compute)
         elif not config.context_tokens:
             mask = made.vector("mask_embedding.weight")
         before, after = _markov(made, config, target, token_ids) if config.markov_rank else (None, None)
-        sure = "confidence_head.proj" if config.confidence else None
+        confidence_name = "confidence_head.proj" if config.confidence else None
         return cls(
             mask=mask,
             before=before,
             after=after,
-            confidence=(made.vector(f"{sure}.weight")[0], made.vector(f"{sure}.bias")[0]) if sure else None,
+            confidence=(made.vector(f"{confidence_name}.weight")[0], made.vector(f"{confidence_name}.bias")[0])
+            if confidence_name
+            else None,
         )
 
 
 def _markov(made: HeadLayers, config: BlockConfig, target: LanguageModel, token_ids: Tensor) -> tuple[Tensor, Linear]:
-    """[vocab_size, rank] W1, and W2, of the bias; those that are shared with the target are multiplied once."""
+    """Return [vocab_size, rank] W1, and W2, of the bias; those shared with the target are multiplied once."""
     first, second = "markov_head.markov_w1", "markov_head.markov_w2"
     if not config.markov_shared:
         return made.vector(f"{first}.weight").contiguous(), made.linear(second)
@@ -83,51 +87,26 @@ class BlockLayer:
 
     @classmethod
     def of(cls, made: HeadLayers, index: int, head_dim: int) -> BlockLayer:
-        """Of a head's tensors. Queries and keys have the numbers that one rotation turns side by side."""
-        place = f"layers.{index}"
+        """Build from a head's tensors. The numbers of queries and keys that one rotation turns lie side by side."""
+        prefix = f"layers.{index}"
         order = pair_halves(torch.arange(head_dim), head_dim)
         return cls(
-            input_norm=made.vector(f"{place}.input_layernorm.weight"),
-            qkv=made.linear(*(f"{place}.self_attn.{name}_proj" for name in "qkv"), rotated=2, head_dim=head_dim),
-            query_norm=made.vector(f"{place}.self_attn.q_norm.weight")[order],
-            key_norm=made.vector(f"{place}.self_attn.k_norm.weight")[order],
-            out=made.linear(f"{place}.self_attn.o_proj"),
-            mlp_norm=made.vector(f"{place}.post_attention_layernorm.weight"),
-            gate_up=made.linear(f"{place}.mlp.gate_proj", f"{place}.mlp.up_proj"),
-            down=made.linear(f"{place}.mlp.down_proj"),
+            input_norm=made.vector(f"{prefix}.input_layernorm.weight"),
+            qkv=made.linear(*(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), rotated=2, head_dim=head_dim),
+            query_norm=made.vector(f"{prefix}.self_attn.q_norm.weight")[order],
+            key_norm=made.vector(f"{prefix}.self_attn.k_norm.weight")[order],
+            out=made.linear(f"{prefix}.self_attn.o_proj"),
+            mlp_norm=made.vector(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=made.linear(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
+            down=made.linear(f"{prefix}.mlp.down_proj"),
         )
 
 
-class BlockLayers(Protocol):
-    """What computes the rows of a block head.
+class ReferenceBlockLayers:
+    """Computes the rows of a block head in PyTorch, with linear layers of the target's kind.
 
     Attributes:
         planner: of its attention.
-    """
-
-    planner: Planner
-
-    def fuse(self, states: Tensor) -> Tensor:
-        """As `FusingHeadModel.fuse`. states: [n, layers, hidden_size] in float32 or float64."""
-
-    def context(self, batch: Sequence[Rows]) -> None:
-        """Compute context rows of fused states, which join their caches' scratch."""
-
-    def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute blocks, whose slots join their caches' scratch.
-
-        Args:
-            batch: of which the tokens are not read.
-            x: [T, hidden_size] what stands in the slots; it may be overwritten.
-
-        Returns:
-            Of the wanted rows, [R, hidden_size] what the output layer reads, and [R, draft_vocab_size] logits without
-            the Markov bias.
-        """
-
-
-class ReferenceBlockLayers:
-    """`BlockLayers` in PyTorch, with linear layers of the target's kind.
 
     Args:
         made: makes the layers of the head's tensors.
@@ -139,8 +118,8 @@ class ReferenceBlockLayers:
         self._fuse = made.linear("fc")
         self._state_norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
         self._context_norm = made.vector("hidden_norm.weight")
-        places = [f"layers.{index}.self_attn" for index in range(config.num_layers)]
-        keys, values = ([f"{place}.{name}_proj" for place in places] for name in "kv")
+        prefixes = [f"layers.{index}.self_attn" for index in range(config.num_layers)]
+        keys, values = ([f"{prefix}.{name}_proj" for prefix in prefixes] for name in "kv")
         # to the keys of all layers, then the values of all layers
         self._context = made.linear(*keys, *values, rotated=len(keys), head_dim=config.head_dim)
         self._layers = [BlockLayer.of(made, index, config.head_dim) for index in range(config.num_layers)]
@@ -153,14 +132,14 @@ class ReferenceBlockLayers:
         self.planner: Planner = self._attention.planner([layer] * config.num_layers, made.device)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """As `BlockLayers.fuse`."""
+        """Fuse the target's states, [n, layers, hidden_size] in float32 or float64, to [n, hidden_size]."""
         if self._state_norms:
             states = torch.stack([self._normed(states[:, i], norm) for i, norm in enumerate(self._state_norms)], 1)
         return self._made.multiply(self._fuse, states.flatten(1))
 
     def context(self, batch: Sequence[Rows]) -> None:
-        """As `BlockLayers.context`."""
-        config, caches = self._config, [_sequence_cache(rows.cache) for rows in batch]
+        """Compute context rows of fused states, which join their caches' scratch."""
+        config, caches = self._config, [cache_of(SequenceCache, rows.cache) for rows in batch]  # type: ignore[type-abstract]
         states = torch.cat([rows.states for rows in batch if rows.states is not None])
         firsts = [cache.num_scratch for cache in caches]
         positions: list[int] = []
@@ -185,7 +164,16 @@ class ReferenceBlockLayers:
                 start = part.stop
 
     def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
-        """As `BlockLayers.forward`."""
+        """Compute blocks, whose slots join their caches' scratch.
+
+        Args:
+            batch: of which the tokens are not read.
+            x: [T, hidden_size] the inputs of the slots; may be overwritten.
+
+        Returns:
+            Of the wanted rows, [R, hidden_size] what the output layer reads, and [R, draft_vocab_size] logits without
+            the Markov bias.
+        """
         layout = lay_out(batch, self.planner)
         x = torch.cat([x, x[-1:].expand(layout.num_rows - len(x), -1)])
         for index, layer in enumerate(self._layers):
@@ -213,5 +201,146 @@ class ReferenceBlockLayers:
         return rms_norm(x, weight, self._eps)
 
 
-def _sequence_cache(cache: Cache) -> SequenceCache:
-    return cache_of(SequenceCache, cache)  # type: ignore[type-abstract]  # nothing is made of it
+class NativeBlockLayers(NativeHead[BlockConfig]):
+    """`ReferenceBlockLayers` by the native library: one call each for context rows, layers of a block, and logits.
+
+    Args:
+        made: makes the layers of the head's tensors.
+        output: the output layer.
+    """
+
+    def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear, library: Library) -> None:
+        super().__init__(made, config, library)
+        self._context_norm = made.vector("hidden_norm.weight").contiguous()
+        form, attention = head_attention(config)
+        self._path_planner = PathPlanner([attention] * config.num_layers, made.dtype)
+        self.planner: Planner = self._path_planner
+        self._layers = (LayerStruct * config.num_layers)(*map(self._layer, range(config.num_layers)))
+        self._model = self._model_struct(self._layers, config.num_layers, output, form.scale)
+
+    def context(self, batch: Sequence[Rows]) -> None:
+        parts = [rows.states for rows in batch if rows.states is not None]
+        states = (parts[0] if len(parts) == 1 else torch.cat(parts)).float().contiguous()
+        plan, tables = self._planned(batch)
+        rows = rows_struct(plan, *tables)
+        self._library.context(
+            ctypes.byref(self._model),
+            self._context_norm.data_ptr(),
+            ctypes.byref(rows),
+            states.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def forward(self, batch: Sequence[Rows], x: Tensor) -> tuple[Tensor, Tensor]:
+        threads, model = torch.get_num_threads(), ctypes.byref(self._model)
+        x = x.contiguous()
+        plan, tables = self._planned(batch)
+        rows = rows_struct(plan, *tables, are_blocks=True)
+        self._library.layers(model, ctypes.byref(rows), 0, self._config.num_layers, x.data_ptr(), threads)
+        parts = torch.split(x, [len(each.token_ids) for each in batch])
+        wanted = [part[len(part) - each.num_wanted :] for part, each in zip(parts, batch, strict=True)]
+        output = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
+        logits = torch.empty(len(output), self._config.draft_vocab_size)
+        self._library.head(model, len(output), output.data_ptr(), logits.data_ptr(), threads)
+        return output, logits
+
+    def _layer(self, index: int) -> LayerStruct:
+        prefix = f"layers.{index}"
+        return self._layer_struct(
+            prefix,
+            input_norm=self._norm(f"{prefix}.input_layernorm"),
+            query_norm=self._norm(f"{prefix}.self_attn.q_norm"),
+            key_norm=self._norm(f"{prefix}.self_attn.k_norm"),
+        )
+
+
+class PairLayers:
+    """The layer of a head with `context_tokens`, an EAGLE-3 layer that computes all tokens of a block at once, and its
+    slots' own vectors.
+
+    Attributes:
+        planner: of its attention.
+
+    Args:
+        made: makes the layers of the head's tensors.
+        output: the output layer.
+        target: whose embeddings the rows read.
+    """
+
+    def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear, target: LanguageModel) -> None:
+        of_pairs = config.layer_of_pairs
+        self._layer: EagleLayer = (
+            ReferenceEagleLayer(made, of_pairs, output)
+            if made.library is None
+            else NativeEagleLayer(made, of_pairs, output, made.library)
+        )
+        self.planner: Planner = self._layer.planner
+        self._compute, self._target = made.compute, target
+        self._slot_embeddings = made.vector("slot_embeddings.weight")
+        self._slot_states = made.vector("slot_states.weight")
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Fuse the target's states, [n, layers, hidden_size] in float32 or float64, to [n, hidden_size]."""
+        return self._layer.fuse(states)
+
+    def context(self, batch: Sequence[Rows]) -> None:
+        """Compute context rows, each of a token and the fused state of the one before it. They join their caches'
+        scratch."""
+        tokens = torch.tensor([token for rows in batch for token in rows.token_ids])
+        states = [rows.states for rows in batch if rows.states is not None]
+        self._layer.keys(batch, self._embedded(tokens), _joined(states).to(self._compute))
+
+    def forward(self, batch: Sequence[Rows], states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Compute blocks, whose slots join their caches' scratch.
+
+        Args:
+            batch: whose tokens are all the last committed one of their sequence.
+            states: of each block, [hidden_size] the fused state of the token before this one.
+
+        Returns:
+            As of `ReferenceBlockLayers.forward`.
+        """
+        embedding = self._embedded(torch.tensor([rows.token_ids[0] for rows in batch]))
+        counts = [len(rows.token_ids) for rows in batch]
+        embeddings = [self._slot_embeddings[:count] + one for count, one in zip(counts, embedding, strict=True)]
+        own = [self._slot_states[:count] + one for count, one in zip(counts, states, strict=True)]
+        logits, outputs = self._layer.blocks(batch, _joined(embeddings), _joined(own))
+        return outputs, logits
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """Return [n, hidden_size] the target's embeddings of tokens."""
+        return self._target.embedding_rows(tokens.to(self._target.device)).to(self._compute)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def greedy_chains(
+    library: Library,
+    after: NativeLinear,
+    before: Tensor,
+    token_ids: Tensor,
+    logits: Tensor,
+    last: Sequence[int],
+    lengths: Sequence[int],
+) -> list[int]:
+    """Return the most probable tokens of chains, each with the Markov bias of the one before it; -1 from the first row
+    on whose logits are not finite.
+
+    Args:
+        after, before, token_ids: of the head (`BlockEnds`).
+        logits: [sum of lengths, draft_vocab_size], those of one chain after another.
+        last: [chains] the token before each chain. lengths: [chains], at least 1.
+    """
+    logits, picked = logits.contiguous(), torch.empty(len(logits), dtype=torch.int64)
+    firsts, counts = torch.tensor(last), torch.tensor(lengths)
+    pointers = [each.data_ptr() for each in (before, token_ids, logits, firsts, counts)]
+    library.greedy_chains(
+        ctypes.byref(after.struct), *pointers, len(lengths), picked.data_ptr(), torch.get_num_threads()
+    )
+    tokens: list[int] = picked.tolist()
+    return tokens
+
+
+BlockLayers = ReferenceBlockLayers | NativeBlockLayers | PairLayers

@@ -1,6 +1,6 @@
-"""A block head as it drafts: the keys and values of its context in pages, and all tokens of a block in one pass.
+"""The model of a block head: it keeps its context in pages, and computes all tokens of a block in one pass.
 
-`heads/block_config.py` says what it computes. The linear layers are the target's kind, as an EAGLE head's.
+`BlockConfig` describes the computation. Linear layers are of the target's kind.
 """
 
 from __future__ import annotations
@@ -13,83 +13,20 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.block.layers import BlockEnds, BlockLayers, ReferenceBlockLayers
-from forerun.drafters.block.native import NativeBlockLayers, greedy_chains
-from forerun.drafters.eagle.layer import EagleLayer, ReferenceEagleLayer
-from forerun.drafters.eagle.native import NativeEagleLayer
+from forerun.drafters.block.layers import (
+    BlockEnds,
+    BlockLayers,
+    NativeBlockLayers,
+    PairLayers,
+    ReferenceBlockLayers,
+    greedy_chains,
+)
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.layers import FusingHeadModel, HeadLayers
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.models.attention.base import Planner
 from forerun.models.base import Forward, LanguageModel, Rows
-from forerun.models.linear import Linear
 from forerun.sampling import row_argmax
 from forerun.types import Cache
-
-# A block head whose rows read tokens beside states (`BlockConfig.context_tokens`): an EAGLE-3 layer that computes
-# all
-# tokens of a block at once.
-
-
-class PairLayers:
-    """The layer of such a head, and its slots' own vectors.
-
-    Attributes:
-        planner: of its attention.
-
-    Args:
-        made: makes the layers of the head's tensors.
-        output: the output layer.
-        target: whose embeddings the rows read.
-    """
-
-    def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear, target: LanguageModel) -> None:
-        of_pairs = config.layer_of_pairs
-        self._layer: EagleLayer = (
-            ReferenceEagleLayer(made, of_pairs, output)
-            if made.library is None
-            else NativeEagleLayer(made, of_pairs, output, made.library)
-        )
-        self.planner: Planner = self._layer.planner
-        self._compute, self._target = made.compute, target
-        self._slot_embeddings = made.vector("slot_embeddings.weight")
-        self._slot_states = made.vector("slot_states.weight")
-
-    def fuse(self, states: Tensor) -> Tensor:
-        """As `FusingHeadModel.fuse`. states: [n, layers, hidden_size] in float32 or float64."""
-        return self._layer.fuse(states)
-
-    def context(self, batch: Sequence[Rows]) -> None:
-        """Compute context rows, each of a token and the fused state of the one before it. They join their caches'
-        scratch."""
-        tokens = torch.tensor([token for rows in batch for token in rows.token_ids])
-        states = [rows.states for rows in batch if rows.states is not None]
-        self._layer.keys(batch, self._embedded(tokens), _joined(states).to(self._compute))
-
-    def forward(self, batch: Sequence[Rows], states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Compute blocks, whose slots join their caches' scratch.
-
-        Args:
-            batch: whose tokens are all the last committed one of their sequence.
-            states: of each block, [hidden_size] the fused state of the token before this one.
-
-        Returns:
-            As `BlockLayers.forward`.
-        """
-        embedding = self._embedded(torch.tensor([rows.token_ids[0] for rows in batch]))
-        counts = [len(rows.token_ids) for rows in batch]
-        embeddings = [self._slot_embeddings[:count] + one for count, one in zip(counts, embedding, strict=True)]
-        own = [self._slot_states[:count] + one for count, one in zip(counts, states, strict=True)]
-        logits, outputs = self._layer.blocks(batch, _joined(embeddings), _joined(own))
-        return outputs, logits
-
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        """[n, hidden_size]."""
-        return self._target.embedding_rows(tokens.to(self._target.device)).to(self._compute)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +54,7 @@ class BlockModel(FusingHeadModel):
     tokens. `forward` computes such rows, which have no logits; `draft` computes blocks.
 
     Args:
-        head: its tensors, in any number format or codes.
+        head: its tensors, in any number format, or quantised.
         target: whose embeddings, and perhaps output layer, it reads.
         name: for messages and stored costs.
 
@@ -133,9 +70,10 @@ class BlockModel(FusingHeadModel):
         self._ends = BlockEnds.of(made, config, target, self.token_ids)
         self.compute_dtype = made.compute
         output = made.output(config.own_output_rows, target, self.token_ids)
-        self._pairs = PairLayers(made, config, output, target) if config.context_tokens else None
-        self._layers: BlockLayers | PairLayers = self._pairs or (
-            ReferenceBlockLayers(made, config, output)
+        self._layers: BlockLayers = (
+            PairLayers(made, config, output, target)
+            if config.context_tokens
+            else ReferenceBlockLayers(made, config, output)
             if made.library is None
             else NativeBlockLayers(made, config, output, made.library)
         )
@@ -143,7 +81,7 @@ class BlockModel(FusingHeadModel):
 
     @torch.inference_mode()
     def fuse(self, hidden_outputs: Tensor) -> Tensor:
-        """[n, hidden_size] in `compute_dtype`: what the context's norm reads. taps: [n, layers, hidden_size]."""
+        """Fuse the target's states, [n, layers, hidden_size], to [n, hidden_size] in `compute_dtype`."""
         return self._layers.fuse(hidden_outputs.to(self.device, self.compute_dtype))
 
     @torch.inference_mode()
@@ -151,7 +89,7 @@ class BlockModel(FusingHeadModel):
         """Compute context rows, of which heads with `context_tokens` read the tokens. They join their caches' scratch.
 
         Raises:
-            ValueError: rows have no states, or layers or logits are asked for.
+            ValueError: rows have no states, or layers or logits are requested.
         """
         if layers or any(rows.states is None or rows.num_wanted for rows in batch):
             raise ValueError("context rows of a block head are states, and have no logits")
@@ -171,8 +109,8 @@ class BlockModel(FusingHeadModel):
         Raises:
             ValueError: the head reads the state of the token before, and a block has none.
         """
-        if self._pairs is not None:
-            return self._draft_pairs(self._pairs, blocks)
+        if isinstance(self._layers, PairLayers):
+            return self._draft_pairs(self._layers, blocks)
         first = self.config.first_slot
         batch = [
             Rows(
@@ -186,13 +124,12 @@ class BlockModel(FusingHeadModel):
         *anchors, end = accumulate((len(rows.token_ids) for rows in batch), initial=0)
         tokens = torch.tensor([block.token_id for block in blocks], device=self.device)
         assert self._ends.mask is not None
-        assert not isinstance(self._layers, PairLayers)
         x = self._ends.mask.expand(end, -1).clone()
         x[anchors] = self.target.embedding_rows(tokens).to(self.compute_dtype)
         return self._layers.forward(batch, x)
 
     def _draft_pairs(self, layers: PairLayers, blocks: Sequence[BlockInput]) -> tuple[Tensor, Tensor]:
-        """As `draft`, of a head with `context_tokens`."""
+        """Compute blocks of a head with `context_tokens`. Arguments, results and errors as of `draft`."""
         states = [block.state for block in blocks if block.state is not None]
         if len(states) != len(blocks):
             raise ValueError("slots of a head with context_tokens read the state of the token before the last one")
@@ -201,9 +138,9 @@ class BlockModel(FusingHeadModel):
 
     @torch.inference_mode()
     def likely(self, logits: Tensor, blocks: Sequence[BlockInput]) -> list[list[int]]:
-        """The tokens of the largest logits, each with the bias of the token before it, block by block.
+        """Return the tokens of the largest logits, each with the bias of the token before it, block by block.
 
-        They end before a row whose logits are not all finite; there are none where they cannot be told at once.
+        They end before a row whose logits are not all finite; empty where they cannot be computed at once.
 
         Args:
             logits: of `draft`, of these blocks.
@@ -223,7 +160,7 @@ class BlockModel(FusingHeadModel):
 
     @torch.inference_mode()
     def bias(self, before: Tensor) -> Tensor | None:
-        """[n, draft_vocab_size] that the tokens before add to the logits; None without a Markov bias.
+        """Return [n, draft_vocab_size] what the tokens before add to the logits; None without a Markov bias.
 
         before: [n] int64.
         """
@@ -234,7 +171,7 @@ class BlockModel(FusingHeadModel):
 
     @torch.inference_mode()
     def acceptance(self, outputs: Tensor, before: Tensor) -> Tensor | None:
-        """[n] the estimated chance that each slot's token is accepted; None where the head has no estimate.
+        """Return [n] the estimated probability that each slot's token is accepted; None if the head has no estimate.
 
         Args:
             outputs: [n, hidden_size], of `draft`.
@@ -250,5 +187,5 @@ class BlockModel(FusingHeadModel):
 
 
 def _finite(tokens: list[int]) -> list[int]:
-    """Those before the first that there is not."""
+    """Return the tokens before the first -1."""
     return tokens[: tokens.index(-1)] if -1 in tokens else tokens

@@ -1,4 +1,4 @@
-"""What every drafter that runs a draft model must do: load it, and keep its caches level with what is committed."""
+"""The base of drafters that run a draft model: loading, caches, draft prefill."""
 
 from __future__ import annotations
 
@@ -25,117 +25,71 @@ from forerun.sampling import LogitsPipeline, non_finite_rows, unfiltered
 from forerun.types import Cache, Pool, Sequence, Step
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
-# What is said of a draft model whose logits are no numbers.
-
 _log = logging.getLogger(__name__)
 
 
-def report_non_finite(model: LanguageModel) -> None:
-    """Log that nothing is drafted from such logits, and where in the weights they come from, if they do."""
-    tensor = first_non_finite_tensor(model)
-    where = "" if tensor is None else f" (its weights hold such numbers, first in {tensor})"
-    _log.warning(
-        "The draft model %s computed logits that are NaN or infinite%s. Nothing is drafted from these; the target's "
-        "text is not affected. Take another draft model.",
-        model.name,
-        where,
-    )
-
-
-# Whether the draft model's pool has room: a draft that finds none is left out, and no request fails for it.
-
-
-def affordable(pool: Pool | None, states: Seq[DraftState], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
-    """The budgets, 0 where there is no room for the tokens that are to be fed and so many rows of a draft.
-
-    To be asked before anything is drawn: to drop a draft for what it is would change the output's distribution.
-    """
-    if pool is None or pool.num_pages is None:
-        return list(budgets)
-    available = pool.num_available
-    kept = []
-    for state, budget, rows in zip(states, budgets, num_rows, strict=True):
-        wanted = state.cache.pages_wanted(len(state.sequence.token_ids) + rows) if budget > 0 else 0
-        fits = wanted <= available
-        kept.append(budget if fits else 0)
-        available -= wanted if fits else 0
-    return kept
-
-
-def has_room(pool: Pool | None, state: DraftState, num_rows: int, reserved: list[int]) -> bool:
-    """Whether there is room for so many rows of a sequence, beside the pages reserved for others, which it joins."""
-    if pool is None or pool.num_pages is None:
-        return True
-    wanted = state.cache.pages_wanted(state.cache.length + num_rows)
-    fits = sum(reserved) + wanted <= pool.num_available
-    reserved.append(wanted if fits else 0)
-    return fits
-
-
-# Whether a draft model computes with a sequence's tokens before it is asked to draft for it.
-
-FOLLOW_SHARE = 0.25
-"""Share of its steps in which a sequence must draft to be followed: probes alone are fewer."""
+MIN_DRAFT_SHARE = 0.25
+"""Share of its steps in which a sequence must draft to be prefilled early: probes alone are fewer."""
 SEQUENCE_MEMORY = 32
-"""Steps of a sequence over which that share is taken."""
+"""Steps of a sequence over which that share is averaged."""
 DRAFTER_MEMORY = 64
-"""Steps of any sequences, counted apiece, over which it is taken of all together."""
+"""Steps, counted per sequence, over which the share of all sequences is averaged."""
 
 
-class Following:
-    """Counts how often sequences draft.
+class PrefillPolicy:
+    """Decides by how often sequences draft whether their tokens are prefilled as they come.
 
-    To follow one that will draft costs nothing, for its tokens must be computed with in any case, and its first draft
-    is not held up by a long prompt. To follow one that never drafts is lost: in a batch too large for drafts to pay,
-    each prompt would be computed twice. So a sequence is followed as long as it drafts, and a new one while it is usual
-    to draft.
+    Early prefill costs nothing for a sequence that will draft, since its tokens must be computed in any case, and its
+    first draft does not wait for a long prompt. For a sequence that never drafts it is wasted: in a batch too large
+    for drafts to pay, each prompt would be computed twice. So a sequence is prefilled as long as it drafts, and a new
+    one while most sequences draft.
     """
 
-    __slots__ = ("_asked", "_lengths", "_shares", "_usual")
+    __slots__ = ("_drafting", "_lengths", "_overall_share", "_shares")
 
     def __init__(self) -> None:
         self._shares: dict[Sequence, float] = {}
         self._lengths: dict[Sequence, int] = {}
-        self._asked: set[Sequence] = set()
-        self._usual = 1.0
+        self._drafting: set[Sequence] = set()
+        self._overall_share = 1.0
 
     def start(self, sequence: Sequence) -> None:
-        """A sequence enters."""
-        self._shares[sequence], self._lengths[sequence] = self._usual, len(sequence.token_ids)
+        """Register a sequence."""
+        self._shares[sequence], self._lengths[sequence] = self._overall_share, len(sequence.token_ids)
 
     def stop(self, sequence: Sequence) -> None:
-        """A sequence leaves."""
+        """Forget a sequence."""
         self._shares.pop(sequence, None)
         self._lengths.pop(sequence, None)
-        self._asked.discard(sequence)
+        self._drafting.discard(sequence)
 
-    def asked(self, sequences: Iterable[Sequence]) -> None:
-        """They draft in this step."""
-        self._asked.update(sequences)
+    def record_drafts(self, sequences: Iterable[Sequence]) -> None:
+        """Record that these sequences draft in this step."""
+        self._drafting.update(sequences)
 
-    def follows(self, step: Step) -> bool:
-        """Whether the tokens of a sequence are computed with as they come, now that a step of it is over."""
+    def prefills(self, step: Step) -> bool:
+        """Record that a step is over, and return whether its sequence is prefilled before it drafts again."""
         if step.verdict is not None:
             self._count(step.sequence)
-        return self._shares[step.sequence] >= FOLLOW_SHARE
+        return self._shares[step.sequence] >= MIN_DRAFT_SHARE
 
     def _count(self, sequence: Sequence) -> None:
-        """A step in which it might have drafted; or several in which it has not, of a token each."""
-        drafted, length = float(sequence in self._asked), len(sequence.token_ids)
+        """Count a step in which the sequence might have drafted, or several without a draft, one per token."""
+        drafted, length = float(sequence in self._drafting), len(sequence.token_ids)
         steps = 1 if drafted else max(length - self._lengths[sequence], 1)
-        self._asked.discard(sequence)
+        self._drafting.discard(sequence)
         self._lengths[sequence] = length
-        self._shares[sequence] = _moved(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
-        self._usual = _moved(self._usual, drafted, steps / DRAFTER_MEMORY)
+        self._shares[sequence] = _decayed(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
+        self._overall_share = _decayed(self._overall_share, drafted, steps / DRAFTER_MEMORY)
 
 
-def _moved(mean: float, value: float, weight: float) -> float:
-    """A mean that forgets, after a value that was seen."""
+def _decayed(mean: float, value: float, weight: float) -> float:
+    """Return an exponentially decaying mean after one more value."""
     return value + (mean - value) * exp(-weight)
 
 
 MAX_LAG = 32
-"""Committed tokens the draft model may be behind before it catches up without being asked to draft."""
+"""Uncomputed committed tokens at which the draft model prefills without a draft request."""
 
 
 class ModelDrafter(Drafter):
@@ -152,9 +106,10 @@ class ModelDrafter(Drafter):
     """
 
     _has_own_caches = True
-    """Whether the caches are the drafter's to adopt, publish and free; otherwise they are the engine's."""
-    _catches_up = True
-    """As `Traits.catches_up`. A head computes with what it has not followed only as far as states are held."""
+    """The drafter adopts, publishes and frees the caches; otherwise the engine does."""
+    _prefills = True
+    """`Traits.catches_up`. A head prefills only as far as it holds the target's states."""
+    _state_type: type[DraftState] = DraftState
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
         check_draft_quantisation(quantize, model, dtype)
@@ -162,7 +117,7 @@ class ModelDrafter(Drafter):
         self._model: LanguageModel | None = None
         self._states: dict[Sequence, DraftState] = {}
         self._reported = False
-        self._following = Following()
+        self._prefill_policy = PrefillPolicy()
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -171,7 +126,7 @@ class ModelDrafter(Drafter):
 
     @property
     def model(self) -> LanguageModel:
-        """The draft model. Raises DrafterError before `bind`."""
+        """Return the draft model. Raises DrafterError before `bind`."""
         if self._model is None:
             raise DrafterError(f"This {type(self).__name__} is not bound to a target yet. Give it to LLM(drafter=...).")
         return self._model
@@ -179,11 +134,11 @@ class ModelDrafter(Drafter):
     @property
     def traits(self) -> Traits:
         model = () if self._model is None else (identity(self._model),)
-        return Traits((type(self).__name__, *model), catches_up=self._catches_up)
+        return Traits((type(self).__name__, *model), catches_up=self._prefills)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the draft model's caches."""
+        """Return the bytes of the draft model's caches."""
         return sum(state.cache.nbytes for state in self._states.values())
 
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
@@ -203,9 +158,9 @@ class ModelDrafter(Drafter):
             Vocabulary(target.name, target.vocab_size, binding.tokenizer),
             Vocabulary(model.name, model.vocab_size, tokenizer),
         )
-        self._serve(model, binding)
+        self._use_model(model, binding)
 
-    def _serve(self, model: LanguageModel, binding: Binding) -> None:
+    def _use_model(self, model: LanguageModel, binding: Binding) -> None:
         """Draft with this model, which fits the target."""
         target = binding.target
         self._model = model
@@ -222,14 +177,14 @@ class ModelDrafter(Drafter):
         view = sequence
         if sequence.params.greedy and not self._pipeline.is_identity(sequence.params):
             view = replace(sequence, params=replace(unfiltered(sequence.params), temperature=1.0))
-        self._states[sequence] = state = self._new_state(sequence, view)
-        self._following.start(sequence)
+        self._states[sequence] = state = self._state_type(sequence, self._cache_for(sequence), view)
+        self._prefill_policy.start(sequence)
         if self._has_own_caches and self._prefix_reuse:
-            self._take_over(state)
+            self._adopt_prefix(state)
 
     def stop(self, sequence: Sequence) -> None:
         state = self._states.pop(sequence, None)
-        self._following.stop(sequence)
+        self._prefill_policy.stop(sequence)
         if state is not None:
             self._pipeline.stop(state.view)
             self._free(state)
@@ -240,55 +195,66 @@ class ModelDrafter(Drafter):
             state = self._states[step.sequence]
             state.count_trials()
             state.settle()
-            if not self._following.follows(step):
-                state.fall_behind()
+            if not self._prefill_policy.prefills(step):
+                state.skip_prefill()
             elif step.num_computed - state.shift - state.cache.length >= MAX_LAG:
                 behind.append((state, step.num_computed))
         if behind:
-            self._catch_up([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
+            self._prefill([state for state, _ in behind], MAX_LAG, [end for _, end in behind])
         for step in steps:
             self._publish(self._states[step.sequence])
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        """The sequence's tokens from `length` on are others than before: forget what was computed of them."""
         self._states[sequence].rewind(length)
 
-    def _new_state(self, sequence: Sequence, view: Sequence) -> DraftState:
-        return DraftState(sequence, self._cache_for(sequence), view)
-
-    def _take_over(self, state: DraftState) -> None:
-        """Let a new cache hold what was computed for others."""
+    def _adopt_prefix(self, state: DraftState) -> None:
+        """Adopt what was computed for other requests into a new cache."""
         sequence = state.sequence
-        state.num_published = state.cache.adopt(self._fed(sequence), sequence.params.tenant)
+        state.num_published = state.cache.adopt(self._prefix_ids(sequence), sequence.params.tenant)
 
-    def _fed(self, sequence: Sequence) -> list[int]:
-        """What stands in a cache that holds all of the sequence, position by position."""
+    def _prefix_ids(self, sequence: Sequence) -> list[int]:
+        """Return what a cache that holds the whole sequence contains, position by position."""
         return self._within_vocabulary(sequence.token_ids)
 
     def _cache_for(self, sequence: Sequence) -> Cache:
-        """Where the model keeps a sequence's keys and values."""
+        """Return where the model keeps a sequence's keys and values."""
         return self.model.new_cache()
 
     def _free(self, state: DraftState) -> None:
         state.cache.free()
 
     def _publish(self, state: DraftState) -> None:
-        """Let others adopt the whole pages that have been computed since."""
+        """Publish for adoption by others the whole pages that have been computed since."""
         if self._has_own_caches and self._prefix_reuse and state.may_publish():
-            state.publish(self._fed(state.sequence))
+            state.publish(self._prefix_ids(state.sequence))
 
-    def _affordable(self, sequences: Seq[Sequence], budgets: Seq[int], num_rows: Seq[int]) -> list[int]:
-        """As `affordable`, of these sequences, which are to draft."""
-        self._following.asked(compress(sequences, budgets))
-        return affordable(self.model.pool, [self._states[sequence] for sequence in sequences], budgets, num_rows)
+    def _affordable(self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], num_rows: Seq[int]) -> list[int]:
+        """Record that these sequences draft, and return their numbers of draft tokens, 0 where the pool lacks pages.
 
-    def _room(self, sequence: Sequence, budget: int) -> int:
-        """How deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
+        Called before anything is drawn: to drop a draft for what it contains would change the output's distribution.
+
+        num_rows: rows of each draft, which are fed beside the sequence's tokens.
+        """
+        self._prefill_policy.record_drafts(compress(sequences, num_draft_tokens))
+        pool, affordable = self.model.pool, []
+        if pool is None or pool.num_pages is None:
+            return list(num_draft_tokens)
+        available = pool.num_available
+        for sequence, max_nodes, rows in zip(sequences, num_draft_tokens, num_rows, strict=True):
+            cache = self._states[sequence].cache
+            num_pages = cache.pages_wanted(len(sequence.token_ids) + rows) if max_nodes > 0 else 0
+            fits = num_pages <= available
+            affordable.append(max_nodes if fits else 0)
+            available -= num_pages if fits else 0
+        return affordable
+
+    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
+        """Return how deep a draft may be: the deepest token that is fed stands at len + depth - 2."""
         room = min(self.model.context_length - len(sequence.token_ids) + 1, sequence.room)
-        return max(0, min(budget, room))
+        return max(0, min(max_nodes, room))
 
     def _unfed(self, state: DraftState) -> list[int]:
-        """Committed tokens to be fed before drafting."""
+        """Return the committed tokens to be fed before drafting."""
         return self._within_vocabulary(state.unfed())
 
     def _feed(self, rows: Seq[Rows], states: Seq[DraftState], final: bool = False) -> Forward:
@@ -330,70 +296,83 @@ class ModelDrafter(Drafter):
         return found
 
     def _non_finite_rows(self, logits: Tensor) -> frozenset[int]:
-        """The rows from which nothing can be drafted. The first are reported, once."""
+        """Return the rows with logits that are not finite; report the first ones, once."""
         rows = non_finite_rows(logits)
         if rows and not self._reported:
             self._reported = True
-            report_non_finite(self.model)
+            tensor = first_non_finite_tensor(self.model)
+            _log.warning(
+                "The draft model %s computed logits that are NaN or infinite%s. Nothing is drafted from these; the "
+                "target's text is not affected. Take another draft model.",
+                self.model.name,
+                "" if tensor is None else f" (its weights hold such numbers, first in {tensor})",
+            )
         return frozenset(rows)
 
     def _forward(self, rows: Seq[Rows], states: Seq[DraftState]) -> Forward:
-        """The draft model's forward, of rows of these sequences."""
+        """Run the draft model on rows of these sequences."""
         return self.model.forward(rows)
 
-    def _catch_up(self, states: Seq[DraftState], max_lag: int, num_computed: Seq[int] | None = None) -> None:
-        """Feed committed tokens, but for the last one, in chunks, where at least max_lag of them are not fed yet."""
+    def _prefill(self, states: Seq[DraftState], min_tokens: int, num_computed: Seq[int] | None = None) -> None:
+        """Feed committed tokens, except the last one, in chunks, where at least min_tokens of them are not fed yet."""
+        pool = self.model.pool
         while True:
             rows: list[Rows] = []
-            behind: list[DraftState] = []
-            reserved: list[int] = []
+            fed: list[DraftState] = []
+            reserved = 0
             for i, state in enumerate(states):
                 end = len(state.sequence.token_ids) - 1 if num_computed is None else num_computed[i]
                 end -= state.shift
-                if end >= self.model.context_length or end - state.cache.length < max_lag:
+                if end >= self.model.context_length or end - state.cache.length < min_tokens:
                     continue
                 unfed = self._unfed(state)[: min(PREFILL_CHUNK, end - state.cache.length)]
-                if len(unfed) >= max_lag and has_room(self.model.pool, state, len(unfed), reserved):
-                    rows.append(Rows(state.cache, unfed, None, 0))
-                    behind.append(state)
+                if len(unfed) < min_tokens:
+                    continue
+                if pool is not None and pool.num_pages is not None:
+                    num_pages = state.cache.pages_wanted(state.cache.length + len(unfed))
+                    if reserved + num_pages > pool.num_available:
+                        continue
+                    reserved += num_pages
+                rows.append(Rows(state.cache, unfed, None, 0))
+                fed.append(state)
             if not rows:
                 return
-            self._feed(rows, behind, final=True)
+            self._feed(rows, fed, final=True)
 
     def _logprobs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
-        """[R, V] processed log-probabilities.
+        """Return [R, V] processed log-probabilities.
 
         Args:
             logits: [R, draft vocabulary].
             rows: the sequence and the drafted path that each row stands after.
         """
-        return self._pipeline.process(self._widened(logits), [state.place(path) for state, path in rows])
+        return self._pipeline.process(self._widened(logits), [state.logits_row(path) for state, path in rows])
 
     def _probs(self, logits: Tensor, rows: Seq[tuple[DraftState, Seq[int]]]) -> Tensor:
-        """[R, V] processed probabilities; arguments as of `_logprobs`."""
-        return self._pipeline.probabilities(self._widened(logits), [state.place(path) for state, path in rows])
+        """Return [R, V] processed probabilities. Arguments as of `_logprobs`."""
+        return self._pipeline.probabilities(self._widened(logits), [state.logits_row(path) for state, path in rows])
 
     def _widened(self, logits: Tensor) -> Tensor:
-        """[R, V] of [R, draft vocabulary]: the target's tokens, -inf where the model has none."""
+        """Widen [R, draft vocabulary] to [R, V], the target's tokens: -inf where the model has none."""
         missing = self._vocab_size - logits.shape[1]
         if missing > 0:
             return functional.pad(logits, (0, missing), value=-torch.inf)
         return logits[:, : self._vocab_size]
 
     def _named(self, columns: Tensor) -> Tensor:
-        """The target's tokens of columns of the logits, before these are widened."""
+        """Return the target's tokens of columns of the logits, before these are widened."""
         return columns
 
     @property
     def _num_columns(self) -> int:
-        """Of the logits, from the first, those that can be drafted from."""
+        """Return how many columns of the logits, from the first, can be drafted from."""
         return min(self.model.vocab_size, self._vocab_size)
 
     def _names(self, columns: list[int]) -> list[int]:
-        """As `_named`."""
+        """Return the target's tokens of columns, as a list."""
         return columns
 
     def _within_vocabulary(self, token_ids: list[int]) -> list[int]:
-        """Tokens as the draft model may be fed: one that only the target's padding has becomes token 0."""
+        """Return the tokens as the draft model can read them: ids that only the target's padding has become token 0."""
         size = self.model.vocab_size
         return token_ids if size >= self._vocab_size else [t if t < size else 0 for t in token_ids]

@@ -1,4 +1,4 @@
-"""A draft model's cache of one sequence: what it has been fed, and what of that stays after a rejection."""
+"""A draft model's state of one sequence: its cache, and which rows of it stay after a rejection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DraftState:
         view: the sequence as the sampling pipeline sees it: a greedy one at temperature 1, so that its tokens have
             probabilities.
         scratch: tokens of the rows fed since the cache's last commit.
-        drafted: the last draft, and the rates that its trials are counted in; None where nobody counts.
+        drafted: the last draft, and the rates that its trials are counted in; None if they are not counted.
         drafted_at: length of the sequence when it was made.
         num_published: positions of the cache that have been offered for adoption.
         shift: the token at position p of the cache is the sequence's at p + shift.
@@ -40,7 +40,7 @@ class DraftState:
     shift: int = 0
 
     def add(self, rows: Rows) -> None:
-        """The model has been fed these rows, and they may be rejected."""
+        """Record rows that the model has been fed and that may be rejected."""
         first = len(self.scratch)
         parents = range(first - 1, first + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
@@ -53,11 +53,11 @@ class DraftState:
             self.cache.commit(self.scratch.follow(self.sequence.token_ids[first:end]))
             self.scratch = Tree()
 
-    def fall_behind(self) -> None:
-        """Its tokens are not computed with until a draft is asked for: nothing is needed for that but the tokens."""
+    def skip_prefill(self) -> None:
+        """Prepare for tokens that are not computed until a draft is requested; nothing is needed but the tokens."""
 
     def unfed(self) -> list[int]:
-        """Committed tokens that the model must be fed before it drafts, at least the last one.
+        """Return the committed tokens that the model must be fed before it drafts, at least the last one.
 
         After a draft that was accepted to its end they are two, since its last token was not fed.
         """
@@ -67,18 +67,19 @@ class DraftState:
             self.cache.truncate(len(tokens) - self.shift - 1)
         return tokens[self.cache.length + self.shift :]
 
-    def place(self, path: Seq[int]) -> LogitsRow:
-        """Where a row stands for the pipeline, after these drafted tokens."""
+    def logits_row(self, path: Seq[int]) -> LogitsRow:
+        """Return the position of a row for the pipeline, after these drafted tokens."""
         self.view.token_ids = self.sequence.token_ids
         return LogitsRow(self.view, path)
 
     def may_publish(self) -> bool:
-        """Whether the cache holds another whole page that is final. The last committed token may be fed again."""
+        """Return whether the cache holds another whole final page. The last committed token may be fed again."""
         most = len(self.sequence.token_ids) - self.shift - 1
         return min(self.cache.length, most) - self.num_published >= PAGE
 
     def publish(self, token_ids: list[int]) -> None:
-        """Let others adopt what has been computed of committed tokens. token_ids: what the model was fed for them."""
+        """Publish for adoption by others what has been computed of committed tokens. token_ids: what the model was fed
+        for them."""
         self.num_published = min(self.cache.length, len(token_ids) - 1) // PAGE * PAGE
         self.cache.publish(token_ids[: self.num_published], self.sequence.params.tenant)
 
@@ -88,7 +89,7 @@ class DraftState:
         self.scratch = self.scratch.part(range(keep))
 
     def rewind(self, length: int) -> None:
-        """The sequence's tokens from `length` on are others than before."""
+        """Forget what was computed of the tokens from `length` on, which have been replaced."""
         self.drafted = None
         self.settle(length)
         end = max(0, length - self.shift)
@@ -96,7 +97,7 @@ class DraftState:
         self.num_published = min(self.num_published, end // PAGE * PAGE)
 
     def remember(self, drafted: tuple[RankedTree, Rates] | None) -> None:
-        """Let `count_trials` count what becomes of this draft; None: nothing is to be counted."""
+        """Store the draft whose trials `count_trials` counts; None: none are counted."""
         self.drafted, self.drafted_at = drafted, len(self.sequence.token_ids)
 
     def count_trials(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forerun.config import PREFILL_CHUNK
 from forerun.drafters.draft_model.base import ModelDrafter
-from forerun.drafters.draft_model.growing_chain import Confidence, GrowingChain, Picking, picking_of, without
+from forerun.drafters.draft_model.growing_chain import Confidence, GrowingChain, Picking, end_chains, picking_of
 from forerun.models import LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.sampling import draw_tokens, row_argmax
@@ -24,8 +24,8 @@ from forerun.types import Draft, Sequence
 class DraftModel(ModelDrafter):
     """Drafts chains with a causal language model that shares the target's vocabulary.
 
-    Given a price, a chain ends where the chance that all of it is accepted, as measured for the draft model's
-    probabilities, no longer exceeds the price.
+    Given a minimum acceptance probability, a chain ends where the probability that all of it is accepted, as measured
+    for the draft model's probabilities, no longer exceeds it.
 
     Args:
         model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft, which belongs to
@@ -47,15 +47,20 @@ class DraftModel(ModelDrafter):
         super().__init__(model, dtype, quantize)
         self._confidence: dict[Picking, Confidence] = {picking: Confidence() for picking in Picking}
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         chains = []
-        rooms = [self._room(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        rooms = [
+            self._max_depth(sequence, max_nodes)
+            for sequence, max_nodes in zip(sequences, num_draft_tokens, strict=True)
+        ]
         for sequence, room in zip(sequences, self._affordable(sequences, rooms, rooms), strict=True):
             picking = picking_of(sequence)
             chains.append(
                 GrowingChain(self._states[sequence], picking, room, min_acceptance_prob, self._confidence[picking])
             )
-        growing = [chain for chain in chains if chain.budget > 0]
+        growing = [chain for chain in chains if chain.max_nodes > 0]
         self._prepare(growing)
         self._grow(growing, min_acceptance_prob)
         for chain in chains:
@@ -64,11 +69,11 @@ class DraftModel(ModelDrafter):
         return [chain.draft() for chain in chains]
 
     def _grow(self, growing: list[GrowingChain], min_acceptance_prob: float) -> None:
-        """Let the chains grow to their ends."""
+        """Grow the chains to their ends."""
         takes_largest = self._takes_largest(growing)
-        chains = self._chains(growing, min_acceptance_prob > 0, takes_largest)
+        chains = self._draft_session(growing, min_acceptance_prob > 0, takes_largest)
         if chains is not None:
-            self._grow_by_rows(chains, growing, min_acceptance_prob > 0, takes_largest)
+            self._grow_in_session(chains, growing, min_acceptance_prob > 0, takes_largest)
             return
         while growing:
             rows = [
@@ -79,24 +84,26 @@ class DraftModel(ModelDrafter):
             self._extend_finite(growing, result.logits, min_acceptance_prob > 0)
             growing = [chain for chain in growing if not chain.ended]
 
-    def _chains(self, growing: list[GrowingChain], priced: bool, takes_largest: bool) -> DraftSession | None:
-        """What computes these chains row by row; None: a forward for all that is fed at once."""
+    def _draft_session(
+        self, growing: list[GrowingChain], with_probabilities: bool, takes_largest: bool
+    ) -> DraftSession | None:
+        """Return a session that computes these chains row by row; None for one forward over all rows."""
         if not growing or any(chain.proposed for chain in growing):
             return None
-        num_ahead = min(chain.budget for chain in growing) if takes_largest else 1
-        pick = Pick(self._num_columns, priced, num_ahead)
+        num_ahead = min(chain.max_nodes for chain in growing) if takes_largest else 1
+        pick = Pick(self._num_columns, with_probabilities, num_ahead)
         return self.model.draft_session([chain.state.cache for chain in growing], pick)
 
     def _takes_largest(self, chains: list[GrowingChain]) -> bool:
-        """Whether the tokens of the largest logits are taken, whatever these are."""
+        """Return whether every chain takes the tokens of the largest logits."""
         return all(
             chain.picking is Picking.GREEDY and self._pipeline.is_identity(chain.sequence.params) for chain in chains
         )
 
-    def _grow_by_rows(
-        self, chains: DraftSession, growing: list[GrowingChain], priced: bool, takes_largest: bool
+    def _grow_in_session(
+        self, chains: DraftSession, growing: list[GrowingChain], with_probabilities: bool, takes_largest: bool
     ) -> None:
-        """Let chains to which nothing is proposed grow to their ends."""
+        """Grow chains without proposed tokens to their ends."""
         while growing:
             found = self._advance(chains, [chain.unfed for chain in growing], [chain.state for chain in growing])
             if takes_largest and min(found.columns) >= 0:
@@ -105,35 +112,35 @@ class DraftModel(ModelDrafter):
                     accept_probs = None if found.probabilities is None else found.probabilities[i : i + 1]
                     self._keep(chain, chain.extend(tokens[i : i + 1], accept_probs, None))
             else:
-                self._extend_finite(growing, found.logits, priced)
-            kept = [place for place, chain in enumerate(growing) if not chain.ended]
+                self._extend_finite(growing, found.logits, with_probabilities)
+            kept = [position for position, chain in enumerate(growing) if not chain.ended]
             if kept and len(kept) < len(growing):
                 chains.keep(kept)
-            growing = [growing[place] for place in kept]
+            growing = [growing[position] for position in kept]
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
-        """What each chain is fed first, and its random numbers."""
-        self._catch_up([chain.state for chain in chains], PREFILL_CHUNK)
+        """Set what each chain is fed first, and its random numbers."""
+        self._prefill([chain.state for chain in chains], PREFILL_CHUNK)
         drawn = []
         for chain in chains:
             chain.unfed = self._unfed(chain.state)
             if chain.picking is Picking.DRAWN:
                 drawn.append(chain)
         if drawn:
-            sizes = [chain.budget for chain in drawn]
+            sizes = [chain.max_nodes for chain in drawn]
             uniforms = torch.rand(sum(sizes), dtype=torch.float64, generator=self._generator)
             for chain, part in zip(drawn, torch.split(uniforms, sizes), strict=True):
                 chain.uniforms = part
 
-    def _extend_finite(self, chains: list[GrowingChain], logits: Tensor, priced: bool) -> None:
-        """As `_extend`; chains with a row that is no number end."""
+    def _extend_finite(self, chains: list[GrowingChain], logits: Tensor, with_probabilities: bool) -> None:
+        """Extend the chains as `_extend` does; chains that have a row with logits that are not finite end."""
         bad = self._non_finite_rows(logits)
         if bad:
-            chains, logits = without(chains, logits, bad)
+            chains, logits = end_chains(chains, logits, bad)
         if chains:
-            self._extend(chains, logits, priced)
+            self._extend(chains, logits, with_probabilities)
 
-    def _extend(self, chains: list[GrowingChain], logits: Tensor, priced: bool) -> None:
+    def _extend(self, chains: list[GrowingChain], logits: Tensor, with_probabilities: bool) -> None:
         """Extend each chain by what was picked at its rows.
 
         logits: [rows of all chains, draft vocabulary].
@@ -151,7 +158,7 @@ class DraftModel(ModelDrafter):
             values, picked = self._pick(picking, members, logits[rows[picking]] if rows else logits)
             tokens = picked.tolist()
             probs = values if picking is Picking.DRAWN else None
-            probabilities = self._accept_probs(members, values, picked, picking) if priced else None
+            probabilities = self._accept_probs(members, values, picked, picking) if with_probabilities else None
             start = 0
             for chain in members:
                 part = slice(start, start + chain.num_rows)
@@ -160,7 +167,7 @@ class DraftModel(ModelDrafter):
                 self._keep(chain, chain.extend(tokens[part], accept_probs, None if probs is None else probs[part]))
 
     def _pick(self, picking: Picking, chains: list[GrowingChain], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """What each row's token is picked by, and the token.
+        """Return what each row's token is picked by, and the token.
 
         Greedy chains take the argmax, seeded ones with the target's noise added; the others draw.
 
@@ -171,17 +178,17 @@ class DraftModel(ModelDrafter):
         if picking is Picking.GREEDY and all(self._pipeline.is_identity(chain.sequence.params) for chain in chains):
             values = logits[:, : self._vocab_size]
             return values, self._named(row_argmax(values))
-        places = []
+        positions = []
         for chain in chains:
             path = chain.tree.ids
-            places.append((chain.state, path[:]))
-            places.extend((chain.state, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
+            positions.append((chain.state, path[:]))
+            positions.extend((chain.state, [*path, *chain.proposed[:i]]) for i in range(1, chain.num_rows))
         if picking is Picking.DRAWN:
-            probs = self._probs(logits, places)
+            probs = self._probs(logits, positions)
             at = [(len(chain.tree), chain) for chain in chains]
             parts = [chain.uniforms[i : i + chain.num_rows] for i, chain in at if chain.uniforms is not None]
             return probs, draw_tokens(probs, parts[0] if len(parts) == 1 else torch.cat(parts))
-        values = self._logprobs(logits, places)
+        values = self._logprobs(logits, positions)
         if picking is Picking.GREEDY:
             return values, row_argmax(values)
         noise = [chain.noise(self._vocab_size) for chain in chains]
@@ -191,7 +198,7 @@ class DraftModel(ModelDrafter):
     def _accept_probs(
         self, chains: list[GrowingChain], values: Tensor, picked: Tensor, picking: Picking
     ) -> list[float]:
-        """[R] what the chances of the picked tokens are judged by: the draft model's probabilities of them.
+        """Return [R] the draft model's probabilities of the picked tokens.
 
         values: as `_pick` returns them.
         """

@@ -24,7 +24,7 @@ from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.draft_model.base import MAX_LAG
 from forerun.drafters.draft_model.source import check_draft_quantisation
 from forerun.drafters.registry import DRAFTERS
-from forerun.drafters.validation import ask, check_drafter
+from forerun.drafters.validation import check_drafter, checked_drafts
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.models import Forward, LanguageModel, Rows, StandIn, inherited_dtype, load_draft_model, load_tokenizer
 from forerun.sampling import filters_only
@@ -32,11 +32,9 @@ from forerun.types import Cache, Draft, Pool, Sequence, Step, Verdict
 from forerun.utils.tree import Tree
 from forerun.utils.vocabulary import encode_text, shared_tokens, token_bytes
 
-# A draft model some of whose sequences may only use a part of its vocabulary.
-
 
 class RestrictedModel(StandIn):
-    """A model that gives some of its sequences no chance outside a set of tokens; otherwise the model itself.
+    """A model that restricts some of its sequences to a set of tokens; otherwise the model itself.
 
     Attributes:
         restrict: whether the caches made from now on belong to such sequences.
@@ -67,14 +65,12 @@ class RestrictedModel(StandIn):
         return result
 
 
-# A text that grows, in another tokenizer's tokens; only its end is tokenised again when it does.
-
 _LOOK_BEHIND = 32
 """Tokens at the end of a text that are encoded anew when it grows in another vocabulary."""
 
 
 class Retokeniser:
-    """Encodes text with one tokenizer, knowing how many bytes each of its tokens stands for.
+    """Encodes text with one tokenizer, by the bytes that each of its tokens stands for.
 
     Args:
         tokenizer: a Transformers tokenizer.
@@ -86,61 +82,60 @@ class Retokeniser:
         self._table = table
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Token ids. special: with whatever the tokenizer puts before a text."""
+        """Return token ids. special: with whatever the tokenizer puts before a text."""
         return encode_text(self._tokenizer, text, special=special)
 
     def bytes_of(self, token_ids: Seq[int]) -> bytes:
-        """The text that the tokens stand for."""
+        """Return the text that the tokens stand for."""
         return b"".join(self._table.get(token_id, b"") for token_id in token_ids)
 
     def extend(self, token_ids: Seq[int], added: str) -> list[int]:
-        """The tokens of a text and of what is added to it.
+        """Return the tokens of a text and of what is added to it.
 
         The last tokens (_LOOK_BEHIND) are encoded anew, together with the addition. Encoded from the middle
         of a text, the first tokens may be others than before; so the two are spliced at the first border, from the
         middle of the part that both hold, at which both have one.
         """
-        behind = list(token_ids[-_LOOK_BEHIND:])
-        while behind and not _is_text(self.bytes_of(behind)):
-            behind = behind[1:]  # begins inside a character
-        old = self.bytes_of(behind)
-        if not behind or not old:
-            return [*token_ids, *self.encode(added)]
-        new_ids = self.encode(old.decode("utf-8") + added)
-        shift = len(self.bytes_of(new_ids)) - len(old) - len(added.encode("utf-8"))
+        behind, old, new_ids, new_borders = self._reencoded(token_ids, added)
         old_borders = self._borders(behind, 0)
-        new_borders = self._borders(new_ids, -shift)  # some tokenizers put a space before a text
-        for border in sorted(old_borders.keys() & new_borders.keys()):
+        for border in sorted(old_borders.keys() & new_borders.keys()) if old else ():
             if border >= len(old) // 2:
                 kept = len(token_ids) - len(behind) + old_borders[border]
                 return [*token_ids[:kept], *new_ids[new_borders[border] :]]
         return [*token_ids, *self.encode(added)]
 
     def continuation(self, token_ids: Seq[int], added: str) -> list[int]:
-        """Tokens of `added` alone, as they would follow tokens that must stay as they are."""
+        """Return the tokens of `added` alone, as they would follow tokens that must stay as they are."""
+        _, old, new_ids, new_borders = self._reencoded(token_ids, added)
+        start = new_borders.get(len(old)) if old else None
+        return self.encode(added) if start is None else new_ids[start:]
+
+    def _reencoded(self, token_ids: Seq[int], added: str) -> tuple[list[int], bytes, list[int], dict[int, int]]:
+        """Encode the end of a text anew, together with what is added to it.
+
+        Returns:
+            The last tokens, from a character's beginning, and their text; the tokens of that text and the addition,
+            and their borders, both empty where the last tokens stand for no text.
+        """
         behind = list(token_ids[-_LOOK_BEHIND:])
         while behind and not _is_text(self.bytes_of(behind)):
-            behind = behind[1:]
+            behind = behind[1:]  # begins inside a character
         old = self.bytes_of(behind)
-        if old:
-            new_ids = self.encode(old.decode("utf-8") + added)
-            shift = len(self.bytes_of(new_ids)) - len(old) - len(added.encode("utf-8"))
-            border = self._borders(new_ids, -shift).get(len(old))
-            if border is not None:
-                return new_ids[border:]
-        return self.encode(added)
+        new_ids = self.encode(old.decode("utf-8") + added) if old else []
+        shift = len(self.bytes_of(new_ids)) - len(old) - len(added.encode("utf-8"))
+        return behind, old, new_ids, self._borders(new_ids, -shift)  # some tokenizers put a space before a text
 
     def _borders(self, token_ids: Seq[int], start: int) -> dict[int, int]:
-        """Bytes before a border -> tokens before it."""
+        """Map the number of bytes before a border to the number of tokens before it."""
         borders = {start: 0}
-        for place, token_id in enumerate(token_ids, 1):
+        for count, token_id in enumerate(token_ids, 1):
             start += len(self._table.get(token_id, b""))
-            borders[start] = place
+            borders[start] = count
         return borders
 
 
-def complete(data: bytes) -> bytes:
-    """Without the incomplete character at the end, if there is one."""
+def whole_characters(data: bytes) -> bytes:
+    """Return the bytes without the incomplete character at the end, if there is one."""
     for cut in range(min(3, len(data)) + 1):
         part = data[: len(data) - cut]
         if _is_text(part):
@@ -164,15 +159,15 @@ class _Shadow:
     """A sequence in the draft's tokens.
 
     Attributes:
-        sequence: as the inner drafter knows it; holds the text as far as its characters are complete.
-        rest: bytes of an incomplete character after it.
+        sequence: that the inner drafter sees; holds the text as far as its characters are complete.
+        incomplete: bytes of an incomplete character after it.
         seen: committed target tokens that it holds.
         by_tokens: how its drafts are translated.
         drafted: the inner draft that the last draft was made from.
     """
 
     sequence: Sequence
-    rest: bytes
+    incomplete: bytes
     seen: int
     by_tokens: bool
     drafted: Draft = field(default_factory=Draft.empty)
@@ -223,7 +218,7 @@ class CrossVocab(Drafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes the inner drafter holds."""
+        """Return the bytes that the inner drafter holds."""
         return 0 if self._inner is None else self._inner.nbytes
 
     @property
@@ -232,7 +227,7 @@ class CrossVocab(Drafter):
 
     @property
     def inner(self) -> Drafter:
-        """The drafter in the draft's vocabulary. Raises DrafterError before `bind`."""
+        """Return the drafter in the draft's vocabulary. Raises DrafterError before `bind`."""
         if self._inner is None:
             raise DrafterError("This CrossVocab is not bound to a target yet. Give it to LLM(drafter=...).")
         return self._inner
@@ -302,7 +297,7 @@ class CrossVocab(Drafter):
         drawn = not params.greedy and params.seed is None
         by_tokens = self._mode == "tokens" or (self._mode == "auto" and drawn)
         data = self._target_text.bytes_of(sequence.token_ids)
-        text = complete(data)
+        text = whole_characters(data)
         ids = self._draft_text.encode(text.decode("utf-8", errors="replace"), special=True)
         if not ids:  # a model cannot draft from nothing
             ids = sorted(self._ends)[:1] or [0]
@@ -320,25 +315,27 @@ class CrossVocab(Drafter):
     def reset(self) -> None:
         self.inner.reset()
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         shadows = [self._shadows[sequence] for sequence in sequences]
-        inner_budgets = []
-        for sequence, shadow, budget in zip(sequences, shadows, budgets, strict=True):
+        inner_max_nodes = []
+        for sequence, shadow, max_nodes in zip(sequences, shadows, num_draft_tokens, strict=True):
             self._follow(sequence, shadow)
             shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
-            inner_budgets.append(0 if shadow.rest else max(0, min(budget, sequence.room)))
-        drafts = ask(
+            inner_max_nodes.append(0 if shadow.incomplete else max(0, min(max_nodes, sequence.room)))
+        drafts = checked_drafts(
             self.inner,
             [shadow.sequence for shadow in shadows],
-            inner_budgets,
+            inner_max_nodes,
             min_acceptance_prob,
             self._model.vocab_size,
         )
         translated = []
-        for sequence, shadow, draft, budget in zip(sequences, shadows, drafts, inner_budgets, strict=True):
+        for sequence, shadow, draft, max_nodes in zip(sequences, shadows, drafts, inner_max_nodes, strict=True):
             shadow.drafted = draft
             translate = self._by_tokens if shadow.by_tokens else self._by_text
-            translated.append(translate(sequence, draft, budget) if len(draft) else Draft.empty())
+            translated.append(translate(sequence, draft, max_nodes) if len(draft) else Draft.empty())
         return translated
 
     def commit(self, steps: Seq[Step]) -> None:
@@ -351,7 +348,7 @@ class CrossVocab(Drafter):
                 inner.append(Step(shadow.sequence, None, None, done))
                 continue
             if not len(shadow.drafted) and len(step.sequence.token_ids) - shadow.seen < MAX_LAG:
-                continue  # nobody asked for a draft: the text is translated when somebody does, or by and by
+                continue  # no draft was requested: the text is translated with the next draft, or after MAX_LAG tokens
             shadow.drafted = Draft.empty()
             self._follow(step.sequence, shadow)
             followed = shadow.sequence
@@ -364,18 +361,18 @@ class CrossVocab(Drafter):
         """Bring the shadow to the text of the committed tokens."""
         if shadow.seen == len(sequence.token_ids):
             return
-        data = shadow.rest + self._target_text.bytes_of(sequence.token_ids[shadow.seen :])
-        text = complete(data)
-        shadow.rest, shadow.seen = data[len(text) :], len(sequence.token_ids)
+        data = shadow.incomplete + self._target_text.bytes_of(sequence.token_ids[shadow.seen :])
+        text = whole_characters(data)
+        shadow.incomplete, shadow.seen = data[len(text) :], len(sequence.token_ids)
         old = shadow.sequence.token_ids
         new = self._draft_text.extend(old, text.decode("utf-8", errors="replace"))
-        kept = _common(old, new)
+        kept = _common_length(old, new)
         shadow.sequence.token_ids = new
         if kept < len(old):
             self.inner.rewind(shadow.sequence, kept)
 
-    def _by_tokens(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
-        """The same tree with every token, and every distribution, in the target's vocabulary."""
+    def _by_tokens(self, sequence: Sequence, draft: Draft, max_nodes: int) -> Draft:
+        """Translate the tree token by token, with every distribution, into the target's vocabulary."""
         tokens = [self._to_target[token_id] for token_id in draft.ids]
         probs = None
         if draft.probs is not None:
@@ -383,18 +380,20 @@ class CrossVocab(Drafter):
             probs[:, self._target_ids] = draft.probs[:, self._draft_ids]
         return Draft(tokens, draft.parents, probs, draft.replacement, draft.num_candidates)
 
-    def _by_text(self, sequence: Sequence, draft: Draft, budget: int) -> Draft:
-        """The texts of the draft's paths in the target's tokens, merged into one tree."""
+    def _by_text(self, sequence: Sequence, draft: Draft, max_nodes: int) -> Draft:
+        """Retokenise the texts of the draft's paths with the target's tokenizer, and merge them into one tree."""
         drafted = draft.ids
         tree = Tree()
         for leaf in sorted(set(range(len(draft))) - set(draft.parents)):
             path = [drafted[node] for node in draft.path_to(leaf)]
-            tree.graft(self._retokenised(sequence, path)[: max(sequence.room, 0)], budget)
+            tree.graft(self._retokenised(sequence, path)[: max(sequence.room, 0)], max_nodes)
         return Draft(tree.ids, tree.parents)
 
     def _retokenised(self, sequence: Sequence, path: list[int]) -> list[int]:
         ended = next((i for i, token_id in enumerate(path) if token_id in self._ends), None)
-        text = complete(self._draft_text.bytes_of(path if ended is None else path[:ended])).decode("utf-8", "replace")
+        text = whole_characters(self._draft_text.bytes_of(path if ended is None else path[:ended])).decode(
+            "utf-8", "replace"
+        )
         ids = self._target_text.continuation(sequence.token_ids, text) if text else []
         if ended is not None and self._target_ends:
             ids = [*ids, self._to_target.get(path[ended], min(self._target_ends))]
@@ -410,12 +409,12 @@ def _maker(name: str) -> Callable[[LanguageModel], Drafter]:
 
 
 def _shadow_params(params: SamplingParams, drawn: bool) -> SamplingParams:
-    """Options that mean the same in any vocabulary; chosen drafts take the most probable token."""
+    """Return options that mean the same in any vocabulary; chosen drafts take the most probable token."""
     return replace(filters_only(params) if drawn else SamplingParams(temperature=0), tenant=params.tenant)
 
 
-def _common(old: list[int], new: list[int]) -> int:
-    """Length of the common beginning; most often all of the old one."""
+def _common_length(old: list[int], new: list[int]) -> int:
+    """Return the length of the common prefix; most often all of the old list."""
     length = min(len(old), len(new))
     if old[:length] == new[:length]:
         return length

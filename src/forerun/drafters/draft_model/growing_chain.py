@@ -16,11 +16,9 @@ from forerun.sampling import NoiseKey, keyed_gumbel
 from forerun.speculation import Rates, bin_centres, bin_of
 from forerun.types import Draft, Sequence
 
-# How a request's tokens are picked, which decides how they are drafted.
-
 
 class Picking(Enum):
-    """How a request's tokens are picked."""
+    """The ways of picking a request's tokens."""
 
     GREEDY = "greedy"
     SEEDED = "with the noise that the target adds too"
@@ -28,27 +26,25 @@ class Picking(Enum):
 
 
 def picking_of(sequence: Sequence) -> Picking:
-    """How a request's tokens are picked."""
+    """Return how a request's tokens are picked."""
     params = sequence.params
     return Picking.GREEDY if params.greedy else Picking.DRAWN if params.seed is None else Picking.SEEDED
 
 
-# From the probability that a draft model gives a token to the chance that the target accepts it.
-
 _BINS = 12
 """Bins of a draft model's probabilities; they are equally wide in the probability's square root."""
 _RANKS = 3
-"""Ranks of a token among its siblings that are told apart; later ones count as the last."""
+"""Ranks of a token among its siblings that are measured apart; later ones count as the last."""
 _DECAY = 0.995
 """Weight that earlier trials of a level keep at each new one."""
 
 
 class Confidence:
-    """Turns the probability that a draft model gives a token into the chance that it is accepted.
+    """Turns the probability that a draft model gives a token into the probability that it is accepted.
 
     Probabilities fall into bins that are narrower towards 0, apart for each rank among the token's siblings. Of each
-    bin it is measured how often its tokens were accepted; inside a bin the chance grows with the probability, so that
-    the order of tokens stays. The prior is the probability itself.
+    bin it is measured how often its tokens were accepted; inside a bin the probability grows with the probability, so
+    that the order of tokens stays. The prior is the probability itself.
 
     Attributes:
         rates: where the trials are counted, by level.
@@ -61,20 +57,20 @@ class Confidence:
         self.rates = Rates(self._typical * _RANKS, decay=_DECAY)
 
     def level(self, probability: float, rank: int = 0) -> int:
-        """Where a token is counted. rank: 0 for the most probable of its siblings."""
-        place = bin_of(sqrt(min(max(probability, 0.0), 1.0)), _BINS)
-        return min(rank, _RANKS - 1) * _BINS + place
+        """Return the level that a token is counted in. rank: 0 for the most probable of its siblings."""
+        bin_index = bin_of(sqrt(min(max(probability, 0.0), 1.0)), _BINS)
+        return min(rank, _RANKS - 1) * _BINS + bin_index
 
     def factors(self) -> list[float]:
-        """By level, as `_factor` is now."""
+        """Return the factor of every level, from probability to acceptance probability, as measured now."""
         return [self._factor(level) for level in range(len(self.rates))]
 
     def accept_prob(self, probability: float, level: int) -> float:
-        """The chance that a token of this probability and level is accepted if its parent is; at most 1."""
+        """Return the probability, at most 1, that a token of this level is accepted if its parent is."""
         return min(probability * self._factor(level), 1.0)
 
     def _factor(self, level: int) -> float:
-        """What the probability of a token of this level is multiplied by for its chance, as far as that is below 1."""
+        """Return the factor from the draft model's probability to the acceptance probability at this level."""
         return self.rates.rate(level) / self._typical[level % _BINS]
 
 
@@ -89,22 +85,22 @@ class GrowingChain:
     Attributes:
         state: state of its sequence.
         picking: how its tokens are picked.
-        budget: tokens at most.
-        min_acceptance_prob: it ends where the chance that all of it is accepted is no more than this.
-        confidence: turns the draft model's probabilities into chances of acceptance.
-        tree: its tokens so far, with their levels if there is a price.
+        max_nodes: tokens at most.
+        min_acceptance_prob: it ends where the probability that all of it is accepted is no more than this.
+        confidence: turns the draft model's probabilities into probabilities of acceptance.
+        tree: its tokens so far, with their levels if there is a minimum probability.
         unfed: tokens to be fed first.
         proposed: what may follow them; the model is fed these too, and keeps those it would have picked itself.
         probs: [V] each, of the tokens so far, if they are drawn.
         accept_prob: that all tokens so far are accepted.
-        uniforms: [budget] for draws.
-        estimates: [num_rows] of the chances that the next tokens are accepted, where the model tells them beside its
-            probabilities.
+        uniforms: [max_nodes] for draws.
+        estimates: [num_rows] of the probabilities that the next tokens are accepted, where the model gives them beside
+            its probabilities.
     """
 
     state: DraftState
     picking: Picking
-    budget: int
+    max_nodes: int
     min_acceptance_prob: float
     confidence: Confidence
     tree: RankedTree = field(default_factory=RankedTree)
@@ -124,7 +120,7 @@ class GrowingChain:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the next forward whose logits are wanted."""
+        """Return the number of rows of the next forward that have logits."""
         return len(self.proposed) + 1
 
     def extend(self, picked: Seq[int], probabilities: Seq[float] | None, probs: Tensor | None) -> int:
@@ -132,7 +128,7 @@ class GrowingChain:
 
         Args:
             picked: [num_rows] tokens.
-            probabilities: [num_rows] the draft model's probabilities of them; None without a price.
+            probabilities: [num_rows] the draft model's probabilities of them; None without a minimum probability.
             probs: [num_rows, V] that they were drawn from; None if they were chosen.
 
         Returns:
@@ -158,15 +154,15 @@ class GrowingChain:
         tree.add(token_id, len(tree) - 1, level, self.accept_prob)
         if distribution is not None:
             self.probs.append(distribution)
-        self.ended = self.ended or len(tree) == self.budget
+        self.ended = self.ended or len(tree) == self.max_nodes
 
     def noise(self, vocab_size: int) -> Tensor:
-        """[num_rows, V] the noise that the target adds at the next positions."""
+        """Return [num_rows, V] the noise that the target adds at the next positions."""
         first, wanted = len(self.tree), self.num_rows
         if self._noise is None or first + wanted > self._noise_from + len(self._noise):
             params, length = self.sequence.params, len(self.sequence.token_ids)
             assert params.seed is not None
-            end = min(self.budget, first + max(wanted, _NOISE_AT_ONCE // vocab_size))
+            end = min(self.max_nodes, first + max(wanted, _NOISE_AT_ONCE // vocab_size))
             keys = [NoiseKey(params.seed, self.sequence.choice, length + i) for i in range(first, end)]
             self._noise, self._noise_from = keyed_gumbel(keys, vocab_size), first
         at = first - self._noise_from
@@ -175,11 +171,11 @@ class GrowingChain:
     def draft(self) -> Draft:
         if not self.probs:
             return Draft.chain(self.tree.ids)
-        unread = torch.zeros_like(self.probs[0])  # the row after the last node, whose children nobody drew
+        unread = torch.zeros_like(self.probs[0])  # the row after the last node, whose children were not drawn
         return Draft.chain(self.tree.ids, torch.stack([*self.probs, unread]))
 
 
-def without(chains: list[GrowingChain], logits: Tensor, bad: frozenset[int]) -> tuple[list[GrowingChain], Tensor]:
+def end_chains(chains: list[GrowingChain], logits: Tensor, bad: frozenset[int]) -> tuple[list[GrowingChain], Tensor]:
     """End the chains that have a row of `bad`; what they hold stays, since drawn tokens must not be dropped.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Where a draft model comes from, what its weights may be kept in, and which one drafts where none is named."""
+"""Sources of draft models: the named one, or the default of the target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.models import LanguageModel, check_quantisation, find_tokenizer, in
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
-    """A draft model as it was asked for.
+    """A requested draft model.
 
     Attributes:
         model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft for the bundled
@@ -28,7 +28,7 @@ class DraftSource:
     quantize: str | None
 
     def to_load(self, target_name: str) -> tuple[NamedModel, ...]:
-        """What `read` will read for a target of this name."""
+        """Return what `read` will read for a target of this name."""
         source = self.model or (BUNDLED_DRAFT if target_name == BUNDLED_TARGET else target_name)
         is_refused = source == target_name and self.model is None and self.quantize is None
         if is_refused or not isinstance(source, (str, Path)):
@@ -36,7 +36,7 @@ class DraftSource:
         return (NamedModel(source, self.dtype, self.quantize),)
 
     def read(self, binding: Binding, model: LanguageModel | None) -> tuple[LanguageModel, Any]:
-        """The draft model, and the tokenizer beside it, if there is one.
+        """Return the draft model, and the tokenizer beside it, if there is one.
 
         Args:
             model: what was read before; None: nothing was.
@@ -63,7 +63,7 @@ class DraftSource:
 def check_draft_quantisation(
     quantize: str | None, model: str | Path | LanguageModel | None, dtype: str | None = None
 ) -> None:
-    """Raises ConfigError where there is no such quantisation, or the draft model's weights have been read."""
+    """Raise ConfigError if there is no such quantisation, or if the draft model's weights have been read already."""
     check_quantisation(quantize, dtype)
     if quantize is not None and isinstance(model, LanguageModel):
         raise ConfigError(
@@ -73,7 +73,7 @@ def check_draft_quantisation(
 
 
 def _unnamed(target_name: str, quantize: str | None) -> str:
-    """The draft model of a target for which none was named."""
+    """Return the draft model of a target for which none was named."""
     if target_name == BUNDLED_TARGET:
         return BUNDLED_DRAFT
     if quantize is not None:

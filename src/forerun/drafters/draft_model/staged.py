@@ -1,6 +1,6 @@
 """A drafter drafts for the draft model, which drafts for the target.
 
-The inner loop is speculation like the outer one: what the inner drafter proposes goes through the draft model in one
+The inner loop is speculation like the outer one: the inner drafter's proposal goes through the draft model in one
 forward, and the draft model keeps the tokens that it would have picked itself, greedily, with a seeded request's noise,
 or by drawing from its distributions. So its chain, and the distributions of a drawn one, are those it would have
 drafted alone, in fewer forwards. (Chen et al., Cascade Speculative Drafting, 2312.11462, and Sun et al., TriForce,
@@ -19,7 +19,7 @@ from forerun.drafters.draft_model.chain import DraftModel
 from forerun.drafters.draft_model.growing_chain import GrowingChain
 from forerun.drafters.heads.drafter import HeadDrafter
 from forerun.drafters.registry import DRAFTERS
-from forerun.drafters.validation import ask
+from forerun.drafters.validation import checked_drafts
 from forerun.errors import DrafterError
 from forerun.models import LanguageModel
 from forerun.types import Draft, Needs, Pool, Sequence, Step
@@ -28,8 +28,8 @@ from forerun.types import Draft, Needs, Pool, Sequence, Step
 class Staged(DraftModel):
     """A draft model with a drafter of its state.
 
-    The inner drafter is asked once for each draft, when all tokens are committed: it need not be able to take tokens
-    back. Where its proposal ends or fails, the draft model goes on alone.
+    The inner drafter drafts once for each draft, when all tokens are committed, so that it need not rewind. Where its
+    proposal ends or fails, the draft model goes on alone.
 
     Args:
         model: the draft model, as in DraftModel.
@@ -66,7 +66,7 @@ class Staged(DraftModel):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the draft model's caches, and of the inner drafter."""
+        """Return the bytes of the draft model's caches, and of the inner drafter."""
         return super().nbytes + self._inner.nbytes
 
     @property
@@ -105,23 +105,26 @@ class Staged(DraftModel):
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
         super()._prepare(chains)
-        budgets = []
+        num_draft_tokens = []
         for chain in chains:
-            most = chain.budget - 1  # the draft model adds a token of its own
-            budgets.append(most if self._inner_k is None else min(most, self._inner_k))
-        if any(budgets):
-            drafts = ask(self._inner, [chain.sequence for chain in chains], budgets, vocab_size=self._vocab_size)
+            most = chain.max_nodes - 1  # the draft model adds a token of its own
+            num_draft_tokens.append(most if self._inner_k is None else min(most, self._inner_k))
+        if any(num_draft_tokens):
+            drafts = checked_drafts(
+                self._inner, [chain.sequence for chain in chains], num_draft_tokens, vocab_size=self._vocab_size
+            )
             for chain, draft in zip(chains, drafts, strict=True):
-                chain.proposed = _proposal(draft)
+                chain.proposed = _proposed_tokens(draft)
 
 
-def _proposal(draft: Draft) -> list[int]:
-    """The tokens of the path that takes the first child everywhere: of siblings, drafters put the best one first."""
+def _proposed_tokens(draft: Draft) -> list[int]:
+    """Return the tokens of the path that takes the first child everywhere: of siblings, drafters put the best one
+    first."""
     return [draft.ids[node] for node in draft.first_path() if node < draft.num_candidates]
 
 
 def _inner(drafter: str | Drafter) -> tuple[Drafter, int | None]:
-    """The inner drafter, and how many tokens it may propose where its text says so."""
+    """Build the inner drafter, and return it with the number of tokens that it may propose if its text names one."""
     row = DRAFTERS.get(drafter.partition(":")[0]) if isinstance(drafter, str) else None
     if row is not None and row.kind in ("target", "head"):
         raise DrafterError(

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,42 +29,23 @@ from forerun.speculation import Rates
 from forerun.types import Draft, Sequence
 from forerun.utils.tree import ROOT
 
-# Draft trees while they grow, one depth at a time; plain lists, no model.
-
-
-class Growth(Protocol):
-    """One tree while it grows.
-
-    Attributes:
-        tree: nodes so far, parents first.
-        frontier: nodes whose children come next, all of one depth; -1 is the last committed token. Empty at the end.
-    """
-
-    tree: RankedTree
-    frontier: list[int]
-
-    def wanted(self, node: int) -> int:
-        """How many children of a node of the frontier to look at."""
-
-    def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
-        """Add children to each node of the frontier: tokens and the draft model's probabilities of them, best first."""
-
-    def finished(self) -> tuple[RankedTree, list[int]]:
-        """The draft, in the order of its nodes' values, and which node of `tree` each of its nodes is."""
-
 
 class DynamicGrowth:
     """Expands what is most likely to be reached, and keeps the best nodes of all (EAGLE-2, 2406.16858).
 
     The tree ends where one more depth promises too little (OPT-Tree, 2406.17276).
 
+    Attributes:
+        tree: nodes so far, parents first.
+        frontier: nodes whose children come next, all of one depth; -1 is the last committed token. Empty at the end.
+
     Args:
         num_nodes: nodes of the finished tree at most.
         max_depth: no node is deeper.
         width: nodes expanded at one depth, and children looked at below each.
         min_gain: accepted tokens that one more depth must promise.
-        min_acceptance_prob: nodes whose chance is not above it are left out.
-        confidence: turns the draft model's probabilities into chances of acceptance.
+        min_acceptance_prob: nodes whose probability is not above it are left out.
+        confidence: turns the draft model's probabilities into probabilities of acceptance.
     """
 
     def __init__(
@@ -79,7 +60,7 @@ class DynamicGrowth:
         self.tree = RankedTree()
         self.frontier = [ROOT] if num_nodes > 0 and max_depth > 0 else []
         self._num_nodes, self._max_depth, self._width = num_nodes, max_depth, width
-        self._min_gain, self._price, self._confidence = min_gain, min_acceptance_prob, confidence
+        self._min_gain, self._min_acceptance_prob, self._confidence = min_gain, min_acceptance_prob, confidence
         self._factors = confidence.factors()
         self._largest_factor = max(self._factors)
         self._best: list[int] = []
@@ -87,12 +68,14 @@ class DynamicGrowth:
         self._depth = 0
 
     def wanted(self, node: int) -> int:
+        """Return how many children of a node of the frontier to consider."""
         return self._width
 
     def expand(self, children: Seq[Seq[tuple[int, float]]]) -> None:
+        """Add children to each node of the frontier: tokens and the draft model's probabilities of them, best first."""
         tree, confidence = self.tree, self._confidence
         first = len(tree)
-        lowest = self._price
+        lowest = self._min_acceptance_prob
         if len(self._best) == self._num_nodes:
             lowest = max(lowest, tree.accept_probs[self._best[-1]])  # what is not above it cannot be among the best
         for node, candidates in zip(self.frontier, children, strict=True):
@@ -109,7 +92,7 @@ class DynamicGrowth:
         self._choose_frontier(first)
 
     def _choose_frontier(self, first: int) -> None:
-        """The best new nodes, those from `first` on, unless growing deeper promises too little."""
+        """Set the frontier to the best nodes from `first` on, or end the tree if growing deeper promises too little."""
         accept_probs, expected = self.tree.accept_probs, self._expected
         self._expected = sum(accept_probs[node] for node in self._best)
         self.frontier = [node for node in self._best if node >= first][: self._width]
@@ -119,11 +102,13 @@ class DynamicGrowth:
             self.frontier = []
 
     def finished(self) -> tuple[RankedTree, list[int]]:
+        """Return the draft, in the order of its nodes' values, and which node of `tree` each of its nodes is."""
         return self.tree.part(self._best), self._best
 
 
 class ShapedGrowth:
-    """Fills a fixed shape. Nothing is looked at and then left out, so that the tokens may be drawn.
+    """Fills a fixed shape, with the interface of `DynamicGrowth`. Every token considered is kept, so that tokens may be
+    drawn.
 
     Args:
         shape: parents first; token_ids are ranks, as from `best_shape`.
@@ -133,7 +118,7 @@ class ShapedGrowth:
         self.tree = RankedTree()
         self._shape = shape
         self._children = shape.children()
-        self._place_of: list[int] = []
+        self._shape_node_of: list[int] = []
         self.frontier = [ROOT] if len(shape) else []
 
     def wanted(self, node: int) -> int:
@@ -143,30 +128,33 @@ class ShapedGrowth:
         tree, first = self.tree, len(self.tree)
         for node, candidates in zip(self.frontier, children, strict=True):
             # a distribution may hold too few tokens
-            for place, (token_id, _) in zip(self._below(node), candidates, strict=False):
-                tree.add(token_id, node, self._shape.levels[place])
-                self._place_of.append(place)
+            for position, (token_id, _) in zip(self._below(node), candidates, strict=False):
+                tree.add(token_id, node, self._shape.levels[position])
+                self._shape_node_of.append(position)
         self.frontier = [node for node in range(first, len(tree)) if self._below(node)]
 
     def _below(self, node: int) -> list[int]:
-        """The children that the shape has where this node stands."""
-        return self._children[self._place_of[node] + 1 if node >= 0 else 0]
+        """Return the children that the shape has at the position of this node."""
+        return self._children[self._shape_node_of[node] + 1 if node >= 0 else 0]
 
     def finished(self) -> tuple[RankedTree, list[int]]:
-        nodes = sorted(range(len(self.tree)), key=self._place_of.__getitem__)
+        nodes = sorted(range(len(self.tree)), key=self._shape_node_of.__getitem__)
         return self.tree.part(nodes), nodes
 
 
+Growth = DynamicGrowth | ShapedGrowth
+
+
 def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, min_acceptance_prob: float = 0.0) -> RankedTree:
-    """The shape with the most expected accepted tokens (Sequoia, 2402.12374).
+    """Return the shape with the most expected accepted tokens (Sequoia, 2402.12374).
 
     Args:
-        rates: [depth][rank] chance that the child of this rank is the accepted one, given that its parent was
+        rates: [depth][rank] probability that the child of this rank is the accepted one, given that its parent was
             accepted; row 0 is that of the last committed token's children, deeper nodes than there are rows have the
             last. A rank is never better than the ranks before it: where it was measured so, theirs is taken.
         num_nodes: nodes at most.
         max_depth: no node is deeper.
-        min_acceptance_prob: nodes that are not accepted with a larger chance are left out.
+        min_acceptance_prob: nodes that are not accepted with a larger probability are left out.
 
     Returns:
         The tree in the order of its nodes' values; token_ids are ranks, levels count through `rates` row by row.
@@ -182,11 +170,8 @@ def best_shape(rates: Seq[Seq[float]], num_nodes: int, max_depth: int, min_accep
     )
 
 
-# Several different tokens drawn from each of a batch of distributions, one after the other.
-
-
 def draw_distinct(probs: Tensor, counts: Seq[int], generator: torch.Generator) -> list[list[int]]:
-    """Draws without replacement: each from what the distribution holds beside the tokens before it.
+    """Draw several different tokens from each distribution, one after the other without replacement.
 
     That is what draws with replacement give once repeats are left out, and those cost one cumulative sum for them all.
 
@@ -234,7 +219,7 @@ MIN_GAIN = 0.1
 _DEPTHS = 8
 """Depths whose acceptance is measured apart; deeper ones count as the last."""
 _RATES = (0.5, 0.15, 0.08, 0.05, 0.03, 0.02, 0.015, 0.01)
-"""Prior chance that a child is accepted, by its rank among its siblings."""
+"""Prior probability that a child is accepted, by its rank among its siblings."""
 _REFRESH = 16
 """Drafts after which the best shape is found again from what was measured since."""
 
@@ -260,13 +245,13 @@ class GrowingTree:
     probs: dict[int, Tensor] = field(default_factory=dict)
 
     def paths(self) -> list[list[int]]:
-        """The tokens from below the last committed one to each node of the frontier."""
+        """Return the tokens from below the last committed one to each node of the frontier."""
         tree = self.growth.tree
         ids = tree.ids
         return [[ids[node] for node in tree.path_to(end)] for end in self.growth.frontier]
 
     def next_rows(self) -> tuple[list[int], list[int]]:
-        """Tokens of the frontier's nodes, and the scratch rows that they follow."""
+        """Return the tokens of the frontier's nodes, and the scratch rows that they follow."""
         tree, frontier = self.growth.tree, self.growth.frontier
         ids = tree.ids
         parents = [self.rows.get(tree.parents[node], ROOT) for node in frontier]
@@ -280,7 +265,7 @@ class GrowingTree:
             return Draft.empty(), tree
         if not self.probs:
             return Draft(tree.ids, tree.parents), tree
-        none = torch.zeros_like(self.probs[-1])  # of leaves, whose children nobody drew
+        none = torch.zeros_like(self.probs[-1])  # of leaves, whose children were not drawn
         probs = torch.stack([self.probs.get(node, none) for node in (-1, *nodes)])
         return Draft(tree.ids, tree.parents, probs, replacement=False), tree
 
@@ -341,16 +326,20 @@ class DraftTree(ModelDrafter):
     _num_ranks = len(_RATES)
     """Ranks of a child whose acceptance is measured apart."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         most = [
-            self._room(each, budget) * self._width + budget for each, budget in zip(sequences, budgets, strict=True)
+            self._max_depth(each, max_nodes) * self._width + max_nodes
+            for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
-        budgets = self._affordable(sequences, budgets, most)
+        num_draft_tokens = self._affordable(sequences, num_draft_tokens, most)
         trees = [
-            self._plant(each, budget, min_acceptance_prob) for each, budget in zip(sequences, budgets, strict=True)
+            self._plant(each, max_nodes, min_acceptance_prob)
+            for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
         growing = [tree for tree in trees if tree.growth.frontier]
-        self._catch_up([tree.state for tree in growing], PREFILL_CHUNK)
+        self._prefill([tree.state for tree in growing], PREFILL_CHUNK)
         rows = [Rows(tree.state.cache, self._unfed(tree.state), None, 1) for tree in growing]
         while growing:
             final = not growing[0].depth  # these tokens have been committed
@@ -365,7 +354,7 @@ class DraftTree(ModelDrafter):
         return [self._harvest(tree) for tree in trees]
 
     def _start_from(self, rates: Seq[float], num_depths: int, weight: float) -> None:
-        """Take measured chances of a child by depth and rank in place of those that hold for most draft models.
+        """Take measured probabilities of a child by depth and rank in place of those that hold for most draft models.
 
         Args:
             rates: [num_depths * ranks], those of the last committed token's children first.
@@ -377,31 +366,31 @@ class DraftTree(ModelDrafter):
         self._rates = {picking: Rates(prior, weight) for picking in Picking}
 
     def _count_draft(self) -> None:
-        """Now and then let shapes be found again."""
+        """Count a draft; every `_REFRESH` drafts the best shapes are computed again."""
         self._num_drafts += 1
         if self._num_drafts % _REFRESH == 0:
             self._shapes.clear()
 
-    def _plant(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> GrowingTree:
-        picking, state, depth = picking_of(sequence), self._states[sequence], self._room(sequence, budget)
+    def _plant(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> GrowingTree:
+        picking, state, depth = picking_of(sequence), self._states[sequence], self._max_depth(sequence, max_nodes)
         growth: Growth
         if self._shape == "static" or self._draws(picking):
-            growth = ShapedGrowth(self._best_shape(picking, budget, depth, min_acceptance_prob))
+            growth = ShapedGrowth(self._best_shape(picking, max_nodes, depth, min_acceptance_prob))
             return GrowingTree(state, growth, self._rates[picking])
         confidence = self._confidence[picking]
-        growth = DynamicGrowth(budget, depth, self._width, self._min_gain, min_acceptance_prob, confidence)
+        growth = DynamicGrowth(max_nodes, depth, self._width, self._min_gain, min_acceptance_prob, confidence)
         return GrowingTree(state, growth, confidence.rates)
 
     def _draws(self, picking: Picking) -> bool:
         return picking is Picking.DRAWN and self._drawn
 
-    def _best_shape(self, picking: Picking, budget: int, depth: int, min_acceptance_prob: float) -> RankedTree:
-        """Of what has been measured so far; renewed now and then."""
-        key = (picking, budget, depth, min_acceptance_prob)
+    def _best_shape(self, picking: Picking, max_nodes: int, depth: int, min_acceptance_prob: float) -> RankedTree:
+        """Return the best shape by what has been measured so far; cached for `_REFRESH` drafts."""
+        key = (picking, max_nodes, depth, min_acceptance_prob)
         if key not in self._shapes:
             rates, width = self._rates[picking], self._num_ranks
             by_depth = [[rates.rate(d * width + rank) for rank in range(width)] for d in range(_DEPTHS)]
-            self._shapes[key] = best_shape(by_depth, budget, depth, min_acceptance_prob)
+            self._shapes[key] = best_shape(by_depth, max_nodes, depth, min_acceptance_prob)
         return self._shapes[key]
 
     def _expand(self, trees: list[GrowingTree], logits: Tensor) -> None:
@@ -424,7 +413,8 @@ class DraftTree(ModelDrafter):
                 start = end
 
     def _children(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> list[Children]:
-        """The children to look at below each row, as many as the row's tree wants. logits: [rows, draft vocabulary]."""
+        """Return the children to consider below each row, as many as the row's tree needs. logits: [rows, draft
+        vocabulary]."""
         wanted = [tree.growth.wanted(node) for tree in trees for node in tree.growth.frontier]
         bad = self._non_finite_rows(logits)
         if bad:  # such a row has no children
@@ -445,14 +435,14 @@ class DraftTree(ModelDrafter):
         return children
 
     def _values(self, picking: Picking, trees: list[GrowingTree], logits: Tensor) -> tuple[Tensor, bool]:
-        """[rows, V] what children are ranked by: logits up to a constant; probabilities for requests without a seed.
-        And whether its columns are the target's tokens, not those of the draft vocabulary."""
+        """Return [rows, V] what children are ranked by: logits up to a constant, or probabilities for requests without
+        a seed; and whether the columns are the target's tokens, not those of the draft vocabulary."""
         if picking is Picking.GREEDY and all(self._pipeline.is_identity(tree.state.sequence.params) for tree in trees):
             return logits[:, : self._vocab_size], False
-        places = [(tree.state, path) for tree in trees for path in tree.paths()]
+        positions = [(tree.state, path) for tree in trees for path in tree.paths()]
         if picking is Picking.DRAWN:
-            return self._probs(logits, places), True
-        values = self._logprobs(logits, places)
+            return self._probs(logits, positions), True
+        values = self._logprobs(logits, positions)
         if picking is Picking.GREEDY:
             return values, True
         keys = []

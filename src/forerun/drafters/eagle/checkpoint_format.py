@@ -1,4 +1,4 @@
-"""From config.json of a public EAGLE head to the shape of ours.
+"""Public formats of EAGLE heads, read and written.
 
 EAGLE-1 and EAGLE-3 heads have a Llama configuration with further keys; the `speculators` form has it as
 `transformer_layer_config`, the further keys beside it.
@@ -6,15 +6,31 @@ EAGLE-1 and EAGLE-3 heads have a Llama configuration with further keys; the `spe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.config import (
+    OUTPUT,
+    as_stored,
+    fused_layers,
+    refuse_features,
+    refuse_unserved,
+    speculators_entry,
+    token_tables,
+)
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import Fields
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS = "speculators_model_type"
+_PLAIN_STATES = 3
 _OTHER_HEAD = "Give one that has it otherwise, or train one: forerun train eagle."
-_UNSERVED = (
+_SERVED = (
     ("hidden_act", "silu"),
     ("attention_bias", False),
     ("qkv_bias", False),
@@ -25,20 +41,20 @@ _UNSERVED = (
     ("is_causal", True),
     ("parallel_drafting", False),
 )
-"""Keys and the one value that is served; a key that is not there has it."""
+"""Keys and the one value that is supported, which is also the default."""
 
 
-def public_config(settings: Fields, *, version: int, has_output_rows: bool, num_layers: int | None) -> EagleConfig:
-    """The configuration of a public head.
+def eagle_config_of(settings: Fields, *, version: int, has_output_rows: bool, num_layers: int | None) -> EagleConfig:
+    """Return the configuration of a public EAGLE head.
 
     Args:
-        version: 1 or 3, as the names of its tensors tell.
+        version: 1 or 3, by the names of its tensors.
         has_output_rows: whether it has a tensor lm_head.weight.
         num_layers: of the target; None if that is not known.
 
     Raises:
         ModelLoadError: a key is missing or wrong.
-        UnsupportedModelError: it asks for what is not served, or cannot be read without `num_layers`.
+        UnsupportedModelError: it uses a feature that is not supported, or cannot be read without `num_layers`.
     """
     layer = _layer(settings)
     for fields in (settings, layer):
@@ -70,7 +86,7 @@ def public_config(settings: Fields, *, version: int, has_output_rows: bool, num_
 
 
 def _layer(settings: Fields) -> Fields:
-    """The Llama configuration."""
+    """Return the Llama configuration of the head's layer."""
     if SPECULATORS not in settings.values:
         layer = settings
     else:
@@ -96,12 +112,7 @@ def _layer(settings: Fields) -> Fields:
 
 
 def _refuse_unserved(fields: Fields) -> None:
-    for key, served in _UNSERVED:
-        value = fields.values.get(key)
-        if value is not None and value != served:
-            raise UnsupportedModelError(
-                f"{fields.place}: {key} is {str(value)[:40]}, and only {served} is served. {_OTHER_HEAD}"
-            )
+    refuse_unserved(fields, _SERVED, _OTHER_HEAD)
     eagle: Fields | None = fields.fields("eagle_config", None)
     if eagle is not None:
         _refuse_unserved(eagle)
@@ -119,35 +130,22 @@ def _refuse_unserved(fields: Fields) -> None:
 
 
 def _flags(settings: Fields) -> dict[str, bool]:
-    if SPECULATORS in settings.values:
-        residual = settings.flag("norm_before_residual")  # programs differ in what they take it for where it is missing
-    else:
-        residual = settings.flag("norm_before_residual", False)
+    default = () if SPECULATORS in settings.values else (False,)  # programs differ in the default of `speculators`
     return {
         "norm_before_fc": settings.flag("fc_norm", False),
-        "norm_before_residual": residual,
+        "norm_before_residual": settings.flag("norm_before_residual", *default),
         "norm_output": settings.flag("norm_output", False),
     }
 
 
 def _layers(settings: Fields, num_layers: int | None) -> tuple[int, ...]:
-    """The layers whose entering states are fused. Where none are named they are EAGLE's: 2, L // 2, L - 3."""
+    """Return the layers whose inputs are fused. Where none are named they are EAGLE's: 2, L // 2, L - 3."""
     eagle: Fields | None = settings.fields("eagle_config", None)
-    found = settings.list_of(LAYER_IDS, int, None)
-    if not found and eagle is not None:
-        found = eagle.list_of(LAYER_IDS, int, None)
+    found = settings.list_of(LAYER_IDS, int, None) or (eagle or settings).list_of(LAYER_IDS, int, None)
     if not found:
         count = _needed(settings, num_layers)
         found = [2, count // 2, count - 3]
-    layers = tuple(sorted(found))
-    if layers[0] < 0:
-        raise ModelLoadError(f"{settings.place}: the head reads the state of layer {layers[0]}. {REMEDY}")
-    if num_layers is not None and layers[-1] >= num_layers:
-        raise UnsupportedModelError(
-            f"{settings.place}: the head reads the state of layer {layers[-1]}, and the target has {num_layers}. What "
-            f"leaves its last layer is at hand after the final norm only. {_OTHER_HEAD}"
-        )
-    return layers
+    return fused_layers(settings, found, num_layers, _OTHER_HEAD)
 
 
 def _needed(settings: Fields, num_layers: int | None) -> int:
@@ -160,7 +158,7 @@ def _needed(settings: Fields, num_layers: int | None) -> int:
 
 
 def _window(layer: Fields) -> int | None:
-    """Rows that a row attends to. It counts where the layer is said to be of that kind, as for Transformers."""
+    """Return the number of rows that a row attends to; None for all. As in Transformers, `layer_types` decides."""
     kinds: list[str] | None = layer.list_of("layer_types", str, None)
     if not kinds:
         return None
@@ -170,7 +168,7 @@ def _window(layer: Fields) -> int | None:
 
 
 def rope_theta(layer: Fields) -> float:
-    """Of a plain rotation. Raises UnsupportedModelError for another one."""
+    """Return the base of a plain rotation. Raises UnsupportedModelError for another kind."""
     for key in ("rope_parameters", "rope_scaling"):
         scaling: Fields | None = layer.fields(key, None)
         if scaling is None:
@@ -183,3 +181,132 @@ def rope_theta(layer: Fields) -> float:
         if "rope_theta" in scaling.values:
             return scaling.number("rope_theta", low=1)
     return layer.number("rope_theta", 10_000.0, low=1)
+
+
+# Writing.
+
+
+def check_eagle_export(config: EagleConfig, d2t: Tensor | None, form: str, num_layers: int, what: str) -> None:
+    """Refuse a head that has what a form has no words for: it would be read as another one.
+
+    Args:
+        form: one of `HEAD_FORMS`. num_layers: of the target. what: the head, for messages.
+
+    Raises:
+        UnsupportedModelError: names all of it.
+    """
+    whole = config.draft_vocab_size == config.vocab_size
+    common = {
+        "an MTP layer, which lies in its target's folder": config.is_mtp,
+        "embedding_residual": config.embedding_residual,
+        f"a width of {config.hidden_size:,} for a target of {config.target_hidden_size:,}": (
+            config.hidden_size != config.target_hidden_size
+        ),
+        "an order of the output tokens that is not the target's": whole and d2t is not None,
+    }
+    common[f"form {form}, which has no EAGLE"] = form not in ("eagle", "speculators")
+    if config.version == 1:
+        reasons = common | {
+            f"layers {list(config.layers)} in place of {[num_layers]}": config.layers != (num_layers,),
+            "sliding_window": config.sliding_window is not None,
+            "a draft vocabulary (draft_vocab_size)": not whole,
+            "own_output_rows": config.own_output_rows,
+            "norms of states or output": config.norm_before_fc or config.norm_before_residual or config.norm_output,
+            "form speculators, which has no EAGLE-1": form == "speculators",
+        }
+    else:
+        reasons = common | {
+            f"the state after the target's final norm (layer {num_layers})": config.layers[-1] >= num_layers,
+            f"{len(config.layers)} states in place of {_PLAIN_STATES}": (
+                form == "speculators" and len(config.layers) != _PLAIN_STATES
+            ),
+        }
+    refuse_features(
+        reasons,
+        f"{what} cannot be written in the form {form!r} of EAGLE-{config.version}",
+        "Train one without: forerun train eagle.",
+    )
+
+
+def eagle_settings(
+    config: EagleConfig, form: str, dtype: str, *, target: str, architectures: list[str], num_draft_tokens: int
+) -> dict[str, Any]:
+    """Return config.json of a head that the format can represent.
+
+    Args:
+        dtype: of the tensors, such as "float32".
+        target: name or folder of the target. architectures: of the target, as its config.json says.
+        num_draft_tokens: that the form recommends.
+    """
+    layer = _llama_settings(config, dtype)
+    if config.version == 1:
+        return {"architectures": ["LlamaForCausalLM"], **layer}
+    flags = {
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": False,
+        "fc_norm": config.norm_before_fc,
+        "norm_output": config.norm_output,
+        LAYER_IDS: list(config.layers),
+    }
+    if form == "eagle":
+        count = {} if len(config.layers) == _PLAIN_STATES else {"num_aux_hidden_states": len(config.layers)}
+        return {"architectures": ["LlamaForCausalLMEagle3"], **layer, **flags, **count}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        SPECULATORS: "eagle3",
+        "dtype": dtype,
+        **flags,
+        "transformer_layer_config": layer,
+        "speculators_config": speculators_entry(
+            "eagle3", target=target, architectures=architectures, num_draft_tokens=num_draft_tokens
+        ),
+    }
+
+
+def eagle_tensors(
+    config: EagleConfig,
+    tensors: Mapping[str, Tensor],
+    d2t: Tensor | None,
+    form: str,
+    output_rows: Tensor,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Return the tensors of model.safetensors.
+
+    Args:
+        output_rows: [draft_vocab_size, hidden_size] rows of the target's output layer, for a head without its own.
+    """
+    kept = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    if config.version == 3:
+        kept.setdefault(OUTPUT, output_rows.to(dtype))
+    if form == "speculators":
+        kept = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in kept.items()}
+    return as_stored(kept | token_tables(d2t, config.vocab_size))
+
+
+def _llama_settings(config: EagleConfig, dtype: str) -> dict[str, Any]:
+    """Return the Llama configuration of the head's layer."""
+    llama = {
+        "model_type": "llama",
+        "dtype": dtype,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": False,
+    }
+    if config.sliding_window is not None:
+        llama |= {"layer_types": ["sliding_attention"], "sliding_window": config.sliding_window}
+    return llama

@@ -1,4 +1,4 @@
-"""The shape of an EAGLE head (Li et al., 2401.15077; EAGLE-3: 2503.01840), and the tensors that it consists of."""
+"""The configuration of an EAGLE head (Li et al., 2401.15077; EAGLE-3: 2503.01840) and its tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EagleConfig:
         norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused (3.1).
         norm_before_residual: the residual is hidden_norm(g) in place of g.
         norm_output: what goes to the next row is the output after `norm` (3.1).
-        embedding_residual: a linear map of the embedding is added to the residual. No public format can say it.
+        embedding_residual: a linear map of the embedding is added to the residual. No public format can represent it.
         own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
         sliding_window: rows that a row attends to, itself included; None for all.
         rope_theta: of the rotation of queries and keys.
@@ -96,22 +96,22 @@ class EagleConfig:
 
     @property
     def kind(self) -> str:
-        """Of head, with its version."""
+        """Return the kind of head with its version."""
         return "MTP" if self.is_mtp else f"EAGLE-{self.version}"
 
     @property
     def keys(self) -> KeyShape:
-        """Of its one layer."""
+        """Return the shape of the keys of its layer."""
         return KeyShape(1, self.num_kv_heads, self.head_dim)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every trained tensor of a head by name, with its shape; linear layers have no biases.
+        """Return every trained tensor by name with its shape; linear layers have no biases.
 
         The names are those that vLLM reads (EAGLE-3: `midlayer`), and for what it cannot read, names of the same style.
         `d2t`, which is not trained, is stored beside them where the draft vocabulary is smaller than the target's.
         """
         hidden, target = self.hidden_size, self.target_hidden_size
-        layer = "layers.0" if self.version == 1 else "midlayer"
+        layer = self.layer_name
         wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         states = 2 if self.version == 1 else len(self.layers)
         tensors: dict[str, tuple[int, ...]] = {
@@ -147,7 +147,7 @@ class EagleConfig:
         return tensors
 
     def extras(self) -> list[str]:
-        """What not every head of this kind has."""
+        """Return the features that not every EAGLE head has."""
         found = {
             "norms of states": self.norm_before_fc,
             "normed output": self.norm_output,
@@ -158,6 +158,16 @@ class EagleConfig:
         return [name for name, holds in found.items() if holds]
 
     @property
+    def layer_name(self) -> str:
+        """Return how the names of the layer's tensors begin."""
+        return "layers.0" if self.version == 1 else "midlayer"
+
+    @property
+    def entry_norms(self) -> tuple[str, ...]:
+        """Return the names of the norms of embedding and state, without ".weight", that an MTP layer begins with."""
+        return ("enorm", "hnorm") if self.is_mtp else ()
+
+    @property
     def attention_input(self) -> int:
-        """Width of what queries, keys and values are computed from."""
+        """Return the width of what queries, keys and values are computed from."""
         return self.hidden_size if self.version == 1 else self.target_hidden_size + self.hidden_size

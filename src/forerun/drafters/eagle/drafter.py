@@ -1,4 +1,4 @@
-"""An EAGLE head drafts chains (Li et al., 2401.15077; EAGLE-3: 2503.01840), or trees that grow where it is sure
+"""An EAGLE head drafts chains (Li et al., 2401.15077; EAGLE-3: 2503.01840), or trees that grow where it is confident
 (EAGLE-2: 2406.16858)."""
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from forerun.drafters.draft_model.tree import MIN_GAIN, WIDTH, DraftTree
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.drafter import HeadFeeding, HeadState, fed_of_pairs
+from forerun.drafters.heads.drafter import FusingHeadDrafter, HeadState, pair_ids
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, NextTokens
 from forerun.types import Sequence
 
 
-class EagleFeeding(HeadFeeding):
+class EagleDrafter(FusingHeadDrafter):
     """The base of drafters that run an EAGLE head: its rows of a draft read the outputs of the rows that they follow.
 
     Args:
         model: folder of a head, or a head that was read.
     """
 
-    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
         return EagleModel(head.of(EagleConfig, name, "eagle"), target, name)
 
-    def _fed(self, sequence: Sequence) -> list[int]:
-        return fed_of_pairs(self._within_vocabulary(sequence.token_ids), self._vocab_size)
+    def _prefix_ids(self, sequence: Sequence) -> list[int]:
+        return pair_ids(self._within_vocabulary(sequence.token_ids), self._vocab_size)
 
     def _feed(self, rows: Seq[Rows], states: Seq[HeadState], final: bool = False) -> Forward:  # type: ignore[override]
-        """As `ModelDrafter._feed`; rows of committed tokens, which read the target's states, are final at once."""
+        """Compute rows; those of committed tokens, which read the target's states, are final at once."""
         return super()._feed(rows, states, final or states[0].next_token < len(states[0].sequence.token_ids))
 
     def _advance(  # type: ignore[override]
         self, chains: DraftSession, tokens: Seq[list[int]], states: Seq[HeadState], read: Tensor | None = None
     ) -> NextTokens:
-        """As `ModelDrafter._advance`. Rows of the draft read what the chain has given, and are dropped when it ends."""
-        told = [state.told_for(len(each)) for each, state in zip(tokens, states, strict=True)]
-        fused = list(self._fused([part for part in told if part is not None]))
+        """Feed the chains. Rows of the draft read the chain's own outputs, and are dropped when it ends."""
+        target_states = [state.states_for(len(each)) for each, state in zip(tokens, states, strict=True)]
+        fused = list(self._fused([part for part in target_states if part is not None]))
         for state, part in zip(states, fused, strict=False):
-            state.keep_read(part)
+            state.keep_fused(part)
         return super()._advance(chains, tokens, states, torch.cat(fused) if fused else None)
 
     def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
@@ -56,15 +56,18 @@ class EagleFeeding(HeadFeeding):
         return result
 
 
-class Eagle(EagleFeeding, DraftModel):
+class Eagle(EagleDrafter, DraftModel):
     """Drafts chains with a head that reads the target's hidden states. Its tokens are picked as a draft model's are.
 
     Args:
         model: folder of the head, or a head that was read; None takes the one that comes with forerun for the target.
     """
 
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
+        super().__init__(model)
 
-class EagleTree(EagleFeeding, DraftTree):
+
+class EagleTree(EagleDrafter, DraftTree):
     """Drafts trees with a head that reads the target's hidden states. They grow as a draft model's do.
 
     Args:

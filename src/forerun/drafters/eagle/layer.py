@@ -1,37 +1,70 @@
-"""The layer of an EAGLE head and what surrounds it: the contract, and the computation in PyTorch."""
+"""The layer of an EAGLE head: the interface, and its computation in PyTorch and by the native library."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.layers import HeadLayers, head_attention, state_norms
+from forerun.drafters.heads.layers import HeadLayers, NativeHead, head_attention, state_norms
+from forerun.kernels.cpu.library import EagleStruct, Library, LinearStruct, RowsStruct
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.attention.base import Layout, Planner
+from forerun.models.attention.native import rows_struct
+from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
 from forerun.models.draft_session import DraftSession, Pick
+from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.linear import Linear
 from forerun.models.rotation import Rotation, inverse_frequencies, rotate
 from forerun.models.runner import lay_out
 from forerun.types import Cache
 
 
-class EagleLayer(Protocol):
-    """What computes the rows of an EAGLE head.
+class ReferenceEagleLayer:
+    """Computes the rows of an EAGLE head in PyTorch, with linear layers of the target's kind.
 
     Attributes:
         planner: of its attention.
+
+    Args:
+        made: makes the layers of the head's tensors.
+        output: the output layer.
     """
 
-    planner: Planner
+    def __init__(self, made: HeadLayers, config: EagleConfig, output: Linear) -> None:
+        self._config, self._made, self._output = config, made, output
+        layer = config.layer_name
+        self._fuse = made.linear("fc")
+        projections = (f"{layer}.self_attn.{name}_proj" for name in "qkv")
+        self._qkv = made.linear(*projections, rotated=2, head_dim=config.head_dim)
+        self._out = made.linear(f"{layer}.self_attn.o_proj")
+        self._gate_up = made.linear(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj")
+        self._down = made.linear(f"{layer}.mlp.down_proj")
+        self._embedding_residual = made.linear("embedding_residual") if config.embedding_residual else None
+        self._mlp_norm = made.vector(f"{layer}.post_attention_layernorm.weight")
+        self._input_norm, self._hidden_norm = made.norm(f"{layer}.input_layernorm"), made.norm(f"{layer}.hidden_norm")
+        self._norm = made.norm("norm")
+        self._state_norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
+        self._entry_norms = [made.vector(f"{name}.weight") for name in config.entry_norms]
+        self._eps = torch.tensor(config.rms_norm_eps, dtype=made.compute, device=made.device)
+        self._rotation = Rotation(
+            inverse_frequencies(config.rope_theta, config.head_dim), 1.0, made.compute, made.device
+        )
+        self._form, attention = head_attention(config)
+        self._attention = made.attention()
+        self.planner: Planner = self._attention.planner([attention], made.device)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """As `FusingHeadModel.fuse`, of version 3. states: [n, layers, target_hidden_size] in float32 or float64."""
+        """Fuse the target's states, for version 3. states: [n, layers, target_hidden_size] in float32 or float64."""
+        if self._state_norms:
+            each = [self._normed(states[:, i], norm) for i, norm in enumerate(self._state_norms)]
+            return self._made.multiply(self._fuse, torch.cat(each, 1))
+        return self._made.multiply(self._fuse, states.flatten(1))
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Compute rows, which join what their caches hold.
@@ -43,62 +76,6 @@ class EagleLayer(Protocol):
             [R, draft_vocab_size] logits of the wanted rows, perhaps padded; [T, hidden_size] the rows' states for those
             that follow them.
         """
-
-    def draft_session(
-        self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
-    ) -> DraftSession | None:
-        """As `LanguageModel.draft_session`. embed: [n] token ids -> [n, target_hidden_size], as those of `forward`."""
-
-    def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
-        """Compute the keys and values of rows alone, which join their caches' scratch. embedding, states: as those of
-        `forward`, without padding."""
-
-    def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the rows of blocks (`Rows.is_block`), which join their caches' scratch. The rest as `forward`, of all
-        rows, without padding."""
-
-
-class ReferenceEagleLayer:
-    """`EagleLayer` in PyTorch, with linear layers of the target's kind.
-
-    Args:
-        made: makes the layers of the head's tensors.
-        output: the output layer.
-    """
-
-    def __init__(self, made: HeadLayers, config: EagleConfig, output: Linear) -> None:
-        self._config, self._made, self._output = config, made, output
-        names = EagleNames(config)
-        self._fuse = made.linear("fc")
-        self._qkv = made.linear(*(names.attention(name) for name in "qkv"), rotated=2, head_dim=config.head_dim)
-        self._out = made.linear(names.attention("o"))
-        self._gate_up = made.linear(names.mlp("gate"), names.mlp("up"))
-        self._down = made.linear(names.mlp("down"))
-        self._embedding_residual = made.linear("embedding_residual") if config.embedding_residual else None
-        self._mlp_norm = made.vector(f"{names.mlp_norm}.weight")
-        self._input_norm, self._hidden_norm = made.norm(names.input_norm), made.norm(names.hidden_norm)
-        self._norm = made.norm("norm")
-        norms = [made.norm(name) for name in state_norms(config)]
-        self._state_norms = [norm for norm in norms if norm is not None]
-        entry = [made.norm(name) for name in names.entry_norms]
-        self._entry_norms = [norm for norm in entry if norm is not None]
-        self._eps = torch.tensor(config.rms_norm_eps, dtype=made.compute, device=made.device)
-        self._rotation = Rotation(
-            inverse_frequencies(config.rope_theta, config.head_dim), 1.0, made.compute, made.device
-        )
-        self._form, layer = head_attention(config)
-        self._attention = made.attention()
-        self.planner: Planner = self._attention.planner([layer], made.device)
-
-    def fuse(self, states: Tensor) -> Tensor:
-        """As `EagleLayer.fuse`."""
-        if self._state_norms:
-            each = [self._normed(states[:, i], norm) for i, norm in enumerate(self._state_norms)]
-            return self._made.multiply(self._fuse, torch.cat(each, 1))
-        return self._made.multiply(self._fuse, states.flatten(1))
-
-    def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """As `EagleLayer.forward`."""
         output = self._layer(layout, embedding, states)
         wanted, norm = layout.select_logit_rows(output), self._norm
         logits = self._made.multiply(self._output, wanted if norm is None else self._normed(wanted, norm))
@@ -109,22 +86,24 @@ class ReferenceEagleLayer:
     def draft_session(
         self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> DraftSession | None:
-        """As `EagleLayer.chains`."""
+        """Return a session that drafts chains row by row, or None. embed: [n] token ids -> [n, target_hidden_size]."""
         return None
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
-        """As `EagleLayer.keys`."""
+        """Compute the keys and values of rows alone, which join their caches' scratch. embedding, states: as those of
+        `forward`, without padding."""
         layout = lay_out(batch, self.planner)
         self._layer(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
 
     def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """As `EagleLayer.blocks`."""
+        """Compute the rows of blocks (`Rows.is_block`), which join their caches' scratch. The rest as `forward`, of all
+        rows, without padding."""
         layout = lay_out(batch, self.planner)
         logits, outputs = self.forward(layout, *(_padded(x, layout.num_rows) for x in (embedding, states)))
         return logits[: layout.num_new], outputs[: layout.num_new]
 
     def _layer(self, layout: Layout, embedding: Tensor, states: Tensor) -> Tensor:
-        """What the layer gives for all rows, [T, hidden]."""
+        """Compute the layer for all rows, [T, hidden]."""
         multiply = self._made.multiply
         if self._entry_norms:
             assert self._input_norm is not None
@@ -147,7 +126,7 @@ class ReferenceEagleLayer:
         return x + multiply(self._down, F.silu(h[:, :wide]).mul_(h[:, wide:]))
 
     def _attended(self, qkv: Tensor, layout: Layout) -> Tensor:
-        """[T, heads * head_dim]."""
+        """Return [T, heads * head_dim] the output of the attention."""
         config, rows = self._config, len(qkv)
         rotated = config.num_heads + config.num_kv_heads
         heads = qkv.view(rows, -1, config.head_dim)
@@ -160,24 +139,120 @@ class ReferenceEagleLayer:
 
 
 def _padded(x: Tensor, num_rows: int) -> Tensor:
-    """[num_rows, ...], the last row repeated."""
+    """Return [num_rows, ...], the last row repeated."""
     return torch.cat([x, x[-1:].expand(num_rows - len(x), -1)])
 
 
-class EagleNames:
-    """Of a head's tensors, without ".weight"."""
+class NativeEagleLayer(NativeHead[EagleConfig]):
+    """`ReferenceEagleLayer` by the native library; every call reads the head's weights once.
 
-    def __init__(self, config: EagleConfig) -> None:
-        self.layer = "layers.0" if config.version == 1 else "midlayer"
-        self.input_norm = f"{self.layer}.input_layernorm"
-        self.hidden_norm = f"{self.layer}.hidden_norm"
-        self.mlp_norm = f"{self.layer}.post_attention_layernorm"
-        self.entry_norms = ["enorm", "hnorm"] if config.is_mtp else []
+    Args:
+        made: makes the layers of the head's tensors.
+        output: the output layer.
+    """
 
-    def attention(self, which: str) -> str:
-        """which: "q", "k", "v" or "o"."""
-        return f"{self.layer}.self_attn.{which}_proj"
+    def __init__(self, made: HeadLayers, config: EagleConfig, output: Linear, library: Library) -> None:
+        super().__init__(made, config, library)
+        input_norm = None if config.version == 3 else self._norm(f"{config.layer_name}.input_layernorm")
+        self._layer = self._layer_struct(config.layer_name, input_norm=input_norm)
+        form, attention = head_attention(config)
+        self._path_planner = PathPlanner([attention], made.dtype)
+        self.planner: Planner = self._path_planner
+        self._eagle = self._eagle_struct(output, form.scale)
 
-    def mlp(self, which: str) -> str:
-        """which: "gate", "up" or "down"."""
-        return f"{self.layer}.mlp.{which}_proj"
+    def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        wanted = torch.arange(layout.num_rows) if layout.logit_rows is None else layout.logit_rows
+        rows = rows_struct(layout.plan, *self._rotation.reaching(layout.num_positions))
+        return self._computed(rows, embedding, states, wanted[: layout.num_logits])
+
+    def draft_session(
+        self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
+    ) -> DraftSession | None:
+        return NativeEagleChains(self, caches, pick, embed)
+
+    def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
+        embedding, states = embedding.contiguous(), states.contiguous()
+        plan, tables = self._planned(batch)
+        rows, read = rows_struct(plan, *tables), (embedding.data_ptr(), states.data_ptr())
+        threads = torch.get_num_threads()
+        self._library.eagle(ctypes.byref(self._eagle), ctypes.byref(rows), *read, None, 0, None, None, threads)
+
+    def blocks(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        plan, tables = self._planned(batch)
+        rows = rows_struct(plan, *tables, are_blocks=True)
+        return self._computed(rows, embedding, states, torch.arange(len(embedding)))
+
+    def _computed(self, rows: RowsStruct, embedding: Tensor, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of the wanted rows, and the states of all rows for those that follow."""
+        embedding, states = embedding.contiguous(), states.contiguous()
+        x = torch.empty(len(embedding), self._config.hidden_size)
+        logits = torch.empty(len(wanted), self._config.draft_vocab_size)
+        self._library.eagle(
+            ctypes.byref(self._eagle),
+            ctypes.byref(rows),
+            embedding.data_ptr(),
+            states.data_ptr(),
+            wanted.data_ptr(),
+            len(wanted),
+            x.data_ptr(),
+            logits.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return logits, x
+
+    def _eagle_struct(self, output: Linear, scale: float) -> EagleStruct:
+        config = self._config
+        reads_pair = config.version == 3
+        layer_norms = (f"{config.layer_name}.input_layernorm", f"{config.layer_name}.hidden_norm")
+        norms = layer_norms if reads_pair else config.entry_norms or (None, None)
+        return EagleStruct(
+            model=self._model_struct(ctypes.pointer(self._layer), 1, output, scale),
+            embedding_norm=self._norm(norms[0]),
+            state_norm=self._norm(norms[1]),
+            entry=LinearStruct() if reads_pair else self._fuse,
+            residual=self._linear("embedding_residual") if config.embedding_residual else LinearStruct(),
+            embedding_width=config.target_hidden_size,
+            state_width=config.hidden_size,
+            keeps_norm=config.norm_before_residual,
+            gives_norm=config.norm_output,
+        )
+
+
+class NativeEagleChains(NativeDraftSession):
+    """Chains of an EAGLE head.
+
+    Args:
+        caches, pick, embed: as of `ReferenceEagleLayer.draft_session`.
+    """
+
+    def __init__(
+        self, layer: NativeEagleLayer, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__(layer._library, caches, layer._rotation, layer._config.draft_vocab_size, pick)
+        self._layer, self._embed = layer, embed
+        self._given = torch.empty(0, layer._config.hidden_size)
+        self._each = torch.arange(len(caches))
+
+    def keep(self, places: Sequence[int]) -> None:
+        super().keep(places)
+        self._given = self._given[list(places)]
+
+    def _compute(self, num_rows: int, num_chains: int, wanted: Tensor | None, states: Tensor | None) -> None:
+        embedding = self._embed(torch.from_numpy(self._token_ids[:num_rows])).contiguous()
+        read = self._given if states is None else states.contiguous()
+        x = torch.empty(num_rows, self._layer._config.hidden_size)
+        self._library.eagle(
+            ctypes.byref(self._layer._eagle),
+            ctypes.byref(self._rows),
+            embedding.data_ptr(),
+            read.data_ptr(),
+            (self._each if wanted is None else wanted).data_ptr(),
+            num_chains,
+            x.data_ptr(),
+            self._logits.data_ptr(),
+            self._threads,
+        )
+        self._given = x if wanted is None else x[wanted]
+
+
+EagleLayer = ReferenceEagleLayer | NativeEagleLayer

@@ -1,7 +1,7 @@
-"""An EAGLE head as it drafts: one decoder layer over pages, for rows of any sequences in one forward.
+"""The model of an EAGLE head: one decoder layer over pages, for rows of any sequences in one forward.
 
-`heads/eagle_config.py` says what it computes. The linear layers are the target's kind: codes of 8 bits where the
-target's weights are in codes, else its number format, native where it is. Attention is that of any other model.
+`EagleConfig` describes the computation. Linear layers are of the target's kind: quantised to 8 bits if the target's
+weights are quantised, else in its number format, native where the target is. Attention is that of any other model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.eagle.layer import EagleLayer, ReferenceEagleLayer
-from forerun.drafters.eagle.native import NativeEagleLayer
+from forerun.drafters.eagle.layer import EagleLayer, NativeEagleLayer, ReferenceEagleLayer
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.layers import FusingHeadModel, HeadLayers
 from forerun.errors import IncompatibleDrafterError
@@ -31,7 +30,7 @@ class EagleModel(FusingHeadModel):
     (`Forward.hidden_outputs`, [T, 1, hidden]); its logits are of token i + 2.
 
     Args:
-        head: its tensors, in any number format or codes.
+        head: its tensors, in any number format, or quantised.
         target: whose embeddings, and perhaps output layer, it reads.
         name: for messages and stored costs.
 
@@ -51,38 +50,37 @@ class EagleModel(FusingHeadModel):
         made = HeadLayers.of(head, target)
         self.compute_dtype = made.compute
         output = made.output(config.own_output_rows, target, self.token_ids)
-        self._layers: EagleLayer = (
+        self._layer: EagleLayer = (
             ReferenceEagleLayer(made, config, output)
             if made.library is None
             else NativeEagleLayer(made, config, output, made.library)
         )
-        self.planner = self._layers.planner
+        self.planner = self._layer.planner
 
     @torch.inference_mode()
     def fuse(self, hidden_outputs: Tensor) -> Tensor:
-        """As `FusingHeadModel.fuse`, [n, hidden_size] in `compute_dtype`."""
+        """Fuse the target's states to [n, hidden_size] in `compute_dtype`."""
         states = hidden_outputs.to(self.device, self.compute_dtype)
-        return states[:, 0] if self.config.version == 1 else self._layers.fuse(states)
+        return states[:, 0] if self.config.version == 1 else self._layer.fuse(states)
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
-        """As `LanguageModel.forward`; `Forward.hidden_outputs` are always the states for the rows that come next.
+        """Compute rows; `Forward.hidden_outputs` are always the states for the rows that come next.
 
         Raises:
-            ValueError: rows have no states, or layers are asked for.
+            ValueError: rows have no states, or layers are requested.
         """
         if layers or any(rows.states is None for rows in batch):
             raise ValueError("a head reads a state beside every token, and has no layers to look into")
-        layout = lay_out(batch, self._layers.planner)
+        layout = lay_out(batch, self._layer.planner)
         assert layout.states is not None
         embedding = self._embedded(layout.token_ids)
-        logits, states = self._layers.forward(layout, embedding, layout.states.to(self.compute_dtype))
+        logits, states = self._layer.forward(layout, embedding, layout.states.to(self.compute_dtype))
         return Forward(logits[: layout.num_logits], layout.select_hidden_rows(states)[:, None])
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
-        """As `LanguageModel.draft_session`."""
         if self.device.type == "cpu":
-            return self._layers.draft_session(caches, pick, self._embedded)
+            return self._layer.draft_session(caches, pick, self._embedded)
         names = None if self.proposes_all else self.token_ids
         return DeviceDraftSession(self, caches, pick, names) if pick.num_ahead > 1 else None
 

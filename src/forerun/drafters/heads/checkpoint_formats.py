@@ -2,8 +2,8 @@
 
 Their tensors have the names of `EagleConfig.tensors` or `BlockConfig.tensors`, the layer of an EAGLE-3 head `midlayer`
 or `layers.0`. Beside these there may be a copy of the target's embedding (`embed_tokens.weight`), whose signs are a
-fingerprint: a head with embeddings of its own is refused as one of another target. `t2d` says again what
-`d2t` says.
+fingerprint: a head with embeddings of its own is refused as one of another target. `t2d` repeats
+`d2t`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forerun.drafters.block.checkpoint_format import block_config_of, is_block
 from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.eagle.checkpoint_format import LAYER_IDS, SPECULATORS, public_config
+from forerun.drafters.eagle.checkpoint_format import SPECULATORS, eagle_config_of
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import (
     D2T,
@@ -27,13 +27,10 @@ from forerun.drafters.heads.config import (
     HeadConfig,
     StoredHead,
     TensorSpec,
-    as_stored,
     check_forms,
     check_shape,
     check_values,
     checked_d2t,
-    speculators_entry,
-    token_tables,
 )
 from forerun.drafters.heads.fingerprint import embedding_fingerprint
 from forerun.errors import ModelLoadError, UnsupportedModelError
@@ -62,20 +59,20 @@ def read_public(folder: Path, settings: Fields, num_layers: int | None) -> Store
 
     Raises:
         ModelLoadError: it has pickled weights only, is damaged, or its files contradict each other.
-        UnsupportedModelError: it is whole, and not of a kind that is served.
+        UnsupportedModelError: it is intact, but of an unsupported kind.
     """
-    place = str(folder)
+    source = str(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
         stored = open_slices(folder)
-        config = public_config_of(settings, stored, place, num_layers)
+        config = public_config_of(settings, stored, source, num_layers)
         is_eagle_3 = isinstance(config, EagleConfig) and config.version == 3
-        return _head(config, _renamed(stored, place) if is_eagle_3 else stored, settings, place)
+        return _head(config, _renamed(stored, source) if is_eagle_3 else stored, settings, source)
 
 
 def public_config_of(
-    settings: Fields, stored: Mapping[str, Slice], place: str, num_layers: int | None
+    settings: Fields, stored: Mapping[str, Slice], source: str, num_layers: int | None
 ) -> EagleConfig | BlockConfig:
-    """The configuration of a public head.
+    """Return the configuration of a public EAGLE or block head.
 
     Args:
         settings, num_layers: as of `read_public`.
@@ -92,35 +89,36 @@ def public_config_of(
         version = 3 if _is_eagle_3(settings, stored) else 1
         if version == 1 and has_output_rows:
             raise UnsupportedModelError(
-                f"{place}: an EAGLE-1 head with an output layer of its own ({OUTPUT}) is not served. Give one that "
+                f"{source}: an EAGLE-1 head with an output layer of its own ({OUTPUT}) is not served. Give one that "
                 "uses its target's."
             )
-        config = public_config(settings, version=version, has_output_rows=has_output_rows, num_layers=num_layers)
+        config = eagle_config_of(settings, version=version, has_output_rows=has_output_rows, num_layers=num_layers)
     if not has_output_rows and config.draft_vocab_size < config.vocab_size:
-        raise ModelLoadError(f"{place}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
+        raise ModelLoadError(f"{source}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
     return config
 
 
 def _head(
-    config: EagleConfig | BlockConfig, found: dict[str, Slice], settings: Fields, place: str
+    config: EagleConfig | BlockConfig, found: dict[str, Slice], settings: Fields, source: str
 ) -> StoredHead[HeadConfig]:
-    fingerprint = _fingerprint(found.pop(EMBEDDING, None), config, place)
+    fingerprint = _fingerprint(found.pop(EMBEDDING, None), config, source)
     offsets, mask = (found.pop(name)[...] if name in found else None for name in (D2T, T2D))
-    d2t = checked_d2t(offsets, config, place, ModelLoadError, REMEDY)
-    _check_mask(mask, d2t, config, place)
+    d2t = checked_d2t(offsets, config, source, ModelLoadError, REMEDY)
+    _check_mask(mask, d2t, config, source)
     wanted = config.tensors()
     for name in [name for name in found if name.endswith(".bias") and name not in wanted]:
         if not bool(found[name][...].any()):  # zeros change nothing
             del found[name]
-    check_forms(config, found, place, ModelLoadError, REMEDY)
+    check_forms(config, found, source, ModelLoadError, REMEDY)
     tensors = {name: found[name][...] for name in wanted}
-    check_values(tensors, place, ModelLoadError, REMEDY)
+    check_values(tensors, source, ModelLoadError, REMEDY)
     form = "speculators" if SPECULATORS in settings.values else config.kind
     return StoredHead(config, tensors, d2t, fingerprint, form=form)
 
 
 def open_slices(folder: Path) -> dict[str, Slice]:
-    """The tensors of a public head by name, not read yet. Raises ModelLoadError where there are none but pickles."""
+    """Open the tensors of a public head by name, without reading them. Raises ModelLoadError if there are none but
+    pickles."""
     from safetensors import safe_open
 
     if not (folder / WEIGHTS).is_file():
@@ -130,30 +128,30 @@ def open_slices(folder: Path) -> dict[str, Slice]:
     return {name: opened.get_slice(name) for name in names if not _OF_TRAINING.search(name)}
 
 
-def _renamed(stored: Mapping[str, Slice], place: str) -> dict[str, Slice]:
-    """The tensors of an EAGLE-3 head by the names of `EagleConfig.tensors`."""
+def _renamed(stored: Mapping[str, Slice], source: str) -> dict[str, Slice]:
+    """Return the tensors of an EAGLE-3 head by the names of `EagleConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
-        ours = re.sub(r"^layers\.0\.", "midlayer.", name)
-        if ours in found:
-            raise ModelLoadError(f"{place}: the tensor {name} is there under two names. {REMEDY}")
-        found[ours] = each
+        own_name = re.sub(r"^layers\.0\.", "midlayer.", name)
+        if own_name in found:
+            raise ModelLoadError(f"{source}: the tensor {name} is there under two names. {REMEDY}")
+        found[own_name] = each
     return found
 
 
 def _is_eagle_3(settings: Fields, found: Mapping[str, Slice]) -> bool:
-    """Whether there is anything that EAGLE-3 heads alone have: one that lacks a part is not taken for EAGLE-1."""
+    """Return whether anything is present that only EAGLE-3 heads have: a damaged one must not pass for EAGLE-1."""
     named = settings.list_of("architectures", str, [])
-    said = SPECULATORS in settings.values or "draft_vocab_size" in settings.values or D2T in found
+    named_tokens = SPECULATORS in settings.values or "draft_vocab_size" in settings.values or D2T in found
     has = any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in found)
-    return said or has or any("Eagle3" in name for name in named)
+    return named_tokens or has or any("Eagle3" in name for name in named)
 
 
-def _fingerprint(embedding: Slice | None, config: EagleConfig | BlockConfig, place: str) -> str:
+def _fingerprint(embedding: Slice | None, config: EagleConfig | BlockConfig, source: str) -> str:
     if embedding is None:
         return ""
     shape = (config.vocab_size, config.target_hidden_size)
-    check_shape(EMBEDDING, embedding, shape, place, ModelLoadError, REMEDY)
+    check_shape(EMBEDDING, embedding, shape, source, ModelLoadError, REMEDY)
 
     def rows(ids: Tensor) -> Tensor:
         return torch.cat([embedding[index : index + 1] for index in ids.tolist()]).float()
@@ -161,14 +159,14 @@ def _fingerprint(embedding: Slice | None, config: EagleConfig | BlockConfig, pla
     return embedding_fingerprint(rows, *shape)
 
 
-def _check_mask(mask: Tensor | None, d2t: Tensor | None, config: EagleConfig | BlockConfig, place: str) -> None:
+def _check_mask(mask: Tensor | None, d2t: Tensor | None, config: EagleConfig | BlockConfig, source: str) -> None:
     """Compare t2d, [vocab_size] bool, with the tokens that d2t leads to."""
     if mask is None:
         return
     size = config.draft_vocab_size
-    said = torch.arange(size) if d2t is None else (torch.arange(size) + d2t).sort().values
-    if list(mask.shape) != [config.vocab_size] or not torch.equal(mask.bool().nonzero().flatten(), said):
-        raise ModelLoadError(f"{place}: t2d and d2t do not name the same tokens of the target. {REMEDY}")
+    named_tokens = torch.arange(size) if d2t is None else (torch.arange(size) + d2t).sort().values
+    if list(mask.shape) != [config.vocab_size] or not torch.equal(mask.bool().nonzero().flatten(), named_tokens):
+        raise ModelLoadError(f"{source}: t2d and d2t do not name the same tokens of the target. {REMEDY}")
 
 
 def _no_weights(folder: Path) -> ModelLoadError:
@@ -179,138 +177,6 @@ def _no_weights(folder: Path) -> ModelLoadError:
             f"Convert it where you trust it: read it by torch.load(..., weights_only=True), and write {WEIGHTS} by "
             "safetensors.torch.save_file."
         )
-    others = sorted(path.name for path in folder.glob("*.safetensors*"))
-    has = f" (there is {others[0]})" if others else ""
+    files = sorted(path.name for path in folder.glob("*.safetensors*"))
+    has = f" (there is {files[0]})" if files else ""
     return ModelLoadError(f"{folder}: a head lies in one file {WEIGHTS}, which is not there{has}. {REMEDY}")
-
-
-# Heads in the public forms: what config.json says and the tensors by name, or why a head cannot be said in one.
-
-_PLAIN_STATES = 3
-
-
-def check_sayable(config: EagleConfig, d2t: Tensor | None, form: str, num_layers: int, what: str) -> None:
-    """Refuse a head that has what a form has no words for: it would be read as another one.
-
-    Args:
-        form: one of `HEAD_FORMS`. num_layers: of the target. what: the head, for messages.
-
-    Raises:
-        UnsupportedModelError: names all of it.
-    """
-    whole = config.draft_vocab_size == config.vocab_size
-    common = {
-        "an MTP layer, which lies in its target's folder": config.is_mtp,
-        "embedding_residual": config.embedding_residual,
-        f"a width of {config.hidden_size:,} for a target of {config.target_hidden_size:,}": (
-            config.hidden_size != config.target_hidden_size
-        ),
-        "an order of the output tokens that is not the target's": whole and d2t is not None,
-    }
-    common[f"form {form}, which has no EAGLE"] = form not in ("eagle", "speculators")
-    if config.version == 1:
-        reasons = common | {
-            f"layers {list(config.layers)} in place of {[num_layers]}": config.layers != (num_layers,),
-            "sliding_window": config.sliding_window is not None,
-            "a draft vocabulary (draft_vocab_size)": not whole,
-            "own_output_rows": config.own_output_rows,
-            "norms of states or output": config.norm_before_fc or config.norm_before_residual or config.norm_output,
-            "form speculators, which has no EAGLE-1": form == "speculators",
-        }
-    else:
-        reasons = common | {
-            f"the state after the target's final norm (layer {num_layers})": config.layers[-1] >= num_layers,
-            f"{len(config.layers)} states in place of {_PLAIN_STATES}": (
-                form == "speculators" and len(config.layers) != _PLAIN_STATES
-            ),
-        }
-    found = [name for name, holds in reasons.items() if holds]
-    if found:
-        raise UnsupportedModelError(
-            f"{what} cannot be written in the form {form!r} of EAGLE-{config.version}, which cannot say: "
-            f"{'; '.join(found)}. Train one without: forerun train eagle."
-        )
-
-
-def public_settings(
-    config: EagleConfig, form: str, dtype: str, *, target: str, architectures: list[str], num_draft_tokens: int
-) -> dict[str, Any]:
-    """What config.json says of a head that is sayable.
-
-    Args:
-        dtype: of the tensors, such as "float32".
-        target: name or folder of the target. architectures: of the target, as its config.json says.
-        num_draft_tokens: that the form recommends.
-    """
-    layer = _layer(config, dtype)
-    if config.version == 1:
-        return {"architectures": ["LlamaForCausalLM"], **layer}
-    flags = {
-        "draft_vocab_size": config.draft_vocab_size,
-        "target_hidden_size": config.target_hidden_size,
-        "norm_before_residual": config.norm_before_residual,
-        "norm_before_fc": False,
-        "fc_norm": config.norm_before_fc,
-        "norm_output": config.norm_output,
-        LAYER_IDS: list(config.layers),
-    }
-    if form == "eagle":
-        count = {} if len(config.layers) == _PLAIN_STATES else {"num_aux_hidden_states": len(config.layers)}
-        return {"architectures": ["LlamaForCausalLMEagle3"], **layer, **flags, **count}
-    return {
-        "architectures": ["Eagle3Speculator"],
-        SPECULATORS: "eagle3",
-        "dtype": dtype,
-        **flags,
-        "transformer_layer_config": layer,
-        "speculators_config": speculators_entry(
-            "eagle3", target=target, architectures=architectures, num_draft_tokens=num_draft_tokens
-        ),
-    }
-
-
-def public_tensors(
-    config: EagleConfig,
-    tensors: Mapping[str, Tensor],
-    d2t: Tensor | None,
-    form: str,
-    output_rows: Tensor,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
-    """The tensors of model.safetensors.
-
-    Args:
-        output_rows: [draft_vocab_size, hidden_size] rows of the target's output layer, for a head without its own.
-    """
-    kept = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    if config.version == 3:
-        kept.setdefault(OUTPUT, output_rows.to(dtype))
-    if form == "speculators":
-        kept = {name.replace("midlayer.", "layers.0.", 1): tensor for name, tensor in kept.items()}
-    return as_stored(kept | token_tables(d2t, config.vocab_size))
-
-
-def _layer(config: EagleConfig, dtype: str) -> dict[str, Any]:
-    """The Llama configuration."""
-    said = {
-        "model_type": "llama",
-        "dtype": dtype,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "max_position_embeddings": config.max_positions,
-        "tie_word_embeddings": False,
-    }
-    if config.sliding_window is not None:
-        said |= {"layer_types": ["sliding_attention"], "sliding_window": config.sliding_window}
-    return said

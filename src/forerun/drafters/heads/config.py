@@ -1,4 +1,4 @@
-"""What the configuration of every kind of head tells, and the checks that several kinds share."""
+"""Configurations of trained heads, heads as they are stored, and the checks that all kinds share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantisation import QuantisedWeight
-from forerun.utils.json_file import ErrorType
+from forerun.utils.foreign_errors import REMEDY
+from forerun.utils.json_file import ErrorType, Fields
 
 
 class KeyShape(NamedTuple):
@@ -38,7 +39,7 @@ class HeadConfig(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it is called, such as "EAGLE-3"."""
+        """Return the kind of head, such as "EAGLE-3"."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -54,31 +55,31 @@ class HeadConfig(Protocol):
 
     @property
     def keys(self) -> KeyShape:
-        """What its cache holds."""
+        """Return the shape of the keys in its cache."""
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every trained tensor by name, with its shape. `d2t`, which is not trained, is stored beside them where the
-        draft vocabulary is smaller than the target's."""
+        """Return every trained tensor by name with its shape. `d2t`, which is not trained, is stored beside them where
+        the draft vocabulary is smaller than the target's."""
 
     def extras(self) -> list[str]:
-        """What it has that not every head of its kind has, for people."""
+        """Return the features that not every head of its kind has, for people."""
 
 
 def check_positive(of: str, **sizes: int) -> None:
-    """Raises ConfigError where a size is below 1. of: what has these sizes."""
+    """Raise ConfigError if a size is below 1. of: what has these sizes."""
     for name, value in sizes.items():
         if value < 1:
             raise ConfigError(f"{name} of {of} is {value}, but must be 1 or more.")
 
 
 def check_vocabulary(draft_vocab_size: int, vocab_size: int, has: str = "the head has", its: str = "its") -> None:
-    """Raises ConfigError where there are more output tokens than the target has. has, its: the message's words."""
+    """Raise ConfigError if there are more output tokens than the target has. has, its: the message's words."""
     if draft_vocab_size > vocab_size:
         raise ConfigError(f"{has} {draft_vocab_size:,} output tokens, but {its} target only {vocab_size:,}.")
 
 
 def check_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    """Raises ConfigError where heads cannot share keys, or not be rotated."""
+    """Raise ConfigError if query heads cannot share keys, or cannot be rotated."""
     if num_heads % num_kv_heads or head_dim % 2:
         raise ConfigError(
             f"the head has {num_heads} query heads, {num_kv_heads} key heads and a head_dim of {head_dim}: the first "
@@ -87,12 +88,10 @@ def check_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
 
 
 def check_layers(layers: tuple[int, ...]) -> None:
-    """Raises ConfigError where the target's layers that are read do not rise, or there are none."""
+    """Raise ConfigError if the target's layers that are read do not rise, or there are none."""
     if not layers or any(a >= b for a, b in pairwise(layers)):
         raise ConfigError(f"layers of the head are {list(layers)}, but must rise, and there must be one.")
 
-
-# A head as a folder holds it.
 
 Kind = TypeVar("Kind", bound=HeadConfig, covariant=True)
 Other = TypeVar("Other", bound=HeadConfig)
@@ -104,12 +103,12 @@ class StoredHead(Generic[Kind]):
 
     Attributes:
         config: its shape.
-        tensors: all of `config.tensors()`; those in codes are dequantised, float32.
+        tensors: all of `config.tensors()`; quantised ones are dequantised to float32.
         d2t: [draft_vocab_size] int64: the target's id of draft token i is i + d2t[i]. None where they are the same.
-        fingerprint: of the target that it was trained for (`target_fingerprint`); empty where that is not told.
+        fingerprint: of the target that it was trained for (`target_fingerprint`); empty if unknown.
         record: what was written beside it: how it was trained, as JSON.
-        number_format: of the target's weights when it was trained, such as "bfloat16"; empty where that is not told.
-        codes: the matrices that are kept at 8 bits, by name.
+        number_format: of the target's weights when it was trained, such as "bfloat16"; empty if unknown.
+        quantised: the matrices that are stored at 8 bits, by name.
         form: "forerun", or that of a public head: "EAGLE-1", "EAGLE-3", "speculators" or "Medusa".
     """
 
@@ -119,43 +118,44 @@ class StoredHead(Generic[Kind]):
     fingerprint: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)
     number_format: str = ""
-    codes: Mapping[str, QuantisedWeight] = field(default_factory=dict)
+    quantised: Mapping[str, QuantisedWeight] = field(default_factory=dict)
     form: str = "forerun"
 
     @property
     def token_ids(self) -> Tensor:
-        """[draft_vocab_size] int64, the target's tokens that it can propose."""
+        """Return [draft_vocab_size] int64, the target's tokens that it can propose."""
         tokens = torch.arange(self.config.draft_vocab_size)
         return tokens if self.d2t is None else tokens + self.d2t
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors as they are kept."""
-        kept = [tensor for name, tensor in self.tensors.items() if name not in self.codes]
-        in_codes = sum(weight.quantized.nbytes + weight.scale.nbytes for weight in self.codes.values())
-        return in_codes + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
+        """Return the bytes of its tensors as they are stored."""
+        kept = [tensor for name, tensor in self.tensors.items() if name not in self.quantised]
+        quantised = sum(weight.quantized.nbytes + weight.scale.nbytes for weight in self.quantised.values())
+        return quantised + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
 
-    def of(self, kind: type[Other], place: str, drafters: str) -> StoredHead[Other]:
-        """This head, which is of that kind.
+    def of(self, kind: type[Other], source: str, drafters: str) -> StoredHead[Other]:
+        """Return this head as one of that kind.
 
         Args:
-            place: where it lies, for messages. drafters: that draft with heads of that kind.
+            source: its folder, for messages.
+            drafters: that draft with heads of that kind.
 
         Raises:
             UnsupportedModelError: it is of another.
         """
         if not isinstance(self.config, kind):
             raise UnsupportedModelError(
-                f"{place} holds a head of the kind {self.config.kind}, which is not what {drafters} is for. Give a "
+                f"{source} holds a head of the kind {self.config.kind}, which is not what {drafters} is for. Give a "
                 "head of another kind, or the drafter that this one is for (forerun drafters)."
             )
         return cast("StoredHead[Other]", self)
 
     def summary(self) -> dict[str, str]:
-        """What it is, in a few words each, for people."""
+        """Return a description in a few words per field, for people."""
         config = self.config
         formats = {str(tensor.dtype).removeprefix("torch.") for name, tensor in self.tensors.items()}
-        kept = "int8" if self.codes else "/".join(sorted(formats))
+        kept = "int8" if self.quantised else "/".join(sorted(formats))
         has = ", ".join(config.extras())
         return {
             "head": f"{config.kind}, form {self.form}, {kept}, {self.nbytes:,} bytes" + (f"; {has}" * bool(has)),
@@ -165,21 +165,19 @@ class StoredHead(Generic[Kind]):
         }
 
 
-# The tensors of a head, compared with its configuration: names, shapes, number formats, values.
-
 FLOATS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Number formats of a head's tensors, and how safetensors files write them."""
 
 
 class TensorSpec(Protocol):
-    """What a tensor that is not read yet tells, in the form of safetensors."""
+    """The header of a tensor that is not read yet, as in safetensors."""
 
     def get_shape(self) -> list[int]: ...
 
     def get_dtype(self) -> str: ...
 
 
-class LoadedTensor:
+class _LoadedTensor:
     """A tensor in memory in the form of safetensors."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -193,46 +191,54 @@ class LoadedTensor:
 
 
 def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Every trained tensor of a head, filled with NaN: what nobody sets can be neither saved nor loaded."""
+    """Return every trained tensor of a head, filled with NaN: unset tensors can be neither saved nor loaded."""
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}
 
 
-def check_forms(config: HeadConfig, found: Mapping[str, TensorSpec], place: str, error: ErrorType, remedy: str) -> None:
-    """Compare names, shapes and number formats with what the configuration asks for.
+def check_forms(
+    config: HeadConfig, found: Mapping[str, TensorSpec], source: str, error: ErrorType, remedy: str
+) -> None:
+    """Compare names, shapes and number formats with those of the configuration.
 
     Raises:
         error: names the first tensor that is missing, too many, or of another shape or number format.
     """
     wanted = config.tensors()
-    refuse_others(found, wanted, place, error, remedy)
+    refuse_others(found, wanted, source, error, remedy)
     for name, shape in wanted.items():
         if name not in found:
-            raise error(f"{place}: the tensor {name} {list(shape)} is missing. {remedy}")
-        check_shape(name, found[name], shape, place, error, remedy)
+            raise error(f"{source}: the tensor {name} {list(shape)} is missing. {remedy}")
+        check_shape(name, found[name], shape, source, error, remedy)
 
 
-def refuse_others(found: Collection[str], wanted: Collection[str], place: str, error: ErrorType, remedy: str) -> None:
+def refuse_others(found: Collection[str], wanted: Collection[str], source: str, error: ErrorType, remedy: str) -> None:
     """Refuse tensors that a head has no use for: to leave one out would change what it computes."""
     for name in sorted(set(found) - set(wanted)):
         if name.endswith(".bias"):
-            raise error(f"{place}: {name} is a bias, and linear layers of heads have none here. {remedy}")
-        raise error(f"{place}: the tensor {name[:100]} is none of such a head's. {remedy}")
+            raise error(f"{source}: {name} is a bias, and linear layers of heads have none here. {remedy}")
+        raise error(f"{source}: the tensor {name[:100]} is none of such a head's. {remedy}")
 
 
-def check_shape(name: str, found: TensorSpec, shape: Sequence[int], place: str, error: ErrorType, remedy: str) -> None:
+def check_shape(name: str, found: TensorSpec, shape: Sequence[int], source: str, error: ErrorType, remedy: str) -> None:
     """Compare one tensor's shape, and whether it is of floating point numbers."""
     if list(found.get_shape()) != list(shape):
         raise error(
-            f"{place}: the tensor {name} has shape {list(found.get_shape())}, and must have {list(shape)}. {remedy}"
+            f"{source}: the tensor {name} has shape {list(found.get_shape())}, and must have {list(shape)}. {remedy}"
         )
     if found.get_dtype() not in FLOATS.values():
         raise error(
-            f"{place}: the tensor {name} is stored as {found.get_dtype()}, but must be one of "
+            f"{source}: the tensor {name} is stored as {found.get_dtype()}, but must be one of "
             f"{', '.join(FLOATS.values())}. {remedy}"
         )
 
 
-def check_values(tensors: Mapping[str, Tensor], place: str, error: ErrorType, remedy: str) -> None:
+def check_loaded(config: HeadConfig, tensors: Mapping[str, Tensor], source: str, error: ErrorType, remedy: str) -> None:
+    """Check tensors in memory as `check_forms` and `check_values` do."""
+    check_forms(config, {name: _LoadedTensor(tensor) for name, tensor in tensors.items()}, source, error, remedy)
+    check_values(tensors, source, error, remedy)
+
+
+def check_values(tensors: Mapping[str, Tensor], source: str, error: ErrorType, remedy: str) -> None:
     """Refuse NaN, which new weights begin as, and infinity.
 
     Raises:
@@ -242,13 +248,13 @@ def check_values(tensors: Mapping[str, Tensor], place: str, error: ErrorType, re
         if not bool(tensor.isfinite().all()):
             count = int((~tensor.isfinite()).sum())
             raise error(
-                f"{place}: the tensor {name} holds {count:,} numbers that are NaN or infinite, as weights that were "
+                f"{source}: the tensor {name} holds {count:,} numbers that are NaN or infinite, as weights that were "
                 f"never set are. {remedy}"
             )
 
 
-def checked_d2t(d2t: Tensor | None, config: HeadConfig, place: str, error: ErrorType, remedy: str) -> Tensor | None:
-    """The offsets as int64; None where the head proposes every token, of which offsets of zero say the same.
+def checked_d2t(d2t: Tensor | None, config: HeadConfig, source: str, error: ErrorType, remedy: str) -> Tensor | None:
+    """Return the offsets as int64; None if the head proposes every token in order.
 
     Args:
         d2t: [draft_vocab_size] of a whole-number type: the target's id of draft token i is i + d2t[i].
@@ -260,37 +266,37 @@ def checked_d2t(d2t: Tensor | None, config: HeadConfig, place: str, error: Error
     if d2t is None:
         if size < vocab_size:
             raise error(
-                f"{place}: d2t is missing, which says what the {size:,} output tokens of the head are among the "
+                f"{source}: d2t is missing, which says what the {size:,} output tokens of the head are among the "
                 f"target's {vocab_size:,}. {remedy}"
             )
         return None
     if list(d2t.shape) != [size] or d2t.dtype not in (torch.int16, torch.int32, torch.int64):
         raise error(
-            f"{place}: d2t is {list(d2t.shape)} of {str(d2t.dtype).removeprefix('torch.')}, but must be [{size}] of "
+            f"{source}: d2t is {list(d2t.shape)} of {str(d2t.dtype).removeprefix('torch.')}, but must be [{size}] of "
             f"int32 or int64. {remedy}"
         )
     offsets = d2t.to("cpu", torch.int64)
     # compared before they are added: an offset near the end of int64 would wrap
     low = -torch.arange(size)
     if bool(((offsets < low) | (offsets >= low + vocab_size)).any()):
-        raise error(f"{place}: d2t leads to tokens outside of the target's {vocab_size:,}. {remedy}")
+        raise error(f"{source}: d2t leads to tokens outside of the target's {vocab_size:,}. {remedy}")
     if len(set((torch.arange(size) + offsets).tolist())) < size:
-        raise error(f"{place}: d2t gives two output tokens of the head the same token of the target. {remedy}")
+        raise error(f"{source}: d2t gives two output tokens of the head the same token of the target. {remedy}")
     return None if size == vocab_size and not bool(offsets.any()) else offsets
 
 
-# What public forms share when heads are written in them.
-
+# Public formats.
 D2T, T2D, OUTPUT = "d2t", "t2d", "lm_head.weight"
 
 
 def proposed_tokens(d2t: Tensor) -> Tensor:
-    """[draft_vocab_size] int64, the target's tokens that a head with these offsets proposes."""
+    """Return [draft_vocab_size] int64, the target's tokens that a head with these offsets proposes."""
     return torch.arange(len(d2t)) + d2t.to(torch.int64)
 
 
 def token_tables(d2t: Tensor | None, vocab_size: int) -> dict[str, Tensor]:
-    """The offsets, and [vocab_size] bool of the tokens that they lead to; none for heads that propose every token."""
+    """Return the offsets, and [vocab_size] bool of the tokens that they lead to; nothing for heads that propose every
+    token."""
     if d2t is None:
         return {}
     mask = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, proposed_tokens(d2t), True)
@@ -298,14 +304,14 @@ def token_tables(d2t: Tensor | None, vocab_size: int) -> dict[str, Tensor]:
 
 
 def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same as a file can hold them, each in memory of its own."""
+    """Return the tensors as a file can hold them, each in memory of its own."""
     return {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
 
 
 def speculators_entry(kind: str, *, target: str, architectures: list[str], num_draft_tokens: int) -> dict[str, Any]:
-    """`speculators_config`, by which programs choose how to draft.
+    """Return `speculators_config`, by which programs choose how to draft.
 
     Args:
         kind: of head, as the form calls it.
@@ -318,3 +324,39 @@ def speculators_entry(kind: str, *, target: str, architectures: list[str], num_d
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
         "verifier": {"name_or_path": target, "architectures": architectures},
     }
+
+
+def refuse_unserved(fields: Fields, served: Sequence[tuple[str, Any]], remedy: str) -> None:
+    """Raise UnsupportedModelError for a key with another value than the supported one. served: keys and values."""
+    for key, value in served:
+        if fields.values.get(key) not in (None, value):
+            raise UnsupportedModelError(
+                f"{fields.place}: {key} is {str(fields.values[key])[:40]}, and only {value} is served. {remedy}"
+            )
+
+
+def fused_layers(settings: Fields, found: list[int], num_layers: int | None, remedy: str) -> tuple[int, ...]:
+    """Return the target's layers whose inputs a public head reads, rising.
+
+    Args:
+        num_layers: of the target; None if that is not known.
+
+    Raises:
+        ModelLoadError: a layer is negative.
+        UnsupportedModelError: a layer lies behind the target's last one.
+    """
+    layers = tuple(sorted(found))
+    if layers and layers[0] < 0:
+        raise ModelLoadError(f"{settings.place}: the head reads the state of layer {layers[0]}. {REMEDY}")
+    if num_layers is not None and layers and layers[-1] >= num_layers:
+        raise UnsupportedModelError(
+            f"{settings.place}: the head reads the state of layer {layers[-1]}, and the target has {num_layers}. What "
+            f"leaves its last layer is available after the final norm only. {remedy}"
+        )
+    return layers
+
+
+def refuse_features(features: Mapping[str, bool], problem: str, remedy: str = "") -> None:
+    """Raise UnsupportedModelError that names all features that a head has and a public format cannot represent."""
+    if found := [name for name, is_there in features.items() if is_there]:
+        raise UnsupportedModelError(f"{problem}, which cannot say: {'; '.join(found)}. {remedy}".rstrip())

@@ -1,10 +1,10 @@
-"""Which target a head was trained for, told by what outlasts another number format.
+"""Fingerprints of the target that a head was trained for, which are independent of the number format.
 
 A head reads its target's hidden states, so it fits one set of weights. The same weights come in many forms: safetensors
-in bfloat16 or float32, GGUF with blocks of 4 to 8 bits, codes made at load. Bytes differ between these, names of files
-and of tensors too, and a tokenizer is shared by many models. What they have in common: the sizes (vocabulary, width,
-number of weights, which tells a pruned copy), and nearly all signs of the weights. So a fingerprint is the sizes and
-the signs of fixed entries of the embedding and of the output layer, which are compared bit by bit.
+in bfloat16 or float32, GGUF with blocks of 4 to 8 bits, weights quantised at load. Bytes differ between these, names of
+files and of tensors too, and a tokenizer is shared by many models. What they have in common: the sizes (vocabulary,
+width, number of weights, which reveals a pruned copy), and nearly all signs of the weights. So a fingerprint is the
+sizes and the signs of fixed entries of the embedding and of the output layer, which are compared bit by bit.
 
 Rounding changes the sign of an entry near zero alone: about 0.5 % of them at 8 bits, 3 % at 4 bits. Models that were
 trained from different starts agree in half of them. `MAX_DIFFERENT` lies between. A model that was trained a little
@@ -31,7 +31,7 @@ _STEP_OF_ROW, _STEP_OF_ENTRY = 37, 101
 
 
 class FingerprintedTarget(Protocol):
-    """What of a `LanguageModel` a fingerprint is made of."""
+    """The part of a `LanguageModel` that a fingerprint is computed from."""
 
     @property
     def name(self) -> str: ...
@@ -53,8 +53,8 @@ class Fingerprint:
 
     Attributes:
         vocab_size, hidden_size: of the target.
-        num_parameters: of its weights; 0 where that is not told, which every number equals.
-        embedding, output: signs of the layers' entries in hexadecimal; empty where they are not told.
+        num_parameters: of its weights; 0 if unknown, which equals every number.
+        embedding, output: signs of the layers' entries in hexadecimal; empty if unknown.
     """
 
     vocab_size: int
@@ -69,7 +69,7 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint | None:
-        """The parts of a text; None where it is no fingerprint."""
+        """Return the parts of a text; None if it is not a fingerprint."""
         parts = text.split("-")
         if len(parts) != 5 or not all(part.isdecimal() and len(part) < 20 for part in parts[:3]):
             return None
@@ -78,7 +78,7 @@ class Fingerprint:
         return cls(int(parts[0]), int(parts[1]), int(parts[2]), parts[3], parts[4])
 
     def difference(self, other: Fingerprint) -> str:
-        """In which part two fingerprints differ, in words; empty for one target."""
+        """Describe in which part two fingerprints differ; empty for one target."""
         sizes = {
             "tokens": (self.vocab_size, other.vocab_size),
             "wide": (self.hidden_size, other.hidden_size),
@@ -101,7 +101,7 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def target_fingerprint(target: FingerprintedTarget) -> str:
-    """The fingerprint of a model's weights, whatever they are kept in. Compare two by `same_target`, never as texts.
+    """Compute the fingerprint of a model's weights, in any number format. Compare two by `same_target`, never as texts.
 
     Raises:
         UnsupportedModelError: the model has no embeddings that can be read.
@@ -120,12 +120,13 @@ def target_fingerprint(target: FingerprintedTarget) -> str:
 
 
 def embedding_fingerprint(rows: Callable[[Tensor], Tensor], vocab_size: int, hidden_size: int) -> str:
-    """The fingerprint of a target of which the embedding alone is at hand. rows: token ids -> [n, hidden_size]."""
+    """Compute the fingerprint of a target of which only the embedding is available. rows: token ids -> [n,
+    hidden_size]."""
     return str(Fingerprint(vocab_size, hidden_size, embedding=sampled_signs(rows(sampled_ids(vocab_size)))))
 
 
 def same_target(one: str, two: str) -> bool:
-    """Whether two fingerprints are of one target. Texts that are no fingerprints are of none."""
+    """Return whether two fingerprints are of one target. Invalid texts match nothing."""
     first, second = Fingerprint.parse(one), Fingerprint.parse(two)
     return first is not None and second is not None and not first.difference(second)
 
@@ -137,7 +138,7 @@ def check_target(fingerprint: str, target: FingerprintedTarget, what: str) -> No
         what: the head, for messages.
 
     Raises:
-        IncompatibleDrafterError: says in what they differ.
+        IncompatibleDrafterError: names the difference.
     """
     if not fingerprint:
         return
@@ -153,12 +154,12 @@ def check_target(fingerprint: str, target: FingerprintedTarget, what: str) -> No
 
 
 def sampled_ids(vocab_size: int) -> Tensor:
-    """[64] int64: the tokens whose rows are looked at, evenly over the vocabulary."""
+    """Return [64] int64: tokens, evenly spread over the vocabulary, whose rows are compared."""
     return torch.arange(_ROWS) * vocab_size // _ROWS
 
 
 def sampled_signs(rows: Tensor) -> str:
-    """Whether entries of the rows are above zero, 256 bits in hexadecimal. rows: [64, hidden]."""
+    """Return whether entries of the rows are above zero, 256 bits in hexadecimal. rows: [64, hidden]."""
     first = torch.arange(_ROWS)[:, None] * _STEP_OF_ROW
     entries = (first + torch.arange(_ENTRIES) * _STEP_OF_ENTRY) % rows.shape[1]
     bits = (rows.cpu().gather(1, entries) > 0).flatten().tolist()
@@ -167,7 +168,7 @@ def sampled_signs(rows: Tensor) -> str:
 
 
 def _share_different(one: str, two: str) -> float:
-    """Of the bits; 0 where one of them is not told."""
+    """Return the share of the bits that differ; 0 if one side is unknown."""
     if not one or not two:
         return 0.0
     return (int(one, 16) ^ int(two, 16)).bit_count() / (4 * len(one))

@@ -1,8 +1,8 @@
-"""Heads as folders: config.json and model.safetensors.
+"""Head folders, config.json and model.safetensors: forerun's own format, and reading in any format.
 
-forerun's form can say all that a head can be: config.json holds the fields of the configuration of its kind, the
-target's fingerprint, a record of how the head was trained, and a checksum over both files; matrices are numbers, or
-codes of 8 bits with a scale a row. Public forms are read by `public_forms.py` and `public_medusa.py`.
+forerun's format can represent every head: config.json holds the fields of the configuration of its kind, the target's
+fingerprint, a record of how the head was trained, and a checksum over both files; matrices are floats, or quantised to
+8 bits with a scale a row. Public formats are read by `checkpoint_formats.py` and the `checkpoint_format.py` of methods.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from forerun.config import SHIPPED_HEADS
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.checkpoint_format import SPECULATORS
 from forerun.drafters.eagle.config import EagleConfig
@@ -25,33 +27,31 @@ from forerun.drafters.heads.checkpoint_formats import WEIGHTS, open_slices, publ
 from forerun.drafters.heads.config import (
     FLOATS,
     HeadConfig,
-    LoadedTensor,
     StoredHead,
-    check_forms,
-    check_values,
+    check_loaded,
     checked_d2t,
 )
+from forerun.drafters.heads.fingerprint import Fingerprint, FingerprintedTarget, same_target, target_fingerprint
 from forerun.drafters.medusa.checkpoint_format import is_medusa, medusa_config_of, read_medusa
 from forerun.drafters.medusa.config import MedusaConfig
-from forerun.errors import ConfigError, ModelLoadError
+from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantisation import QuantisedWeight, quantise_int8
 from forerun.utils.files import digest, new_files, whole_folder, write_bytes, write_json
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import ErrorType, Fields
 
-# A head's matrices at 8 bits, as tensors of its file: NAME.codes [out, in] uint8 and NAME.scale [out, 1] float32.
-
 _CODES, _SCALE = ".codes", ".scale"
+"""Suffixes of a quantised matrix's tensors: NAME.codes [out, in] uint8 and NAME.scale [out, 1] float32."""
 _ZERO = 128
 
 
-def has_codes(names: Iterable[str]) -> bool:
-    """Whether any of these tensors of a file is in codes."""
+def has_quantised(names: Iterable[str]) -> bool:
+    """Return whether any of these tensors of a file is quantised."""
     return any(name.endswith(_CODES) for name in names)
 
 
-def in_codes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same with every matrix as codes and scales, one scale a row; vectors stay numbers.
+def quantise_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Quantise every matrix, with one scale a row; vectors stay numbers.
 
     Raises:
         ConfigError: a matrix cannot be quantised.
@@ -69,8 +69,8 @@ def in_codes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def take_codes(tensors: dict[str, Tensor], place: str, error: ErrorType, remedy: str) -> dict[str, QuantisedWeight]:
-    """The matrices in codes by name, taken out of `tensors`.
+def pop_quantised(tensors: dict[str, Tensor], source: str, error: ErrorType, remedy: str) -> dict[str, QuantisedWeight]:
+    """Take the quantised matrices out of `tensors`, by name.
 
     Raises:
         error: one lacks its scales, is there as numbers too, or has a shape or type that cannot be.
@@ -79,16 +79,16 @@ def take_codes(tensors: dict[str, Tensor], place: str, error: ErrorType, remedy:
     found = {}
     for name in names:
         if name in tensors or name + _SCALE not in tensors:
-            raise error(f"{place}: the tensor {name} must be either numbers, or codes with scales. {remedy}")
+            raise error(f"{source}: the tensor {name} must be either numbers, or codes with scales. {remedy}")
         codes, scale = tensors.pop(name + _CODES), tensors.pop(name + _SCALE)
         fits = codes.dim() == 2 and scale.shape == (len(codes), 1)
         if not fits or codes.dtype != torch.uint8 or scale.dtype != torch.float32:
             raise error(
-                f"{place}: the tensor {name} has codes {list(codes.shape)} of {codes.dtype} and scales "
+                f"{source}: the tensor {name} has codes {list(codes.shape)} of {codes.dtype} and scales "
                 f"{list(scale.shape)} of {scale.dtype}, but must have a scale of float32 a row of uint8. {remedy}"
             )
         if not bool(scale.isfinite().all()):
-            raise error(f"{place}: the tensor {name} has a scale that is NaN or infinite. {remedy}")
+            raise error(f"{source}: the tensor {name} has a scale that is NaN or infinite. {remedy}")
         found[name] = QuantisedWeight(8, codes, _ZERO, scale, None, None)
     return found
 
@@ -131,28 +131,26 @@ def save_head(
     """
     from safetensors.torch import save
 
-    place = str(folder)
-    found = {name: LoadedTensor(tensor) for name, tensor in tensors.items()}
-    check_forms(config, found, place, ConfigError, _TRAIN_AGAIN)
-    check_values(tensors, place, ConfigError, _TRAIN_AGAIN)
-    offsets = checked_d2t(d2t, config, place, ConfigError, "Give the one that it was trained with.")
+    source = str(folder)
+    check_loaded(config, tensors, source, ConfigError, _TRAIN_AGAIN)
+    offsets = checked_d2t(d2t, config, source, ConfigError, "Give the one that it was trained with.")
     kept = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     if quantize is not None:
-        kept = in_codes(kept)
+        kept = quantise_matrices(kept)
     if offsets is not None:
         kept[_D2T] = offsets.to(torch.int32)
     weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
-    said = {
+    json_fields = {
         "format": next(name for name, kind in FORMATS.items() if isinstance(config, kind)),
         "format_version": FORMAT_VERSION,
         "head": asdict(config),
         "target": {"fingerprint": fingerprint, "number_format": number_format},
         "record": json.loads(json.dumps(dict(record or {}))),
     }
-    said["checksum"] = _checksum(said, weights)
+    json_fields["checksum"] = _checksum(json_fields, weights)
     with (new_files if folder.is_dir() else whole_folder)(folder, ConfigError) as fresh:
         write_bytes(fresh / WEIGHTS, weights, error=ConfigError)
-        write_json(fresh / CONFIG, said, error=ConfigError)
+        write_json(fresh / CONFIG, json_fields, error=ConfigError)
 
 
 def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadConfig]:
@@ -164,7 +162,7 @@ def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadCon
 
     Raises:
         ModelLoadError: there is none, it is damaged, its files contradict each other, or `num_layers` is needed.
-        UnsupportedModelError: it is a public head of a kind that is not served.
+        UnsupportedModelError: it is a public head of a kind that is not supported.
     """
     settings = head_settings(folder)
     if "format" in settings.values:
@@ -174,32 +172,32 @@ def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadCon
 
 @dataclass(frozen=True, slots=True)
 class HeadHeader:
-    """What a head's folder tells before its tensors are read.
+    """The part of a head that is known before its tensors are read.
 
     Attributes:
-        dtype: of its numbers. in_codes: its matrices are codes, of which numbers are made.
+        dtype: of its numbers.
+        is_quantised: its matrices are stored at 8 bits, and dequantised when they are read.
     """
 
     config: HeadConfig
     dtype: torch.dtype
-    in_codes: bool
+    is_quantised: bool
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors when they have been read."""
+        """Return the bytes of its tensors after reading."""
         return sum(
-            math.prod(shape) * self.dtype.itemsize + self._codes(shape) for shape in self.config.tensors().values()
+            math.prod(shape) * self.dtype.itemsize
+            + (math.prod(shape) + 4 * shape[0] if self.is_quantised and len(shape) == 2 else 0)
+            for shape in self.config.tensors().values()
         )
-
-    def _codes(self, shape: tuple[int, ...]) -> int:
-        return math.prod(shape) + 4 * shape[0] if self.in_codes and len(shape) == 2 else 0
 
 
 def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
-    """The configuration of a head, and what the header of its tensors says.
+    """Return the configuration of a head, and what the header of its tensors says.
 
     Raises:
-        ModelLoadError, UnsupportedModelError: as `load_head`, as far as it can be told so early.
+        ModelLoadError, UnsupportedModelError: as `load_head`, as far as the header shows.
     """
     settings = head_settings(folder)
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
@@ -212,18 +210,20 @@ def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
         config = public_config_of(settings, stored, str(folder), num_layers)
     named = {name: dtype for dtype, name in FLOATS.items()}
     dtypes = (each.get_dtype() for each in stored.values())
-    return HeadHeader(config, next((named[each] for each in dtypes if each in named), torch.float32), has_codes(stored))
+    return HeadHeader(
+        config, next((named[each] for each in dtypes if each in named), torch.float32), has_quantised(stored)
+    )
 
 
 def head_settings(folder: Path) -> Fields:
-    """What config.json says. Raises ModelLoadError where there is none, or no JSON."""
+    """Read config.json. Raises ModelLoadError if there is none, or if it is not JSON."""
     if not (folder / CONFIG).is_file():
         raise ModelLoadError(f"{folder} holds no {CONFIG}. Give the folder of a head.")
     return Fields.read(folder / CONFIG, ModelLoadError, remedy=REMEDY)
 
 
 def is_head(folder: Path) -> bool:
-    """Whether a folder holds a draft head, and not a language model or nothing. A damaged one may be taken for neither.
+    """Return whether a folder holds a draft head. A damaged one may not be recognised.
 
     Raises:
         ModelLoadError: config.json is no JSON.
@@ -231,8 +231,8 @@ def is_head(folder: Path) -> bool:
     if not (folder / CONFIG).is_file():
         return False
     settings = head_settings(folder)
-    said = {"format", SPECULATORS, "draft_vocab_size"} & settings.values.keys()
-    if said or is_medusa(settings):
+    json_fields = {"format", SPECULATORS, "draft_vocab_size"} & settings.values.keys()
+    if json_fields or is_medusa(settings):
         return True
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
         return (folder / WEIGHTS).is_file() and FC in open_slices(folder)
@@ -241,7 +241,7 @@ def is_head(folder: Path) -> bool:
 def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     from safetensors.torch import load
 
-    place, path = str(folder), folder / WEIGHTS
+    source, path = str(folder), folder / WEIGHTS
     kind = FORMATS[settings.string("format", choices=tuple(FORMATS))]
     version = settings.integer("format_version")
     if version != FORMAT_VERSION:
@@ -251,27 +251,27 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     except OSError as failure:
         raise ModelLoadError(f"{path} cannot be read: {failure.strerror or failure}. {REMEDY}") from None
     if settings.string("checksum") != _checksum(settings.values, weights):
-        raise ModelLoadError(f"{place} is damaged: {CONFIG} and {WEIGHTS} are not as they were written. {REMEDY}")
+        raise ModelLoadError(f"{source} is damaged: {CONFIG} and {WEIGHTS} are not as they were written. {REMEDY}")
     config = _config(settings.fields("head"), kind)
     with as_load_errors(f"{path}: the weights are damaged", REMEDY):
         tensors = load(weights)
-    d2t = checked_d2t(tensors.pop(_D2T, None), config, place, ModelLoadError, REMEDY)
-    codes = take_codes(tensors, place, ModelLoadError, REMEDY)
-    tensors |= {name: weight.dequantise(torch.float32) for name, weight in codes.items()}
-    check_forms(config, {name: LoadedTensor(each) for name, each in tensors.items()}, place, ModelLoadError, REMEDY)
-    check_values(tensors, place, ModelLoadError, REMEDY)
+    d2t = checked_d2t(tensors.pop(_D2T, None), config, source, ModelLoadError, REMEDY)
+    quantised = pop_quantised(tensors, source, ModelLoadError, REMEDY)
+    tensors |= {name: weight.dequantise(torch.float32) for name, weight in quantised.items()}
+    check_loaded(config, tensors, source, ModelLoadError, REMEDY)
     target, record = settings.fields("target"), settings.fields("record").values
-    return StoredHead(config, tensors, d2t, target.string("fingerprint"), record, target.string("number_format"), codes)
+    fingerprint, trained_format = target.string("fingerprint"), target.string("number_format")
+    return StoredHead(config, tensors, d2t, fingerprint, record, trained_format, quantised)
 
 
-def _checksum(said: Mapping[str, Any], weights: bytes) -> str:
-    """Of all that config.json says but the checksum, and of the weights."""
-    rest = {key: value for key, value in said.items() if key != "checksum"}
-    return digest(json.dumps(rest, sort_keys=True).encode(), b"\0", weights)
+def _checksum(json_fields: Mapping[str, Any], weights: bytes) -> str:
+    """Return the digest of config.json without its checksum, and of the weights."""
+    checked = {key: value for key, value in json_fields.items() if key != "checksum"}
+    return digest(json.dumps(checked, sort_keys=True).encode(), b"\0", weights)
 
 
 def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[BlockConfig]) -> HeadConfig:
-    """The configuration that the fields of a JSON object make."""
+    """Build the configuration from the fields of a JSON object."""
     read: dict[str, Callable[[str], Any]] = {
         "int": head.integer,
         "bool": head.flag,
@@ -286,8 +286,38 @@ def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[Bl
     for key in head.values:
         if key not in types:
             raise ModelLoadError(f"{head.place}: {key[:60]} is unknown here. {_NEWER}")
-    said = {name: made for name, made in types.items() if name in head.values or name not in optional}
+    json_fields = {name: made for name, made in types.items() if name in head.values or name not in optional}
     try:
-        return kind(**{name: read[made](name) for name, made in said.items()})
+        return kind(**{name: read[made](name) for name, made in json_fields.items()})
     except ConfigError as failure:
         raise ModelLoadError(f"{head.place}: {failure} {REMEDY}") from None
+
+
+def shipped_head(target: FingerprintedTarget, kind: str = "eagle") -> Path | None:
+    """Return the folder of the shipped head that was trained for these weights; None if there is none.
+
+    Args:
+        kind: a folder of `SHIPPED_HEADS`, which holds one folder a target.
+
+    Raises:
+        ModelLoadError: a shipped head is damaged.
+    """
+    of_this_size = [
+        (folder, fingerprint)
+        for folder, fingerprint in _shipped(SHIPPED_HEADS / kind)
+        if (parsed := Fingerprint.parse(fingerprint)) is not None and parsed.vocab_size == target.vocab_size
+    ]
+    if not of_this_size:
+        return None
+    try:
+        wanted = target_fingerprint(target)
+    except UnsupportedModelError:
+        return None
+    return next((folder for folder, fingerprint in of_this_size if same_target(fingerprint, wanted)), None)
+
+
+@lru_cache
+def _shipped(source: Path) -> tuple[tuple[Path, str], ...]:
+    """Return the folders of heads, and the fingerprints of their targets."""
+    folders = (folder for folder in sorted(source.glob("*")) if (folder / CONFIG).is_file())
+    return tuple((folder, head_settings(folder).fields("target").string("fingerprint")) for folder in folders)

@@ -1,11 +1,12 @@
-"""The layers of a head in the form in which its target's are multiplied: codes of 8 bits where the target's weights are
-in codes, else its number format, native where it is."""
+"""The layers of a head in the target's number format, and what models of heads have in common."""
 
 from __future__ import annotations
 
+import ctypes
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,18 +16,21 @@ from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.errors import IncompatibleDrafterError
-from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.partition import AttentionShape
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.kernels.quantisation import QuantisedWeight, quantise_int8
 from forerun.kv_cache import PagePool, SequenceCache
-from forerun.models.attention.base import Attention, LayerAttention, Planner
+from forerun.models.attention.base import Attention, LayerAttention, PackedRows, Planner
 from forerun.models.attention.native import NativeAttention
+from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.base import Exactness, LanguageModel
+from forerun.models.base import Exactness, LanguageModel, Rows
 from forerun.models.families import library_for
 from forerun.models.linear import Linear, make_linear, make_quantised_linear
-from forerun.models.rotation import pair_halves
+from forerun.models.rotation import HalfRotation, inverse_frequencies, pair_halves
+from forerun.models.runner import packed_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class HeadLayers:
         compute: of everything between the products: float64 for a float64 target, else float32.
         takes: what the linear layers take.
         library: the native one, where the target is computed by it.
-        quantises: numbers are brought to codes, as the target's are.
+        quantises: weights are quantised, as the target's are.
     """
 
     head: StoredHead[HeadConfig]
@@ -58,7 +62,7 @@ class HeadLayers:
         return cls(head, device, dtype, compute, takes, library, quantises)
 
     def attention(self) -> Attention:
-        """Of the target's kind."""
+        """Return attention of the target's kind."""
         return (
             ReferenceAttention(self.takes)
             if self.library is None
@@ -66,41 +70,41 @@ class HeadLayers:
         )
 
     def vector(self, name: str) -> Tensor:
-        """A tensor that is added or multiplied number by number, as it is computed with."""
+        """Return a tensor that is added or multiplied elementwise, in `compute`."""
         return self.head.tensors[name].detach().to(self.device, self.compute)
 
     def norm(self, name: str) -> Tensor | None:
-        """The weights of a norm, if the head has it."""
+        """Return the weights of a norm, or None if the head does not have it."""
         name = f"{name}.weight"
         return self.vector(name) if name in self.head.tensors else None
 
     def linear(self, *names: str, rotated: int = 0, head_dim: int = 0) -> Linear:
-        """Of the matrices of these names; the first `rotated` of them have heads of this width to be rotated."""
+        """Return one layer of these matrices; the first `rotated` of them have heads of this width to be rotated."""
         parts: list[Tensor | QuantisedWeight] = []
         for number, name in enumerate(f"{name}.weight" for name in names):
-            numbers, codes = self.head.tensors[name], self.head.codes.get(name)
+            numbers, quantised = self.head.tensors[name], self.head.quantised.get(name)
             order = torch.arange(len(numbers))
             order = pair_halves(order, head_dim) if number < rotated else order
-            parts.append(numbers[order] if codes is None else codes.rows(order))
+            parts.append(numbers[order] if quantised is None else quantised.rows(order))
         return self.product(parts)
 
     def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
-        """The output layer: of the head, or the target's rows of these tokens, in codes where the head is."""
+        """Return the output layer: the head's, or the target's rows of these tokens, quantised if the head is."""
         if is_of_head:
             return self.linear("lm_head")
         rows = target.output_rows(token_ids)
-        is_in_codes = self.library is not None and self.head.codes
-        return self.product([quantise_int8(rows, "a head") if is_in_codes else rows])
+        is_quantised = self.library is not None and self.head.quantised
+        return self.product([quantise_int8(rows, "a head") if is_quantised else rows])
 
     def multiply(self, linear: Linear, x: Tensor) -> Tensor:
-        """[n, in] -> [n, out] in `compute`, whatever the layer takes."""
+        """Multiply [n, in] -> [n, out] in `compute`, whatever type the layer reads."""
         return linear.forward(x.to(self.takes)).to(self.compute)
 
     def product(self, parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
-        """One layer whose outputs are those of the parts, [out, in], one after another."""
-        codes = [part.to(self.device) for part in parts if isinstance(part, QuantisedWeight)]
-        if len(codes) == len(parts):
-            return make_quantised_linear(codes)
+        """Return one layer whose outputs are those of the parts, [out, in], one after another."""
+        quantised = [part.to(self.device) for part in parts if isinstance(part, QuantisedWeight)]
+        if len(quantised) == len(parts):
+            return make_quantised_linear(quantised)
         numbers = [part.dequantise(self.compute) if isinstance(part, QuantisedWeight) else part for part in parts]
         joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
         if self.quantises:
@@ -110,19 +114,19 @@ class HeadLayers:
 
 
 def state_norms(config: EagleConfig | BlockConfig) -> list[str]:
-    """The norms of the target's states, without ".weight"; none where they are read as they are."""
+    """Return the names of the norms of the target's states, without ".weight"; empty if they are read as they are."""
     return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
 
 
 def head_attention(config: EagleConfig | BlockConfig) -> tuple[AttentionShape, LayerAttention]:
-    """What the attention of every layer of a head computes."""
+    """Return the shape of the attention of every layer of a head."""
     form = AttentionShape(config.head_dim**-0.5, config.sliding_window)
     group = config.num_heads // config.num_kv_heads
     return form, LayerAttention(config.num_kv_heads, group, config.head_dim, config.head_dim, form)
 
 
 def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:
-    """The width of the target's states.
+    """Check that a head has the target's sizes, and return the width of the target's states.
 
     Raises:
         IncompatibleDrafterError: vocabulary or width are not those that the head was made for.
@@ -139,10 +143,6 @@ def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:
             f"{target.name} have {width}. Take a head that was trained for {target.name}."
         )
     return width
-
-
-# What models of heads have in common: the target that they belong to, the tokens that they propose, and what those
-# with rows of their own make of the target's states.
 
 
 class HeadModel(LanguageModel):
@@ -184,11 +184,11 @@ class HeadModel(LanguageModel):
         self._listed: list[int] = [] if self.proposes_all else self.token_ids.tolist()
 
     def names(self, columns: list[int]) -> list[int]:
-        """The target's tokens of columns of the logits."""
+        """Return the target's tokens of columns of the logits."""
         return columns if self.proposes_all else [self._listed[column] for column in columns]
 
     def widened(self, logits: Tensor) -> Tensor:
-        """[R, vocab_size] of [R, draft_vocab_size]: -inf where the head has no row."""
+        """Widen [R, draft_vocab_size] to [R, vocab_size]: -inf where the head has no row."""
         if self.proposes_all:
             return logits
         wide = torch.full((len(logits), self.vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
@@ -206,16 +206,16 @@ class FusingHeadModel(HeadModel):
 
     @property
     def pool(self) -> PagePool:
-        """Where the pages of its caches come from."""
+        """Return the pool of the pages of its caches."""
         return self.planner.pool
 
     def new_cache(self) -> SequenceCache:
-        """An empty cache for one sequence."""
+        """Return an empty cache for one sequence."""
         return self.planner.new_cache()
 
     @abstractmethod
     def fuse(self, hidden_outputs: Tensor) -> Tensor:
-        """What rows read of the target's states.
+        """Fuse the target's states to what the rows read.
 
         Args:
             hidden_outputs: [n, layers, target_hidden_size], of the layers of the configuration.
@@ -223,3 +223,105 @@ class FusingHeadModel(HeadModel):
         Returns:
             [n, S].
         """
+
+
+_Config = TypeVar("_Config", EagleConfig, BlockConfig)
+
+
+class NativeHead(Generic[_Config]):
+    """The base of heads that are computed by the native library, which set the planner of their attention.
+
+    Args:
+        made: makes the layers of the head's tensors.
+    """
+
+    _path_planner: PathPlanner
+
+    def __init__(self, made: HeadLayers, config: _Config, library: Library) -> None:
+        self._config: _Config = config
+        self._library, self._made = library, made
+        self._kept: list[Tensor | NativeLinear] = []  # the structures point into their memory
+        self._fuse = self._linear("fc")
+        norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
+        self._state_norms = torch.cat(norms) if norms else None
+        self._rotation = HalfRotation(inverse_frequencies(config.rope_theta, config.head_dim), 1.0)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Fuse the target's states, [n, layers, H] in float32."""
+        x = states.contiguous()
+        out = torch.empty(len(x), self._config.hidden_size)
+        self._library.fuse(
+            ctypes.byref(self._fuse),
+            None if self._state_norms is None else self._state_norms.data_ptr(),
+            x.shape[1],
+            self._config.rms_norm_eps,
+            x.data_ptr(),
+            len(x),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def _planned(self, batch: Sequence[Rows]) -> tuple[PathPlan, tuple[Tensor, Tensor]]:
+        """Return what rows write and see, and cosines and sines for them."""
+        packed: list[PackedRows] = []
+        for rows in batch:
+            packed.append(packed_rows(rows, packed[-1].end if packed else 0))
+        end = max(rows.cache.length + rows.cache.num_scratch for rows in packed)
+        return self._path_planner.plan(packed, 0), self._rotation.reaching(end)
+
+    def _model_struct(self, layers: Any, num_layers: int, output: Linear, scale: float) -> ModelStruct:
+        """Fill the model's structure. layers: a pointer to, or an array of, `num_layers` structures, which must be kept
+        alive; scale: of the attention."""
+        config = self._config
+        return ModelStruct(
+            layers=layers,
+            norm=self._norm("norm"),
+            head=self._struct(output),
+            num_layers=num_layers,
+            hidden=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate_size,
+            page=PAGE,
+            cache_float32=self._made.dtype == torch.float32,
+            eps=config.rms_norm_eps,
+            scale=scale,
+        )
+
+    def _layer_struct(self, prefix: str, **norms: int | None) -> LayerStruct:
+        """Fill the structure of a decoder layer.
+
+        Args:
+            prefix: how the names of its tensors begin.
+            norms: addresses of those that it has beside that of its feed-forward part.
+        """
+        return LayerStruct(
+            mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
+            query=self._linear(f"{prefix}.self_attn.q_proj"),
+            key=self._linear(f"{prefix}.self_attn.k_proj"),
+            value=self._linear(f"{prefix}.self_attn.v_proj"),
+            out=self._linear(f"{prefix}.self_attn.o_proj"),
+            gate=self._linear(f"{prefix}.mlp.gate_proj"),
+            up=self._linear(f"{prefix}.mlp.up_proj"),
+            down=self._linear(f"{prefix}.mlp.down_proj"),
+            window=self._config.sliding_window or 0,
+            **norms,
+        )
+
+    def _linear(self, name: str) -> LinearStruct:
+        return self._struct(self._made.linear(name))
+
+    def _struct(self, linear: Linear) -> LinearStruct:
+        assert isinstance(linear, NativeLinear)
+        self._kept.append(linear)
+        return linear.struct
+
+    def _norm(self, name: str | None) -> int | None:
+        """Return the address of a norm's weights; None if the head does not have it."""
+        weights = None if name is None else self._made.norm(name)
+        if weights is None:
+            return None
+        self._kept.append(weights := weights.contiguous().clone())
+        return weights.data_ptr()

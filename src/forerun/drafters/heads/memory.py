@@ -22,7 +22,7 @@ _INT8: Literal["int8"] = "int8"
 
 @dataclass(frozen=True, slots=True)
 class HeadMemory:
-    """What one head takes: as `ModelMemory`.
+    """The memory that one head takes, with the fields of `ModelMemory`.
 
     Attributes:
         weights: bytes of its layers, of the target's output rows that it has a copy of, and of its tensors as they were
@@ -39,20 +39,21 @@ class HeadMemory:
 
 
 def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> HeadMemory:
-    """What the head in a folder takes, which computes in what its target does. Of its tensors the header is read.
+    """Estimate the memory of the head in a folder, which computes in the target's number format. Only the tensors'
+    header is read.
 
     Args:
         target_name: that the target is loaded by.
 
     Raises:
-        ModelLoadError, UnsupportedModelError: as `load_head`, as far as it can be told so early.
+        ModelLoadError, UnsupportedModelError: as `load_head`, as far as the header shows.
     """
     header = head_header(folder, find_source(target_name).config().get_text_config().num_hidden_layers)
     is_quantised = target.number_format != str(target.dtype).removeprefix("torch.")
     layers = _layers_nbytes(header, target, is_quantised=is_quantised)
     return HeadMemory(
         name=str(folder),
-        number_format=_INT8 if is_quantised or header.in_codes else target.number_format,
+        number_format=_INT8 if is_quantised or header.is_quantised else target.number_format,
         device=target.device,
         weights=layers + header.nbytes,
         loading=layers + 2 * header.nbytes,  # the file and what is made of it
@@ -61,10 +62,10 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
 
 
 def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: bool) -> int:
-    """Bytes of the layers that compute. Their vectors are in float32 at least."""
+    """Return the bytes of the layers that compute. Their vectors are in float32 at least."""
     config = header.config
     numbers = _keeping(target, is_quantised=is_quantised)
-    matrices = _keeping(target, is_quantised=is_quantised or header.in_codes)
+    matrices = _keeping(target, is_quantised=is_quantised or header.is_quantised)
     shapes = config.tensors()
     nbytes = 0
     for name, shape in shapes.items():
@@ -74,13 +75,13 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: boo
             nbytes += numbers.other(torch.empty(shape, dtype=header.dtype, device="meta"))
     if not any(name.startswith("lm_head") for name in shapes):
         rows = torch.Size((config.draft_vocab_size, config.target_hidden_size))
-        kept = matrices if header.in_codes and numbers.library is not None else numbers  # as `HeadLayers.output`
+        kept = matrices if header.is_quantised and numbers.library is not None else numbers  # as `HeadLayers.output`
         nbytes += kept.linear("lm_head.weight", rows, is_outer=False)
     return nbytes
 
 
 def _keeping(target: ModelMemory, *, is_quantised: bool) -> WeightStorage:
-    """How linear layers of a head are kept: as those of the Llama family, codes at 8 bits."""
+    """Return how linear layers of a head are stored: like those of the Llama family, quantised to 8 bits."""
     library = library_for(target.device, target.dtype, is_quantised=is_quantised)
     return WeightStorage(
         target.dtype,

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence as Seq
 
 from forerun.config import NO_DRAFTER, NumDraftTokens, SamplingParams
 from forerun.drafters.base import Drafter, Offer
-from forerun.drafters.hybrid.members import MemberStep, Several, signed, source_step
-from forerun.drafters.validation import ask
+from forerun.drafters.hybrid.members import CompositeDrafter, MemberStep, source_step, with_source
+from forerun.drafters.validation import checked_drafts
 from forerun.errors import DrafterError
 from forerun.types import Draft, Sequence, Step
 
 
-class ByRequest(Several):
+class ByRequest(CompositeDrafter):
     """Drafts for each request with the drafter that it names (`SamplingParams.drafter`).
 
     A request that names none has the first, or, if it has a prediction, the first that reads predictions.
@@ -33,7 +33,7 @@ class ByRequest(Several):
         super().__init__(list(drafters.items()))
         self._drafters = dict(drafters)
         self._num_draft_tokens = num_draft_tokens or {}
-        self._started: dict[Sequence, str] = {}  # the drafter that has been told of it
+        self._started: dict[Sequence, str] = {}  # the drafter that started it
         self._given: dict[Sequence, MemberStep] = {}
 
     @property
@@ -73,29 +73,26 @@ class ByRequest(Several):
         if name is not None:
             self._drafters[name].rewind(sequence, length)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = [Draft.empty() for _ in sequences]
         for name, drafter in self._drafters.items():
-            whole = drafter.traits.fixed_length_draft or 1
-            places = [place for place, each in enumerate(sequences) if self._started.get(each) == name]
-            wanted = [budgets[place] if budgets[place] >= whole else 0 for place in places]
+            fewest = drafter.traits.fixed_length_draft or 1
+            indices = [index for index, each in enumerate(sequences) if self._started.get(each) == name]
+            wanted = [num_draft_tokens[index] if num_draft_tokens[index] >= fewest else 0 for index in indices]
             if not any(wanted):
                 continue
-            made = ask(drafter, [sequences[place] for place in places], wanted, min_acceptance_prob)
-            for place, draft in zip(places, made, strict=True):
+            made = checked_drafts(drafter, [sequences[index] for index in indices], wanted, min_acceptance_prob)
+            for index, draft in zip(indices, made, strict=True):
                 if len(draft):
-                    drafts[place] = self._signed(name, sequences[place], draft)
+                    drafts[index] = with_source(name, draft)
+                    self._given[sequences[index]] = MemberStep(drafts[index], {0: (len(draft), draft)}, owner=0)
         return drafts
-
-    def _signed(self, name: str, sequence: Sequence, draft: Draft) -> Draft:
-        """As `signed`, and kept until the step's verdict."""
-        found = signed(name, draft)
-        self._given[sequence] = MemberStep(found, {0: (len(draft), draft)}, owner=0)
-        return found
 
     def commit(self, steps: Seq[Step]) -> None:
         all_needs = self.needs
-        told: dict[str, list[Step]] = {}
+        steps_of: dict[str, list[Step]] = {}
         for step in steps:
             given = self._given.pop(step.sequence, None)
             if given is not None and given.draft is not step.draft:
@@ -103,6 +100,6 @@ class ByRequest(Several):
             name = self._started.get(step.sequence)
             if name is not None:
                 needs = self._drafters[name].needs
-                told.setdefault(name, []).append(source_step(step, given, 0, all_needs, needs))
-        for name, its_steps in told.items():
+                steps_of.setdefault(name, []).append(source_step(step, given, 0, all_needs, needs))
+        for name, its_steps in steps_of.items():
             self._drafters[name].commit(its_steps)

@@ -1,7 +1,7 @@
-"""Several drafters for one sequence: a look-up where text repeats, a model where it does not.
+"""Several drafters for one sequence: n-gram drafts where text repeats, a model where it does not.
 
 As SAM-decoding falls back on a model where its automaton finds too little (2411.10666), and suffix decoding likewise
-(2411.04975); here measured acceptance and drafting time decide who is asked, and for how many nodes.
+(2411.04975); here measured acceptance and drafting time decide which source drafts, and how many nodes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from time import perf_counter
 from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, Drafter, Traits
 from forerun.drafters.build import build_drafter
-from forerun.drafters.hybrid.members import MemberStep, Several, agreement, merge, signed, source_step
-from forerun.drafters.validation import ask
+from forerun.drafters.hybrid.members import CompositeDrafter, MemberStep, agreement, merge, source_step, with_source
+from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError
 from forerun.speculation import AcceptanceStats, Probes
 from forerun.speculation.cost_model import Curve
 from forerun.types import Draft, Sequence, Step
 
-# One drafter of a hybrid: what its drafts are expected to win, what they cost, and for how many nodes it is asked.
-
 PROBE_NODES = 4
-"""Nodes of a draft that is asked for only to see whether the source's acceptance has changed."""
+"""Nodes of a draft that only measures whether the source's acceptance has changed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,9 +32,9 @@ class Source:
     Attributes:
         name: for statistics.
         drafter: who drafts.
-        acceptance: of its nodes, by their place in the draft.
-        cost: seconds of a draft, by the nodes asked for.
-        probes: when it may be asked although no gain is expected.
+        acceptance: of its nodes, by their index in the draft.
+        cost: seconds of a draft, by the requested nodes.
+        probes: when it may draft although no gain is expected.
         fixed_length_draft: nodes of its drafts, where fewer would do it harm; None: any number.
     """
 
@@ -47,37 +45,37 @@ class Source:
     probes: Probes = field(default_factory=Probes)
     fixed_length_draft: int | None = None
 
-    def serves(self, budget: int) -> bool:
-        """Whether it can be asked within this budget: never for less than a whole draft."""
-        return self.fixed_length_draft is None or budget >= self.fixed_length_draft
+    def serves(self, max_nodes: int) -> bool:
+        """Return whether the source can draft this many tokens: never fewer than its fixed length."""
+        return self.fixed_length_draft is None or max_nodes >= self.fixed_length_draft
 
-    def size(self, nodes: int, budget: int) -> int:
-        """The nodes to ask for where so many are wanted, if it serves this budget."""
-        return min(nodes, budget) if self.fixed_length_draft is None else self.fixed_length_draft
+    def size(self, nodes: int, max_nodes: int) -> int:
+        """Return the number of nodes to request where so many are useful, if the source serves this limit."""
+        return min(nodes, max_nodes) if self.fixed_length_draft is None else self.fixed_length_draft
 
     def accept_probs(self, sequence: Sequence, nodes: int) -> list[float]:
-        """[nodes] the chance that each node of a draft is accepted, given that the draft has it."""
+        """Return [nodes] the probability that each node of a draft is accepted, given that the draft has it."""
         gains, accept_probs = self.acceptance.expect_one(sequence, nodes)
         return [gain / max(accept_prob, 1e-9) for gain, accept_prob in zip(gains, accept_probs, strict=True)]
 
     def best(
-        self, sequence: Sequence, budget: int, rate: float, min_acceptance_prob: float, sharers: int
+        self, sequence: Sequence, max_nodes: int, rate: float, min_acceptance_prob: float, num_sharing: int
     ) -> tuple[int, float]:
-        """The number of nodes with the largest net gain, for a budget that it serves.
+        """Return the number of nodes with the largest net gain, for a limit that the source serves.
 
         Args:
             rate: tokens per second that are committed at present.
             min_acceptance_prob: as in `Drafter.draft`, for each node.
-            sharers: sequences that share the cost of the draft.
+            num_sharing: sequences that share the cost of the draft.
 
         Returns:
-            The nodes, and the expected accepted tokens less the price and the tokens that the time of drafting would
-            have given.
+            The nodes, and the expected accepted tokens less the minimum for each node and the tokens that the time of
+            drafting would have given.
         """
-        most = self.size(budget, budget)
+        most = self.size(max_nodes, max_nodes)
         gains, accept_probs = self.acceptance.expect_one(sequence, most)
         seconds = self.cost.table(most + 1)[1 : most + 1].tolist()
-        tokens, pace, nets = 0.0, rate / sharers, []
+        tokens, pace, nets = 0.0, rate / num_sharing, []
         for gain, accept_prob, cost in zip(
             gains, accept_probs, seconds, strict=True
         ):  # lists: arrays so short are slower
@@ -89,40 +87,41 @@ class Source:
     def requests(
         self, candidates: Seq[tuple[Sequence, int]], rate: float, min_acceptance_prob: float
     ) -> list[tuple[Sequence, int]]:
-        """Who is to ask it, and for how many nodes: all with a net gain, or one as a probe.
+        """Select the sequences that the source drafts for, with their numbers of nodes: all with a net gain, or one as
+        a probe.
 
-        candidates: sequences and their budgets.
+        candidates: sequences and their largest numbers of nodes.
         """
         served = [each for each in candidates if self.serves(each[1])]
         if not self.cost:
-            return [(sequence, self.size(budget, budget)) for sequence, budget in served]
-        table, asked = self.cost.table(), []
-        for sequence, budget in served:
-            nodes, net = self.best(sequence, budget, rate, min_acceptance_prob, len(served))
+            return [(sequence, self.size(max_nodes, max_nodes)) for sequence, max_nodes in served]
+        table, requested = self.cost.table(), []
+        for sequence, max_nodes in served:
+            nodes, net = self.best(sequence, max_nodes, rate, min_acceptance_prob, len(served))
             if net > 0:
-                more = self.size(nodes + (nodes + 1) // 2, budget)
+                more = self.size(nodes + (nodes + 1) // 2, max_nodes)
                 if more > nodes and self.probes.due and self.probes.buy(float(table[more] - table[nodes])):
                     nodes = more  # or the acceptance of later nodes would never be seen
-                asked.append((sequence, nodes))
-        if not asked and served and self.probes.due:
-            sequence, budget = served[0]
-            nodes = self.size(PROBE_NODES, budget)
+                requested.append((sequence, nodes))
+        if not requested and served and self.probes.due:
+            sequence, max_nodes = served[0]
+            nodes = self.size(PROBE_NODES, max_nodes)
             if self.probes.buy(float(table[nodes])):
-                asked.append((sequence, nodes))
-        return asked
+                requested.append((sequence, nodes))
+        return requested
 
 
 _RATE_DECAY = 0.95
 """Weight that earlier steps keep at each new one in the rate of committed tokens."""
 
 
-class Hybrid(Several):
-    """Drafts with several drafters, each asked where its expected gain exceeds the cost of its draft.
+class Hybrid(CompositeDrafter):
+    """Drafts with several drafters, each where its expected gain exceeds the cost of its draft.
 
     Args:
-        sources: drafters in the order in which they are asked, or their texts with + between them.
+        sources: drafters in the order in which they are tried, or their texts with + between them.
         mode: "first": a sequence takes the first draft whose expected gain is at least what the sources after it could
-            win; "merge": the drafts of all that are asked are merged into one tree by common prefixes, without probes.
+            win; "merge": the drafts of all that draft are merged into one tree by common prefixes, without probes.
         names: of the sources, for statistics; None takes their texts or their classes'.
         clock: seconds, for what drafting costs.
 
@@ -131,7 +130,7 @@ class Hybrid(Several):
         DrafterError: the texts are not those of different drafters.
     """
 
-    _called = "The source {} of the hybrid"
+    _name_in_errors = "The source {} of the hybrid"
 
     def __init__(
         self,
@@ -156,12 +155,12 @@ class Hybrid(Several):
                 f"The sources {' and '.join(writers)} of the hybrid both compute in the target's own cache, where one "
                 "would overwrite the other's draft. Take one of them."
             )
-        self._see_fixed_length_drafts()
+        self._update_fixed_lengths()
         self._mode = mode
         self._clock = clock
-        self._started: dict[Sequence, list[Source]] = {}  # the sources that have been told of it
+        self._started: dict[Sequence, list[Source]] = {}  # the sources that started it
         self._given: dict[Sequence, MemberStep] = {}
-        self._last = 0.0  # when drafts were last asked for
+        self._last = 0.0  # when drafts were last requested
         self._tokens = self._seconds = 0.0  # committed and passed, earlier ones decayed
         self._committed = 0
 
@@ -171,9 +170,9 @@ class Hybrid(Several):
 
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
-        self._see_fixed_length_drafts()
+        self._update_fixed_lengths()
 
-    def _see_fixed_length_drafts(self) -> None:
+    def _update_fixed_lengths(self) -> None:
         for source in self._sources:
             source.fixed_length_draft = source.drafter.traits.fixed_length_draft
 
@@ -197,35 +196,40 @@ class Hybrid(Several):
             raise
         self._started.pop(sequence, None)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         rate = self._measure()
-        wanted = [
-            (sequence, min(budget, MAX_NUM_DRAFT_TOKENS))
-            for sequence, budget in zip(sequences, budgets, strict=True)
-            if min(budget, sequence.room) > 0
+        drafting = [
+            (sequence, min(max_nodes, MAX_NUM_DRAFT_TOKENS))
+            for sequence, max_nodes in zip(sequences, num_draft_tokens, strict=True)
+            if min(max_nodes, sequence.room) > 0
         ]
-        for sequence, _ in wanted:
+        for sequence, _ in drafting:
             self._given[sequence] = MemberStep(Draft.empty(), {})
-        unsettled = list(wanted)
+        unsettled = list(drafting)
         for number, source in enumerate(self._sources):
-            asked = source.requests(unsettled, rate, min_acceptance_prob)
-            if not asked:
+            requested = source.requests(unsettled, rate, min_acceptance_prob)
+            if not requested:
                 continue
             started = self._clock()
-            drafts = ask(
-                source.drafter, [sequence for sequence, _ in asked], [count for _, count in asked], min_acceptance_prob
+            drafts = checked_drafts(
+                source.drafter,
+                [sequence for sequence, _ in requested],
+                [count for _, count in requested],
+                min_acceptance_prob,
             )
-            source.cost.add(max(count for _, count in asked), self._clock() - started)
-            for (sequence, count), draft in zip(asked, drafts, strict=True):
-                self._given[sequence].asked[number] = count, draft
+            source.cost.add(max(count for _, count in requested), self._clock() - started)
+            for (sequence, count), draft in zip(requested, drafts, strict=True):
+                self._given[sequence].drafts[number] = count, draft
             if self._mode == "first":
                 count = len(unsettled)
                 unsettled = [
-                    each for each in unsettled if not self._settled(number, *each, rate, min_acceptance_prob, count)
+                    each for each in unsettled if not self._settle(number, *each, rate, min_acceptance_prob, count)
                 ]
         if self._mode == "merge":
-            for sequence, budget in wanted:
-                self._merge(sequence, budget)
+            for sequence, max_nodes in drafting:
+                self._merge(sequence, max_nodes)
         return [self._given[each].draft if each in self._given else Draft.empty() for each in sequences]
 
     def commit(self, steps: Seq[Step]) -> None:
@@ -247,7 +251,7 @@ class Hybrid(Several):
             )
 
     def _measure(self) -> float:
-        """Tokens per second, recent steps weighted most; 0 before the first one."""
+        """Return tokens per second, recent steps weighted most; 0 before the first one."""
         now = self._clock()
         if self._committed:
             elapsed = now - self._last
@@ -258,14 +262,14 @@ class Hybrid(Several):
         self._last, self._committed = now, 0
         return self._tokens / self._seconds if self._seconds > 0 else 0.0
 
-    def _settled(
-        self, number: int, sequence: Sequence, budget: int, rate: float, min_acceptance_prob: float, sharers: int
+    def _settle(
+        self, number: int, sequence: Sequence, max_nodes: int, rate: float, min_acceptance_prob: float, num_sharing: int
     ) -> bool:
-        """Take the source's draft, if it gave one that is better than what there is; whether nobody else is asked."""
+        """Take the source's draft if it is better than the current one, and return whether no other source drafts."""
         given = self._given[sequence]
-        if number not in given.asked or not len(given.asked[number][1]):
+        if number not in given.drafts or not len(given.drafts[number][1]):
             return False
-        draft = given.asked[number][1]
+        draft = given.drafts[number][1]
         # a drawn draft may not be dropped for how it came out: those that stay would follow another distribution
         if (
             given.owner is None
@@ -273,39 +277,39 @@ class Hybrid(Several):
             or self._value(number, sequence) > self._value(given.owner, sequence)
         ):
             given.owner = number
-            given.draft = signed(self._sources[number].name, draft)
+            given.draft = with_source(self._sources[number].name, draft)
         if draft.probs is not None:
             return True
         value = self._value(given.owner, sequence) - min_acceptance_prob * len(given.draft)
         return all(
-            not source.serves(budget)
-            or (source.cost and source.best(sequence, budget, rate, min_acceptance_prob, sharers)[1] <= value)
+            not source.serves(max_nodes)
+            or (source.cost and source.best(sequence, max_nodes, rate, min_acceptance_prob, num_sharing)[1] <= value)
             for source in self._sources[number + 1 :]
         )
 
-    def _merge(self, sequence: Sequence, budget: int) -> None:
+    def _merge(self, sequence: Sequence, max_nodes: int) -> None:
         given = self._given[sequence]
-        parts = {number: draft for number, (_, draft) in given.asked.items() if len(draft)}
+        parts = {number: draft for number, (_, draft) in given.drafts.items() if len(draft)}
         if len(parts) == 1:
             ((given.owner, draft),) = parts.items()
-            given.draft = signed(self._sources[given.owner].name, draft)
+            given.draft = with_source(self._sources[given.owner].name, draft)
         elif parts:
-            given.asked = {number: given.asked[number] for number in parts}
+            given.drafts = {number: given.drafts[number] for number in parts}
             named = [(self._sources[number].name, draft) for number, draft in parts.items()]
             values = [self._sources[number].accept_probs(sequence, len(draft)) for number, draft in parts.items()]
-            given.merged = merge(named, values, budget)
+            given.merged = merge(named, values, max_nodes)
             given.draft = given.merged.draft
 
     def _value(self, number: int, sequence: Sequence) -> float:
-        """Accepted tokens that are expected of a source's draft."""
-        draft = self._given[sequence].asked[number][1]
+        """Return the expected accepted tokens of a source's draft."""
+        draft = self._given[sequence].drafts[number][1]
         return sum(self._sources[number].accept_probs(sequence, len(draft)))
 
     def _learn(self, step: Step, given: MemberStep) -> None:
-        """Every draft is judged by what was committed, the unused ones too, as far as the new tokens reach."""
+        """Update every source's acceptance, also of unused drafts, as far as the committed tokens reach."""
         assert step.verdict is not None
         new_ids = step.sequence.token_ids[len(step.sequence.token_ids) - len(step.verdict.path) - 1 :]
-        for number, (count, draft) in given.asked.items():
+        for number, (count, draft) in given.drafts.items():
             path, judged = agreement(draft, new_ids)
             if number == given.owner:
                 path, judged = step.verdict.path, draft.num_candidates
@@ -314,7 +318,7 @@ class Hybrid(Several):
 
 
 def _split(sources: str) -> list[str]:
-    """The texts of a hybrid's sources."""
+    """Split the texts of a hybrid's sources."""
     texts = [text.strip() for text in sources.split("+")]
     if len(set(texts)) < len(texts) or "hybrid" in texts or "" in texts:
         raise DrafterError(
@@ -325,5 +329,5 @@ def _split(sources: str) -> list[str]:
 
 
 def _name_of(drafter: Drafter) -> str:
-    """DraftModel -> draft-model."""
+    """Return the name of a drafter's class in the table's style: DraftModel -> draft-model."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(drafter).__name__.removesuffix("Drafter")).lower()

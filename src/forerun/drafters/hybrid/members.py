@@ -1,4 +1,4 @@
-"""What drafters have in common that ask others: together these need, hold and load what each of them does."""
+"""The base of drafters that consist of other drafters, and merging their drafts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from forerun.types import Draft, Needs, Pool, Step, Verdict
 from forerun.utils.tree import ROOT, Tree
 
 
-class Several(Drafter):
-    """The base of drafters that ask others.
+class CompositeDrafter(Drafter):
+    """The base of drafters that consist of other drafters.
 
     Args:
-        parts: the others, with their names for messages and statistics.
+        parts: the drafters, with their names for messages and statistics.
 
     Raises:
         DrafterError: one of them is no drafter.
 
     Attributes:
-        _called: a part in messages, {} standing for its name.
+        _name_in_errors: a part in messages, {} standing for its name.
     """
 
-    _called = "The drafter {}"
+    _name_in_errors = "The drafter {}"
 
     def __init__(self, parts: Seq[tuple[str, Drafter]]) -> None:
         for _, drafter in parts:
@@ -36,7 +36,7 @@ class Several(Drafter):
 
     @property
     def needs(self) -> Needs:
-        """What any of them needs."""
+        """Return the union of the parts' needs."""
         needs = Needs()
         for _, drafter in self._parts:
             needs |= drafter.needs
@@ -44,12 +44,12 @@ class Several(Drafter):
 
     @property
     def traits(self) -> Traits:
-        """Those of all together."""
+        """Return the parts' traits combined."""
         return Traits.merged(type(self).__name__, [drafter.traits for _, drafter in self._parts])
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they hold together."""
+        """Return the bytes that the parts hold together."""
         return sum(drafter.nbytes for _, drafter in self._parts)
 
     @property
@@ -65,19 +65,16 @@ class Several(Drafter):
             try:
                 drafter.bind(binding)
             except (DrafterError, ModelLoadError) as error:
-                raise type(error)(f"{self._called.format(repr(name))} cannot be used: {error}") from error
+                raise type(error)(f"{self._name_in_errors.format(repr(name))} cannot be used: {error}") from error
 
     def reset(self) -> None:
         for _, drafter in self._parts:
             drafter.reset()
 
 
-def signed(name: str, draft: Draft) -> Draft:
-    """The draft with its drafter's name on every node, unless it has names of its own."""
+def with_source(name: str, draft: Draft) -> Draft:
+    """Return the draft with its drafter's name on every node, unless it has names of its own."""
     return draft if draft.sources else replace(draft, sources=(name,) * len(draft))
-
-
-# Several drafts for one sequence as one tree, and what became of each of them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +83,27 @@ class Merged:
 
     Attributes:
         draft: the tree; chosen, whatever the parts were.
-        places: for each part, for each of its nodes that stayed: (index in the part, index in the tree).
+        kept_nodes: for each part, for each of its nodes that stayed: (index in the part, index in the tree).
     """
 
     draft: Draft
-    places: list[list[tuple[int, int]]]
+    kept_nodes: list[list[tuple[int, int]]]
 
 
-def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -> Merged:
+def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], max_nodes: int) -> Merged:
     """Merge by token prefix; the most probable nodes stay.
 
-    Distributions are dropped: a node that was drawn counts as chosen, which is exact for any tree that does not know
-    the target's randomness.
+    Distributions are dropped: a node that was drawn counts as chosen, which is exact for any tree that is independent
+    of the target's randomness.
 
     Args:
         parts: name and draft of each source.
-        values: for each part the chance that each of its nodes is accepted, not rising from a node to its children.
-        budget: nodes of the tree at most.
+        values: for each part the probability that each of its nodes is accepted, not rising from a node to its
+            children.
+        max_nodes: nodes of the tree at most.
     """
     tokens = [part.ids for _, part in parts]
-    above = [part.parents for _, part in parts]
+    parents_of = [part.parents for _, part in parts]
     order = [
         (-value, number, node)
         for number, accept_probs in enumerate(values)
@@ -114,24 +112,24 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], budget: int) -
     tree = Tree()
     sources: list[str] = []
     merged: dict[tuple[int, int], int] = {}
-    place: list[dict[int, int]] = [{ROOT: ROOT} for _ in parts]
+    node_of: list[dict[int, int]] = [{ROOT: ROOT} for _ in parts]
     for _, number, node in sorted(order):
-        parent = place[number].get(above[number][node])
+        parent = node_of[number].get(parents_of[number][node])
         if parent is None:
             continue  # its parent did not stay
         token_id = tokens[number][node]
         if (parent, token_id) not in merged:
-            if len(tree) == budget:
+            if len(tree) == max_nodes:
                 continue
             merged[parent, token_id] = tree.add(token_id, parent)
             sources.append(parts[number][0])
-        place[number][node] = merged[parent, token_id]
+        node_of[number][node] = merged[parent, token_id]
     draft = Draft(tree.ids, tree.parents, sources=tuple(sources))
-    return Merged(draft, [sorted((node, at) for node, at in each.items() if node >= 0) for each in place])
+    return Merged(draft, [sorted((node, at) for node, at in each.items() if node >= 0) for each in node_of])
 
 
 def kept(draft: Draft, nodes: Seq[int]) -> Draft:
-    """A draft's nodes that stayed, as a draft. nodes: ascending, closed under parents."""
+    """Return the nodes of a draft that stayed, as a draft. nodes: ascending, closed under parents."""
     if list(nodes) == list(range(len(draft))):
         return draft
     part = draft.part(nodes)
@@ -139,7 +137,7 @@ def kept(draft: Draft, nodes: Seq[int]) -> Draft:
 
 
 def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
-    """Where a draft, verified or not, agrees with what was committed.
+    """Compare a draft, verified or not, with the committed tokens.
 
     Returns:
         The nodes along the committed tokens, root to leaf; and how many of the draft's first nodes are judged by
@@ -154,28 +152,25 @@ def agreement(draft: Draft, new_ids: Seq[int]) -> tuple[list[int], int]:
     return path, judged
 
 
-# What each source of a hybrid is told of a step: the part of the draft that was its, and the rows it needs.
-
-
 @dataclass(slots=True, eq=False)
 class MemberStep:
-    """What one sequence was given in a step, until the step's verdict.
+    """The drafts of one sequence in a step, kept until the step's verdict.
 
     Attributes:
         draft: for the engine.
-        asked: source -> nodes asked for, its draft.
+        drafts: source -> requested nodes, its draft.
         owner: the source whose draft it is; None of a merged tree.
-        merged: the tree, where several were merged, of the sources in `asked` in that order.
+        merged: the tree, where several were merged, of the sources in `drafts` in that order.
     """
 
     draft: Draft
-    asked: dict[int, tuple[int, Draft]]
+    drafts: dict[int, tuple[int, Draft]]
     owner: int | None = None
     merged: Merged | None = None
 
 
 def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Needs, needs: Needs) -> Step:
-    """The step as one source sees it.
+    """Return the step as one source sees it.
 
     Args:
         given: what the step's draft was made of; None if the hybrid did not make it.
@@ -192,17 +187,19 @@ def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Ne
             top = hidden_outputs = None
         return Step(step.sequence, None, None, step.num_computed, top, hidden_outputs, states)
     if given is not None and given.owner == number:
-        return Step(step.sequence, given.asked[number][1], step.verdict, step.num_computed, top, hidden_outputs, states)
+        return Step(
+            step.sequence, given.drafts[number][1], step.verdict, step.num_computed, top, hidden_outputs, states
+        )
     path, draft = step.verdict.path, Draft.empty()
     ids = step.draft.ids
     new_ids = [*(ids[node] for node in path), step.verdict.next_token]
     part_path: list[int] = []
     rows: list[int] = path
-    if given is not None and given.merged is not None and number in given.asked:
-        places = given.merged.places[list(given.asked).index(number)]
-        draft = kept(given.asked[number][1], [node for node, _ in places])
+    if given is not None and given.merged is not None and number in given.drafts:
+        kept_nodes = given.merged.kept_nodes[list(given.drafts).index(number)]
+        draft = kept(given.drafts[number][1], [node for node, _ in kept_nodes])
         part_path = agreement(draft, new_ids[:-1])[0]
-        rows = [at for _, at in places]
+        rows = [at for _, at in kept_nodes]
     verdict = Verdict(part_path, new_ids[len(part_path)] if len(draft) else new_ids[-1])
     n = len(step.draft)
     return Step(
@@ -211,7 +208,7 @@ def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Ne
 
 
 def _rows(values: Tensor | None, num_nodes: int, nodes: Seq[int]) -> Tensor | None:
-    """Of the step's rows those up to the last committed token's, and those of some nodes."""
+    """Return the step's rows up to the last committed token's, and those of some nodes."""
     if values is None:
         return None
     first = len(values) - num_nodes

@@ -19,14 +19,13 @@ from torch import Tensor
 from forerun.drafters.heads.checkpoint_formats import Slice, open_slices
 from forerun.drafters.heads.config import (
     OUTPUT,
-    LoadedTensor,
     StoredHead,
     as_stored,
-    check_forms,
+    check_loaded,
     check_shape,
-    check_values,
     checked_d2t,
     proposed_tokens,
+    refuse_features,
 )
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
@@ -39,7 +38,7 @@ _OUTPUT = re.compile(r"^lm_heads?\.(\d+\.)?weight$")
 
 
 def is_medusa(settings: Fields) -> bool:
-    """Whether config.json is that of Medusa heads."""
+    """Return whether config.json describes Medusa heads."""
     return settings.values.get("model_type") == FORM or "MedusaModel" in settings.list_of("architectures", str, [])
 
 
@@ -52,25 +51,22 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
 
     Raises:
         ModelLoadError: they are damaged, their files contradict each other, or `num_layers` is needed.
-        UnsupportedModelError: they are whole, and not of a kind that is served.
+        UnsupportedModelError: they are intact, but of an unsupported kind.
     """
-    place = str(folder)
+    source = str(folder)
     with as_load_errors(f"{folder / 'model.safetensors'}: the weights are damaged", REMEDY):
         stored = open_slices(folder)
         config = medusa_config_of(settings, num_layers)
-        found = _renamed(stored, config, place)
-        d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, place), config, place, ModelLoadError, REMEDY)
-        tensors = _with_biases(found, settings, config, place)
+        found = _renamed(stored, config, source)
+        d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, source), config, source, ModelLoadError, REMEDY)
+        tensors = _with_biases(found, settings, config, source)
         tensors = {name: _cut(name, tensor, d2t, config) for name, tensor in tensors.items()}
-        check_forms(
-            config, {name: LoadedTensor(tensor) for name, tensor in tensors.items()}, place, ModelLoadError, REMEDY
-        )
-        check_values(tensors, place, ModelLoadError, REMEDY)
+        check_loaded(config, tensors, source, ModelLoadError, REMEDY)
         return StoredHead(config, tensors, d2t, form="Medusa")
 
 
 def medusa_config_of(settings: Fields, num_layers: int | None) -> MedusaConfig:
-    """The configuration of public heads. Arguments and errors as of `read_medusa`."""
+    """Return the configuration of public heads. Arguments and errors as of `read_medusa`."""
     if settings.values.get("logit_scale", 1) != 1:
         raise UnsupportedModelError(f"{settings.place}: logit_scale is served as 1 alone.")
     if num_layers is None:
@@ -94,7 +90,7 @@ def medusa_config_of(settings: Fields, num_layers: int | None) -> MedusaConfig:
 
 
 def medusa_settings(config: MedusaConfig, dtype: str) -> dict[str, Any]:
-    """What config.json says of heads that are sayable. dtype: of the tensors, such as "float32"."""
+    """Return config.json of heads that the format can represent. dtype: of the tensors, such as "float32"."""
     return {
         "architectures": ["MedusaModel"],
         "model_type": FORM,
@@ -109,10 +105,10 @@ def medusa_settings(config: MedusaConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def medusa_file(
+def medusa_tensors(
     config: MedusaConfig, tensors: Mapping[str, Tensor], d2t: Tensor | None, output_rows: Tensor, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The tensors of model.safetensors.
+    """Return the tensors of model.safetensors.
 
     Args:
         config: of the heads to be written; `tensors` may be of more of them.
@@ -126,16 +122,16 @@ def medusa_file(
     return as_stored(kept)
 
 
-def sayable_medusa(
+def exported_medusa_config(
     config: MedusaConfig, d2t: Tensor | None, form: str, num_heads: int | None, what: str
 ) -> MedusaConfig:
-    """The configuration of the heads that are written. vLLM drafts with every head that is there.
+    """Return the configuration of the heads to be written. vLLM drafts with every head in the file.
 
     Args:
         num_heads: of them; None for all.
 
     Raises:
-        UnsupportedModelError: names all that the form cannot say.
+        UnsupportedModelError: names all that the format cannot represent.
         ConfigError: there are not so many heads.
     """
     reasons = {
@@ -145,12 +141,7 @@ def sayable_medusa(
             config.draft_vocab_size == config.vocab_size and d2t is not None
         ),
     }
-    found = [name for name, holds in reasons.items() if holds]
-    if found:
-        raise UnsupportedModelError(
-            f"{what} cannot be written for vLLM, which cannot say: {'; '.join(found)}. Train heads without: forerun "
-            "train medusa."
-        )
+    refuse_features(reasons, f"{what} cannot be written for vLLM", "Train heads without: forerun train medusa.")
     count = config.num_heads if num_heads is None else num_heads
     if count > config.num_heads:
         raise ConfigError(
@@ -160,47 +151,47 @@ def sayable_medusa(
 
 
 def _count(settings: Fields, what: str, names: tuple[str, str]) -> int:
-    """A number that goes by one of two names. Programs take any key with "num" and the word for it."""
-    others = [key for key in settings.values if "num" in key and what in key and key not in names]
-    if others:
+    """Return a number that has one of two names. Programs accept any key with "num" and the word for it."""
+    ambiguous = [key for key in settings.values if "num" in key and what in key and key not in names]
+    if ambiguous:
         raise ModelLoadError(
-            f"{settings.place}: {others[0][:60]} would be taken for {names[0]} by some programs. Leave it out."
+            f"{settings.place}: {ambiguous[0][:60]} would be taken for {names[0]} by some programs. Leave it out."
         )
-    there = [name for name in names if name in settings]
-    return settings.integer(there[0] if there else names[0], low=1)
+    present = [name for name in names if name in settings]
+    return settings.integer(present[0] if present else names[0], low=1)
 
 
-def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, place: str) -> dict[str, Slice]:
-    """The tensors by the names of `MedusaConfig.tensors`."""
+def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, source: str) -> dict[str, Slice]:
+    """Return the tensors by the names of `MedusaConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
-        ours = name.removeprefix("medusa_heads.")
-        ours = re.sub(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$", r"blocks.\1.layers.\2.\3", ours)
-        ours = re.sub(rf"^(\d+)\.{config.num_layers}\.weight$", r"lm_heads.\1.weight", ours)
-        if config.output_rows == "one" and ours == "lm_heads.0.weight":
-            ours = "lm_head.weight"
-        if ours in found:
-            raise ModelLoadError(f"{place}: the tensor {name[:100]} is there under two names. {REMEDY}")
-        found[ours] = each
+        own_name = name.removeprefix("medusa_heads.")
+        own_name = re.sub(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$", r"blocks.\1.layers.\2.\3", own_name)
+        own_name = re.sub(rf"^(\d+)\.{config.num_layers}\.weight$", r"lm_heads.\1.weight", own_name)
+        if config.output_rows == "one" and own_name == "lm_heads.0.weight":
+            own_name = "lm_head.weight"
+        if own_name in found:
+            raise ModelLoadError(f"{source}: the tensor {name[:100]} is there under two names. {REMEDY}")
+        found[own_name] = each
     return found
 
 
-def _offsets(token_map: Slice | None, config: MedusaConfig, place: str) -> Tensor | None:
-    """Of a map to the target's tokens, by which each is that of draft token i plus i."""
+def _offsets(token_map: Slice | None, config: MedusaConfig, source: str) -> Tensor | None:
+    """Return the offsets of a token map: the target's id of draft token i is i + offsets[i]."""
     size = config.draft_vocab_size
     if token_map is None:
         return torch.zeros(size, dtype=torch.int64) if size < config.vocab_size else None
     tokens = token_map[...]
     if list(tokens.shape) != [size] or tokens.dtype not in (torch.int16, torch.int32, torch.int64):
         raise ModelLoadError(
-            f"{place}: token_map is {list(tokens.shape)} of {str(tokens.dtype).removeprefix('torch.')}, but must be "
+            f"{source}: token_map is {list(tokens.shape)} of {str(tokens.dtype).removeprefix('torch.')}, but must be "
             f"[{size}] whole numbers, as truncated_vocab_size says. {REMEDY}"
         )
     return tokens.to(torch.int64) - torch.arange(size)
 
 
-def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaConfig, place: str) -> dict[str, Tensor]:
-    """All tensors; biases are zeros where config.json says that there are none."""
+def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaConfig, source: str) -> dict[str, Tensor]:
+    """Read all tensors; biases are zeros where config.json says that there are none."""
     has = settings.flag("medusa_fc_bias", False)
     tensors: dict[str, Tensor] = {}
     for name, each in found.items():
@@ -208,11 +199,11 @@ def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaCon
             shape = list(each.get_shape())
             whole = [config.vocab_size, config.target_hidden_size]
             if shape != whole:
-                check_shape(name, each, (config.draft_vocab_size, whole[1]), place, ModelLoadError, REMEDY)
+                check_shape(name, each, (config.draft_vocab_size, whole[1]), source, ModelLoadError, REMEDY)
         tensors[name] = each[...]
         if name.endswith(".bias") and not has and bool(tensors[name].any()):
             raise ModelLoadError(
-                f"{place}: there is {name[:100]}, but config.json does not say medusa_fc_bias, without which vLLM "
+                f"{source}: there is {name[:100]}, but config.json does not say medusa_fc_bias, without which vLLM "
                 "leaves biases out. Set it to true, if the heads were trained with them."
             )
     for name, wanted in config.tensors().items():
@@ -223,7 +214,7 @@ def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaCon
 
 
 def _cut(name: str, tensor: Tensor, d2t: Tensor | None, config: MedusaConfig) -> Tensor:
-    """Of output rows of the whole vocabulary, those of the draft vocabulary."""
+    """Select the draft vocabulary's rows of an output layer that has the whole vocabulary's."""
     if not _OUTPUT.match(name) or len(tensor) == config.draft_vocab_size:
         return tensor
     ids = torch.arange(config.draft_vocab_size)

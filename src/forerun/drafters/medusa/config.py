@@ -1,5 +1,4 @@
-"""The shape of Medusa heads (Cai et al., 2401.10774), also in Hydra's order (Ankner et al., 2402.05109), and their
-tensors."""
+"""The configuration of Medusa heads (Cai et al., 2401.10774), also in Hydra's order (Ankner et al., 2402.05109)."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ class MedusaConfig:
     """Heads that read the target's last state, after its final norm, and each predict one token further on.
 
     Head k (from 0) at the state of token t computes, layer by layer, x + SiLU(W x + b) from x = state, and its output
-    rows give the logits of token t + 2 + k. Sequential heads (Hydra's order) also know the tokens between: the first
+    rows give the logits of token t + 2 + k. Sequential heads (Hydra's order) also read the tokens between: the first
     layer of head k is state + SiLU(W [state; e(t + 1); ...; e(t + 1 + k)] + b), where e is the target's embedding over
     its root mean square.
 
@@ -29,11 +28,11 @@ class MedusaConfig:
         num_heads: tokens that they draft.
         layers: the number of the target's layers alone, which stands for the state after its final norm.
         num_layers: of each head.
-        sequential: the heads are in Hydra's order. No public form can say it.
+        sequential: the heads are in Hydra's order. No public form can represent it.
         output_rows: "target": those of its output layer; "one": rows of their own, the same for all (lm_head);
-            "each": for each head others (lm_heads.K).
+            "each": for each head its own (lm_heads.K).
         accuracies: [num_heads * RANKS] how often the token that came was the one of each rank, given that those before
-            it were among the first RANKS; of head 0 first. Empty where nobody measured.
+            it were among the first RANKS; of head 0 first. Empty if not measured.
     """
 
     vocab_size: int
@@ -69,16 +68,16 @@ class MedusaConfig:
 
     @property
     def kind(self) -> str:
-        """Of head."""
+        """Return the kind of heads."""
         return "Hydra" if self.sequential else "Medusa"
 
     @property
     def keys(self) -> KeyShape:
-        """None: the heads attend to nothing."""
+        """Return an empty shape: the heads attend to nothing."""
         return KeyShape(0, 0, 0)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every trained tensor by name, with its shape. The names are those that vLLM reads."""
+        """Return every trained tensor by name with its shape. The names are those that vLLM reads."""
         hidden = self.target_hidden_size
         tensors: dict[str, tuple[int, ...]] = {}
         for head in range(self.num_heads):
@@ -93,7 +92,7 @@ class MedusaConfig:
         return tensors
 
     def extras(self) -> list[str]:
-        """What not every head of this kind has."""
+        """Return the features that not all Medusa heads have."""
         has = [f"{self.num_heads} heads of {self.num_layers} layer{'s' if self.num_layers > 1 else ''}"]
         has += ["output rows of their own"] * (self.output_rows != "target")
         return has + ["accuracies for a tree"] * bool(self.accuracies)

@@ -1,7 +1,8 @@
 """Medusa heads draft chains, or trees of the shape that their accuracies make best (Cai et al., 2401.10774).
 
-Each head has a distribution of its own, whatever the others say, so that a drawn chain or tree is drawn from a product
-of known distributions. Heads in Hydra's order (2402.05109) know the tokens drafted so far, and draft one after another.
+Each head has a distribution of its own, independent of the others, so that a drawn chain or tree is drawn from a
+product of known distributions. Heads in Hydra's order (2402.05109) read the tokens drafted so far, and draft one after
+another.
 """
 
 from __future__ import annotations
@@ -26,9 +27,6 @@ from forerun.drafters.medusa.model import MedusaModel, PathCache
 from forerun.models import Forward, LanguageModel, Rows
 from forerun.sampling import row_argmax
 from forerun.types import Draft, Sequence, Step
-from forerun.utils.tree import Tree
-
-# How Medusa heads get the state that they read; what drafts with them knows nothing of it.
 
 
 @dataclass(slots=True, eq=False)
@@ -36,60 +34,60 @@ class MedusaState(DraftState):
     """Heads' state for one sequence: the target's state of the last position that it has computed.
 
     Attributes:
-        told: [1, H] that state, which all heads read; None: it was not told yet, or belongs to another text.
-        told_to: positions up to it.
+        target_state: [1, H] that state, which all heads read; None: it is not known yet, or belongs to another text.
+        states_end: position after it.
     """
 
-    told: Tensor | None = None
-    told_to: int = 0
+    target_state: Tensor | None = None
+    states_end: int = 0
 
     @property
     def path_cache(self) -> PathCache:
-        """The cache as what it is."""
+        """Return the cache with its type."""
         return cast(PathCache, self.cache)
 
     @property
-    def is_level(self) -> bool:
-        """Whether the state of the token before the last committed one is there: only then can anything be drafted."""
-        return self.told is not None and self.told_to == len(self.sequence.token_ids) - 1
+    def is_ready(self) -> bool:
+        """Return whether the state of the token before the last committed one is known: otherwise nothing can be
+        drafted."""
+        return self.target_state is not None and self.states_end == len(self.sequence.token_ids) - 1
 
-    def tell(self, end: int, states: Tensor) -> None:
-        """The target's states of the positions up to `end`. states: [n, 1, H]."""
-        self.told, self.told_to = states[-1].clone(), end
+    def add_states(self, end: int, states: Tensor) -> None:
+        """Store the last of the target's states of the positions up to `end`. states: [n, 1, H]."""
+        self.target_state, self.states_end = states[-1].clone(), end
 
     def settle(self, end: int = -1) -> None:
         """Drop the rows of the draft: the heads keep nothing of what was accepted."""
         if len(self.scratch):
-            self.cache.drop()
-            self.scratch = Tree()
+            self.drop()
 
     def unfed(self) -> list[int]:
-        """The last committed token, with which a draft begins."""
+        """Begin a draft, and return the last committed token."""
         self.settle()
         tokens = self.sequence.token_ids
         self.path_cache.begin(len(tokens) - 1)
         return tokens[-1:]
 
     def rewind(self, length: int) -> None:
-        """As `DraftState.rewind`."""
         self.drafted = None
         self.settle()
-        if self.told_to > length:
-            self.told = None
+        if self.states_end > length:
+            self.target_state = None
 
 
-class MedusaFeeding(HeadDrafter):
+class MedusaDrafter(HeadDrafter):
     """The base of drafters that run Medusa heads (Cai et al., 2401.10774; in Hydra's order: 2402.05109)."""
 
     _states: dict[Sequence, MedusaState]  # type: ignore[assignment]
-    _example = "medusa"
+    _state_type = MedusaState
+    _head_kind = "medusa"
 
     @property
     def _heads(self) -> MedusaModel:
         assert isinstance(self._model, MedusaModel)
         return self._model
 
-    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> MedusaModel:
+    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> MedusaModel:
         return MedusaModel(head.of(MedusaConfig, name, "medusa"), target, name)
 
     def commit(self, steps: Seq[Step]) -> None:
@@ -98,35 +96,32 @@ class MedusaFeeding(HeadDrafter):
             state.count_trials()
             state.settle()
             if step.states is not None and len(step.states):
-                state.tell(step.num_computed, step.states)
+                state.add_states(step.num_computed, step.states)
 
-    def _new_state(self, sequence: Sequence, view: Sequence) -> MedusaState:
-        return MedusaState(sequence, self._cache_for(sequence), view)
+    def _adopt_prefix(self, state: DraftState) -> None:
+        """Adopt nothing: the last token of a prompt is computed in any case, and the heads read no other state."""
 
-    def _take_over(self, state: DraftState) -> None:
-        """Nothing: the last token of a prompt is computed in any case, and its state is all that the heads read."""
+    def _prefill(self, states: Seq[DraftState], min_tokens: int, num_computed: Seq[int] | None = None) -> None:
+        """Prefill nothing: the heads read no tokens but those of the draft."""
 
-    def _catch_up(self, states: Seq[DraftState], max_lag: int, num_computed: Seq[int] | None = None) -> None:
-        """Nothing: the heads read no tokens but those of the draft."""
-
-    def _room(self, sequence: Sequence, budget: int) -> int:
+    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
         state = self._states[sequence]
-        room = min(super()._room(sequence, budget), self._heads.config.num_heads) if state.is_level else 0
+        room = min(super()._max_depth(sequence, max_nodes), self._heads.config.num_heads) if state.is_ready else 0
         state.path_cache.num_heads = room
         return room
 
     def _forward(self, rows: Seq[Rows], states: Seq[MedusaState]) -> Forward:  # type: ignore[override]
         batch = []
         for each, state in zip(rows, states, strict=True):
-            assert state.told is not None
-            batch.append(replace(each, states=state.told.expand(len(each.token_ids), -1)))
+            assert state.target_state is not None
+            batch.append(replace(each, states=state.target_state.expand(len(each.token_ids), -1)))
         return self.model.forward(batch)
 
     def _look(self, states: Seq[MedusaState]) -> Tensor:
-        """[heads of all sequences, draft vocabulary] what heads that know no tokens say, kept for the forwards of this
-        draft. The sequences' drafts have begun."""
-        told = [state.told for state in states if state.told is not None]
-        return self._heads.look([state.path_cache for state in states], torch.cat(told))
+        """Compute [heads of all sequences, draft vocabulary] logits of heads that read no tokens, and keep them for the
+        forwards of this draft."""
+        target_states = [state.target_state for state in states if state.target_state is not None]
+        return self._heads.look([state.path_cache for state in states], torch.cat(target_states))
 
 
 _CAPPED = "%(name)s has %(most)d heads, and drafts no more tokens than that."
@@ -134,7 +129,7 @@ _PRIOR_WEIGHT = 16.0
 """Trials that a stored accuracy counts as, beside those of the running engine, of which about the last fifty count."""
 
 
-class Medusa(MedusaFeeding, DraftModel):
+class Medusa(MedusaDrafter, DraftModel):
     """Drafts chains with heads that read the target's last state, all tokens in one pass.
 
     They draft no more tokens than there are heads.
@@ -143,11 +138,14 @@ class Medusa(MedusaFeeding, DraftModel):
         model: folder of the heads, or heads that were read.
     """
 
-    def _room(self, sequence: Sequence, budget: int) -> int:
-        return super()._room(sequence, self._capped(budget, self._heads.config.num_heads, _CAPPED))
+    def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
+        super().__init__(model)
+
+    def _max_depth(self, sequence: Sequence, max_nodes: int) -> int:
+        return super()._max_depth(sequence, self._capped(max_nodes, self._heads.config.num_heads, _CAPPED))
 
     def _prepare(self, chains: list[GrowingChain]) -> None:
-        """Greedy chains have all heads' first tokens proposed: those that options do not change are kept at once."""
+        """Propose all heads' first tokens to greedy chains, which keep those that sampling options do not change."""
         super()._prepare(chains)
         if self._heads.config.sequential or not chains:
             return
@@ -156,11 +154,11 @@ class Medusa(MedusaFeeding, DraftModel):
         at = 0
         for chain, state in zip(chains, states, strict=True):
             if chain.picking is Picking.GREEDY:
-                chain.proposed = best[at : at + chain.budget - 1]
+                chain.proposed = best[at : at + chain.max_nodes - 1]
             at += state.path_cache.num_heads
 
 
-class MedusaTree(MedusaFeeding, DraftTree):
+class MedusaTree(MedusaDrafter, DraftTree):
     """Drafts trees with heads that read the target's last state.
 
     A static tree has the shape that is best by the accuracies stored with the heads, and by those measured since.
@@ -189,35 +187,42 @@ class MedusaTree(MedusaFeeding, DraftTree):
         self._read_head(model)
 
     def bind(self, binding: Binding) -> None:
-        """As `HeadDrafter.bind`."""
+        """Bind the heads, and start from the acceptance that was stored with them."""
         super().bind(binding)
         config = self._heads.config
         if config.accuracies:
             self._start_from(config.accuracies, config.num_heads, _PRIOR_WEIGHT)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = [Draft.empty() for _ in sequences]
         simple = [self._is_simple(sequence) for sequence in sequences]
         for is_simple, make in ((True, self._grown_at_once), (False, super().draft)):
-            places = [place for place, each in enumerate(simple) if each is is_simple]
-            if places:
+            indices = [index for index, each in enumerate(simple) if each is is_simple]
+            if indices:
                 made = make(
-                    [sequences[place] for place in places], [budgets[place] for place in places], min_acceptance_prob
+                    [sequences[index] for index in indices],
+                    [num_draft_tokens[index] for index in indices],
+                    min_acceptance_prob,
                 )
-                for place, draft in zip(places, made, strict=True):
-                    drafts[place] = draft
+                for index, draft in zip(indices, made, strict=True):
+                    drafts[index] = draft
         return drafts
 
     def _is_simple(self, sequence: Sequence) -> bool:
-        """Whether what may stand at a depth is the same below every node of the depth before."""
+        """Return whether the candidates at a depth are the same below every node of the depth before."""
         if self._heads.config.sequential or picking_of(sequence) is not Picking.GREEDY:
             return False
         return self._pipeline.is_identity(self._states[sequence].view.params)
 
-    def _grown_at_once(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float) -> list[Draft]:
-        """Trees of such sequences: one pass of the heads, and no further products."""
+    def _grown_at_once(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float
+    ) -> list[Draft]:
+        """Grow the trees of such sequences: one pass of the heads, and no further products."""
         trees = [
-            self._plant(each, budget, min_acceptance_prob) for each, budget in zip(sequences, budgets, strict=True)
+            self._plant(each, max_nodes, min_acceptance_prob)
+            for each, max_nodes in zip(sequences, num_draft_tokens, strict=True)
         ]
         growing = [tree for tree in trees if tree.growth.frontier]
         if growing:
@@ -233,7 +238,7 @@ class MedusaTree(MedusaFeeding, DraftTree):
         return [self._harvest(tree) for tree in trees]
 
     def _ranked(self, logits: Tensor) -> list[list[tuple[int, float]]]:
-        """Of each row the first tokens with their probabilities, best first. logits: [rows, draft vocabulary]."""
+        """Return each row's first tokens with their probabilities, best first. logits: [rows, draft vocabulary]."""
         bad = self._non_finite_rows(logits)
         top = logits.topk(min(max(self._width, self._num_ranks), logits.shape[1]))
         tokens = self._heads.token_ids[top.indices].tolist()
@@ -246,7 +251,7 @@ class MedusaTree(MedusaFeeding, DraftTree):
 
 
 def _grow(tree: GrowingTree, ranked: Seq[list[tuple[int, float]]]) -> None:
-    """Grow a tree to its end. ranked: by depth, what may stand there, best first."""
+    """Grow a tree to its end. ranked: by depth, the candidates, best first."""
     while tree.growth.frontier:
         children = ranked[tree.depth]
         tree.growth.expand([children[: tree.growth.wanted(node)] for node in tree.growth.frontier])

@@ -1,6 +1,6 @@
-"""Medusa heads as they draft: all of them in one pass over the target's last state, for any sequences at once.
+"""The model of Medusa heads: all of them in one pass over the target's last state, for any sequences at once.
 
-`heads/medusa_config.py` says what they compute. The linear layers are the target's kind, as those of an EAGLE head.
+`MedusaConfig` describes the computation. Linear layers are of the target's kind.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from forerun.types import Cache
 from forerun.utils.tree import Tree
 
 EMBEDDING_EPS = 1e-6
-"""Of the root mean square that embeddings are divided by."""
+"""Epsilon of the root mean square that embeddings are divided by."""
 
 
 @dataclass(slots=True, eq=False)
 class PathCache(Unpaged):
-    """What heads know of one sequence (`caches.Cache`): no keys, but the tokens from the last committed one on.
+    """The heads' cache of one sequence: no keys, but the tokens from the last committed one on.
 
     Attributes:
         length: positions of the sequence that are behind it.
-        committed: tokens after the place at which `begin` was called last, none or one.
+        committed: tokens after the position at which `begin` was called last, none or one.
         scratch: the rows fed since the last commit.
-        num_heads: how many of the heads will be asked for.
+        num_heads: how many of the heads are computed.
         logits: [num_heads, draft vocabulary] of all heads, where they do not depend on tokens; None: not computed yet.
     """
 
@@ -46,16 +46,16 @@ class PathCache(Unpaged):
 
     @property
     def num_scratch(self) -> int:
-        """Rows fed since the last commit."""
+        """Return the number of rows fed since the last commit."""
         return len(self.scratch)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         return 0 if self.logits is None else self.logits.nbytes
 
     def begin(self, length: int) -> None:
-        """A draft begins: the row that is fed next holds the token at `length`, and is the first head's."""
+        """Begin a draft: the next row holds the token at `length`, and belongs to the first head."""
         self.length, self.committed, self.scratch, self.logits = length, [], Tree(), None
 
     def feed(self, rows: Rows) -> list[list[int]]:
@@ -87,7 +87,7 @@ class PathCache(Unpaged):
         self.begin(0)
 
     def fork(self, other: Cache, length: int) -> None:
-        """There is nothing to hold."""
+        """Do nothing: the heads hold no keys."""
 
 
 class MedusaModel(HeadModel):
@@ -97,7 +97,7 @@ class MedusaModel(HeadModel):
     The row of the last committed token has the logits of the first head, a row that follows it those of the next.
 
     Args:
-        head: its tensors, in any number format or codes.
+        head: its tensors, in any number format, or quantised.
         target: whose embeddings, and perhaps output layer, they read.
         name: for messages and stored costs.
 
@@ -126,12 +126,12 @@ class MedusaModel(HeadModel):
         self._ones = torch.ones(config.target_hidden_size, dtype=made.compute, device=target.device)
 
     def new_cache(self) -> PathCache:
-        """What is known of one sequence."""
+        """Return an empty cache for one sequence."""
         return PathCache()
 
     @torch.inference_mode()
     def look(self, caches: Sequence[PathCache], states: Tensor) -> Tensor:
-        """Compute the logits of all heads, which know no tokens, into the caches.
+        """Compute the logits of all heads, which read no tokens, into the caches.
 
         Args:
             states: [n, H] of the target, of each cache's sequence.
@@ -157,10 +157,10 @@ class MedusaModel(HeadModel):
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
-        """As `LanguageModel.forward`; there are no states to look into.
+        """Compute rows; the heads have no hidden-state outputs.
 
         Raises:
-            ValueError: rows have no states, or layers are asked for.
+            ValueError: rows have no states, or layers are requested.
         """
         if layers or any(rows.states is None for rows in batch):
             raise ValueError("heads read a state of the target, and have no layers to look into")
@@ -180,7 +180,8 @@ class MedusaModel(HeadModel):
         return Forward(logits)
 
     def _after(self, paths: Sequence[Sequence[Sequence[int]]], states: Sequence[Tensor]) -> Tensor:
-        """[rows, draft vocabulary] of heads that know the tokens of each row's path. states: of each sequence."""
+        """Return [rows, draft vocabulary] logits of heads that read the tokens of each row's path. states: of each
+        sequence."""
         by_head: dict[int, list[int]] = {}
         flat = [(path, state) for each, state in zip(paths, states, strict=True) for path in each]
         for row, (path, _) in enumerate(flat):
@@ -201,14 +202,14 @@ class MedusaModel(HeadModel):
         return logits
 
     def _deeper(self, k: int, x: Tensor) -> Tensor:
-        """The layers of one head but for the first."""
+        """Compute the layers of one head except the first."""
         for number, linear in enumerate(self._later[k], 1):
             x = x + F.silu(self._made.multiply(linear, x) + self._biases[number][k])
         return x
 
 
 def _output_layers(made: HeadLayers, target: LanguageModel, token_ids: Tensor) -> list[Linear]:
-    """One for all heads, or one for each."""
+    """Return the output layers: one for all heads, or one for each."""
     config = made.head.config
     assert isinstance(config, MedusaConfig)
     if config.output_rows == "target":
@@ -219,7 +220,7 @@ def _output_layers(made: HeadLayers, target: LanguageModel, token_ids: Tensor) -
 
 
 def _gathered(caches: Sequence[PathCache], paths: Sequence[Sequence[Sequence[int]]]) -> Tensor:
-    """[rows, draft vocabulary] of each row the logits of its head."""
+    """Return [rows, draft vocabulary] each row's logits of its head."""
     parts = []
     for cache, each in zip(caches, paths, strict=True):
         assert cache.logits is not None

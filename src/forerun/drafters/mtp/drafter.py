@@ -13,11 +13,11 @@ from pathlib import Path
 from forerun.drafters.base import Binding
 from forerun.drafters.draft_model.chain import DraftModel
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.eagle.drafter import EagleFeeding
+from forerun.drafters.eagle.drafter import EagleDrafter
 from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import HeadConfig, StoredHead
-from forerun.drafters.heads.shipped import shipped_head
-from forerun.drafters.mtp.layers import read_mtp
+from forerun.drafters.heads.folder import shipped_head
+from forerun.drafters.mtp.checkpoint_format import read_mtp
 from forerun.errors import DrafterError, IncompatibleDrafterError, ModelLoadError, UnsupportedModelError
 from forerun.models import LanguageModel
 from forerun.types import Draft, Sequence, Step
@@ -25,21 +25,22 @@ from forerun.types import Draft, Sequence, Step
 _log = logging.getLogger(__name__)
 
 
-class Mtp(EagleFeeding, DraftModel):
+class Mtp(EagleDrafter, DraftModel):
     """Drafts chains with the MTP layer of the target's checkpoint, applied again and again.
 
-    Where the checkpoint has such layers in a form that is not served, that is said once, and nothing is drafted.
+    Where the checkpoint has such layers in a form that is not supported, a warning is logged once, and nothing is
+    drafted.
 
     Args:
         model: folder of an MTP layer that was trained for the target (forerun train mtp), or one that was read; None
             takes the target's own.
     """
 
-    _example = "mtp"
+    _head_kind = "mtp"
 
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         super().__init__(model)
-        self._is_idle = False
+        self._is_disabled = False
 
     def bind(self, binding: Binding) -> None:
         """Read the layer and fit it to the target.
@@ -54,32 +55,33 @@ class Mtp(EagleFeeding, DraftModel):
                 self._head = read_mtp(target, target.name)
             except UnsupportedModelError as error:
                 _log.warning("%s Nothing is drafted; the text is the same.", error)
-                self._is_idle = True
+                self._is_disabled = True
                 return
             except ModelLoadError as error:
-                if shipped_head(target, self._example) is None:
+                if shipped_head(target, self._head_kind) is None:
                     raise DrafterError(str(error)) from error
         super().bind(binding)
 
-    def _of_head(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
+    def _make_model(self, head: StoredHead[HeadConfig], target: LanguageModel, name: str) -> EagleModel:
         if not isinstance(head.config, EagleConfig) or not head.config.is_mtp:
             raise IncompatibleDrafterError(f"{name} is no MTP layer but a head of the kind {head.config.kind}.")
-        return super()._of_head(head, target, name)
+        return super()._make_model(head, target, name)
 
     def start(self, sequence: Sequence) -> None:
-        if not self._is_idle:
+        if not self._is_disabled:
             super().start(sequence)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
-        if self._is_idle:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        if self._is_disabled:
             return [Draft.empty() for _ in sequences]
-        return super().draft(sequences, budgets, min_acceptance_prob)
+        return super().draft(sequences, num_draft_tokens, min_acceptance_prob)
 
     def commit(self, steps: Seq[Step]) -> None:
-        if not self._is_idle:
+        if not self._is_disabled:
             super().commit(steps)
 
     def rewind(self, sequence: Sequence, length: int) -> None:
-        """As `ModelDrafter.rewind`."""
-        if not self._is_idle:
+        if not self._is_disabled:
             super().rewind(sequence, length)

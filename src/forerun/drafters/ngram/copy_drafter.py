@@ -1,4 +1,4 @@
-"""What drafters that copy share: how often a copied token was right, by how many tokens before it matched."""
+"""The base of drafters that copy: acceptance of copied tokens by how many tokens before them matched."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from forerun.speculation import Rates
 from forerun.types import Draft, Sequence, Step
 
 COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
-"""Prior chance that a copied token is accepted, by the binary digits of how many tokens before it matched."""
+"""Prior probability that a copied token is accepted, by the binary digits of how many tokens before it matched."""
 
 
 class CopyDrafter(Drafter):
-    """The base of drafters that copy, never beyond the sequence's room.
+    """The base of drafters that copy, never beyond the sequence's maximum length.
 
-    Copies are cut where their chance no longer exceeds the price, which is learned from the tokens that were committed.
-    A copied token's level is the number of binary digits of its match length: the tokens before it, copied ones
-    included, that stand before the place it was copied from too. Trials are counted for what was cut off as well, as
-    far as committed tokens reach, so that a level whose copies are always cut is still measured.
+    Copies are cut where their probability no longer exceeds the minimum; it is learned from the tokens that were
+    committed. A copied token's level is the number of binary digits of its match length: the tokens before it, copied
+    ones included, that precede the copied position too. Trials are counted for what was cut off as well, as far as
+    committed tokens reach, so that a level whose copies are always cut is still measured.
 
     Args:
-        prior: of each level's chance.
+        prior: of each level's probability.
         source: the copies' name, where there are statistics of it.
     """
 
@@ -30,10 +30,12 @@ class CopyDrafter(Drafter):
         self._rates, self._source = Rates(prior), source
         self._copied: dict[Sequence, tuple[int, list[int], list[int]]] = {}
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            count = min(budget, sequence.room)
+        for sequence, max_nodes in zip(sequences, num_draft_tokens, strict=True):
+            count = min(max_nodes, sequence.room)
             token_ids, lengths = self._copy(sequence, count) if count > 0 else ([], [])
             if token_ids:
                 self._copied[sequence] = (len(sequence.token_ids), token_ids, lengths)
@@ -63,7 +65,7 @@ class CopyDrafter(Drafter):
         self._copied.pop(sequence, None)
 
     def _count_above(self, lengths: list[int], min_acceptance_prob: float) -> int:
-        """How many tokens of a copy are reached and accepted with a chance above the price."""
+        """Return how many tokens of a copy are accepted with a probability above the minimum."""
         accept_prob = 1.0
         for count, length in enumerate(lengths):
             accept_prob *= self._rates.rate(length.bit_length())
@@ -76,4 +78,4 @@ class CopyDrafter(Drafter):
 
     @abstractmethod
     def _copy(self, sequence: Sequence, count: int) -> tuple[list[int], list[int]]:
-        """At most so many tokens, at least 1 being wanted, and the match length of each."""
+        """Return at most `count` tokens, which is 1 or more, and the match length of each."""

@@ -1,6 +1,6 @@
-"""The client's guess of the output: it is copied for as long as the output follows it.
+"""The client's prediction of the output: it is copied while the output follows it.
 
-As OpenAI's Predicted Outputs; where the output leaves the prediction, the place at which it comes back is looked for.
+Like OpenAI's Predicted Outputs; where the output leaves the prediction, the position at which it returns is searched.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from forerun.drafters.base import Traits
 from forerun.drafters.ngram.copy_drafter import CopyDrafter
 from forerun.types import Sequence
 
+SOURCE = "prediction"
+"""Name of the copies in statistics."""
 PREDICTION_RATES = (0.6, 0.7, 0.85, 0.92, 0.96, 0.98, 0.99)
-"""As COPY_RATES, for the client's prediction; no match at all is its beginning, or a guess after a replaced token."""
+"""COPY_RATES for the client's prediction; no match at all is its beginning, or follows a replaced token."""
 MAX_MATCH = 16
-"""Tokens before a place that are compared at most."""
+"""Tokens before a position that are compared at most."""
 _CANDIDATES = 32
-"""Places of a prediction, on either side of the lost one, that are tried when the output has left it."""
+"""Positions of a prediction, on either side of the lost one, that are tried when the output has left it."""
 
 
 class Follower:
-    """Where an output stands in its prediction.
+    """Tracks the position of an output in its prediction.
 
-    While the output's next token is the prediction's, the place moves on. Where it does not, the place becomes the
-    one after the longest suffix of the output that stands in the prediction, of equally long ones the next ahead of
-    the lost place, else the nearest behind. Where the last token stands nowhere near, it is taken for a replacement of
+    While the output's next token is the prediction's, the position moves on. Otherwise the position becomes the
+    one after the longest suffix of the output that occurs in the prediction, of equally long ones the next ahead of
+    the lost one, else the nearest behind. Where the last token does not occur nearby, it is taken for a replacement of
     the predicted token.
 
     Args:
@@ -35,18 +37,18 @@ class Follower:
         matched: how many tokens before `at` match the output's end; 0 at the beginning.
     """
 
-    __slots__ = ("_places", "at", "matched", "prediction")
+    __slots__ = ("_positions_of", "at", "matched", "prediction")
 
     def __init__(self, prediction: list[int]) -> None:
         self.prediction = prediction
         self.at = 0
         self.matched = 0
-        self._places: dict[int, list[int]] = {}
-        for place, token in enumerate(prediction[:-1]):  # after the last nothing follows
-            self._places.setdefault(token, []).append(place)
+        self._positions_of: dict[int, list[int]] = {}
+        for position, token in enumerate(prediction[:-1]):  # after the last nothing follows
+            self._positions_of.setdefault(token, []).append(position)
 
     def follow(self, output: list[int]) -> None:
-        """The output has one token more, its last."""
+        """Take in the last token of the output."""
         if self.at < len(self.prediction) and self.prediction[self.at] == output[-1]:
             self.at += 1
             self.matched += 1
@@ -58,30 +60,30 @@ class Follower:
             self.at, self.matched = found
 
     def _find(self, output: list[int]) -> tuple[int, int] | None:
-        """The place after the best match of the output's end, and its length."""
-        places = self._places.get(output[-1])
-        if places is None:
+        """Return the position after the best match of the output's end, and its length."""
+        positions = self._positions_of.get(output[-1])
+        if positions is None:
             return None
-        middle = bisect_left(places, self.at)
-        nearest = places[middle : middle + _CANDIDATES]
-        nearest += places[max(0, middle - _CANDIDATES) : middle][::-1]
+        middle = bisect_left(positions, self.at)
+        nearest = positions[middle : middle + _CANDIDATES]
+        nearest += positions[max(0, middle - _CANDIDATES) : middle][::-1]
         best, length = nearest[0], 0
-        for place in nearest:
-            matched = self._match(output, place, length)
+        for position in nearest:
+            matched = self._match(output, position, length)
             if matched > length:
-                best, length = place, matched
+                best, length = position, matched
                 if length == MAX_MATCH:
                     break
         return best + 1, length
 
-    def _match(self, output: list[int], place: int, beyond: int) -> int:
-        """How many tokens up to this place match the output's end; 0 if not more than `beyond`."""
+    def _match(self, output: list[int], position: int, beyond: int) -> int:
+        """Return how many tokens up to this position match the output's end; 0 if not more than `beyond`."""
         prediction, end = self.prediction, len(output) - 1
-        if beyond > place or beyond > end or prediction[place - beyond] != output[end - beyond]:
+        if beyond > position or beyond > end or prediction[position - beyond] != output[end - beyond]:
             return 0
         length = 1
-        limit = min(place, end, MAX_MATCH - 1)
-        while length <= limit and prediction[place - length] == output[end - length]:
+        limit = min(position, end, MAX_MATCH - 1)
+        while length <= limit and prediction[position - length] == output[end - length]:
             length += 1
         return length
 
@@ -119,6 +121,3 @@ class Prediction(CopyDrafter):
             follower.follow(output)
         token_ids = follower.prediction[follower.at : follower.at + count]
         return token_ids, list(range(follower.matched, follower.matched + len(token_ids)))
-
-
-SOURCE = "prediction"

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last few tokens the last time they stood in this sequence.
+"""Prompt lookup: copies what followed the last few tokens when they last occurred in this sequence.
 
 Saxena, "Prompt Lookup Decoding", 2023; here the longest match is taken, of equally long ones the most recent.
 """
@@ -12,7 +12,7 @@ from forerun.types import Sequence
 
 
 class NgramIndex:
-    """Where each n-gram of a growing list of tokens last stood; each token is indexed once."""
+    """Maps each n-gram of a growing list of tokens to its last position; each token is indexed once."""
 
     __slots__ = ("_ends", "_max", "_min", "_num_indexed")
 

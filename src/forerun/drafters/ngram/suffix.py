@@ -1,4 +1,4 @@
-"""Suffix drafting: what most often followed the longest suffix of the sequence that stood somewhere before.
+"""Suffix drafting: copies what most often followed the longest suffix of the sequence that occurred before.
 
 The automaton and the length of a copy are those of SAM-decoding (Hu et al., 2411.10666); going on with the most
 frequent continuation, and text shared between requests, those of SuffixDecoding (Oliaro et al., 2411.04975).
@@ -15,8 +15,6 @@ from forerun.drafters.ngram.suffix_automaton import ROOT, SuffixAutomaton
 from forerun.errors import ConfigError
 from forerun.types import Sequence
 
-# Text that the requests of one tenant share, within bounds.
-
 MAX_SHARED_TOKENS = 65_536
 """Tokens of text kept for the requests of one tenant."""
 _IDLE_TENANTS = 8
@@ -24,8 +22,8 @@ _IDLE_TENANTS = 8
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """A sequence's longest suffix that stands in some text.
+class SuffixPosition:
+    """A sequence's longest suffix that occurs in some text.
 
     Attributes:
         text: where.
@@ -40,7 +38,7 @@ class Place:
 class SharedText:
     """The text of one tenant's requests, finished and running.
 
-    An automaton cannot forget, so there are two: what comes is written into the young one, and when that holds half
+    An automaton cannot forget, so there are two: new text is written into the young one, and when that holds half
     of what is allowed, it becomes the old one, and the old one is dropped.
     """
 
@@ -59,7 +57,7 @@ class SharedText:
         return self.young.nbytes + (self.old.nbytes if self.old else 0)
 
     def make_room(self) -> int:
-        """How many tokens may be written now, at least one."""
+        """Return how many tokens may be written now, at least one; the oldest half is dropped if there is no space."""
         if self.young.num_tokens >= self._half:
             self.old, self.young = self.young, SuffixAutomaton()
             for sharer in self.sharers:
@@ -74,34 +72,30 @@ class Sharer:
 
     def __init__(self, text: SharedText) -> None:
         self._text = text
-        self._writing = Place(text.young)
-        self._reading = None if text.old is None else Place(text.old)
+        self._writing = SuffixPosition(text.young)
+        self._reading = None if text.old is None else SuffixPosition(text.old)
         text.sharers.add(self)
 
     def turn(self, young: SuffixAutomaton) -> None:
-        """The young text has become the old one; what this sequence wrote there remains its longest match."""
-        self._reading, self._writing = self._writing, Place(young)
+        """Continue in a new young text; what this sequence wrote into the old one remains its longest match."""
+        self._reading, self._writing = self._writing, SuffixPosition(young)
 
     def write(self, token_ids: list[int]) -> None:
-        """The sequence's next tokens."""
+        """Append the sequence's next tokens."""
         start = 0
         while start < len(token_ids):
             block = token_ids[start : start + self._text.make_room()]
             start += len(block)
-            place, reading = self._writing, self._reading
+            position, reading = self._writing, self._reading
             for token in block:
-                place.state = place.text.add(place.state, token)
+                position.state = position.text.add(position.state, token)
                 if reading is not None:
                     reading.state, reading.length = reading.text.match(reading.state, reading.length, token)
-            place.length += len(block)
+            position.length += len(block)
 
-    def places(self) -> list[Place]:
-        """Where the sequence stands in the shared texts, the newer first."""
+    def positions(self) -> list[SuffixPosition]:
+        """Return the sequence's suffixes in the shared texts, the newer text first."""
         return [self._writing] if self._reading is None else [self._writing, self._reading]
-
-    def leave(self) -> None:
-        """The sequence is finished; its text stays."""
-        self._text.sharers.discard(self)
 
 
 class Tenants:
@@ -125,7 +119,7 @@ class Tenants:
         return sum(text.nbytes for text in (*self._busy.values(), *self._idle.values()))
 
     def enter(self, tenant: str) -> Sharer:
-        """A sequence of this tenant starts."""
+        """Register a sequence of this tenant."""
         text = self._busy.get(tenant)
         if text is None:
             text = self._idle.pop(tenant) if tenant in self._idle else SharedText(self._max_tokens)
@@ -133,10 +127,12 @@ class Tenants:
         return Sharer(text)
 
     def leave(self, tenant: str, sharer: Sharer) -> None:
-        """It is finished."""
-        sharer.leave()
+        """Release a finished sequence."""
         text = self._busy.get(tenant)
-        if text is not None and not text.sharers:
+        if text is None:
+            return
+        text.sharers.discard(sharer)
+        if not text.sharers:
             self._idle[tenant] = self._busy.pop(tenant)
             while len(self._idle) > self._max_idle:
                 self._idle.popitem(last=False)
@@ -148,22 +144,22 @@ LENGTH_FACTOR = 4
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
-    """What is held for one sequence.
+class _SequenceText:
+    """The text of one sequence.
 
     Attributes:
-        place: the end of the sequence in its text, which holds nothing else.
+        position: the end of the sequence in its text, which holds nothing else.
         sharer: its part in its tenant's text; None where nothing is shared.
         num_read: its tokens that both hold.
     """
 
-    place: Place = field(default_factory=lambda: Place(SuffixAutomaton()))
+    position: SuffixPosition = field(default_factory=lambda: SuffixPosition(SuffixAutomaton()))
     sharer: Sharer | None = None
     num_read: int = 0
 
 
 class Suffix(CopyDrafter):
-    """Copies from the sequence itself, and if it is told to, from other requests of the same tenant. Never drawn.
+    """Copies from the sequence itself, and with `share`, from other requests of the same tenant. Never drawn.
 
     The longer the match, the longer the copy.
 
@@ -194,7 +190,7 @@ class Suffix(CopyDrafter):
         self._min_match = min_match
         self._max_shared_tokens = max_shared_tokens
         self._tenants = Tenants(max_shared_tokens) if share else None
-        self._states: dict[Sequence, _Held] = {}
+        self._states: dict[Sequence, _SequenceText] = {}
 
     @property
     def traits(self) -> Traits:
@@ -202,24 +198,24 @@ class Suffix(CopyDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Memory of all texts, in bytes."""
+        """Return the bytes of all texts."""
         shared = 0 if self._tenants is None else self._tenants.nbytes
-        return shared + sum(held.place.text.nbytes for held in self._states.values())
+        return shared + sum(own.position.text.nbytes for own in self._states.values())
 
     def start(self, sequence: Sequence) -> None:
-        held = self._states[sequence] = _Held()
+        own = self._states[sequence] = _SequenceText()
         if self._tenants is not None and sequence.params.tenant is not None:
-            held.sharer = self._tenants.enter(sequence.params.tenant)
+            own.sharer = self._tenants.enter(sequence.params.tenant)
 
     def stop(self, sequence: Sequence) -> None:
         super().stop(sequence)
-        held = self._states.pop(sequence, None)
-        if self._tenants is None or held is None or held.sharer is None:
+        own = self._states.pop(sequence, None)
+        if self._tenants is None or own is None or own.sharer is None:
             return
-        held.sharer.write(sequence.token_ids[held.num_read :])
+        own.sharer.write(sequence.token_ids[own.num_read :])
         tenant = sequence.params.tenant
         assert tenant is not None
-        self._tenants.leave(tenant, held.sharer)
+        self._tenants.leave(tenant, own.sharer)
 
     def reset(self) -> None:
         if self._tenants is not None:
@@ -231,24 +227,24 @@ class Suffix(CopyDrafter):
         return text.copy(end, length, min(count, LENGTH_BASE + LENGTH_FACTOR * length), self._min_match)
 
     def _read(self, sequence: Sequence, end: int) -> None:
-        held = self._states[sequence]
-        if end <= held.num_read:
+        own = self._states[sequence]
+        if end <= own.num_read:
             return
-        token_ids = sequence.token_ids[held.num_read : end]
-        held.num_read = end
-        place = held.place
+        token_ids = sequence.token_ids[own.num_read : end]
+        own.num_read = end
+        position = own.position
         for token in token_ids:
-            place.state = place.text.add(place.state, token)
-        place.length += len(token_ids)
-        if held.sharer is not None:
-            held.sharer.write(token_ids)
+            position.state = position.text.add(position.state, token)
+        position.length += len(token_ids)
+        if own.sharer is not None:
+            own.sharer.write(token_ids)
 
-    def _longest(self, held: _Held) -> tuple[SuffixAutomaton, int, int]:
-        """The longest suffix that something follows: in the sequence's text first, then in its tenant's."""
-        text = held.place.text
-        state, length = text.continued(held.place.state, held.place.length)
-        for place in held.sharer.places() if held.sharer is not None else ():
-            other, other_length = place.text.continued(place.state, place.length)
+    def _longest(self, own: _SequenceText) -> tuple[SuffixAutomaton, int, int]:
+        """Return the longest suffix that something follows: in the sequence's text first, then in its tenant's."""
+        text = own.position.text
+        state, length = text.continued(own.position.state, own.position.length)
+        for position in own.sharer.positions() if own.sharer is not None else ():
+            other, other_length = position.text.continued(position.state, position.length)
             if other_length > length:
-                text, state, length = place.text, other, other_length
+                text, state, length = position.text, other, other_length
         return text, state, length

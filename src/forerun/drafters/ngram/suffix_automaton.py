@@ -11,13 +11,13 @@ from array import array
 
 ROOT = 0
 _COUNTED_LINKS = 8
-"""Suffixes of each new token, from the longest down, whose occurrences are counted; of all others the count is old."""
+"""Suffixes of each new token, from the longest down, whose occurrences are counted; other counts are not updated."""
 
 
 class SuffixAutomaton:
     """All strings of one or more growing texts, in O(1) amortised a token.
 
-    A state stands for the strings that end at the same places; its link is the state of their longest suffix that
+    A state stands for the strings that end at the same positions; its link is the state of their longest suffix that
     ends at more. A text is named by the state of all of it, `ROOT` at first, and texts may grow in turn. Of each
     state's continuations the most frequent is at hand, of equally frequent ones the most recent.
 
@@ -44,13 +44,13 @@ class SuffixAutomaton:
 
     @property
     def nbytes(self) -> int:
-        """Memory in bytes; goes through the branching states."""
+        """Return the bytes held; iterates over the branching states."""
         arrays = (self._link, self._length, self._count, self._token, self._target)
         dicts = (self._branches, *self._branches.values())
         return sum(sys.getsizeof(part) for part in (*arrays, *dicts))
 
     def add(self, end: int, token: int) -> int:
-        """Lengthen the text that ends in state `end`; the state in which it ends now."""
+        """Lengthen the text that ends in state `end`, and return the state in which it ends now."""
         following = self.follow(end, token)
         if following < 0:
             new = self._append(end, token)
@@ -64,14 +64,14 @@ class SuffixAutomaton:
         return new
 
     def follow(self, state: int, token: int) -> int:
-        """The state of a state's strings with one token more; -1 if they stand nowhere."""
+        """Return the state of a state's strings with one token more; -1 if they do not occur."""
         if self._token[state] == token:
             return self._target[state]
         branches = self._branches.get(state)
         return -1 if branches is None else branches.get(token, -1)
 
     def match(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The longest suffix of a string and a token more that stands in a text, as its state and length.
+        """Return the longest suffix of a string and one more token that occurs in a text, as its state and length.
 
         Args:
             state, length: the same of the string itself. It may be from before the automaton grew.
@@ -86,14 +86,14 @@ class SuffixAutomaton:
         return following, length + 1
 
     def continued(self, state: int, length: int) -> tuple[int, int]:
-        """The longest suffix of a string that something follows, as its state and length; at worst (ROOT, 0)."""
+        """Return the longest suffix of a string that something follows, as its state and length; at worst (ROOT, 0)."""
         while state > ROOT and self._target[state] < 0:
             state = self._link[state]
             length = self._length[state]
         return (state, length) if state > ROOT else (ROOT, 0)
 
     def copy(self, state: int, length: int, count: int, min_match: int = 1) -> tuple[list[int], list[int]]:
-        """What follows a string, each time by the most frequent continuation; at a text's end its suffixes go on.
+        """Copy what follows a string, each time by the most frequent continuation; at a text's end its suffixes go on.
 
         Args:
             state, length: of the string.
@@ -116,7 +116,7 @@ class SuffixAutomaton:
         return token_ids, lengths
 
     def _append(self, end: int, token: int) -> int:
-        """A state for a string that stood nowhere."""
+        """Add a state for a string that has not occurred yet."""
         new = self._new_state(self._length[end] + 1)
         tokens, targets, links = self._token, self._target, self._link
         state = end
@@ -138,7 +138,7 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token: int, following: int) -> int:
-        """A separate state for the strings of `following` that are one token longer than those of `state`."""
+        """Split off a state for the strings of `following` that are one token longer than those of `state`."""
         new = self._new_state(self._length[state] + 1)
         for values in (self._link, self._count, self._token, self._target):
             values[new] = values[following]
@@ -151,7 +151,7 @@ class SuffixAutomaton:
         return new
 
     def _count_suffixes(self, end: int, token: int) -> None:
-        """One occurrence more of every suffix, and the continuations that are the most frequent by it."""
+        """Count one more occurrence of every suffix, and update the most frequent continuations."""
         counts, tokens, targets, links = self._count, self._token, self._target, self._link
         state, counted = end, -1
         for _ in range(self._counted_links):
@@ -179,7 +179,7 @@ class SuffixAutomaton:
         return len(self._link) - 1
 
     def _set(self, state: int, token: int, target: int) -> None:
-        """Let a token lead from a state to another."""
+        """Set the transition of a token from a state to another."""
         if self._target[state] < 0:
             self._token[state], self._target[state] = token, target
             return

@@ -1,4 +1,4 @@
-"""From documents to an index, and documents added to one.
+"""Building an index from documents, and adding documents to one.
 
 An index that is appended to is sorted anew: the result is, byte for byte, that of building from both.
 """
@@ -35,7 +35,7 @@ Ids = Sequence[int] | NDArray[Any]
 
 
 def tokenise(documents: Iterable[TextDocument], tokenizer: Any, max_tokens: int | None = None) -> Iterator[list[int]]:
-    """The token ids of each document, special tokens left out.
+    """Yield the token ids of each document, without special tokens.
 
     Args:
         max_tokens: stop before the document with which there would be more, end markers counted.
@@ -72,7 +72,7 @@ def build_index(
         depth: tokens by which suffixes are sorted: what is matched and what follows may not be longer together.
         compact: leave the suffix array out of the file, two thirds of it; it is sorted at each opening instead.
         force: a file that is there is replaced, when all is done.
-        tick: is told the share of the sorting that is done.
+        tick: receives the share of the sorting that is done.
 
     Raises:
         ConfigError: the file exists; no tokens, an id out of range, or the file cannot be written.
@@ -92,7 +92,7 @@ def build_index(
 def append_index(
     path: Path, documents: Iterable[Ids], *, fingerprint: str = "", tick: Tick = lambda share: None
 ) -> IndexHeader:
-    """Add documents to an index; whoever has it open goes on with the old one.
+    """Add documents to an index; readers that have it open keep the old one.
 
     Several at once wait for each other.
 
@@ -119,7 +119,7 @@ def append_index(
 
 
 def _sorted(header: IndexHeader, tokens: NDArray[Any], tick: Tick) -> NDArray[np.uint32] | None:
-    """The suffix array, where the file is to hold it."""
+    """Return the suffix array; None if the file is compact."""
     if header.compact:
         check_sortable(len(tokens), header.depth)
         return None
@@ -127,7 +127,7 @@ def _sorted(header: IndexHeader, tokens: NDArray[Any], tick: Tick) -> NDArray[np
 
 
 def _joined(documents: Iterable[Ids], width: int, vocab_size: int) -> tuple[NDArray[Any], int]:
-    """All documents with a marker after each, and how many there are."""
+    """Join all documents with a marker after each, and return them with their number."""
     parts = []
     marker = (1 << 8 * width) - 1
     for ids in documents:

@@ -2,7 +2,7 @@
 
 The longest n-gram at the sequence's end that the corpus holds is looked up, then shorter ones that occur more often.
 Of all prefixes of what follows them there, the tree takes the most probable: how probable is measured, by how long the
-match was and by how many of its places agree.
+match was and by how many of its occurrences agree.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from forerun.utils.vocabulary import fingerprint
 
 _LENGTHS = (3, 4, 5, 7, 9, 13)
 """Match lengths at which the next level of acceptance begins."""
-_CHANCES = (0.02, 0.07, 0.1, 0.14, 0.2, 0.25, 0.37, 0.43, 0.5, 0.9)
-"""Prior chance that a token is accepted, by its share of what followed the same n-gram in the corpus."""
-_BINS = len(_CHANCES)
+_PRIORS = (0.02, 0.07, 0.1, 0.14, 0.2, 0.25, 0.37, 0.43, 0.5, 0.9)
+"""Prior probability that a token is accepted, by its share of what followed the same n-gram in the corpus."""
+_BINS = len(_PRIORS)
 _AGAIN = 0.8
 """Factor on the prior of what only a shorter match gives."""
 _DECAY = 0.995
@@ -44,9 +44,9 @@ class Rest(OneByOne):
         min_ngram: tokens that must match (1 or more).
         max_ngram: tokens that may match at most (1 or more).
         num_matches: n-grams that are looked up: the longest that occurs, then ever shorter ones that occur in more
-            places (1 or more). 1 is REST as published; what shorter ones add fills the rest of the budget.
-        max_places: places of an n-gram that are looked at; of more, so many at even distances (1 or more).
-        continuation: tokens that are taken after each place: the tree's depth (1 or more).
+            positions (1 or more). 1 is REST as published; shorter ones fill the remaining nodes.
+        max_places: positions of an n-gram that are read; of more, so many at even distances (1 or more).
+        continuation: tokens that are read after each position: the tree's depth (1 or more).
 
     Raises:
         ConfigError: an option is out of range.
@@ -74,12 +74,12 @@ class Rest(OneByOne):
         self._min, self._max = min_ngram, max_ngram
         self._num_matches, self._max_places, self._continuation = num_matches, max_places, continuation
         self._index: Index | None = None
-        self._rates = Rates(_priors(), decay=_DECAY)
+        self._rates = Rates(_all_priors(), decay=_DECAY)
         self._pending: dict[Sequence, tuple[int, RankedTree]] = {}  # length of the sequence, and its draft
 
     @property
     def index(self) -> Index:
-        """The corpus. Raises DrafterError before `bind`."""
+        """Return the corpus. Raises DrafterError before `bind`."""
         if self._index is None:
             raise DrafterError("This Rest is not bound to a target yet. Give it to LLM(..., drafter=...).")
         return self._index
@@ -92,7 +92,7 @@ class Rest(OneByOne):
 
     @property
     def nbytes(self) -> int:
-        """The mapped file; pages that are not read take no memory."""
+        """Return the bytes of the mapped file; pages that are not read take no memory."""
         return 0 if self._index is None else self._index.nbytes
 
     def bind(self, binding: Binding) -> None:
@@ -102,16 +102,12 @@ class Rest(OneByOne):
             ConfigError: it cannot be read, is damaged, or is not sorted as deep as the options look.
             IncompatibleDrafterError: it is of another tokenizer's tokens.
         """
-        ours = fingerprint(binding.tokenizer)
-
-        def check(header: IndexHeader) -> None:
-            self._check(header, ours, binding)
-
+        target_fingerprint = fingerprint(binding.tokenizer)
         if isinstance(self._source, Index):
-            check(self._source.header)
+            self._check(self._source.header, target_fingerprint, binding)
             self._index = self._source
         else:
-            self._index = Index(BUNDLED_INDEX if self._source is None else self._source, check)
+            self._index = Index(self._path, lambda header: self._check(header, target_fingerprint, binding))
 
     def start(self, sequence: Sequence) -> None:
         pass
@@ -122,11 +118,11 @@ class Rest(OneByOne):
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             pending = self._pending.pop(step.sequence, None)
-            if pending is not None:  # whoever proposed the tokens that came: the text alone decides
+            if pending is not None:  # by the committed text alone, whichever drafter proposed it
                 length, tree = pending
                 tree.observe_tokens(self._rates, step.sequence.token_ids[length:])
 
-    def _draft(self, sequence: Sequence, budget: int, min_acceptance_prob: float) -> Draft:
+    def _draft(self, sequence: Sequence, max_nodes: int, min_acceptance_prob: float) -> Draft:
         depth = min(self._continuation, sequence.room)
         index, tail = self.index, sequence.token_ids[-self._max :]
         tree, nodes = RankedTree(), dict[tuple[int, int], int]()
@@ -136,11 +132,11 @@ class Rest(OneByOne):
                 break
             if step > 0 and (match := index.find_more(tail, self._min, match)) is None:
                 break
-            found = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, budget)
+            found = best_nodes(index.continuations(match, depth, self._max_places), index.header.marker, max_nodes)
             self._add(tree, nodes, found.tree, _levels(match.length, step > 0, found), min_acceptance_prob)
         if not len(tree):
             return Draft.empty()
-        best = tree.part(tree.ranked(range(len(tree)))[:budget])
+        best = tree.part(tree.ranked(range(len(tree)))[:max_nodes])
         self._pending[sequence] = len(sequence.token_ids), best
         return Draft(best.token_ids, best.parents)
 
@@ -152,15 +148,15 @@ class Rest(OneByOne):
         levels: list[int],
         min_acceptance_prob: float,
     ) -> None:
-        """Add what is not there yet and whose chance is above the price; what is there keeps its chance.
+        """Add new nodes whose probability is above the minimum; existing ones keep their probability.
 
         Args:
             nodes: (parent, token) -> node of `tree`.
             levels: of the nodes of `found`.
         """
-        place = {ROOT: ROOT}
+        node_of = {ROOT: ROOT}
         for i, (token_id, above, level) in enumerate(zip(found.ids, found.parents, levels, strict=True)):
-            parent = place.get(above)
+            parent = node_of.get(above)
             if parent is None:
                 continue  # left out
             node = nodes.get((parent, token_id))
@@ -169,12 +165,12 @@ class Rest(OneByOne):
                 if accept_prob <= min_acceptance_prob:
                     continue
                 node = nodes[parent, token_id] = tree.add(token_id, parent, level, accept_prob)
-            place[i] = node
+            node_of[i] = node
 
-    def _check(self, header: IndexHeader, ours: str, binding: Binding) -> None:
+    def _check(self, header: IndexHeader, target_fingerprint: str, binding: Binding) -> None:
         """Refuse an index of other tokens, or one that is not deep enough."""
         name = binding.target.name
-        if header.fingerprint != ours or header.vocab_size > binding.target.vocab_size:
+        if header.fingerprint != target_fingerprint or header.vocab_size > binding.target.vocab_size:
             what = "The bundled index" if self._source is None else f"The index {self._path}"
             raise IncompatibleDrafterError(
                 f"{what} holds tokens of another tokenizer ({header.tokenizer or 'unnamed'}) than that of {name}. "
@@ -194,7 +190,7 @@ class Rest(OneByOne):
 
 
 def _levels(length: int, again: bool, found: ContinuationTree) -> list[int]:
-    """[n] which rate each node's acceptance counts for, its parent given.
+    """Return [n] the level that each node's acceptance is counted in, its parent given.
 
     One per match length, share of the continuations, and whether a longer match was looked at before. A share of few
     continuations counts for less than the same of many.
@@ -205,7 +201,7 @@ def _levels(length: int, again: bool, found: ContinuationTree) -> list[int]:
     return levels
 
 
-def _priors() -> list[float]:
+def _all_priors() -> list[float]:
     return [
-        factor * accept_prob for factor in (1.0, _AGAIN) for _ in range(len(_LENGTHS) + 1) for accept_prob in _CHANCES
+        factor * accept_prob for factor in (1.0, _AGAIN) for _ in range(len(_LENGTHS) + 1) for accept_prob in _PRIORS
     ]

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where the last `length` tokens of a context stand in the corpus: rows first..last (exclusive) of the suffixes."""
+    """Where the last `length` tokens of a context occur in the corpus: rows first..last (exclusive) of the suffixes."""
 
     length: int
     first: int
@@ -39,15 +39,15 @@ class Index:
     A compact one is sorted here: about a second for a million tokens.
 
     A large file must not be changed in place while it is in use, by `cp NEW FILE` for instance; `forerun index build
-    --force` and `mv NEW FILE` put another one in its place. Where it has been changed nevertheless, nothing is found
-    in it any more, and one warning says so.
+    --force` and `mv NEW FILE` replace it. If it has been changed nevertheless, nothing is found
+    in it any more, and one warning is logged.
 
     Args:
         path: the file.
         check: may refuse it by its header, before the data are read.
 
     Attributes:
-        header: what it says of itself.
+        header: the file's description.
         tokens: [n], each document followed by the marker.
         suffixes: [n] positions in the order of what follows them.
 
@@ -66,11 +66,11 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that may come to lie in memory: the file's, and the suffix array of a compact one."""
+        """Return the bytes that may lie in memory: the file's, and the suffix array of a compact one."""
         return self.tokens.nbytes + self.suffixes.nbytes
 
     def find(self, context: Seq[int], min_ngram: int, max_ngram: int) -> Match | None:
-        """The longest n-gram at the context's end that the corpus holds inside one document.
+        """Find the longest n-gram at the context's end that the corpus holds inside one document.
 
         Args:
             context: token ids; of those before one that the vocabulary does not have, nothing is used.
@@ -95,10 +95,10 @@ class Index:
         return self._match(found, row, encoded) if found else None
 
     def find_more(self, context: Seq[int], min_ngram: int, match: Match) -> Match | None:
-        """The longest n-gram at the context's end that is shorter than the match and stands in more places.
+        """Find the longest n-gram at the context's end that is shorter than the match and occurs more often.
 
         Returns:
-            None if even the shortest stands nowhere else.
+            None if even the shortest occurs nowhere else.
         """
         encoded = self._encoded(context[-match.length :])
         width = self.header.token_bytes
@@ -114,7 +114,7 @@ class Index:
         return found
 
     def continuations(self, match: Match, length: int, limit: int) -> NDArray[np.int64]:
-        """What follows the matches.
+        """Return what follows the matches.
 
         Args:
             length: tokens of each; match.length + length is at most the depth.
@@ -128,13 +128,13 @@ class Index:
             starts = self.suffixes[match.first : match.last].astype(np.int64)
         else:
             starts = self.suffixes[match.first + np.arange(limit) * match.count // limit].astype(np.int64)
-        places = (starts + match.length)[:, None] + self._steps[:length]
+        positions = (starts + match.length)[:, None] + self._steps[:length]
         # the last token of all is a marker, and stands for what lies beyond it
-        followed: NDArray[np.int64] = self.tokens[np.minimum(places, len(self.tokens) - 1)].astype(np.int64)
+        followed: NDArray[np.int64] = self.tokens[np.minimum(positions, len(self.tokens) - 1)].astype(np.int64)
         return followed
 
     def _unchanged(self) -> bool:
-        """Whether the mapped file is as it was opened: reading beyond its end would end the process."""
+        """Return whether the mapped file is as it was opened: reading beyond its end would end the process."""
         if not self._changed and _version(self._file) != self._opened:
             self._changed = True
             _log.warning(
@@ -146,7 +146,7 @@ class Index:
         return not self._changed
 
     def _encoded(self, tail: Seq[int]) -> bytes:
-        """The tokens as the file has them, from after the last one that the vocabulary lacks."""
+        """Encode the tokens as the file does, from after the last one that the vocabulary lacks."""
         tokens = list(tail)
         for at in range(len(tokens) - 1, -1, -1):
             if not 0 <= tokens[at] < self.header.vocab_size:
@@ -155,18 +155,18 @@ class Index:
         return np.asarray(tokens, dtype=f">u{self.header.token_bytes}").tobytes()
 
     def _match(self, length: int, first: int, encoded: bytes) -> Match:
-        """The rows from `first` on that start with the last `length` tokens."""
+        """Return the rows from `first` on that start with the last `length` tokens."""
         key = encoded[-length * self.header.token_bytes :]
         return Match(length, first, bisect_right(self.suffixes, key, lo=first, key=self._reader(len(key))))
 
     def _first(self, key: bytes) -> tuple[int, bool]:
-        """The first row that does not come before the n-gram, and whether it starts with it."""
+        """Return the first row that does not come before the n-gram, and whether it starts with it."""
         read = self._reader(len(key))
         row = bisect_left(self.suffixes, key, key=read)
         return row, row < len(self.suffixes) and read(int(self.suffixes[row])) == key
 
     def _reader(self, size: int) -> Callable[[Any], bytes]:
-        """From a position to the `size` bytes that start there."""
+        """Return a function from a position to the `size` bytes that start there."""
         data, start, width = self._data, self._start, self.header.token_bytes
 
         def read(position: Any) -> bytes:
@@ -177,14 +177,11 @@ class Index:
 
 
 def _version(file: FileIO | None) -> tuple[int, int] | None:
-    """Size and time of the last change of an open file."""
+    """Return the size and time of the last change of an open file."""
     if file is None:
         return None
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
-
-
-# Continuations as a tree of prefixes with counts: the most frequent ones.
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +200,7 @@ class ContinuationTree:
 
 
 def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> ContinuationTree:
-    """The `limit` most frequent prefixes; of equally frequent ones the shorter, then those in the rows' order.
+    """Return the `limit` most frequent prefixes; of equally frequent ones the shorter, then those in the rows' order.
 
     Args:
         rows: [m, depth] in lexicographic order, so that equal prefixes stand together; duplicates are counted.
@@ -214,7 +211,7 @@ def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Continuation
         none = np.zeros(0, dtype=np.int64)
         return ContinuationTree(Tree(), none, none)
     by_depth = rows.T
-    new = np.ones((depth, m), dtype=bool)  # where a prefix stands for the first time
+    new = np.ones((depth, m), dtype=bool)  # where a prefix occurs for the first time
     np.logical_or.accumulate(by_depth[:, 1:] != by_depth[:, :-1], axis=0, out=new[:, 1:])
     inside = np.logical_and.accumulate(by_depth != marker, axis=0)
     starts = np.flatnonzero(new)  # the first row of every depth is new: runs do not cross depths
@@ -227,19 +224,19 @@ def best_nodes(rows: NDArray[np.int64], marker: int, limit: int) -> Continuation
 def _gathered(
     by_depth: NDArray[np.int64], new: NDArray[Any], starts: NDArray[Any], counts: NDArray[Any], chosen: NDArray[Any]
 ) -> ContinuationTree:
-    """The chosen nodes, in their order, with their parents among them."""
+    """Return the chosen nodes, in their order, with their parents among them."""
     m = by_depth.shape[1]
     node_at = np.cumsum(new.ravel()) - 1  # the node of every cell
     cells = starts[chosen]
     above = node_at[np.maximum(cells - m, 0)]
     top = cells < m
-    place = np.full(len(starts), -1, dtype=np.int64)
-    place[chosen] = np.arange(len(chosen))
-    tree = Tree(by_depth.ravel()[cells].tolist(), np.where(top, ROOT, place[above]).tolist())
+    new_index = np.full(len(starts), -1, dtype=np.int64)
+    new_index[chosen] = np.arange(len(chosen))
+    tree = Tree(by_depth.ravel()[cells].tolist(), np.where(top, ROOT, new_index[above]).tolist())
     return ContinuationTree(tree, counts[chosen], np.where(top, m, counts[above]))
 
 
 def _descending(counts: NDArray[np.intp], most: int) -> NDArray[np.intp]:
-    """A stable order, highest first; 16-bit numbers are sorted without comparing them."""
+    """Return a stable order, highest first; 16-bit numbers are sorted without comparing them."""
     kind = np.int16 if most < 1 << 15 else np.int64
     return np.argsort((-counts).astype(kind), kind="stable")

@@ -23,25 +23,22 @@ from forerun.errors import ConfigError
 from forerun.utils.files import digest, file_digest, write_bytes
 from forerun.utils.json_file import Fields
 
-# The suffix array of a corpus, sorted as deep as retrieval looks and no deeper.
-#
-# Prefix doubling (Manber and Myers, 1993) in whole-array operations: where the first h tokens are ranked, one sort
-# ranks
-# up to 2 h. Repeated files make full sorting slow, and nothing is ever read beyond the depth.
-
+# The suffix array is sorted by prefix doubling (Manber and Myers, 1993) in whole-array operations: where the first h
+# tokens are ranked, one sort ranks up to 2 h. It is sorted only as deep as retrieval reads, since repeated files make
+# full sorting slow.
 MAX_TOKENS = 2**32 - 2
 
 
 def sort_suffixes(
     tokens: NDArray[Any], depth: int, tick: Callable[[float], None] = lambda share: None
 ) -> NDArray[np.uint32]:
-    """Every position, in the order of the `depth` tokens from there on.
+    """Sort every position by the `depth` tokens from there on.
 
     Args:
         tokens: [n].
         depth: tokens that are compared; where the corpus ends sooner, the shorter comes first. Equal ones stay in
             the order of their positions.
-        tick: is told the share of the work that is done.
+        tick: receives the share of the work that is done.
 
     Returns:
         [n] uint32.
@@ -53,7 +50,7 @@ def sort_suffixes(
     if len(tokens) == 0:
         return np.zeros(0, dtype=np.uint32)
     keys, sorted_depth = _first_keys(tokens, depth)
-    num_sorts, done = _num_sorts(sorted_depth, depth), 0
+    num_sorts, done = 1 + (-(-depth // sorted_depth) - 1).bit_length(), 0  # the depth doubles each time
     while True:
         order = np.argsort(keys, kind="stable")
         done += 1
@@ -71,10 +68,7 @@ def sort_suffixes(
 
 
 def check_sortable(num_tokens: int, depth: int) -> None:
-    """
-    Raises:
-        ConfigError: as `sort_suffixes`.
-    """
+    """Raise ConfigError if there are too many tokens, or if depth is below 1."""
     if num_tokens > MAX_TOKENS or depth < 1:
         raise ConfigError(
             f"{num_tokens:,} tokens to sort by depth {depth}, but an index holds at most {MAX_TOKENS:,} and sorts by "
@@ -83,7 +77,7 @@ def check_sortable(num_tokens: int, depth: int) -> None:
 
 
 def _first_keys(tokens: NDArray[Any], depth: int) -> tuple[NDArray[np.uint64], int]:
-    """As many tokens as 64 bits hold, packed so that numbers sort as they do, and how many that is.
+    """Pack as many tokens as 64 bits hold so that numbers sort as they do, and return how many that is.
 
     Tokens are replaced by their rank among those that occur, from 1; 0 stands beyond the corpus's end.
     """
@@ -109,17 +103,10 @@ def _ranks(keys: NDArray[np.uint64], order: NDArray[np.intp]) -> tuple[NDArray[n
     return ranks, int(steps[-1])
 
 
-def _num_sorts(first: int, depth: int) -> int:
-    count = 1
-    while first < depth:
-        first, count = first * 2, count + 1
-    return count
-
-
 FORMAT = "forerun-index"
 FORMAT_VERSION = 1
 COMPACT_VERSION = 2
-"""Of files without a suffix array."""
+"""Version of files without a suffix array."""
 SUFFIX_BYTES = 4
 _START = f'{{"format": "{FORMAT}"'.encode()
 _PAGE = 4096
@@ -131,7 +118,7 @@ _REBUILD = "Build it anew: forerun index build OUT SOURCES..."
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What an index says of itself.
+    """The description of an index.
 
     Attributes:
         num_tokens: end markers included.
@@ -142,7 +129,7 @@ class IndexHeader:
         tokenizer: the name under which the tokenizer was loaded.
         fingerprint: of that tokenizer; empty where there was none.
         checksum: of all that follows the header.
-        compact: the file holds no suffix array; whoever opens it sorts the tokens.
+        compact: the file holds no suffix array; the tokens are sorted at each opening.
     """
 
     num_tokens: int
@@ -157,29 +144,29 @@ class IndexHeader:
 
     @property
     def version(self) -> int:
-        """Of the file's format."""
+        """Return the version of the file's format."""
         return COMPACT_VERSION if self.compact else FORMAT_VERSION
 
     @property
     def marker(self) -> int:
-        """The number that ends a document."""
+        """Return the number that ends a document."""
         return (1 << 8 * self.token_bytes) - 1
 
     @property
     def num_data_bytes(self) -> int:
-        """Of tokens and, where it is stored, suffix array."""
+        """Return the bytes of the tokens and, if it is stored, of the suffix array."""
         return self.num_tokens * (self.token_bytes + (0 if self.compact else SUFFIX_BYTES))
 
 
 def token_bytes_for(vocab_size: int) -> int:
-    """2 where every token and the end marker fit in 16 bits, else 4."""
+    """Return 2 if every token and the end marker fit in 16 bits, else 4."""
     return 2 if vocab_size < 1 << 16 else 4
 
 
 def write_file(
     path: Path, header: IndexHeader, tokens: NDArray[Any], suffixes: NDArray[np.uint32] | None
 ) -> IndexHeader:
-    """Write the index, whole or not at all; whoever has the old one mapped keeps it.
+    """Write the index, whole or not at all; readers that have the old one mapped keep it.
 
     Args:
         header: its checksum is computed here.
@@ -200,7 +187,7 @@ def write_file(
 
 
 def read_header(path: Path) -> tuple[IndexHeader, int]:
-    """The header, and where in the file the tokens start. The data are not read.
+    """Read the header, and return it with the offset of the tokens in the file. The data are not read.
 
     Raises:
         ConfigError: no such file; not an index; of another version; damaged or cut short.
@@ -257,12 +244,12 @@ class IndexData:
 
     @property
     def tokens(self) -> NDArray[Any]:
-        """[n], the high byte first."""
+        """Return [n] tokens, the high byte first."""
         return np.frombuffer(self.data, f">u{self.header.token_bytes}", self.header.num_tokens, self.start)
 
     @property
     def suffixes(self) -> NDArray[Any]:
-        """[n]; computed here for a compact index."""
+        """Return [n] positions; computed here for a compact index."""
         if self.header.compact:
             return sort_suffixes(self.tokens, self.header.depth)
         start = self.start + self.header.num_tokens * self.header.token_bytes
@@ -270,7 +257,7 @@ class IndexData:
 
 
 def open_file(path: Path, check: Callable[[IndexHeader], None] = lambda header: None) -> IndexData:
-    """The index, compared with its checksum.
+    """Open the index, and compare it with its checksum.
 
     Args:
         check: may refuse an index by its header before the data are read.
@@ -298,7 +285,7 @@ def open_file(path: Path, check: Callable[[IndexHeader], None] = lambda header: 
 
 
 def _encode(header: IndexHeader) -> bytes:
-    """The header's line, with its own checksum, filled up to whole pages so that the tokens are aligned."""
+    """Encode the header as a line with its own checksum, padded to whole pages so that the tokens are aligned."""
     values = {"format": FORMAT, "version": header.version, **asdict(header)}
     del values["compact"]  # the version says it
     values["header_checksum"] = digest(json.dumps(values).encode())

@@ -58,7 +58,7 @@ def model(target: Path) -> Model:
 
 @pytest.fixture(autouse=True)
 def loaded_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading a target takes a second."""
+    """Load a target once; loading takes a second."""
     monkeypatch.setattr(vllm, "load_model", lambda name: model)
 
 
@@ -91,7 +91,7 @@ def test_what_is_written_is_read(config: BlockConfig, target: Path, model: Model
 
 
 def test_what_vllm_reads(target: Path, model: Model, tmp_path: Path) -> None:
-    """The names by which vLLM finds what it would otherwise take a default for."""
+    """Check the names for which vLLM would otherwise use a default."""
     exported(replace(DSPARK, sample_from_anchor=False), target, model, tmp_path, num_draft_tokens=5)
     said = json.loads((tmp_path / "out" / "config.json").read_text())
     assert said["speculators_model_type"] == "dspark" and said["block_size"] == 6

@@ -39,14 +39,14 @@ EMBEDDING = torch.randn(96, 32, generator=torch.Generator().manual_seed(5))
 
 
 def eagle_1(folder: Path) -> dict[str, Tensor]:
-    """As the authors of EAGLE-1 have them: a copy of the embedding, a bias of zeros."""
+    """Write a head like the authors of EAGLE-1: a copy of the embedding, a bias of zeros."""
     tensors = random_tensors(EAGLE_1)
     write(folder, LLAMA, {**tensors, "embed_tokens.weight": EMBEDDING, "fc.bias": torch.zeros(32)})
     return tensors
 
 
 def eagle_3(folder: Path) -> dict[str, Tensor]:
-    """As the authors of EAGLE-3 have them: in half precision, layers not named, t2d beside d2t."""
+    """Write a head like the authors of EAGLE-3: in half precision, layers not named, t2d beside d2t."""
     tensors, d2t = random_tensors(SHAPE), random_d2t(SHAPE)
     assert d2t is not None
     t2d = torch.zeros(96, dtype=torch.bool).index_fill(0, torch.arange(40) + d2t, True)
@@ -56,7 +56,7 @@ def eagle_3(folder: Path) -> dict[str, Tensor]:
 
 
 def speculators(folder: Path) -> dict[str, Tensor]:
-    """As the library speculators has them: `layers.0`, the target's parts for the loss."""
+    """Write a head like the library speculators: `layers.0`, the target's parts for the loss."""
     tensors, d2t = random_tensors(SHAPE), random_d2t(SHAPE)
     assert d2t is not None
     stored = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
@@ -97,7 +97,7 @@ def test_eagle_1(tmp_path: Path) -> None:
     tensors = eagle_1(tmp_path)
     head = load_head(tmp_path, NUM_LAYERS)
     assert (head.config, head.form, head.d2t) == (EAGLE_1, "EAGLE-1", None)
-    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(EAGLE_1, torch.float32, in_codes=False)
+    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(EAGLE_1, torch.float32, is_quantised=False)
     assert equal(head.tensors, tensors)
 
 
@@ -105,7 +105,7 @@ def test_eagle_3(tmp_path: Path) -> None:
     tensors = eagle_3(tmp_path)
     head = load_head(tmp_path, NUM_LAYERS)
     assert (head.config, head.form, head.fingerprint) == (SHAPE, "EAGLE-3", "")
-    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(SHAPE, torch.float16, in_codes=False)
+    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(SHAPE, torch.float16, is_quantised=False)
     assert equal(head.tensors, tensors)
     assert head.d2t is not None and torch.equal(head.d2t, random_d2t(SHAPE))  # type: ignore[arg-type]
 

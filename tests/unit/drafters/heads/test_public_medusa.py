@@ -51,7 +51,7 @@ def model(target: Path) -> Model:
 
 @pytest.fixture(autouse=True)
 def loaded_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading a target takes a second."""
+    """Load a target once; loading takes a second."""
     monkeypatch.setattr(vllm, "load_model", lambda name: model)
 
 
@@ -128,7 +128,7 @@ def public(folder: Path, model: Model, target: Path, config: MedusaConfig = CONF
 
 
 def change(folder: Path, tensors: Callable[[dict[str, Tensor]], Any] = lambda _: None, **settings: Any) -> None:
-    """Of a public folder; None takes a key out."""
+    """Change a key of a public folder; None removes it."""
     said = json.loads((folder / "config.json").read_text()) | settings
     (folder / "config.json").write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
     kept = load_file(folder / "model.safetensors")

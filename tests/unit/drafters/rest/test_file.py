@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def rewrite(path: Path, **changes: Any) -> None:
-    """Another header before the same data."""
+    """Write another header before the same data."""
     line, _, data = path.read_bytes().partition(b"\n")
     text = json.dumps({**json.loads(line), **changes}).encode()
     path.write_bytes(text.ljust(len(line)) + b"\n" + data)
@@ -42,7 +42,7 @@ def test_the_header(path: Path) -> None:
 
 @pytest.mark.parametrize("vocab_size", [9, 1 << 17])
 def test_a_compact_index_holds_the_tokens_alone(tmp_path: Path, vocab_size: int) -> None:
-    """It is sorted when it is opened, and stays compact when it is appended to."""
+    """Check that it is sorted when it is opened, and stays compact when it is appended to."""
     documents = [[1, 2, 3, 1, 2], [4, 5, 1, 2]]
     stored, compact, grown = (tmp_path / name for name in ("stored", "compact", "grown"))
     build_index(stored, documents, vocab_size)

@@ -21,7 +21,7 @@ def corpus(rng: random.Random, values: int) -> Documents:
 
 
 def naive(documents: Documents, ngram: list[int], length: int) -> list[list[int]]:
-    """What follows each place of the n-gram, as far as its document goes, whose end sorts last."""
+    """Return what follows each occurrence of the n-gram up to its document's end, which sorts last."""
     size = len(ngram)
     rows = [
         document[at + size : at + size + length]

@@ -3,8 +3,8 @@
 Transformers drops such layers when it loads a model, so they are read by name. Two ways of naming them are known:
 DeepSeek-V3's and GLM's, the layer after the last one (`enorm`, `hnorm`, `eh_proj`, `shared_head.norm`), and
 Qwen3-Next's (`mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`, `mtp.norm`). The
-block is served if it is that of a Llama; mixtures of experts, latent attention, gates, biases and norms of queries are
-refused by name. Of several such layers the first drafts, again and again.
+block is supported if it is that of a Llama; mixtures of experts, latent attention, gates, biases and norms of queries
+are refused by name. Of several such layers the first drafts, again and again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import StoredHead, check_forms, check_values
@@ -39,12 +38,12 @@ class _Naming:
 
     Attributes:
         block: how the names of the decoder layer begin.
-        others: of the further tensors: name -> ours.
+        renamed: the further tensors: their name -> ours.
         norm_output: what goes to the next row is behind the last norm.
     """
 
     block: str
-    others: Mapping[str, str]
+    renamed: Mapping[str, str]
     norm_output: bool
 
 
@@ -77,19 +76,22 @@ def _namings(num_layers: int) -> tuple[_Naming, ...]:
 
 
 def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
-    """The first MTP layer of a target's checkpoint.
+    """Read the first MTP layer of a target's checkpoint.
 
     Args:
         name: that the target was loaded by.
 
     Raises:
         ModelLoadError: the checkpoint has none, or claims one that it does not hold, or it is damaged.
-        UnsupportedModelError: its form is not served; names it.
+        UnsupportedModelError: its form is not supported; names it.
     """
     source = find_source(name)
     config: Any = source.config().get_text_config()
     slices = source.checkpoint(source.config(), torch.float32).slices
-    naming = next((each for each in _namings(config.num_hidden_layers) if _has(slices, each)), None)
+    namings = _namings(config.num_hidden_layers)
+    naming = next(
+        (way for way in namings for each in slices if each in way.renamed or each.startswith(way.block)), None
+    )
     if naming is None:
         raise _missing(name, config, slices)
     found = _tensors(slices, naming, name)
@@ -98,28 +100,19 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
     check_forms(head, found, name, ModelLoadError, REMEDY)
     tensors = {each: found[each][...] for each in head.tensors()}
     check_values(tensors, name, ModelLoadError, REMEDY)
-    later = sorted({match[0] for each in slices if (match := re.match(_later(config.num_hidden_layers), each))})
-    if later:
+    numbers = "|".join(str(config.num_hidden_layers + number) for number in range(1, 9))
+    pattern = re.compile(rf"model\.layers\.({numbers})\.|mtp\.layers\.[1-9]\d*\.")
+    if later := sorted({match[0] for each in slices if (match := pattern.match(each))}):
         _log.info("%s has further MTP layers (%s), which are not used: the first drafts again and again.", name, later)
     return StoredHead(head, tensors, fingerprint=target_fingerprint(target), form="MTP")
 
 
-def _has(slices: Mapping[str, TensorSlice], naming: _Naming) -> bool:
-    return any(each in naming.others or each.startswith(naming.block) for each in slices)
-
-
-def _later(num_layers: int) -> str:
-    """A pattern of how the names of the second and later MTP layers begin."""
-    further = "|".join(str(num_layers + number) for number in range(1, 9))
-    return rf"model\.layers\.({further})\.|mtp\.layers\.[1-9]\d*\."
-
-
 def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> ModelLoadError:
-    """Why there is no such layer; an unknown form is told as what it is."""
-    others = sorted(each for each in slices if re.search(r"(^|\.)(mtp|nextn|mtp_\w+)\.", each))
-    if others:
+    """Return the error for a checkpoint without a known MTP layer; an unknown form is reported as such."""
+    unknown = sorted(each for each in slices if re.search(r"(^|\.)(mtp|nextn|mtp_\w+)\.", each))
+    if unknown:
         return UnsupportedModelError(
-            f"{name}: its MTP layers ({_named(others)}) are of a form that is not known here. Take another drafter."
+            f"{name}: its MTP layers ({_named(unknown)}) are of a form that is not known here. Take another drafter."
         )
     claimed = getattr(config, "num_nextn_predict_layers", None) or 0
     if claimed:
@@ -134,30 +127,30 @@ def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> Model
 
 
 def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> dict[str, TensorSlice]:
-    """By the names of `EagleConfig.tensors`, with the copies of the target's tables."""
+    """Return the layer's tensors by the names of `EagleConfig.tensors`, with the copies of the target's tables."""
     known = {f"{part}_proj.weight" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")}
     known |= {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
     known |= {"input_layernorm.weight", "post_attention_layernorm.weight"}
-    found, others = {}, []
+    found, unknown = {}, []
     for each, tensor in slices.items():
-        if each in naming.others:
-            found[naming.others[each]] = tensor
+        if each in naming.renamed:
+            found[naming.renamed[each]] = tensor
         elif each.startswith(naming.block):
             part = each.removeprefix(naming.block)
             if part in known:
                 found[f"layers.0.{part}"] = tensor
             elif not part.endswith("rotary_emb.inv_freq"):
-                others.append(each)
-    if others:
+                unknown.append(each)
+    if unknown:
         raise UnsupportedModelError(
-            f"{name}: its MTP layer has {_named(sorted(others))}, and the block of a Llama is served alone, without "
+            f"{name}: its MTP layer has {_named(sorted(unknown))}, and the block of a Llama is served alone, without "
             "experts, latent attention, gates, biases or norms of queries. Take another drafter."
         )
     return found
 
 
 def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel, name: str) -> dict[str, Any]:
-    """The layer's sizes, which are those of the target's layers but for the width of its feed-forward part."""
+    """Return the layer's sizes, which are the target's except for the width of its feed-forward part."""
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)) or 1
@@ -193,25 +186,25 @@ def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel,
 def _shared(
     found: dict[str, TensorSlice], head: EagleConfig, target: LanguageModel, name: str
 ) -> tuple[dict[str, TensorSlice], EagleConfig]:
-    """Without copies of the target's tables. An output layer of its own stays."""
+    """Drop copies of the target's tables. An output layer of its own stays."""
 
-    whole = Fingerprint.parse(target_fingerprint(target))
-    assert whole is not None
+    target_signs = Fingerprint.parse(target_fingerprint(target))
+    assert target_signs is not None
     ids, sizes = sampled_ids(head.vocab_size), (head.vocab_size, head.hidden_size)
     embedding = found.pop(_EMBEDDING, None)
-    if embedding is not None and Fingerprint(*sizes, embedding=_signs(embedding, ids)).difference(whole):
+    if embedding is not None and Fingerprint(*sizes, embedding=sampled_signs(embedding[...][ids].float())).difference(
+        target_signs
+    ):
         raise UnsupportedModelError(f"{name}: its MTP layer has embeddings of its own, which are not served.")
     output = found.get(_OUTPUT)
-    if output is not None and not Fingerprint(*sizes, output=_signs(output, ids)).difference(whole):
+    if output is not None and not Fingerprint(*sizes, output=sampled_signs(output[...][ids].float())).difference(
+        target_signs
+    ):
         del found[_OUTPUT]
     try:
         return found, replace(head, own_output_rows=_OUTPUT in found)
     except ConfigError as failure:
         raise ModelLoadError(f"{name}: {failure} {REMEDY}") from None
-
-
-def _signs(table: TensorSlice, ids: Tensor) -> str:
-    return sampled_signs(table[...][ids].float())
 
 
 def _named(names: list[str]) -> str:

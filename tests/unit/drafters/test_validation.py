@@ -30,7 +30,7 @@ class Culprit(Scripted):
         super().__init__(lambda *_: [])
         self._bad = draft
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> Any:
+    def draft(self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0) -> Any:
         return [self._bad(each) if each.token_ids[0] == 5 else Draft.chain([0]) for each in sequences]
 
 
@@ -147,7 +147,9 @@ def test_whole_numbers_of_numpy_are_taken() -> None:
 
 
 class Lazy(Scripted):
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> Iterator[Draft]:  # type: ignore[override]
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> Iterator[Draft]:  # type: ignore[override]
         yield from ()
 
 
@@ -221,7 +223,7 @@ CHANGES = [
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("place", ["start", "draft", "commit"])
 def test_a_sequence_is_for_reading(name: str, place: str) -> None:
-    """The request for which the drafter changes something ends with an error; the text of others is as it would be."""
+    """Check that a request for which the drafter changes something ends with an error; others are unaffected."""
 
     def propose(sequence: Sequence) -> Draft:
         if place == "draft":
@@ -245,11 +247,11 @@ def test_a_sequence_is_for_reading(name: str, place: str) -> None:
 
 
 def test_lists_of_a_call_are_its_own() -> None:
-    """Budgets cannot be cleared; a list of sequences, or of steps, or a verdict may be, and nobody is harmed."""
+    """Check that lists of sequences, steps and verdicts may be changed without harm."""
 
     class Messy(Scripted):
-        def draft(self, sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
-            assert isinstance(budgets, tuple)
+        def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+            assert isinstance(num_draft_tokens, tuple)
             drafts = [Draft.chain([0]) for _ in sequences]
             sequences.clear()
             return drafts

@@ -76,7 +76,7 @@ def test_a_matrix_over_another_leaves_it_alone() -> None:
 
 
 def test_what_is_learned_of_a_step() -> None:
-    """Of rows after the same token the accepted one counts, then the prompt's, then the node thought more of."""
+    """Check that of rows after one token the accepted one counts, then the prompt's, then the more probable node."""
     drafter = bound(width=2)
     sequence = Sequence(0, [1, 2, 3], 3, GREEDY)
     drafter.start(sequence)
@@ -105,7 +105,7 @@ def test_what_is_learned_of_a_step() -> None:
 
 
 def filled(seed: int = 0, missing: int = 0, **options: Any) -> tuple[Recycling, Sequence]:
-    """A drafter that knows the successors of ten of eleven tokens or fewer."""
+    """Return a drafter that has the successors of ten of eleven tokens or fewer."""
     rng = random.Random(seed)
     drafter = bound(**options)
     sequence = Sequence(seed, [1], 1, GREEDY)
@@ -154,7 +154,7 @@ def test_the_price_prunes() -> None:
 
 
 def test_ranks_learn_their_worth() -> None:
-    """Where the second successor is always the right one, the tree becomes a chain of second successors."""
+    """Check that the tree becomes a chain of second successors where the second one is always right."""
     drafter, sequence = filled()
     for _ in range(200):
         (draft,) = drafter.draft([sequence], [24])
