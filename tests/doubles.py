@@ -206,9 +206,11 @@ class Scripted(Drafter):
         assert sequence.id not in self.active
         self.active.add(sequence.id)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = []
-        for sequence, most in zip(sequences, budgets, strict=True):
+        for sequence, most in zip(sequences, num_draft_tokens, strict=True):
             assert sequence.id in self.active
             budget = min(most, sequence.room)
             proposal = self.propose(sequence, budget) if budget else []

@@ -157,11 +157,13 @@ class Drafter(ABC):
         """A sequence enters, its prompt not yet computed."""
 
     @abstractmethod
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         """One draft for each sequence.
 
         Args:
-            budgets: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
+            num_draft_tokens: nodes of each draft at most, probes included; 0 asks for none. No node is deeper than
                 `sequence.room` (children of the last committed token have depth 1).
             min_acceptance_prob: a node is wanted only if the chance that it and all above it are accepted exceeds
                 this; a drafter
@@ -188,10 +190,12 @@ class Drafter(ABC):
 class OneByOne(Drafter):
     """The base of drafters that draft for each sequence by itself."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         return [
             self._draft(sequence, budget, min_acceptance_prob) if min(budget, sequence.room) > 0 else Draft.empty()
-            for sequence, budget in zip(sequences, budgets, strict=True)
+            for sequence, budget in zip(sequences, num_draft_tokens, strict=True)
         ]
 
     @abstractmethod

@@ -84,11 +84,13 @@ class EarlyExit(DraftModel):
         self._target = target
         self._serve(target, binding)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         states = [self._states[sequence] for sequence in sequences]
         self._hidden.clear()
         try:
-            drafts = super().draft(sequences, budgets, min_acceptance_prob)
+            drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
             self._finish(states, drafts)
         finally:
             for state in states:

@@ -30,7 +30,7 @@ class Culprit(Scripted):
         super().__init__(lambda *_: [])
         self._bad = draft
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> Any:
+    def draft(self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0) -> Any:
         return [self._bad(each) if each.token_ids[0] == 5 else Draft.chain([0]) for each in sequences]
 
 
@@ -147,7 +147,9 @@ def test_whole_numbers_of_numpy_are_taken() -> None:
 
 
 class Lazy(Scripted):
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> Iterator[Draft]:  # type: ignore[override]
+    def draft(  # type: ignore[override]
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> Iterator[Draft]:
         yield from ()
 
 
@@ -248,8 +250,8 @@ def test_lists_of_a_call_are_its_own() -> None:
     """Budgets cannot be cleared; a list of sequences, or of steps, or a verdict may be, and nobody is harmed."""
 
     class Messy(Scripted):
-        def draft(self, sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
-            assert isinstance(budgets, tuple)
+        def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+            assert isinstance(num_draft_tokens, tuple)
             drafts = [Draft.chain([0]) for _ in sequences]
             sequences.clear()
             return drafts

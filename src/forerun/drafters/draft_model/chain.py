@@ -47,9 +47,11 @@ class DraftModel(ModelDrafter):
         super().__init__(model, dtype, quantize)
         self._confidence: dict[Picking, Confidence] = {picking: Confidence() for picking in Picking}
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         chains = []
-        rooms = [self._room(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        rooms = [self._room(sequence, budget) for sequence, budget in zip(sequences, num_draft_tokens, strict=True)]
         for sequence, room in zip(sequences, self._affordable(sequences, rooms, rooms), strict=True):
             picking = picking_of(sequence)
             chains.append(

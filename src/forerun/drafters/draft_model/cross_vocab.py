@@ -320,10 +320,12 @@ class CrossVocab(Drafter):
     def reset(self) -> None:
         self.inner.reset()
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         shadows = [self._shadows[sequence] for sequence in sequences]
         inner_budgets = []
-        for sequence, shadow, budget in zip(sequences, shadows, budgets, strict=True):
+        for sequence, shadow, budget in zip(sequences, shadows, num_draft_tokens, strict=True):
             self._follow(sequence, shadow)
             shadow.sequence.max_length = len(shadow.sequence.token_ids) + max(sequence.room, 0) + 1
             inner_budgets.append(0 if shadow.rest else max(0, min(budget, sequence.room)))

@@ -341,13 +341,17 @@ class DraftTree(ModelDrafter):
     _num_ranks = len(_RATES)
     """Ranks of a child whose acceptance is measured apart."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         most = [
-            self._room(each, budget) * self._width + budget for each, budget in zip(sequences, budgets, strict=True)
+            self._room(each, budget) * self._width + budget
+            for each, budget in zip(sequences, num_draft_tokens, strict=True)
         ]
-        budgets = self._affordable(sequences, budgets, most)
+        num_draft_tokens = self._affordable(sequences, num_draft_tokens, most)
         trees = [
-            self._plant(each, budget, min_acceptance_prob) for each, budget in zip(sequences, budgets, strict=True)
+            self._plant(each, budget, min_acceptance_prob)
+            for each, budget in zip(sequences, num_draft_tokens, strict=True)
         ]
         growing = [tree for tree in trees if tree.growth.frontier]
         self._catch_up([tree.state for tree in growing], PREFILL_CHUNK)

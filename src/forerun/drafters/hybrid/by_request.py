@@ -73,12 +73,14 @@ class ByRequest(Several):
         if name is not None:
             self._drafters[name].rewind(sequence, length)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = [Draft.empty() for _ in sequences]
         for name, drafter in self._drafters.items():
             whole = drafter.traits.fixed_length_draft or 1
             places = [place for place, each in enumerate(sequences) if self._started.get(each) == name]
-            wanted = [budgets[place] if budgets[place] >= whole else 0 for place in places]
+            wanted = [num_draft_tokens[place] if num_draft_tokens[place] >= whole else 0 for place in places]
             if not any(wanted):
                 continue
             made = ask(drafter, [sequences[place] for place in places], wanted, min_acceptance_prob)

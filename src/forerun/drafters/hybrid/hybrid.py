@@ -197,11 +197,13 @@ class Hybrid(Several):
             raise
         self._started.pop(sequence, None)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         rate = self._measure()
         wanted = [
             (sequence, min(budget, MAX_NUM_DRAFT_TOKENS))
-            for sequence, budget in zip(sequences, budgets, strict=True)
+            for sequence, budget in zip(sequences, num_draft_tokens, strict=True)
             if min(budget, sequence.room) > 0
         ]
         for sequence, _ in wanted:

@@ -195,14 +195,18 @@ class MedusaTree(MedusaFeeding, DraftTree):
         if config.accuracies:
             self._start_from(config.accuracies, config.num_heads, _PRIOR_WEIGHT)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = [Draft.empty() for _ in sequences]
         simple = [self._is_simple(sequence) for sequence in sequences]
         for is_simple, make in ((True, self._grown_at_once), (False, super().draft)):
             places = [place for place, each in enumerate(simple) if each is is_simple]
             if places:
                 made = make(
-                    [sequences[place] for place in places], [budgets[place] for place in places], min_acceptance_prob
+                    [sequences[place] for place in places],
+                    [num_draft_tokens[place] for place in places],
+                    min_acceptance_prob,
                 )
                 for place, draft in zip(places, made, strict=True):
                     drafts[place] = draft

@@ -70,10 +70,12 @@ class Mtp(EagleFeeding, DraftModel):
         if not self._is_idle:
             super().start(sequence)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         if self._is_idle:
             return [Draft.empty() for _ in sequences]
-        return super().draft(sequences, budgets, min_acceptance_prob)
+        return super().draft(sequences, num_draft_tokens, min_acceptance_prob)
 
     def commit(self, steps: Seq[Step]) -> None:
         if not self._is_idle:

@@ -30,9 +30,11 @@ class CopyDrafter(Drafter):
         self._rates, self._source = Rates(prior), source
         self._copied: dict[Sequence, tuple[int, list[int], list[int]]] = {}
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
+        for sequence, budget in zip(sequences, num_draft_tokens, strict=True):
             count = min(budget, sequence.room)
             token_ids, lengths = self._copy(sequence, count) if count > 0 else ([], [])
             if token_ids:

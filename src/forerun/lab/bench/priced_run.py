@@ -160,9 +160,9 @@ class WrappedDrafter(Drafter):
         self.drafter.start(sequence)
 
     def draft(
-        self, sequences: Sequence[Tokens], budgets: Sequence[int], min_acceptance_prob: float = 0.0
+        self, sequences: Sequence[Tokens], num_draft_tokens: Sequence[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        return self.drafter.draft(sequences, budgets, min_acceptance_prob)
+        return self.drafter.draft(sequences, num_draft_tokens, min_acceptance_prob)
 
     def commit(self, steps: Sequence[Step]) -> None:
         self.drafter.commit(steps)
@@ -206,10 +206,10 @@ class PricedDrafter(WrappedDrafter):
         self._clock = clock
 
     def draft(
-        self, sequences: Sequence[Tokens], budgets: Sequence[int], min_acceptance_prob: float = 0.0
+        self, sequences: Sequence[Tokens], num_draft_tokens: Sequence[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        drafts = super().draft(sequences, budgets, min_acceptance_prob)
-        for draft, budget in zip(drafts, budgets, strict=True):
+        drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
+        for draft, budget in zip(drafts, num_draft_tokens, strict=True):
             if budget:  # the curve includes learning what became of the draft, which `commit` adds
                 self._clock.now += max(0.0, self._costs.draft(len(draft)) - self._costs.idle)
         return drafts
