@@ -170,7 +170,7 @@ def test_others_are_as_without_it(
         assert error is None or type(error).__module__ == "forerun.errors", repr(error)
     assert all(cache.freed for cache in fake.caches)
     assert not culprit.active
-    for owner in (engine._loop._verifying.pipeline, engine._loop._budget, drafter):
+    for owner in (engine._loop._verifying.pipeline, engine._loop._policy, drafter):
         for name, value in vars(owner).items():
             keys = value if isinstance(value, dict) else ()
             assert not any(isinstance(key, Sequence) for key in keys), name

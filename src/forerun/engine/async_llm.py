@@ -14,7 +14,6 @@ from forerun.engine.chat_template import Prompt, split_prompts
 from forerun.engine.checks import checked
 from forerun.engine.engine_thread import EngineThread
 from forerun.engine.llm import LLM, one_each
-from forerun.engine.outputs import generation
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.errors import BatchError, ConfigError
 from forerun.models import LanguageModel
@@ -116,7 +115,7 @@ class AsyncLLM:
 
     async def _answer(self, token_ids: list[int], params: SamplingParams) -> Generation:
         async with aclosing(self._outputs(token_ids, params, stream=False)) as outputs:
-            return generation(token_ids, [output async for output in outputs])
+            return Generation.of(token_ids, [output async for output in outputs])
 
     async def _outputs(
         self, token_ids: list[int], params: SamplingParams, stream: bool

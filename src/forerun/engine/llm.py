@@ -28,7 +28,6 @@ from forerun.engine.chat_template import Prompt, encode, split_prompts
 from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
 from forerun.engine.memory_plan import MemoryPlan
-from forerun.engine.outputs import generation
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
@@ -295,7 +294,7 @@ class LLM:
                     self.shared.forget([request_id])
                     return output.error
                 outputs.append(output)
-        return generation(prompt, outputs)
+        return Generation.of(prompt, outputs)
 
 
 def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:

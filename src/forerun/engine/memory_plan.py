@@ -38,7 +38,7 @@ _FLOAT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class AvailableMemory:
     """Memory for one engine.
 
     Attributes:
@@ -49,19 +49,19 @@ class Room:
     available: int | None
 
     @classmethod
-    def on(cls, device: torch.device) -> Room:
+    def on(cls, device: torch.device) -> AvailableMemory:
         """Of the device that computes."""
         if device.type == "cuda":
             available, total = torch.cuda.mem_get_info(device)
             return cls(total, available)
         return cls(total_memory(), available_memory())
 
-    def less(self, nbytes: int) -> Room:
+    def less(self, nbytes: int) -> AvailableMemory:
         """When so many bytes of it are taken."""
-        return Room(self.total, None if self.available is None else max(0, self.available - nbytes))
+        return AvailableMemory(self.total, None if self.available is None else max(0, self.available - nbytes))
 
 
-def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], room: Room) -> int:
+def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], room: AvailableMemory) -> int:
     """Pages of the target's pool: as many as `cache_memory` holds, else as are wanted, at most half of the memory and
     what is available beside the draft models' pages.
 
@@ -126,7 +126,7 @@ class MemoryPlan:
     drafts: tuple[DraftMemory, ...]
     num_pages: int
     scratch: int
-    room: Room
+    room: AvailableMemory
     config: EngineConfig
 
     @classmethod
@@ -173,7 +173,7 @@ class MemoryPlan:
             NotEnoughMemoryError: weights and the pages of one sequence do not fit into the memory that is available, or
                 `cache_memory` does not fit beside the weights.
         """
-        room = Room.on(target.device)
+        room = AvailableMemory.on(target.device)
         scratch = scratch_nbytes(config, target.vocab_size, target.width)
         _check_loading(target, drafts)
         weights = sum(model.weights for model in (target, *drafts))
@@ -245,7 +245,7 @@ def _check_loading(target: ModelMemory, drafts: Sequence[DraftMemory]) -> None:
         )
 
 
-def _check_least(target: ModelMemory, weights: int, scratch: int, room: Room) -> None:
+def _check_least(target: ModelMemory, weights: int, scratch: int, room: AvailableMemory) -> None:
     positions = min(target.context_length, _LEAST_POSITIONS)
     pages = target.pages_for(positions) * target.page_nbytes
     needed = weights + pages + scratch

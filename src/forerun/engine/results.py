@@ -1,8 +1,9 @@
-"""What a user gets back."""
+"""The results of requests: choices, generations, stream chunks, and what one step adds to them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from forerun.engine.stats import SequenceStats
 from forerun.sampling import TokenLogprob
@@ -45,6 +46,13 @@ class Generation:
     prompt_token_ids: list[int]
     choices: list[Choice]
     prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    @classmethod
+    def of(cls, prompt_token_ids: list[int], outputs: Iterable[StepOutput]) -> Generation:
+        """Collect the choices of a request from its outputs, in whatever order they ended."""
+        last = sorted((output for output in outputs if output.choice is not None), key=lambda each: each.chunk.index)
+        choices = [output.choice for output in last if output.choice is not None]
+        return cls(prompt_token_ids, choices, last[0].prompt_logprobs)
 
     @property
     def text(self) -> str:
@@ -107,5 +115,5 @@ class StepOutput:
     request_id: int
     chunk: StreamChunk
     choice: Choice | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = field(default=None)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     error: Exception | None = None

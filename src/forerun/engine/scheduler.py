@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 
 from forerun.config import EngineConfig
-from forerun.engine.memory import CacheMemory
+from forerun.engine.memory import KVCacheManager
 from forerun.engine.sequence import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.errors import QueueFullError
@@ -184,8 +184,8 @@ class Schedule:
         """Every sequence in a step of its own."""
         for turn in self.undrafted:
             yield Schedule([turn], [], DraftPlan([]))
-        for state, budget in zip(self.drafting, self.plan.budgets, strict=True):
-            yield Schedule([], [state], replace(self.plan, budgets=[budget]))
+        for state, k in zip(self.drafting, self.plan.num_draft_tokens, strict=True):
+            yield Schedule([], [state], replace(self.plan, num_draft_tokens=[k]))
 
 
 class Scheduler:
@@ -203,7 +203,7 @@ class Scheduler:
         share: learns from the steps how many rows of prompts the next one may hold.
     """
 
-    def __init__(self, config: EngineConfig, target: LanguageModel, memory: CacheMemory) -> None:
+    def __init__(self, config: EngineConfig, target: LanguageModel, memory: KVCacheManager) -> None:
         self._max_batch, self._max_queue, self._chunk = config.max_batch, config.max_queue, config.prefill_chunk
         self._pool, self._memory = target.pool, memory
         self.share = PromptShare(adaptive=target.exactness.exact)
@@ -294,7 +294,7 @@ class Scheduler:
             self.waiting.push_back(first)
         self._followers.pop(state, None)
 
-    def plan(self, budget: SpeculationPolicy | None) -> Schedule:
+    def plan(self, policy: SpeculationPolicy | None) -> Schedule:
         """The turns of the next step, of running sequences whose caches are there.
 
         Args:
@@ -309,10 +309,10 @@ class Scheduler:
             rows = self.share.rows(len(ready), any(state.request.stream for state in ready))
             turns = self._prompts(rows, left)
         left -= sum([state.pages_wanted(num_scheduled_tokens) for state, num_scheduled_tokens in turns])
-        if budget is None or not ready:
+        if policy is None or not ready:
             return Schedule([*turns, *((state, 1) for state in ready)], [], DraftPlan([]))
         sequences = [state.sequence for state in ready]
-        plan = _wanted(budget.beside_prompts(sequences) if turns else budget.plan(sequences), ready)
+        plan = _wanted(policy.beside_prompts(sequences) if turns else policy.plan(sequences), ready)
         return Schedule(turns, ready, plan if self._pool is None else _within(plan, ready, left))
 
     def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
@@ -359,24 +359,24 @@ def _wanted(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
     if all(state.most_drafted is None for state in ready):
         return plan
     wanted = [
-        budget if state.most_drafted is None else min(budget, state.most_drafted)
-        for state, budget in zip(ready, plan.budgets, strict=True)
+        k if state.most_drafted is None else min(k, state.most_drafted)
+        for state, k in zip(ready, plan.num_draft_tokens, strict=True)
     ]
-    return replace(plan, budgets=wanted)
+    return replace(plan, num_draft_tokens=wanted)
 
 
 def _within(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
     """The plan, without the drafts for which there are no pages."""
-    budgets = []
-    for state, budget in zip(ready, plan.budgets, strict=True):
-        wanted = state.pages_wanted(1 + budget) - state.pages_wanted(1) if budget else 0
+    policies = []
+    for state, k in zip(ready, plan.num_draft_tokens, strict=True):
+        wanted = state.pages_wanted(1 + k) - state.pages_wanted(1) if k else 0
         if wanted > pages:
-            budget = wanted = 0
+            k = wanted = 0
         pages -= wanted
-        budgets.append(budget)
-    if budgets == plan.budgets:
+        policies.append(k)
+    if policies == plan.num_draft_tokens:
         return plan
-    return replace(plan, budgets=budgets, reason=plan.reason if any(budgets) else "no room")
+    return replace(plan, num_draft_tokens=policies, reason=plan.reason if any(policies) else "no room")
 
 
 def _rank(state: SequenceState) -> tuple[int, int]:

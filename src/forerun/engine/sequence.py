@@ -1,17 +1,27 @@
-"""One choice of one request while it is in the engine."""
+"""The state of one choice of a request while it is in the engine, and its part of one step."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from operator import attrgetter, is_
+from time import perf_counter
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from forerun.config import NO_DRAFTER, SamplingParams
-from forerun.engine.results import StreamChunk
+from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
-from forerun.engine.text import TextStream, TokenTexts
-from forerun.sampling import TokenLogprob, takes_argmax
-from forerun.types import Cache, Constraint, FinishReason, Sequence, TokenIds
+from forerun.engine.text import Detokenizer, TextStream, TokenTexts
+from forerun.models import Rows
+from forerun.sampling import LogitsRow, TokenLogprob, takes_argmax
+from forerun.speculation import DraftOutcome, Reason
+from forerun.types import Cache, Constraint, Draft, FinishReason, Needs, Sequence, TokenIds, Verdict
+
+_READ_ONLY = ("token_ids", "id", "num_prompt", "params", "choice", "max_length", "prediction", "constraint")
+_attributes = attrgetter(*_READ_ONLY)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -130,6 +140,34 @@ class SequenceState:
                 self.text.finish()
         return keep, reason
 
+    def result(self, texts: TokenTexts | None) -> StepOutput:
+        """Make the last output of a sequence that has ended. Raises what decoding raises.
+
+        texts: decodes the output where it was not decoded as it came; None without a tokenizer.
+        """
+        sequence, stats = self.sequence, self.stats
+        chunk = self.pending or StreamChunk("", [], index=sequence.choice)
+        chunk.finish_reason, chunk.stats = sequence.finish_reason, stats
+        if self.time_started:
+            stats.time_total = perf_counter() - self.time_started
+        output, text = sequence.output_ids, ""
+        if self.text is not None:
+            if sequence.finish_reason == "abort":
+                self.text.finish()
+            text = self.text.text
+            if self.request.stream:
+                chunk.text = self.text.take()
+        elif texts is not None:
+            detokenizer = Detokenizer(texts, self.request.prompt_token_ids)
+            text = detokenizer.push(output[:-1] if sequence.finish_reason == "stop" else output) + detokenizer.flush()
+        choice = Choice(sequence.choice, text, output, self.logprobs, sequence.finish_reason, stats)
+        return StepOutput(self.request.id, chunk, choice, self.prompt_logprobs if sequence.choice == 0 else None)
+
+    def failure(self, error: Exception) -> StepOutput:
+        """Make the last output of a sequence that an error has ended."""
+        chunk = StreamChunk("", [], finish_reason="abort", index=self.sequence.choice, stats=self.stats)
+        return StepOutput(self.request.id, chunk, error=error)
+
 
 def new_state(
     request: Request,
@@ -164,5 +202,78 @@ def new_state(
     return state
 
 
-_READ_ONLY = ("token_ids", "id", "num_prompt", "params", "choice", "max_length", "prediction", "constraint")
-_attributes = attrgetter(*_READ_ONLY)
+@dataclass(slots=True, eq=False, repr=False)
+class SequenceStep:
+    """One sequence's part of a step.
+
+    Attributes:
+        state: whose it is.
+        num_scheduled_tokens: committed tokens that the target computes now, beginning at its cache's length.
+        draft: what follows them; None while the prompt is not computed to its end.
+        num_extra: rows of logits wanted before the one that follows the last committed token, for prompt
+            log-probabilities.
+        logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are asked for.
+        verdict: None if the draft is.
+        top_tokens: [rows, k] of the same rows, where the drafter asked for them.
+        hidden_outputs: [rows, layers, H] of this sequence's last rows, likewise: of all of them if it asked for all
+        states.
+        budget: nodes that the draft might have had; None where the budget was not asked.
+        reason: why so many.
+        bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
+        dead_rows: of the same rows, those whose grammar leaves no token, and why.
+        outcome, context: what the budget is told of it: the verdict before any cut, the cache's length before the step.
+    """
+
+    state: SequenceState
+    num_scheduled_tokens: int
+    draft: Draft | None
+    num_extra: int = 0
+    logits: Tensor | None = None
+    verdict: Verdict | None = None
+    top_tokens: Tensor | None = None
+    hidden_outputs: Tensor | None = None
+    num_draft_tokens: int | None = None
+    reason: Reason = "fixed"
+    outcome: DraftOutcome | None = None
+    context: int = 0
+    bad_rows: frozenset[int] = frozenset()
+    dead_rows: Mapping[int, Exception] = field(default_factory=dict)
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits this sequence takes from the step's."""
+        return self.num_extra + (0 if self.draft is None else len(self.draft) + 1)
+
+    def rows(self, needs: Needs) -> Rows:
+        """This sequence's rows in the target's forward. needs: of the drafter."""
+        cache, token_ids, draft = self.state.cache, self.state.sequence.token_ids, self.draft
+        assert cache is not None
+        resumes = (
+            draft is not None and draft.hidden is not None and draft.first_layer <= min(needs.layers, default=2**31)
+        )
+        if not resumes:
+            cache.drop()  # what a drafter fed there for a draft that was not taken, or whose first layers are wanted
+        start, owed = cache.length, self.num_scheduled_tokens
+        wanted, tapped = self.num_logits, None
+        if needs.states:
+            tapped = owed + (0 if draft is None else len(draft))
+        if draft is None or not len(draft):
+            return Rows(cache, token_ids[start : start + owed], None, wanted, num_hidden_outputs=tapped)
+        parents = None
+        if not draft.is_chain:
+            parents = [*range(-1, owed - 1), *(owed + parent for parent in draft.parents)]
+        if isinstance(draft.token_ids, Tensor):
+            tokens: Seq[int] | Tensor = torch.cat([draft.token_ids.new_tensor(token_ids[start:]), draft.token_ids])
+        else:
+            tokens = [*token_ids[start:], *draft.token_ids]
+        if not resumes:
+            return Rows(cache, tokens, parents, wanted, num_hidden_outputs=tapped)
+        return Rows(cache, tokens, None, wanted, draft.hidden, draft.first_layer, tapped)
+
+    def logits_rows(self) -> list[LogitsRow]:
+        """Where each row that the verifier sees stands."""
+        assert self.draft is not None
+        paths: list[list[int]] = [[]]
+        for token_id, parent in zip(self.draft.ids, self.draft.parents, strict=True):
+            paths.append([*paths[parent + 1], token_id])
+        return [LogitsRow(self.state.sequence, path) for path in paths]

@@ -85,7 +85,7 @@ def drafter_costs(
     target: LanguageModel,
     tokenizer: Any,
     make: Callable[[], Drafter],
-    budgets: Sequence[int],
+    num_draft_tokens: Sequence[int],
     prompt: Sequence[int],
     params: SamplingParams,
 ) -> DrafterCosts:
@@ -98,13 +98,13 @@ def drafter_costs(
     rest: dict[int, list[float]] = defaultdict(list)
     idle: list[float] = []
     beside: list[float] = []
-    for budget in (0, *budgets):
+    for k in (0, *num_draft_tokens):
         drafter = make()
         # at a budget of 0 the drafter still learns what was committed, and that time is measured
-        for step in verified_steps(target, tokenizer, drafter, budget, prompt, params):
+        for step in verified_steps(target, tokenizer, drafter, k, prompt, params):
             rest[step.num_draft_tokens].append(step.time_total - step.time_draft - step.time_target)
-            (draft[step.num_draft_tokens] if budget else idle).append(step.time_draft)
-            if not budget:
+            (draft[step.num_draft_tokens] if k else idle).append(step.time_draft)
+            if not k:
                 beside.append(step.time_target)
     hidden_outputs = 0.0
     if drafter.needs.layers:
@@ -140,14 +140,16 @@ def step_costs(
     for _ in range(rounds):  # in turn, since machines drift
         alone = verified_steps(target, tokenizer, None, 0, prompt, params)
         plain.append(statistics.median(step.time_total for step in alone))
-        for budget in counts:
-            steps = list(verified_steps(target, tokenizer, drafter, budget, prompt, params))
-            whole = [step for step in steps if step.num_draft_tokens == budget]  # others had no room, or were shorter
+        for num_draft_tokens in counts:
+            steps = list(verified_steps(target, tokenizer, drafter, num_draft_tokens, prompt, params))
+            whole = [
+                step for step in steps if step.num_draft_tokens == num_draft_tokens
+            ]  # others had no room, or were shorter
             if whole:
                 typical = sorted(whole, key=lambda step: step.time_total)[len(whole) // 2]
-                parts["target"][budget].append(typical.time_target)
-                parts["draft"][budget].append(typical.time_draft)
-                parts["rest"][budget].append(typical.time_total - typical.time_draft - typical.time_target)
+                parts["target"][num_draft_tokens].append(typical.time_target)
+                parts["draft"][num_draft_tokens].append(typical.time_draft)
+                parts["rest"][num_draft_tokens].append(typical.time_total - typical.time_draft - typical.time_target)
     curves = {name: _of_fastest(parts, name) for name in parts}
     return StepCosts(min(plain), *([curve(count) for count in counts] for curve in curves.values()))
 
@@ -167,7 +169,7 @@ def verified_steps(
     target: LanguageModel,
     tokenizer: Any,
     drafter: Drafter | None,
-    budget: int,
+    num_draft_tokens: int,
     prompt: Sequence[int],
     params: SamplingParams,
 ) -> Iterator[StepStats]:
@@ -176,8 +178,8 @@ def verified_steps(
     Raises:
         Exception: what the request ended with.
     """
-    fixed, config = FixedPolicy(budget), EngineConfig(seed=0, prefix_reuse=OFF)
-    engine = Engine(target, drafter, tokenizer=tokenizer, config=config, budget=None if drafter is None else fixed)
+    fixed, config = FixedPolicy(num_draft_tokens), EngineConfig(seed=0, prefix_reuse=OFF)
+    engine = Engine(target, drafter, tokenizer=tokenizer, config=config, policy=None if drafter is None else fixed)
     engine.add(list(prompt), params)
     while engine.has_work:
         for output in engine.step():

@@ -68,7 +68,9 @@ class AcceptanceStats:
         self._own: dict[Hashable, list[float]] = {}
         self._odds: dict[Hashable, tuple[float, float]] = {}
 
-    def observe(self, key: Hashable, budget: int, drafted: int, accepted: Seq[int], forget: float = 1.0) -> None:
+    def observe(
+        self, key: Hashable, num_draft_tokens: int, drafted: int, accepted: Seq[int], forget: float = 1.0
+    ) -> None:
         """A draft has been verified.
 
         Args:
@@ -78,24 +80,24 @@ class AcceptanceStats:
             accepted: indices of those that were.
             forget: factor on the weight of the sequence's earlier drafts; 1 unless they are long ago.
         """
-        budget = min(budget, self.size)
-        if budget == 0:
+        num_draft_tokens = min(num_draft_tokens, self.size)
+        if num_draft_tokens == 0:
             return
-        accepted = [node for node in accepted if node < budget]
-        drafted = min(drafted, budget)
-        tried = [0, *(node + 1 for node in accepted if node + 1 < budget)]
-        opened = min(drafted + 1, budget)
+        accepted = [node for node in accepted if node < num_draft_tokens]
+        drafted = min(drafted, num_draft_tokens)
+        tried = [0, *(node + 1 for node in accepted if node + 1 < num_draft_tokens)]
+        opened = min(drafted + 1, num_draft_tokens)
         fate = self._fate.get(key, _PARTLY)
         self._learn_own(key, fate, tried, len(accepted), opened, drafted, ACCEPTANCE_DECAY * forget)
         decay, counts = ACCEPTANCE_SHARED_DECAY, self._counts[fate]
         for row, places in ((counts[_TRIED], tried), (counts[_ACCEPTED], accepted)):
-            row[:budget] = [count * decay for count in row[:budget]]
+            row[:num_draft_tokens] = [count * decay for count in row[:num_draft_tokens]]
             for place in places:
                 row[place] += 1
         for row, length in ((counts[_OPEN], opened), (counts[_DRAFTED], drafted)):
-            row[:budget] = [
+            row[:num_draft_tokens] = [
                 *[count * decay + 1 for count in row[:length]],
-                *[count * decay for count in row[length:budget]],
+                *[count * decay for count in row[length:num_draft_tokens]],
             ]
         self._num_new += 1
         if drafted:

@@ -131,18 +131,18 @@ class Lessons:
         """Of one step."""
         asked = _PlannedStep()
         for outcome in outcomes:
-            budget, sequence, draft = outcome.budget, outcome.sequence, outcome.draft
-            if budget == 0:
+            num_draft_tokens, sequence, draft = outcome.num_draft_tokens, outcome.sequence, outcome.draft
+            if num_draft_tokens == 0:
                 continue
             lag = self._pauses.lag(sequence, number)
             forget = PROBE_FORGETS if self._pauses.has_paused(sequence, number) else 1.0
             self._pauses.drafted(sequence, number)
             asked.count += 1
-            asked.longest = max(asked.longest, budget)
+            asked.longest = max(asked.longest, num_draft_tokens)
             asked.rested += lag > 0
             asked.lag += lag
             drafted = min(draft.num_candidates, len(draft))
-            self._acceptance.observe(sequence, budget, drafted, outcome.verdict.path, forget)
+            self._acceptance.observe(sequence, num_draft_tokens, drafted, outcome.verdict.path, forget)
         return asked
 
 
@@ -226,15 +226,15 @@ class AutomaticPolicy(SpeculationPolicy):
                 return DraftPlan(_within_room(trial, sequences), reason="probe")
             if self._plain is not None:
                 return self._plain
-        budgets = _within_room([self._chosen[sequence] for sequence in sequences], sequences)
+        num_draft_tokens = _within_room([self._chosen[sequence] for sequence in sequences], sequences)
         if not standing and self._rate > 0 and self._probes.due:
-            probe = self._probe(sequences, budgets)
+            probe = self._probe(sequences, num_draft_tokens)
             if probe is not None:
                 return DraftPlan(probe, reason="probe")
         reason = self._reason
-        if reason == "gain" and not any(budgets):
+        if reason == "gain" and not any(num_draft_tokens):
             reason = "no room"
-        plan = DraftPlan(budgets, self._price, reason)
+        plan = DraftPlan(num_draft_tokens, self._price, reason)
         if self._left and not any(self._chosen[sequence] for sequence in sequences):
             self._plain = plan
         return plan
@@ -280,16 +280,20 @@ class AutomaticPolicy(SpeculationPolicy):
             return
         draft = self.costs.draft(batch, places)
         if batch == 1:
-            rate, budgets = self._best_alone(sequences[0], target.tolist(), draft.tolist())
+            rate, num_draft_tokens = self._best_alone(sequences[0], target.tolist(), draft.tolist())
         else:
-            rate, budgets = self._best_together(sequences, target, draft)
-        self._settle(sequences, budgets, rate, prob_that_pays(rate, budgets, target, draft))
-        self._reason = "gain" if any(budgets) else "full batch" if self._gains_alone(batch, context) else "no gain"
+            rate, num_draft_tokens = self._best_together(sequences, target, draft)
+        self._settle(sequences, num_draft_tokens, rate, prob_that_pays(rate, num_draft_tokens, target, draft))
+        self._reason = (
+            "gain" if any(num_draft_tokens) else "full batch" if self._gains_alone(batch, context) else "no gain"
+        )
 
-    def _settle(self, sequences: Seq[Sequence], budgets: list[int], rate: float, min_acceptance_prob: float) -> None:
-        longest = max(budgets)
-        kept = all(self._chosen.get(sequence) == budget for sequence, budget in zip(sequences, budgets, strict=True))
-        self._chosen.update(zip(sequences, budgets, strict=True))
+    def _settle(
+        self, sequences: Seq[Sequence], num_draft_tokens: list[int], rate: float, min_acceptance_prob: float
+    ) -> None:
+        longest = max(num_draft_tokens)
+        kept = all(self._chosen.get(sequence) == k for sequence, k in zip(sequences, num_draft_tokens, strict=True))
+        self._chosen.update(zip(sequences, num_draft_tokens, strict=True))
         self._rate, self._price = rate, min_acceptance_prob
         steps = 2 * PLAN_STEPS if kept else PLAN_STEPS
         self._left = (steps if longest else max(PLAN_STEPS, math.ceil(self._probes.wait))) - 1
@@ -326,10 +330,10 @@ class AutomaticPolicy(SpeculationPolicy):
         if not pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
             best = PLAIN_CELL
         self._cell = best
-        rate, plain, budgets = float(grid[best]), float(grid[PLAIN_CELL]), choices[best].tolist()
+        rate, plain, num_draft_tokens = float(grid[best]), float(grid[PLAIN_CELL]), choices[best].tolist()
         starts = [self._earns_its_start(sequence, rate, plain) for sequence in sequences]
-        earning = [budget if earns else 0 for budget, earns in zip(budgets, starts, strict=True)]
-        if earning != budgets:
+        earning = [k if earns else 0 for k, earns in zip(num_draft_tokens, starts, strict=True)]
+        if earning != num_draft_tokens:
             tokens, seconds = prospects.outlook(earning)
             rate = tokens / seconds
         return rate, earning
@@ -361,21 +365,21 @@ class AutomaticPolicy(SpeculationPolicy):
         rates = ProspectsAlone(gains, accept_probs, target.tolist(), self.costs.draft(1, places).tolist()).rates
         return pays(max(rates[1:]), rates[0], GAIN_ALONE, goes_on=False)
 
-    def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
+    def _probe(self, sequences: Seq[Sequence], num_draft_tokens: list[int]) -> list[int] | None:
         """Other budgets for this step, if some that might show something new can be afforded."""
         if self._prospects is None:
             return None
         self._turn += 1
-        idle = not any(budgets)
-        other = self._idle_probe(sequences) if idle else self._busy_probe(sequences, budgets)
+        idle = not any(num_draft_tokens)
+        other = self._idle_probe(sequences) if idle else self._busy_probe(sequences, num_draft_tokens)
         other = _within_room(other, sequences)
-        if other == budgets:
+        if other == num_draft_tokens:
             return None
         tokens, seconds = self._prospects.outlook(other)
         if not idle:
             return other if self._probes.buy(seconds - tokens / self._rate) else None
         steps = PROBE_LENGTHS[self._trials % len(PROBE_LENGTHS)]
-        asked = [sequence for sequence, budget in zip(sequences, other, strict=True) if budget]
+        asked = [sequence for sequence, k in zip(sequences, other, strict=True) if k]
         if not self._probes.buy(steps * (seconds - tokens / self._rate) + self._catching_up(asked)):
             return None
         self._trials += 1
@@ -392,18 +396,22 @@ class AutomaticPolicy(SpeculationPolicy):
         order = sorted(range(len(sequences)), key=lambda i: self._pauses.last(sequences[i]))
         return cheapest_trial(self._prospects, order, self._rate)
 
-    def _busy_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
+    def _busy_probe(self, sequences: Seq[Sequence], num_draft_tokens: list[int]) -> list[int]:
         """In turn: longer drafts, sequences that do not draft, and a plain step, where it may be the better one."""
         assert self._prospects is not None
         if self._turn % 3 == 0:
-            tokens, seconds = self._prospects.outlook([0] * len(budgets))
-            rows = self.costs.seen_rows(self._kind, len(budgets), len(budgets))
-            return [0] * len(budgets) if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds else budgets
-        if self._turn % 3 == 1 and 0 in budgets:
-            zeros = [i for i, budget in enumerate(budgets) if budget == 0]
+            tokens, seconds = self._prospects.outlook([0] * len(num_draft_tokens))
+            rows = self.costs.seen_rows(self._kind, len(num_draft_tokens), len(num_draft_tokens))
+            return (
+                [0] * len(num_draft_tokens)
+                if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds
+                else num_draft_tokens
+            )
+        if self._turn % 3 == 1 and 0 in num_draft_tokens:
+            zeros = [i for i, k in enumerate(num_draft_tokens) if k == 0]
             longest = min(zeros, key=lambda i: self._pauses.last(sequences[i]))
-            return [max(budget, int(i == longest)) for i, budget in enumerate(budgets)]
-        return [min(budget + (budget + 1) // 2, self._places) for budget in budgets]
+            return [max(k, int(i == longest)) for i, k in enumerate(num_draft_tokens)]
+        return [min(k + (k + 1) // 2, self._places) for k in num_draft_tokens]
 
 
 def automatic_policy(
@@ -426,5 +434,5 @@ def automatic_policy(
     return AutomaticPolicy(StoredCosts(costs_setting(cost_key)), acceptance=prior(cost_key), catches_up=catches_up)
 
 
-def _within_room(budgets: Seq[int], sequences: Seq[Sequence]) -> list[int]:
-    return [min(budget, max(sequence.room, 0)) for budget, sequence in zip(budgets, sequences, strict=True)]
+def _within_room(num_draft_tokens: Seq[int], sequences: Seq[Sequence]) -> list[int]:
+    return [min(k, max(sequence.room, 0)) for k, sequence in zip(num_draft_tokens, sequences, strict=True)]

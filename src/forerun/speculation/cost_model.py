@@ -291,23 +291,25 @@ class CostModel:
         curve.add(rows, seconds, share)
         self._shapes[kind].add(rows, seconds, share)
 
-    def add_draft(self, batch: int, budget: int, seconds: float, share: float = 1.0) -> None:
+    def add_draft(self, batch: int, num_draft_tokens: int, seconds: float, share: float = 1.0) -> None:
         """A drafter has been asked for at most `budget` nodes of each of `batch` sequences."""
-        self._draft[bucket(batch)].add(budget, seconds / self._pace, share)
+        self._draft[bucket(batch)].add(num_draft_tokens, seconds / self._pace, share)
 
-    def add_first_draft(self, batch: int, budget: int, lag: int, seconds: float) -> None:
+    def add_first_draft(self, batch: int, num_draft_tokens: int, lag: int, seconds: float) -> None:
         """The same after a pause: what exceeds the usual cost was for `lag` tokens that had come meanwhile."""
         paced, curve = seconds / self._pace, self._draft.get(bucket(batch))
         if curve:
-            usual = float(curve.table(budget + 1)[budget])
+            usual = float(curve.table(num_draft_tokens + 1)[num_draft_tokens])
             self._catch_up = _added(self._catch_up, max(paced - usual, 0.0), lag)
             if paced * FIRST_CLEAR < usual:  # without catching up it would have been even less
-                curve.add(budget, paced, FIRST_SHARE)
+                curve.add(num_draft_tokens, paced, FIRST_SHARE)
             return
         lacking = 0 if self._following[0] else lag  # prompts that were followed have been computed with already
         at_least = paced / (1 + CATCH_UP_SHARE * lacking)
-        elsewhere = float(self.draft(batch, budget)[budget]) / self._pace  # as other batches have it; 0 without any
-        self._draft[bucket(batch)].add(budget, max(at_least, min(elsewhere, paced)), FIRST_SHARE)
+        elsewhere = (
+            float(self.draft(batch, num_draft_tokens)[num_draft_tokens]) / self._pace
+        )  # as other batches have it; 0 without any
+        self._draft[bucket(batch)].add(num_draft_tokens, max(at_least, min(elsewhere, paced)), FIRST_SHARE)
 
     def add_following(self, seconds: float, tokens: int) -> None:
         """A drafter that might have put it off has computed with prompts beside the target.

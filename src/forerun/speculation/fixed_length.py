@@ -97,8 +97,8 @@ class FixedLengthPolicy(SpeculationPolicy):
             load.decide()
         load.left -= 1
         self._drafting = load.drafting
-        budgets = [self._num_nodes if load.drafting and sequence.room > 0 else 0 for sequence in sequences]
-        return DraftPlan(budgets, reason=self._reason(load, any(budgets)))
+        num_draft_tokens = [self._num_nodes if load.drafting and sequence.room > 0 else 0 for sequence in sequences]
+        return DraftPlan(num_draft_tokens, reason=self._reason(load, any(num_draft_tokens)))
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         if cost.num_prompt_rows or not outcomes:

@@ -55,21 +55,21 @@ class Prospects:
         given = np.minimum.accumulate(self.gains / np.maximum(self.accept_probs, 1e-9), 1)
         ends = (given[None] >= THRESHOLDS[:, None, None]).sum(2)
         limits = LIMITS[: int(np.searchsorted(LIMITS, places, "right"))]
-        budgets = np.minimum(ends[:, None, :], limits[None, :, None])
-        flat = budgets + np.arange(batch) * (places + 1)
+        policies = np.minimum(ends[:, None, :], limits[None, :, None])
+        flat = policies + np.arange(batch) * (places + 1)
         tokens = _from_zero(self.gains).take(flat).sum(2) + batch
         rows = _from_zero(self.accept_probs).take(flat).sum(2) + batch
         seconds = np.interp(rows, np.arange(len(self.target)), self.target)
-        seconds += self._drafting(budgets.max(2), (budgets > 0).sum(2))
-        return tokens / seconds, budgets
+        seconds += self._drafting(policies.max(2), (policies > 0).sum(2))
+        return tokens / seconds, policies
 
-    def outlook(self, budgets: Seq[int]) -> tuple[float, float]:
+    def outlook(self, num_draft_tokens: Seq[int]) -> tuple[float, float]:
         """Expected tokens and seconds of a step with these budgets. budgets: [B]."""
         batch, places = self.gains.shape
-        flat = np.minimum(budgets, places) + np.arange(batch) * (places + 1)
+        flat = np.minimum(num_draft_tokens, places) + np.arange(batch) * (places + 1)
         rows = float(_from_zero(self.accept_probs).take(flat).sum()) + batch
-        longest = np.array(min(max(budgets), places))
-        drafting = float(self._drafting(longest, np.array(sum(budget > 0 for budget in budgets))))
+        longest = np.array(min(max(num_draft_tokens), places))
+        drafting = float(self._drafting(longest, np.array(sum(k > 0 for k in num_draft_tokens))))
         seconds = float(np.interp(rows, np.arange(len(self.target)), self.target)) + drafting
         return float(_from_zero(self.gains).take(flat).sum()) + batch, seconds
 
@@ -103,10 +103,10 @@ class ProspectsAlone:
         self.seconds = [row + node for row, node in zip(rows, draft, strict=True)]
         self.rates = [token / second for token, second in zip(self.tokens, self.seconds, strict=True)]
 
-    def outlook(self, budgets: Seq[int]) -> tuple[float, float]:
+    def outlook(self, num_draft_tokens: Seq[int]) -> tuple[float, float]:
         """Expected tokens and seconds of a step with this budget. budgets: [1]."""
-        budget = min(budgets[0], len(self.tokens) - 1)
-        return self.tokens[budget], self.seconds[budget]
+        k = min(num_draft_tokens[0], len(self.tokens) - 1)
+        return self.tokens[k], self.seconds[k]
 
 
 def pays(rate: float, plain: float, gain: tuple[float, float], *, goes_on: bool) -> bool:
@@ -114,7 +114,9 @@ def pays(rate: float, plain: float, gain: tuple[float, float], *, goes_on: bool)
     return rate > plain * (1 + gain[goes_on])
 
 
-def min_acceptance_prob(rate: float, budgets: Seq[int], target: Seq[float] | Array, draft: Seq[float] | Array) -> float:
+def min_acceptance_prob(
+    rate: float, num_draft_tokens: Seq[int], target: Seq[float] | Array, draft: Seq[float] | Array
+) -> float:
     """The chance of acceptance above which a node raises tokens per second, which are `rate` now.
 
     Slopes are taken over a few rows, since kernels pad and costs rise in steps.
@@ -125,10 +127,10 @@ def min_acceptance_prob(rate: float, budgets: Seq[int], target: Seq[float] | Arr
         target: [R] seconds of a step by rows, drafting apart.
         draft: [L + 1] seconds of drafting by the largest budget.
     """
-    batch, longest = len(budgets), max(budgets)
+    batch, longest = len(num_draft_tokens), max(num_draft_tokens)
     if longest == 0:
         return 0.0
-    rows = batch + sum(budgets)
+    rows = batch + sum(num_draft_tokens)
     low, high = max(batch, rows - 4), min(rows + 4, len(target) - 1)
     row = (target[high] - target[low]) / max(high - low, 1)
     first = int(longest > 1)

@@ -25,7 +25,7 @@ class DraftPlan:
         reason: why so many.
     """
 
-    budgets: list[int]
+    num_draft_tokens: list[int]
     min_acceptance_prob: float = 0.0
     reason: Reason = "fixed"
 
@@ -70,7 +70,7 @@ class DraftOutcome:
     """
 
     sequence: Sequence
-    budget: int
+    num_draft_tokens: int
     draft: Draft
     verdict: Verdict
 
@@ -104,8 +104,10 @@ class FixedPolicy(SpeculationPolicy):
         self.num_draft_tokens = num_draft_tokens
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        budgets = [self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences]
-        return DraftPlan(budgets, reason="no room" if self.num_draft_tokens and not any(budgets) else "fixed")
+        num_draft_tokens = [self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences]
+        return DraftPlan(
+            num_draft_tokens, reason="no room" if self.num_draft_tokens and not any(num_draft_tokens) else "fixed"
+        )
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self.plan(sequences)
@@ -126,14 +128,14 @@ class PolicyByRequest(SpeculationPolicy):
         chosen: the name of a sequence's drafter; None where it has none.
     """
 
-    def __init__(self, budgets: Mapping[str, SpeculationPolicy], chosen: Callable[[Sequence], str | None]) -> None:
-        self._budgets, self._chosen = dict(budgets), chosen
+    def __init__(self, policies: Mapping[str, SpeculationPolicy], chosen: Callable[[Sequence], str | None]) -> None:
+        self._policies, self._chosen = dict(policies), chosen
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        return self._combined(sequences, lambda budget, part: budget.plan(part))
+        return self._combined(sequences, lambda policy, part: policy.plan(part))
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
-        return self._combined(sequences, lambda budget, part: budget.beside_prompts(part))
+        return self._combined(sequences, lambda policy, part: policy.beside_prompts(part))
 
     def _combined(
         self, sequences: Seq[Sequence], plan_of: Callable[[SpeculationPolicy, Seq[Sequence]], DraftPlan]
@@ -144,32 +146,32 @@ class PolicyByRequest(SpeculationPolicy):
             return DraftPlan([0] * len(sequences), reason="request")
         if len(groups) == 1:
             (name,) = groups
-            plan = plan_of(self._budgets[name], sequences)
+            plan = plan_of(self._policies[name], sequences)
             if len(groups[name]) == len(sequences):
                 return plan
-            return replace(plan, budgets=_at(groups[name], plan.budgets, len(sequences)))
-        budgets, plans = [0] * len(sequences), []
+            return replace(plan, num_draft_tokens=_at(groups[name], plan.num_draft_tokens, len(sequences)))
+        num_draft_tokens, plans = [0] * len(sequences), []
         for name, places in groups.items():
-            plans.append(plan_of(self._budgets[name], [sequences[place] for place in places]))
-            for place, budget in zip(places, plans[-1].budgets, strict=True):
-                budgets[place] = budget
-        drafting = [plan for plan in plans if any(plan.budgets)] or plans
-        return DraftPlan(budgets, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
+            plans.append(plan_of(self._policies[name], [sequences[place] for place in places]))
+            for place, k in zip(places, plans[-1].num_draft_tokens, strict=True):
+                num_draft_tokens[place] = k
+        drafting = [plan for plan in plans if any(plan.num_draft_tokens)] or plans
+        return DraftPlan(num_draft_tokens, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         groups = self._groups([outcome.sequence for outcome in outcomes])
         if len(groups) == 1:
             (name,) = groups
-            self._budgets[name].observe(cost, outcomes)
+            self._policies[name].observe(cost, outcomes)
             return
         # rows that are no drafts' hide what a step costs, and so do those of other drafters
         hidden = replace(cost, num_prompt_rows=max(cost.num_prompt_rows, 1), time_draft=0.0)
         for name, places in groups.items():
-            self._budgets[name].observe(hidden, [outcomes[place] for place in places])
+            self._policies[name].observe(hidden, [outcomes[place] for place in places])
 
     def stop(self, sequence: Sequence) -> None:
-        for budget in self._budgets.values():
-            budget.stop(sequence)
+        for policy in self._policies.values():
+            policy.stop(sequence)
 
     def _groups(self, sequences: Seq[Sequence]) -> dict[str, list[int]]:
         """Name of a drafter -> places of its sequences."""
@@ -181,9 +183,9 @@ class PolicyByRequest(SpeculationPolicy):
         return groups
 
 
-def _at(places: Seq[int], budgets: Seq[int], count: int) -> list[int]:
+def _at(places: Seq[int], num_draft_tokens: Seq[int], count: int) -> list[int]:
     """The budgets at these places alone."""
     kept = [0] * count
     for place in places:
-        kept[place] = budgets[place]
+        kept[place] = num_draft_tokens[place]
     return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from forerun.errors import ConfigError, DeviceError, DeviceMemoryError, ForerunE
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
 
 DEVICES = "cpu, cuda, cuda:0 (with its number) or mps"
 
@@ -110,6 +112,39 @@ def as_device_errors(device: torch.device) -> Iterator[None]:
         if own is None or own is error:
             raise
         raise own from error
+
+
+class DeviceFaults:
+    """Recognises errors of the device, and remembers that it has failed.
+
+    Args:
+        device: where target and drafter compute.
+
+    Attributes:
+        failure: why nothing can be computed any more, with the remedy; None while the device works.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.failure: str | None = None
+
+    def own(self, error: Exception) -> Exception:
+        """Return a device's error as forerun's own, any other error as it is."""
+        if self.failure is not None:
+            return DeviceError(self.failure)  # whatever it says, the failed device is its cause
+        found = device_error(error, self._device)
+        if found is None or found is error:
+            return error
+        if isinstance(found, DeviceError):
+            self.failure = str(found)
+            _log.error("%s", found, exc_info=error)
+        found.__cause__ = error.with_traceback(None)  # whose frames hold the tensors for which there is no memory
+        return found
+
+    def check(self) -> None:
+        """Raise DeviceError if the device has failed."""
+        if self.failure is not None:
+            raise DeviceError(self.failure)
 
 
 def _answer(device: torch.device) -> RuntimeError | None:

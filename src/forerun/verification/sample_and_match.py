@@ -22,7 +22,7 @@ _SPARSE = 4
 """Noise is made for the tokens of positive probability alone where the vocabulary has this many times as many."""
 
 
-def walk_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Verdict]:
+def match_sampled_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Verdict]:
     """The walk itself. row_tokens: [rows] int64, the token drawn for each row.
 
     Of siblings that hold the same token the lowest index is taken. Probes are never entered.
@@ -42,14 +42,14 @@ def walk_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Ver
     return verdicts
 
 
-class Walk:
+class SampleAndMatch:
     """Tokens drawn with fresh noise."""
 
     lossless = True
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         uniforms = noise.uniform(len(target_logprobs))
-        return walk_tokens(drafts, draw_tokens(target_logprobs.exp(), uniforms))
+        return match_sampled_tokens(drafts, draw_tokens(target_logprobs.exp(), uniforms))
 
 
 class Coupled:
@@ -68,7 +68,7 @@ class Coupled:
         for start in range(0, num_rows, at_once):
             logprobs = target_logprobs[start : start + at_once]
             tokens.append(_perturbed_argmax(logprobs, range(start, start + len(logprobs)), noise))
-        return walk_tokens(drafts, torch.cat(tokens))
+        return match_sampled_tokens(drafts, torch.cat(tokens))
 
 
 def _perturbed_argmax(logprobs: Tensor, rows: Seq[int], noise: Noise) -> Tensor:

@@ -18,17 +18,15 @@ _DRAFTER = "drafter"
 """Of the others beside them, where the drafter gives no name."""
 
 
-def forced_tokens(sequences: Seq[Sequence], budgets: Seq[int]) -> list[list[int]]:
+def forced_tokens(sequences: Seq[Sequence], num_draft_tokens: Seq[int]) -> list[list[int]]:
     """[B] the tokens that each sequence's grammar forces, as many as its budget and its room allow."""
     return [
-        []
-        if sequence.constraint is None or budget == 0
-        else sequence.constraint.forced(sequence, min(budget, sequence.room))
-        for sequence, budget in zip(sequences, budgets, strict=True)
+        [] if sequence.constraint is None or k == 0 else sequence.constraint.forced(sequence, min(k, sequence.room))
+        for sequence, k in zip(sequences, num_draft_tokens, strict=True)
     ]
 
 
-def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, budget: int) -> Draft:
+def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, num_draft_tokens: int) -> Draft:
     """The draft of a sequence under a grammar: the forced tokens first, then the drafter's that the grammar accepts.
 
     A draft that was drawn, or whose rows the drafter has use for beside their acceptance, is not mixed with others. A
@@ -48,7 +46,7 @@ def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, budget: int
     if draft.probs is not None or not forced:
         return draft
     tree = Tree()
-    tree.graft(forced, budget)
+    tree.graft(forced, num_draft_tokens)
     sources = [SOURCE] * len(tree)
     places = {ROOT: ROOT}
     children = {place: node for node, place in enumerate(zip(tree.parents, tree.ids, strict=True))}
@@ -58,7 +56,7 @@ def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, budget: int
             continue
         found = children.get((above, token_id))
         if found is None:
-            if len(tree) == budget:
+            if len(tree) == num_draft_tokens:
                 continue
             found = children[above, token_id] = tree.add(token_id, above)
             sources.append(draft.sources[node] if draft.sources else _DRAFTER)
