@@ -1,4 +1,4 @@
-"""Prompts as people give them: text, token ids, or a chat; one or many."""
+"""Prompts as text, token ids or chats, one or many, and their encoding with the tokenizer and its chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Prompt: TypeAlias = "str | Seq[int] | Seq[Message]"
 
 
 def split_prompts(prompts: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
-    """The prompts as a list, and whether there was a single one. Raises PromptError if it cannot be told."""
+    """Return the prompts as a list, and whether there was a single one. Raises PromptError if that is ambiguous."""
     if isinstance(prompts, str):
         return [prompts], True
     if isinstance(prompts, (Mapping, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
@@ -36,7 +36,7 @@ def encode(
     *,
     special: bool = True,
 ) -> list[int]:
-    """Token ids of one prompt.
+    """Encode one prompt to token ids.
 
     Args:
         tokenizer: None if the model has none; then only token ids can be served.
@@ -69,7 +69,7 @@ def encode(
 
 
 def _message(entry: Any, place: int) -> dict[str, Any]:
-    """A message as chat templates read it, its content a text; parts of text, as clients may send it, are joined."""
+    """Return a message as chat templates read it, with its parts of text joined."""
     message = dict(entry)
     if "role" not in message or "content" not in message:
         raise PromptError(f"Message {place} of the chat needs both 'role' and 'content'.")

@@ -1,4 +1,4 @@
-"""EngineThread: a thread that drives an engine for requests that nobody waits for."""
+"""A thread that drives an engine and hands the outputs of requests to sinks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_THREADS = 32
 
 
 class Mailbox:
-    """The outputs of one request that its sink has not taken yet.
+    """Holds the outputs of one request that its sink has not taken yet.
 
     Args:
         sink: takes them.
@@ -60,7 +60,7 @@ class Mailbox:
 
 
 class Sinks:
-    """Hands outputs to sinks: those of one request in order, those of different requests side by side."""
+    """Hands outputs to sinks in a pool of threads: in order for one request, in parallel for different requests."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="forerun-sink")
@@ -68,7 +68,7 @@ class Sinks:
         self._num_busy = 0
 
     def put(self, mailbox: Mailbox, output: StepOutput) -> None:
-        """Hand over an output; never waits for a sink."""
+        """Queue an output for a request's sink. Never waits for a sink."""
         with self._changed:
             mailbox.outputs.append(output)
             if mailbox.busy:
@@ -81,12 +81,12 @@ class Sinks:
             self._leave(mailbox)
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until every sink has taken what there is, for so many seconds at most; whether it has."""
+        """Wait until every sink has taken its outputs, at most `timeout` seconds. Return whether all have."""
         with self._changed:
             return self._changed.wait_for(lambda: self._num_busy == 0, timeout)
 
     def close(self) -> None:
-        """Take no more outputs; what there is still reaches its sinks."""
+        """Take no more outputs; the outputs in mailboxes still reach their sinks."""
         self._pool.shutdown(wait=False)
 
     def _empty(self, mailbox: Mailbox) -> None:
@@ -167,7 +167,7 @@ class EngineThread:
         stream: bool = False,
         quick: bool = False,
     ) -> int:
-        """Let a request be computed; its id, which its outputs carry.
+        """Submit a request and return its id, which its outputs carry.
 
         Args:
             stream: outputs come as tokens do; else one per choice, at its end.
@@ -195,7 +195,7 @@ class EngineThread:
         return number
 
     def abort(self, request_id: int) -> None:
-        """End a request: its unfinished choices end with the present step, with finish reason "abort".
+        """Abort a request: its unfinished choices end with the present step, with finish reason "abort".
 
         Of an id that is unknown or finished it does nothing.
         """
@@ -259,7 +259,7 @@ class EngineThread:
         self._sinks.close()
 
     def _hear(self) -> None:
-        """Let requests into the engine, and end there those that are aborted."""
+        """Submit new requests to the engine, and abort requests there."""
         while self._news:
             job, enters = self._news.popleft()
             if not enters:
@@ -297,7 +297,7 @@ class EngineThread:
                 self._changed.notify_all()
 
     def _end(self, job: _Job, error: Exception) -> None:
-        """End what is left of a request with this error."""
+        """End the unfinished choices of a request with this error."""
         for choice in sorted(job.open):
             chunk = StreamChunk("", [], finish_reason="abort", index=choice)
             self._put(job, StepOutput(job.id, chunk, error=error))
@@ -311,7 +311,7 @@ class EngineThread:
 
 
 class LoopInbox:
-    """Calls functions in an event loop, in the order in which any thread has put them, many with one wake-up.
+    """Calls functions in an event loop, in the order in which threads have put them, many with one wake-up.
 
     loop: the running one, unless another is given.
     """
@@ -322,7 +322,7 @@ class LoopInbox:
         self._awake = False
 
     def put(self, take: Callable[[Any], object], value: Any) -> None:
-        """Let the loop call take(value) soon. Never waits."""
+        """Have the loop call take(value) soon. Never waits."""
         self._calls.append((take, value))
         if not self._awake:  # else it has not looked yet, and will find this
             self._awake = True

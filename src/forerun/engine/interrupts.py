@@ -1,4 +1,4 @@
-"""Ctrl-C waits until a step is done, so that nothing is left half written."""
+"""Ctrl-C waits until a step is done, so that no state is left half written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class HeldInterrupts:
-    """A context at whose end SIGINT is handled; a second one that comes meanwhile is handled at once.
+    """Delays SIGINT until the end of a context; a second SIGINT in the meantime is handled at once.
 
     Signals come to the main thread alone: in others, and inside another such context, this does nothing. It does
     nothing either where SIGINT has no handler in Python, since then it ends the process or is ignored.

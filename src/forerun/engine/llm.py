@@ -1,4 +1,4 @@
-"""LLM: a target, a drafter, and text out."""
+"""LLM, the synchronous interface: a target model, a drafter, and generated text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def open_target(
     adapter: str | Path | None,
     quantize: str | None,
 ) -> tuple[LanguageModel, Any]:
-    """The model and its tokenizer: the one that is given, else that which lies beside the model.
+    """Return the target model and its tokenizer: the given one, else the one beside the model.
 
     Raises:
         ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
@@ -72,7 +72,7 @@ def open_target(
 
 
 def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:
-    """Raise ConfigError where a loaded model is to be changed."""
+    """Raise ConfigError where options would change a model that is loaded already."""
     if adapter is not None:
         raise ConfigError(
             f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a model "
@@ -90,7 +90,7 @@ _DRAFTER_SEED = 0x6A09E667F3BCC908
 
 
 class LLM:
-    """Generates text with a target model, faster with a drafter, and the same text either way.
+    """Generates text with a target model, faster with a drafter, and with the same distribution either way.
 
     Any number of threads may call `generate` and `stream` at once: their requests are computed together, up to
     `max_batch`, and one of the waiting threads steps for all. The iterator of a stream belongs to one thread at a time.
@@ -188,17 +188,18 @@ class LLM:
         self.shared = SharedEngine(self.engine)
 
     def close(self) -> None:
-        """Forget requests that are not finished."""
+        """Discard requests that are not finished."""
         self.engine.close()
 
     @property
     def exact(self) -> bool:
-        """Whether plain and speculative runs give bit-identical logits; `target.exactness` gives the reason if not."""
+        """Return whether plain and speculative runs give bit-identical logits; if not, `target.exactness` has the
+        reason."""
         return self.target.exactness.exact
 
     @property
     def num_draft_tokens(self) -> NumDraftTokens:
-        """K of every step, or "auto"."""
+        """Return K, the number of draft tokens of every step, or "auto"."""
         return self.engine.config.num_draft_tokens
 
     @overload
@@ -260,7 +261,7 @@ class LLM:
         return self._chunks(token_ids, checked(token_ids, params, self.target, self.tokenizer, self.drafter, grammars))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of one prompt as `generate` and `stream` put it to the target.
+        """Encode one prompt as `generate` and `stream` do.
 
         Raises:
             PromptError: it cannot be read, or there are several.
@@ -286,7 +287,7 @@ class LLM:
             self.shared.forget(ids)
 
     def _collect(self, request_id: int, prompt: list[int], num_choices: int) -> Generation | Exception:
-        """The answer to one request, its choices in order; or the error of the choice that failed first."""
+        """Wait for the answer to one request. Return it, or the error of the choice that failed first."""
         outputs: list[StepOutput] = []
         while len(outputs) < num_choices:
             for output in self.shared.take(request_id):
@@ -298,7 +299,7 @@ class LLM:
 
 
 def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """The options of each of so many prompts. Raises ConfigError if there are more or fewer."""
+    """Return the options of each of `count` prompts. Raises ConfigError if there are more or fewer."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:

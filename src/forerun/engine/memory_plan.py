@@ -1,4 +1,4 @@
-"""How the memory of a machine is shared between weights, keys and values, and the scratch of a step.
+"""The division of memory between weights, keys and values, and a step's activations.
 
 Before weights are read it is planned by formula, and refused where it does not fit; when they have been read, the
 pools are bounded by the same rule (`num_pages`), with what is left then. A pool takes memory only as pages are needed.
@@ -39,7 +39,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True, slots=True)
 class AvailableMemory:
-    """Memory for one engine.
+    """The memory that one engine may use.
 
     Attributes:
         total: bytes of the machine or device. available: bytes that can be had now. None: not told.
@@ -50,20 +50,20 @@ class AvailableMemory:
 
     @classmethod
     def on(cls, device: torch.device) -> AvailableMemory:
-        """Of the device that computes."""
+        """Measure the memory of the device that computes."""
         if device.type == "cuda":
             available, total = torch.cuda.mem_get_info(device)
             return cls(total, available)
         return cls(total_memory(), available_memory())
 
     def less(self, nbytes: int) -> AvailableMemory:
-        """When so many bytes of it are taken."""
+        """Return the memory that is left when `nbytes` of it are taken."""
         return AvailableMemory(self.total, None if self.available is None else max(0, self.available - nbytes))
 
 
 def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], room: AvailableMemory) -> int:
-    """Pages of the target's pool: as many as `cache_memory` holds, else as are wanted, at most half of the memory and
-    what is available beside the draft models' pages.
+    """Return the number of pages of the target's pool: as many as fit into `cache_memory`, else `wanted`, limited to
+    half of the memory and to what is available beside the draft models' pages.
 
     Args:
         wanted: by max_batch sequences of the whole context.
@@ -94,13 +94,13 @@ def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequenc
 
 
 def num_draft_pages(num_target_pages: int, config: EngineConfig) -> int:
-    """Pages of a draft model's pool."""
+    """Return the number of pages of a draft model's pool."""
     return DRAFT_PAGES * num_target_pages + DRAFT_PAGES_EACH * config.max_batch
 
 
 def scratch_nbytes(config: EngineConfig, vocab_size: int, width: int = 0) -> int:
-    """Bytes of a step beside weights, keys and values: logits of all rows whose tokens are chosen, and the states of a
-    chunk of a prompt. A draft of automatic length is long for few sequences only.
+    """Return the bytes of a step's activations: logits of all sampled rows, and the states of a chunk of a prompt.
+    Drafts of automatic length are long for few sequences only.
 
     width: numbers of a row that are held together in the widest layer.
     """
@@ -112,7 +112,7 @@ def scratch_nbytes(config: EngineConfig, vocab_size: int, width: int = 0) -> int
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What target and draft models will take.
+    """The memory that a target and its draft models will take.
 
     Attributes:
         target: the target. drafts: the draft models and heads.
@@ -141,7 +141,7 @@ class MemoryPlan:
         adapter: str | Path | None = None,
         quantize: str | None = None,
     ) -> MemoryPlan:
-        """The plan for `LLM` with these arguments. Of the models' files, the headers are read.
+        """Plan the memory of `LLM` with these arguments. Only the headers of the models' files are read.
 
         Raises:
             ConfigError, ModelLoadError, DrafterError: as `LLM`, as far as it can be told so early.
@@ -167,7 +167,7 @@ class MemoryPlan:
 
     @classmethod
     def make(cls, target: ModelMemory, drafts: Sequence[DraftMemory], config: EngineConfig) -> MemoryPlan:
-        """The plan of models that are to be loaded.
+        """Plan the memory of models that are to be loaded.
 
         Raises:
             NotEnoughMemoryError: weights and the pages of one sequence do not fit into the memory that is available, or
@@ -188,7 +188,7 @@ class MemoryPlan:
         return cls(target, tuple(drafts), count, scratch, room, config)
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return the plan in one line of text."""
         parts = [f"weights {_size(self.target.weights)} ({self.target.number_format})"]
         parts += [f"of {draft.name} {_size(draft.weights)} ({draft.number_format})" for draft in self.drafts]
         pages = _size(self.num_pages * self.target.page_nbytes)
@@ -201,7 +201,7 @@ class MemoryPlan:
         return ", ".join(parts)
 
     def as_object(self) -> dict[str, Any]:
-        """For programs: bytes and counts."""
+        """Return the plan as bytes and counts, for JSON."""
         return {
             "models": [
                 {
@@ -230,7 +230,7 @@ class MemoryPlan:
 
 
 def _check_loading(target: ModelMemory, drafts: Sequence[DraftMemory]) -> None:
-    """Weights are read into the machine's memory, wherever they will lie."""
+    """Raise NotEnoughMemoryError if loading takes more than the machine's memory, which all weights pass through."""
     available = available_memory()
     before = needed = 0
     for model in (target, *drafts):

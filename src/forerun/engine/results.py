@@ -35,7 +35,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Generation:
-    """The answers to one prompt. `text`, `token_ids`, `logprobs`, `finish_reason` and `stats` are the first one's.
+    """The answers to one prompt. `text`, `token_ids`, `logprobs`, `finish_reason` and `stats` are those of the first.
 
     Attributes:
         prompt_token_ids: the prompt as the model saw it.
@@ -77,7 +77,7 @@ class Generation:
 
 @dataclass(slots=True)
 class StreamChunk:
-    """What one step added to one choice.
+    """The tokens and text that one step added to one choice.
 
     Attributes:
         text: may be empty while a character, or what may become a stop string, is incomplete.
@@ -102,7 +102,7 @@ class StreamChunk:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step of the engine did to one sequence.
+    """The result of one engine step for one sequence.
 
     Attributes:
         request_id: of the request it belongs to.

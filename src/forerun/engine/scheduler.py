@@ -1,4 +1,4 @@
-"""Who takes part in the next step, and with how many rows: places, memory, prompts and drafts are shared out here."""
+"""The scheduler: it shares batch slots, cache pages, prompt rows and draft tokens among sequences, step by step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEAST_SHARE = 0.2
 
 
 class PromptShare:
-    """Learns what a step and its rows take, and so keeps a long prompt from stalling the others' answers.
+    """Limits the rows of prompts in a step, so that a long prompt does not stall the answers of other sequences.
 
     A step is taken to last `fixed + row * rows`: rows of prompts and of answers cost about the same, and what they cost
     together is what a crowd must be measured by, since it seldom has a step without any prompt.
@@ -50,7 +50,7 @@ class PromptShare:
         self._row = 0.0  # seconds that a row adds
 
     def rows(self, num_answering: int, is_watched: bool) -> int:
-        """Rows of prompts that the next step may hold.
+        """Return the rows of prompts that the next step may hold.
 
         Args:
             num_answering: sequences that are being answered.
@@ -61,7 +61,7 @@ class PromptShare:
         return min(max(int(DELAY * (self._fixed / self._row + num_answering)), MIN_ROWS), MAX_ROWS)
 
     def observe(self, stats: StepStats) -> None:
-        """Note a step."""
+        """Learn from a step's duration."""
         if stats.num_prompt_rows:
             if self._fixed or stats.num_rows >= ENOUGH_ROWS:
                 self._row = _mixed(self._row, max(stats.time_total - self._fixed, 0.0) / stats.num_rows)
@@ -81,8 +81,8 @@ Line = dict[str | None, deque[SequenceState]]
 
 
 class WaitingQueue:
-    """Who is next: the highest priority; of these, whoever had a place before and lost it; then the tenant that has
-    been given least (start-time fair queueing: Goyal, Vin and Cheng, 1996), first come first.
+    """Orders waiting sequences: highest priority first; among these, preempted sequences, then the tenant that has been
+    given least (start-time fair queueing: Goyal, Vin and Cheng, 1996), first come first.
 
     What a sequence is given is the tokens of its prompt and the most that it may write. Requests without a tenant are
     one tenant's.
@@ -106,7 +106,7 @@ class WaitingQueue:
                 yield from states
 
     def push(self, state: SequenceState) -> None:
-        """Put a sequence behind its tenant's others."""
+        """Append a sequence behind those of its tenant."""
         params = state.request.params
         states = self._lines.setdefault(params.priority, {}).setdefault(params.tenant, deque())
         # who comes anew has no claim to what others were given in the meantime
@@ -121,7 +121,7 @@ class WaitingQueue:
 
     @property
     def first(self) -> SequenceState | None:
-        """Who is next."""
+        """Return the sequence that is next; None if none waits."""
         for priority in sorted({*self._resuming, *self._lines}, reverse=True):
             if resuming := self._resuming.get(priority):
                 return resuming[0]
@@ -131,7 +131,7 @@ class WaitingQueue:
         return None
 
     def take(self, state: SequenceState) -> None:
-        """Remove a sequence that gets a place."""
+        """Remove a sequence that is admitted."""
         params = state.request.params
         if state not in self._resuming.get(params.priority, ()):
             self._level = self._given.get(params.tenant, 0.0)
@@ -162,7 +162,7 @@ class WaitingQueue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """The next step; without any turn where there is no page for anybody.
+    """The sequences of the next step; empty where no sequence finds a page.
 
     Attributes:
         undrafted: those within their prompts, without a drafter all; each with the number of its committed tokens that
@@ -177,11 +177,11 @@ class Schedule:
 
     @property
     def states(self) -> list[SequenceState]:
-        """Whose step it is."""
+        """Return the sequences of the step."""
         return [*(state for state, _ in self.undrafted), *self.drafting]
 
     def split(self) -> Iterator[Schedule]:
-        """Every sequence in a step of its own."""
+        """Yield a schedule for every sequence alone."""
         for turn in self.undrafted:
             yield Schedule([turn], [], DraftPlan([]))
         for state, k in zip(self.drafting, self.plan.num_draft_tokens, strict=True):
@@ -189,8 +189,8 @@ class Schedule:
 
 
 class Scheduler:
-    """Waiting and running sequences. One that runs keeps its place until it finishes, unless memory ends, or a request
-    of higher priority has none: then the lowest in rank loses it, and is computed again when there is room.
+    """Holds waiting and running sequences. A running sequence stays until it finishes, unless memory runs out or a
+    request of higher priority waits: then the lowest in rank is preempted, and computed again later.
 
     In rank, higher priority comes first, then who came first.
 
@@ -221,7 +221,7 @@ class Scheduler:
             yield from followers
 
     def add(self, states: Seq[SequenceState]) -> None:
-        """Put the choices of one request into the queue.
+        """Queue the choices of one request.
 
         Raises:
             QueueFullError: there is no room for them.
@@ -243,14 +243,15 @@ class Scheduler:
             self.waiting.push(state)
 
     def admit(self) -> None:
-        """Move waiting sequences into free places. An interrupt leaves none out: for a moment it is in both."""
+        """Admit waiting sequences while slots are free. An interrupt leaves none out: for a moment it is in both."""
         while (state := self.waiting.first) is not None and self._has_place(state):
             if state not in self.running:
                 self.running.append(state)
             self.waiting.take(state)
 
     def preempted(self) -> SequenceState | None:
-        """Who must go before the next step, for memory ends or the first in the queue has a higher priority."""
+        """Return the sequence to preempt before the next step, because memory runs out or a waiting request has a
+        higher priority; None if there is none."""
         last = max(self.running, key=_rank, default=None)
         if last is None:
             return None
@@ -266,18 +267,18 @@ class Scheduler:
         return None
 
     def requeue(self, state: SequenceState) -> None:
-        """A running sequence has lost its place."""
+        """Put a preempted sequence back into the queue."""
         self.waiting.push_back(state)
         self.running.remove(state)
 
     def prompt_computed(self, state: SequenceState) -> None:
-        """The other choices of the request may take the prompt over."""
+        """Queue the other choices of the request, which may fork the computed prompt."""
         for follower in reversed(self._followers.get(state, ())):
             self.waiting.push_back(follower)
         self._followers.pop(state, None)
 
     def remove(self, state: SequenceState) -> None:
-        """Take a sequence out, if it is there."""
+        """Remove a sequence, if it is there."""
         if state in self.running:
             self.running.remove(state)
         self.waiting.remove(state)
@@ -295,7 +296,7 @@ class Scheduler:
         self._followers.pop(state, None)
 
     def plan(self, policy: SpeculationPolicy | None) -> Schedule:
-        """The turns of the next step, of running sequences whose caches are there.
+        """Schedule the next step of running sequences whose caches are there.
 
         Args:
             budget: how much may be drafted; None without a drafter.
@@ -316,7 +317,7 @@ class Scheduler:
         return Schedule(turns, ready, plan if self._pool is None else _within(plan, ready, left))
 
     def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
-        """The next parts of prompts, in rank, as far as rows and pages suffice."""
+        """Return the next chunks of prompts, in rank, as far as rows and pages suffice."""
         turns = []
         for state in sorted(self.running, key=_rank):
             if state.num_uncomputed_tokens == 1 or rows == 0:
@@ -331,7 +332,7 @@ class Scheduler:
         return turns
 
     def _has_place(self, state: SequenceState) -> bool:
-        """Whether the sequence can begin: with memory for its tokens, and for what those that run have promised."""
+        """Return whether the sequence can start beside the running ones, with pages for the tokens of all."""
         if len(self.running) >= self._max_batch:
             return False
         if self._pool is None or not self.running:
@@ -344,7 +345,7 @@ class Scheduler:
         return promised + entering <= self._pool.num_available
 
     def _is_short(self) -> bool:
-        """Whether those that run cannot all go on, or none of them can."""
+        """Return whether pages are missing for the next token of some running sequence, or for any."""
         if self._pool is None:
             return False
         entered = [state for state in self.running if state.cache is not None]
@@ -355,7 +356,7 @@ class Scheduler:
 
 
 def _wanted(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
-    """The plan, with no larger drafts than the requests want."""
+    """Limit the plan to the draft tokens that each request allows."""
     if all(state.most_drafted is None for state in ready):
         return plan
     wanted = [
@@ -366,7 +367,7 @@ def _wanted(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
 
 
 def _within(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
-    """The plan, without the drafts for which there are no pages."""
+    """Drop the drafts from the plan for which there are no pages."""
     policies = []
     for state, k in zip(ready, plan.num_draft_tokens, strict=True):
         wanted = state.pages_wanted(1 + k) - state.pages_wanted(1) if k else 0

@@ -26,7 +26,7 @@ _attributes = attrgetter(*_READ_ONLY)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Request:
-    """A prompt and what is asked for it.
+    """A request's prompt and options.
 
     Attributes:
         id: unique within the engine.
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SequenceState:
-    """A sequence with everything the engine holds for it.
+    """A sequence with all state that the engine holds for it.
 
     Attributes:
         request: what it belongs to.
@@ -87,21 +87,21 @@ class SequenceState:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Committed tokens that the target has not computed yet."""
+        """Return the number of committed tokens that the target has not computed yet."""
         return len(self.sequence.token_ids) - (0 if self.cache is None else self.cache.length)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are missing."""
+        """Return whether log-probabilities of the prompt are missing."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.sequence.num_prompt
 
     def pages_wanted(self, num_rows: int) -> int:
-        """Pages that its cache must take to hold so many rows more."""
+        """Return the number of pages that its cache must take to hold `num_rows` more rows."""
         assert self.cache is not None
         return self.cache.pages_wanted(self.cache.length + num_rows)
 
     def is_untouched(self) -> bool:
-        """Whether the sequence's attributes are the engine's; from now on they are."""
+        """Return whether the sequence's attributes are the engine's, and restore them if not."""
         sequence, given = self.sequence, self.given
         if all(map(is_, _attributes(sequence), given)):
             return True
@@ -110,7 +110,7 @@ class SequenceState:
         return False
 
     def cut(self, new_ids: list[int]) -> tuple[int, FinishReason | None]:
-        """How many of the tokens that a step would append are kept, and why the sequence ends there, if it does.
+        """Return how many of the step's tokens are kept, and why the sequence ends there, if it does.
 
         Text of the kept tokens has been pushed afterwards.
         """
@@ -177,7 +177,7 @@ def new_state(
     texts: TokenTexts | None,
     constraint: Constraint | None = None,
 ) -> SequenceState:
-    """One choice of a request, before its first step.
+    """Make the state of one choice of a request, before its first step.
 
     Args:
         number: the sequence's id.
@@ -204,7 +204,7 @@ def new_state(
 
 @dataclass(slots=True, eq=False, repr=False)
 class SequenceStep:
-    """One sequence's part of a step.
+    """One sequence's part of a step, from its rows in the target's forward to the verdict.
 
     Attributes:
         state: whose it is.
@@ -241,11 +241,11 @@ class SequenceStep:
 
     @property
     def num_logits(self) -> int:
-        """Rows of logits this sequence takes from the step's."""
+        """Return the number of rows of logits that this sequence takes from the step's."""
         return self.num_extra + (0 if self.draft is None else len(self.draft) + 1)
 
     def rows(self, needs: Needs) -> Rows:
-        """This sequence's rows in the target's forward. needs: of the drafter."""
+        """Return this sequence's rows in the target's forward. needs: the drafter's."""
         cache, token_ids, draft = self.state.cache, self.state.sequence.token_ids, self.draft
         assert cache is not None
         resumes = (
@@ -271,7 +271,7 @@ class SequenceStep:
         return Rows(cache, tokens, None, wanted, draft.hidden, draft.first_layer, tapped)
 
     def logits_rows(self) -> list[LogitsRow]:
-        """Where each row that the verifier sees stands."""
+        """Return the position of each row that the verifier reads."""
         assert self.draft is not None
         paths: list[list[int]] = [[]]
         for token_id, parent in zip(self.draft.ids, self.draft.parents, strict=True):

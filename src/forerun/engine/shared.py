@@ -1,4 +1,4 @@
-"""One engine for any number of threads."""
+"""An engine that any number of threads share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATIENCE = 1.0
 
 
 class SharedEngine:
-    """Requests of several threads in one engine, each of which gets the outputs of its requests.
+    """Runs the requests of several threads in one engine, and gives each thread the outputs of its requests.
 
     Of the threads that wait for outputs, one steps the engine, for all; so requests of different threads are computed
     together. A request that enters waits for the end of the present step at most.
@@ -41,7 +41,7 @@ class SharedEngine:
         ids: list[int],
         inbox: deque[StepOutput] | None = None,
     ) -> int:
-        """As `Engine.add`.
+        """Queue a request, like `Engine.add`, between two steps.
 
         Args:
             ids: gets the request's id too, which an interrupt can keep from being returned: the caller forgets them.
@@ -55,7 +55,7 @@ class SharedEngine:
             return request_id
 
     def take(self, request_id: int) -> list[StepOutput]:
-        """The request's outputs since the last call, at least one; steps the engine for them, or waits."""
+        """Return the request's outputs since the last call, at least one. Steps the engine for them, or waits."""
         inbox = self._inboxes[request_id]
         while not inbox:
             with HeldInterrupts() as held:
@@ -66,7 +66,7 @@ class SharedEngine:
         return [inbox.popleft() for _ in range(len(inbox))]
 
     def advance(self, inbox: deque[StepOutput], woken: Callable[[], bool]) -> None:
-        """One step, or, while another thread steps, a wait for its outputs to this inbox, or for `woken` after `wake`.
+        """Run one step; while another thread steps, wait for outputs to this inbox, or for `woken` after `wake`.
 
         It may return before there is anything in the inbox.
         """
@@ -74,17 +74,17 @@ class SharedEngine:
             self._wait(inbox, woken)
 
     def wake(self) -> None:
-        """Let a thread that waits in `advance` ask `woken` again."""
+        """Have a thread that waits in `advance` check `woken` again."""
         with self._turn:
             self._turn.notify_all()
 
     def abort(self, request_id: int) -> None:
-        """As `Engine.abort`: the outputs of unfinished choices come with the next step."""
+        """Abort a request, like `Engine.abort`: the outputs of unfinished choices come with the next step."""
         with HeldInterrupts(), self._between_steps():
             self.engine.abort(request_id)
 
     def forget(self, request_ids: Seq[int]) -> None:
-        """The caller is done with these requests, finished or not. Never waits: a garbage collector may call it."""
+        """Drop these requests, finished or not. Never waits, since a garbage collector may call it."""
         with HeldInterrupts():
             for request_id in request_ids:
                 self._inboxes.pop(request_id, None)  # there is none yet where the request's entry was interrupted
@@ -95,7 +95,7 @@ class SharedEngine:
                     self._abort_forgotten()
 
     def _drive(self, inbox: deque[StepOutput]) -> bool:
-        """One step, if no other thread steps or waits to enter; whether there was one."""
+        """Run one step, unless another thread steps or waits to enter. Return whether there was one."""
         me = threading.get_ident()
         try:
             with self._turn:
@@ -123,13 +123,13 @@ class SharedEngine:
                     self._turn.notify_all()
 
     def _wait(self, inbox: deque[StepOutput], woken: Callable[[], bool] = lambda: False) -> None:
-        """Until there are outputs, or the engine is free."""
+        """Wait until there are outputs, or the engine is free."""
         with self._turn:
             self._turn.wait_for(lambda: inbox or woken() or (self._driver is None and not self._entering), _PATIENCE)
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """The engine to oneself, before its next step begins."""
+        """Hold the engine between two steps."""
         ticket = object()
         with self._turn:
             try:

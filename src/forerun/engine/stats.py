@@ -1,4 +1,4 @@
-"""What a sequence and a step have cost, and what speculation gave."""
+"""The statistics of sequences and steps: tokens, acceptance, times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 @dataclass(slots=True)
 class SourceStats:
-    """What one of several sources of drafts gave.
+    """The statistics of one of several sources of drafts.
 
     Attributes:
         num_draft_tokens: its tokens that the target verified.
@@ -21,7 +21,7 @@ class SourceStats:
 
 @dataclass(slots=True)
 class SequenceStats:
-    """Figures of one choice. Times are wall-clock seconds of the steps it took part in, shared with its batch.
+    """The statistics of one choice. Times are wall-clock seconds of the steps it took part in, shared with its batch.
 
     Attributes:
         num_tokens: tokens generated.
@@ -67,32 +67,32 @@ class SequenceStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per target forward, bonus included; 1 for plain decoding."""
+        """Return the tokens per target forward, bonus included; 1 for plain decoding."""
         return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted; 0 where nothing was drafted."""
+        """Return accepted over drafted tokens; 0 where none were drafted."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens over the whole time, prompt included."""
+        """Return the generated tokens over the whole time, prompt included."""
         return self.num_tokens / self.time_total if self.time_total else 0.0
 
     @property
     def mean_num_draft_tokens(self) -> float:
-        """Mean K where the drafter was asked; 0 where it never was."""
+        """Return the mean K of the steps that drafted; 0 if none did."""
         asked = self.num_forwards - self.num_plain_forwards
         return self.num_asked_tokens / asked if asked else 0.0
 
     @property
     def speculation(self) -> str:
-        """Whether speculation was on, and why, of most forwards."""
+        """Return whether speculation was on, and why, in most forwards."""
         return max(self.decisions, key=self.decisions.__getitem__, default="off: no drafter")
 
     def count_draft(self, depths: list[int], accepted: int, reached: int) -> None:
-        """One verified draft.
+        """Count one verified draft.
 
         Args:
             depths: of each node; that of the first is 0.
@@ -114,7 +114,7 @@ class SequenceStats:
             self.accepted_per_position[depth] += 1
 
     def count_sources(self, sources: Sequence[str], accepted: Sequence[int]) -> None:
-        """One verified draft: who proposed each node, and the nodes that were committed."""
+        """Count the sources of one verified draft's nodes."""
         for name in sources:
             self.sources.setdefault(name, SourceStats()).num_draft_tokens += 1
         for node in accepted:
@@ -123,7 +123,7 @@ class SequenceStats:
 
 @dataclass(slots=True)
 class StepStats:
-    """Figures of one step. Times in seconds.
+    """The statistics of one step. Times in seconds.
 
     Attributes:
         num_sequences: sequences in the forward.
@@ -152,7 +152,7 @@ class StepStats:
     reason: str = ""
 
     def add(self, other: StepStats) -> None:
-        """Count a further part of the same step, of other sequences."""
+        """Add another part of the same step, of other sequences."""
         for each in fields(self):
             if each.name != "reason":
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))

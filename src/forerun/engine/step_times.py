@@ -1,4 +1,4 @@
-"""Times of a step's parts at batch 1, measured once: replays price whole generations by them, the predictor a step."""
+"""Measured times of a step's parts at batch 1: replays compute whole generations from them, the predictor a step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class CostCurve:
 
     @classmethod
     def of_medians(cls, samples: Mapping[int, Sequence[float]]) -> CostCurve:
-        """Through the median of each count with MIN_SAMPLES samples (of every count, if none has so many)."""
+        """Make a curve through the median of each count with MIN_SAMPLES samples; of every count, if none has so many.
+        """
         kept = {count: seconds for count, seconds in samples.items() if len(seconds) >= MIN_SAMPLES} or samples
         if not kept:
             return cls([0], [0.0])
@@ -50,7 +51,7 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class DrafterCosts:
-    """A drafter's time in one step, in seconds by the number of nodes it proposed.
+    """A drafter's time in one step, in seconds by the number of nodes that it proposed.
 
     Attributes:
         draft: where it was asked: drafting, and learning what became of the draft.
@@ -66,7 +67,7 @@ class DrafterCosts:
 
 
 def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
-    """Seconds of one forward by its rows, after `context` cached positions; rounds interleaved, medians."""
+    """Measure the seconds of a forward by its rows, after `context` cached positions: medians of interleaved rounds."""
     cache = model.new_cache()
     filler = [i % model.vocab_size for i in range(context)]
     model.forward([Rows(cache, filler, num_logits=1)])
@@ -89,7 +90,7 @@ def drafter_costs(
     prompt: Sequence[int],
     params: SamplingParams,
 ) -> DrafterCosts:
-    """Medians by nodes proposed, of one generation at each fixed budget, and of one at a budget of 0.
+    """Measure a drafter in one generation at each K of `num_draft_tokens` and one at K = 0: medians by nodes proposed.
 
     Args:
         make: a fresh drafter, bound to the target.
@@ -124,7 +125,7 @@ def step_costs(
     params: SamplingParams,
     rounds: int = STEP_ROUNDS,
 ) -> StepCosts:
-    """What steps take with chains of 0 to `most` tokens, and without a drafter: the median step of real generations, in
+    """Measure steps with chains of 0 to `most` tokens, and without a drafter: the median step of real generations, in
     the fastest of a few rounds.
 
     All that the engine does around a drafter is in them: hidden states that the forward hands out, what the drafter is
@@ -155,8 +156,8 @@ def step_costs(
 
 
 def _of_fastest(parts: Mapping[str, Mapping[int, Sequence[float]]], name: str) -> CostCurve:
-    """One part of the step of each count in the round in which the whole of it was the fastest: whatever else the
-    machine does in the others is not the step's."""
+    """Return one part of the step of each count, in the round in which the whole step was the fastest. Other rounds
+    hold time that other programs took."""
     counts = sorted(parts[name])
     chosen = []
     for count in counts:
@@ -173,7 +174,7 @@ def verified_steps(
     prompt: Sequence[int],
     params: SamplingParams,
 ) -> Iterator[StepStats]:
-    """The steps of one generation that gave tokens, at a fixed K.
+    """Yield the steps of one generation that gave tokens, at a fixed K.
 
     Raises:
         Exception: what the request ended with.
