@@ -27,8 +27,8 @@ class AsyncLLM:
             async for chunk in llm.stream("class Stack:"):
                 print(chunk.text, end="")
 
-    A task that is cancelled, and an iterator that is closed, end their requests. An error of a request is raised by
-    whoever waits for it, and by nobody else.
+    A task that is cancelled, and an iterator that is closed, end their requests. An error of a request is raised
+    in the task that waits for it, and in no other.
 
     Args:
         target: as LLM's; or an LLM, whose engine is shared: it may be used beside this, from any thread.

@@ -45,18 +45,18 @@ def encode(
         special: a text gets the tokens that the tokenizer puts around one.
 
     Raises:
-        PromptError: empty, mixed, or of a kind this model cannot read. It quotes nothing of the prompt.
+        PromptError: empty, mixed, or of a type that this model cannot read. The message quotes nothing of the prompt.
     """
     if not isinstance(prompt, Seq) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise _unreadable(prompt)
     if not prompt:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
     if not isinstance(prompt, str) and not all(isinstance(entry, Mapping) for entry in prompt):
-        odd = next((place for place, entry in enumerate(prompt) if not _is_token_id(entry)), None)
+        odd = next((index for index, entry in enumerate(prompt) if not _is_token_id(entry)), None)
         if odd is None:
             return [int(entry) for entry in prompt]  # type: ignore[arg-type]
         raise PromptError(
-            f"The prompt holds an entry of type {type(prompt[odd]).__name__} at place {odd}, which is no token id. "
+            f"The prompt holds an entry of type {type(prompt[odd]).__name__} at index {odd}, which is no token id. "
             "Give whole numbers only, or text, or messages only."
         )
     if tokenizer is None:
@@ -64,26 +64,26 @@ def encode(
     if isinstance(prompt, str):
         check_text(prompt, PromptError, "The prompt")
         return encode_text(tokenizer, prompt, special=special)
-    messages = [_message(entry, place) for place, entry in enumerate(prompt)]
+    messages = [_message(entry, index) for index, entry in enumerate(prompt)]
     return _encode_chat(messages, tokenizer, name, template_options)
 
 
-def _message(entry: Any, place: int) -> dict[str, Any]:
+def _message(entry: Any, index: int) -> dict[str, Any]:
     """Return a message as chat templates read it, with its parts of text joined."""
     message = dict(entry)
     if "role" not in message or "content" not in message:
-        raise PromptError(f"Message {place} of the chat needs both 'role' and 'content'.")
+        raise PromptError(f"Message {index} of the chat needs both 'role' and 'content'.")
     content = message["content"]
     if isinstance(content, Seq) and not isinstance(content, str):
         if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
             raise PromptError(
-                f"The content of message {place} of the chat has parts that are not text. Only text can be read: "
+                f"The content of message {index} of the chat has parts that are not text. Only text can be read: "
                 '{"type": "text", "text": "..."}.'
             )
         message["content"] = "".join(part["text"] for part in content)
     elif content is not None and not isinstance(content, str):
         raise PromptError(
-            f"The content of message {place} of the chat is of type {type(content).__name__}. "
+            f"The content of message {index} of the chat is of type {type(content).__name__}. "
             "Give text, or a list of parts of text."
         )
     return message
@@ -107,7 +107,7 @@ def _encode_chat(
     check_template(tokenizer, name)
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_options)
-    except Exception as error:  # a template raises what it likes
+    except Exception as error:  # a template may raise anything
         raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
     check_text(text, PromptError, "The chat")
     return encode_text(tokenizer, text, special=False)

@@ -21,13 +21,13 @@ def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageMode
     if len(prompt) >= target.context_length:
         raise PromptError(
             f"The prompt has {len(prompt)} tokens, but the context of {target.name} holds {target.context_length}, "
-            "and at least one place is needed for the answer. Shorten the prompt."
+            "and the answer needs at least one position. Shorten the prompt."
         )
     vocab_size = target.vocab_size
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         bad = next(i for i, token_id in enumerate(prompt) if not 0 <= token_id < vocab_size)
         raise PromptError(
-            f"Token {prompt[bad]} at place {bad} of the prompt is outside the vocabulary of {target.name}, "
+            f"Token {prompt[bad]} at position {bad} of the prompt is outside the vocabulary of {target.name}, "
             f"0..{vocab_size - 1}. Was it made by another model's tokenizer?"
         )
     for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):

@@ -36,7 +36,7 @@ class Engine:
     """Runs any number of requests together, one step at a time. Not thread-safe: one thread drives it.
 
     A step takes every running sequence one forward further: a chunk of its prompt, or a draft verified.
-    An exception inside one sequence ends that sequence, and its output carries the exception; others go on.
+    An exception inside one sequence ends that sequence, and its output carries the exception; other sequences continue.
 
     Args:
         policy: decides how much is drafted, and keeps the drafter at K = 0; None: as `config` says.
@@ -309,7 +309,7 @@ class Engine:
                 state.cache.drop()
                 if state.cache.length:
                     self._loop.start(state)
-                else:  # its layers may be half allocated: it enters anew with the next step
+                else:  # its layers may be half allocated: it is started again in the next step
                     self._release(state)
             self._deliver(state)
         except Exception as error:

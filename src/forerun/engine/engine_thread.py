@@ -20,15 +20,13 @@ from forerun.engine.results import StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
 from forerun.errors import EngineClosedError, InterruptedRequestError
 
-# Outputs handed to their requests' sinks, in threads of their own: no sink holds up a step, or another sink.
-
 _log = logging.getLogger(__name__)
 
 Sink: TypeAlias = Callable[[StepOutput], object]
 """Takes the outputs of one request, one after another."""
 
 _MAX_THREADS = 32
-"""Sinks that run at once; a thread is started only when all others are busy. More sinks wait for one that ends."""
+"""Sinks that run at once; a thread is started only when all are busy. More sinks wait."""
 
 
 class Mailbox:
@@ -53,7 +51,7 @@ class Mailbox:
             return
         try:
             self._sink(output)
-        except BaseException:  # whatever it is, it is the sink's, and this thread goes on to others
+        except BaseException:  # the error is the sink's, and this thread serves other sinks
             self._sink = None
             _log.exception("the sink of request %d failed; the request is aborted", output.request_id)
             self._failed()
@@ -131,10 +129,9 @@ class EngineThread:
     All methods may be called from any thread and, but for `drain` and `close`, do not wait for a step. Other threads
     may use the same engine through an `LLM` meanwhile; all requests are computed together.
 
-    A sink is called in some other thread, with one output at a time, in order; one that says it never waits, in this
-    thread itself. The last output of each choice carries
-    `choice` or `error`. A sink that raises ends its request and no other; a slow one holds up neither steps nor other
-    sinks. Close it when it is no longer needed.
+    A sink is called in another thread, with one output at a time, in order; a `quick` one in the engine's thread. The
+    last output of each choice carries `choice` or `error`. A sink that raises ends its request and no other; a slow one
+    delays neither steps nor other sinks. Close the thread when it is no longer needed.
     """
 
     def __init__(self, shared: SharedEngine) -> None:
@@ -143,7 +140,7 @@ class EngineThread:
         self._ids = itertools.count()
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
-        self._news: deque[tuple[_Job, bool]] = deque()  # requests that are to enter (True) or to be aborted
+        self._commands: deque[tuple[_Job, bool]] = deque()  # requests that are to enter (True) or to be aborted
         self._accepting, self._closing = True, False
         # of the thread alone
         self._inside: dict[int, _Job] = {}  # by the engine's id
@@ -171,14 +168,14 @@ class EngineThread:
 
         Args:
             stream: outputs come as tokens do; else one per choice, at its end.
-            quick: the sink never waits, and takes next to no time: it is called between two steps.
+            quick: the sink never waits and is fast: it is called in the engine's thread between two steps.
 
         Raises:
             PromptError, SamplingError: the request cannot be served.
             EngineClosedError: no more requests are taken.
             DeviceError: the device has failed, and nothing can be computed any more.
 
-        What the engine refuses when the request enters between two steps (QueueFullError) comes to the sink as `error`.
+        An error with which the engine refuses the request between two steps (QueueFullError) is an output's `error`.
         """
         engine = self._shared.engine
         engine.faults.check()
@@ -190,7 +187,7 @@ class EngineThread:
             mailbox = Mailbox(sink, lambda: self.abort(number))
             job = _Job(number, list(prompt_token_ids), params, stream, mailbox, set(range(params.n)), quick)
             self._jobs[number] = job
-            self._news.append((job, True))
+            self._commands.append((job, True))
         self._notify()
         return number
 
@@ -203,7 +200,7 @@ class EngineThread:
             job = self._jobs.get(request_id)
             if job is None:
                 return
-            self._news.append((job, False))
+            self._commands.append((job, False))
         self._notify()
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -238,30 +235,30 @@ class EngineThread:
             self._changed.notify_all()
         self._shared.wake()
 
-    def _has_news(self) -> bool:
-        return bool(self._news or self._closing)
+    def _has_commands(self) -> bool:
+        return bool(self._commands or self._closing)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._inside or self._has_news())
+                self._changed.wait_for(lambda: self._inside or self._has_commands())
             if self._closing:
                 break
             try:
-                self._hear()
+                self._submit_and_abort()
                 if self._inside:
-                    self._shared.advance(self._inbox, self._has_news)
+                    self._shared.advance(self._inbox, self._has_commands)
             except BaseException as error:  # of no single request: without this thread, all would wait for ever
                 _log.exception("the step failed; all requests of this thread end")
                 self._end_all(error if isinstance(error, Exception) else _interrupted())
-            self._hand_out()
+            self._dispatch()
         self._end_all(EngineClosedError("The engine was closed before the request was finished. Send it again."))
         self._sinks.close()
 
-    def _hear(self) -> None:
+    def _submit_and_abort(self) -> None:
         """Submit new requests to the engine, and abort requests there."""
-        while self._news:
-            job, enters = self._news.popleft()
+        while self._commands:
+            job, enters = self._commands.popleft()
             if not enters:
                 if job.engine_id in self._inside:
                     self._shared.abort(job.engine_id)
@@ -273,7 +270,7 @@ class EngineThread:
             else:
                 self._inside[job.engine_id] = job
 
-    def _hand_out(self) -> None:
+    def _dispatch(self) -> None:
         while self._inbox:
             output = self._inbox.popleft()
             job = self._inside.get(output.request_id)
@@ -305,7 +302,7 @@ class EngineThread:
     def _end_all(self, error: Exception) -> None:
         with self._changed:
             jobs = list(self._jobs.values())
-            self._news.clear()
+            self._commands.clear()
         for job in jobs:
             self._end(job, error)
 
@@ -328,7 +325,7 @@ class LoopInbox:
             self._awake = True
             try:
                 self._loop.call_soon_threadsafe(self._empty)
-            except RuntimeError:  # the loop has ended, and with it whoever would have waited
+            except RuntimeError:  # the loop has ended, and no task waits any more
                 self._calls.clear()
 
     def _empty(self) -> None:

@@ -64,7 +64,7 @@ def open_target(
     if not isinstance(target, (str, Path)):
         _check_loaded(adapter, quantize)
         return target, tokenizer
-    with suppress(ConfigError, ModelLoadError, DrafterError):  # whatever else is wrong is told by loading
+    with suppress(ConfigError, ModelLoadError, DrafterError):  # loading reports everything else that is wrong
         plan = MemoryPlan.of(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
         _log.info("%s", plan)
     model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
@@ -95,7 +95,7 @@ class LLM:
     Any number of threads may call `generate` and `stream` at once: their requests are computed together, up to
     `max_batch`, and one of the waiting threads steps for all. The iterator of a stream belongs to one thread at a time.
 
-    Ctrl-C is handled at the end of a step. The call that it interrupts ends its own requests; others go on.
+    Ctrl-C is handled at the end of a step. The call that it interrupts ends its own requests; other requests continue.
 
     Args:
         target: "bundled", a folder, a hub id, or a loaded Model.
@@ -116,8 +116,8 @@ class LLM:
         cache_memory: GiB for the target's keys and values. A request that could never fit is refused, one that does not
             fit now waits. None: what max_batch sequences of the whole context need, at most half of the machine's
             memory and what is left beside the weights; it is taken when it is needed.
-        prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while there is
-            room; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
+        prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while memory
+            suffices; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
         tokenizer: replaces the one beside the target.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
             beside it replaces the target's, whose tokens it must have.
@@ -207,7 +207,7 @@ class LLM:
     @overload
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
-    ) -> Any: ...  # by the prompts: a single one of token ids cannot be told from a list by its type alone
+    ) -> Any: ...  # a single prompt of token ids has the type of a list of prompts
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> Generation | list[Generation]:
@@ -222,14 +222,14 @@ class LLM:
 
         Raises:
             PromptError, SamplingError: before anything is computed, if one of the requests cannot be served.
-            BatchError: some of several requests failed while they were computed; it holds the others' answers. Of a
+            BatchError: some of several requests failed while they were computed; it holds the other answers. For a
                 single prompt, the error itself.
         """
         split, single = split_prompts(prompts)
         encoded = [encode(prompt, self.tokenizer, self.target.name) for prompt in split]
         every = one_each(params, len(encoded))
         for each in every:
-            if each.grammar is not None:  # now, and not between two steps of others
+            if each.grammar is not None:  # now, and not between two steps of other requests
                 self.engine.grammars.prepare(each.grammar)
         ids: list[int] = []
         results: list[Generation | Exception] = []

@@ -22,7 +22,7 @@ class KVCacheManager:
 
     Attributes:
         reuses: whether sequences that begin alike share pages.
-        pages_for: the pages that a sequence of so many positions takes, when it shares none.
+        pages_for: the pages that a sequence of so many positions takes, if it shares none.
 
     Raises:
         NotEnoughMemoryError: `cache_memory` is more than what is available.
@@ -35,13 +35,13 @@ class KVCacheManager:
         self.pages_for: Callable[[int], int] = (lambda _: 0) if pool is None else target.new_cache().pages_wanted
         drafts = () if drafter is None else drafter.pools
         if pool is not None and (pool.num_pages is None or config.cache_memory is not None):
-            room = AvailableMemory.on(target.device).less(scratch_nbytes(config, target.vocab_size))
+            memory = AvailableMemory.on(target.device).less(scratch_nbytes(config, target.vocab_size))
             wanted = config.max_batch * self.pages_for(target.context_length)
-            draft_pages = [other.page_nbytes for other in drafts]
-            pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, room))
+            draft_pages = [draft_pool.page_nbytes for draft_pool in drafts]
+            pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, memory))
         if pool is not None and pool.num_pages is not None:
-            for other in drafts:
-                other.limit(num_draft_pages(pool.num_pages, config))
+            for draft_pool in drafts:
+                draft_pool.limit(num_draft_pages(pool.num_pages, config))
 
     def begin(self, state: SequenceState) -> None:
         """Give the sequence a cache that holds the longest prefix of its tokens that is in memory."""

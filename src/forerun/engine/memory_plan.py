@@ -42,7 +42,8 @@ class AvailableMemory:
     """The memory that one engine may use.
 
     Attributes:
-        total: bytes of the machine or device. available: bytes that can be had now. None: not told.
+        total: bytes of the machine or device; None: unknown.
+        available: bytes that are free now; None: unknown.
     """
 
     total: int | None
@@ -61,34 +62,34 @@ class AvailableMemory:
         return AvailableMemory(self.total, None if self.available is None else max(0, self.available - nbytes))
 
 
-def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], room: AvailableMemory) -> int:
+def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], memory: AvailableMemory) -> int:
     """Return the number of pages of the target's pool: as many as fit into `cache_memory`, else `wanted`, limited to
     half of the memory and to what is available beside the draft models' pages.
 
     Args:
         wanted: by max_batch sequences of the whole context.
         page: bytes of a page of the target. draft_pages: of each draft model's.
-        room: beside weights and scratch.
+        memory: beside weights and scratch.
 
     Raises:
-        NotEnoughMemoryError: `cache_memory` is more than there is room for.
+        NotEnoughMemoryError: `cache_memory` is more than is available.
     """
     if config.cache_memory is not None:
-        asked = int(config.cache_memory * GIB)
-        if room.available is not None and asked > room.available:
+        requested = int(config.cache_memory * GIB)
+        if memory.available is not None and requested > memory.available:
             raise NotEnoughMemoryError(
-                f"cache_memory is {config.cache_memory:g} GiB, but beside weights and scratch {_size(room.available)} "
-                "of memory are available. Lower cache_memory, or end other programs.",
-                asked,
-                room.available,
+                f"cache_memory is {config.cache_memory:g} GiB, but beside weights and scratch "
+                f"{_size(memory.available)} of memory are available. Lower cache_memory, or end other programs.",
+                requested,
+                memory.available,
             )
-        return max(1, asked // page)
+        return max(1, requested // page)
     most = wanted
-    if room.total is not None:
-        most = min(most, int(room.total * _AUTO_SHARE / page))
-    if room.available is not None:
+    if memory.total is not None:
+        most = min(most, int(memory.total * _AUTO_SHARE / page))
+    if memory.available is not None:
         drafts = sum(draft_pages)
-        left = room.available - DRAFT_PAGES_EACH * config.max_batch * drafts
+        left = memory.available - DRAFT_PAGES_EACH * config.max_batch * drafts
         most = min(most, left // (page + DRAFT_PAGES * drafts))
     return max(1, most)
 
@@ -118,7 +119,7 @@ class MemoryPlan:
         target: the target. drafts: the draft models and heads.
         num_pages: of the target's pool.
         scratch: bytes of a step.
-        room: before anything is loaded.
+        memory: before anything is loaded.
         config: of the engine.
     """
 
@@ -126,7 +127,7 @@ class MemoryPlan:
     drafts: tuple[DraftMemory, ...]
     num_pages: int
     scratch: int
-    room: AvailableMemory
+    memory: AvailableMemory
     config: EngineConfig
 
     @classmethod
@@ -144,7 +145,7 @@ class MemoryPlan:
         """Plan the memory of `LLM` with these arguments. Only the headers of the models' files are read.
 
         Raises:
-            ConfigError, ModelLoadError, DrafterError: as `LLM`, as far as it can be told so early.
+            ConfigError, ModelLoadError, DrafterError: as `LLM`, as far as the error shows in the headers.
             NotEnoughMemoryError: as `make`.
         """
         planned = model_memory(target, dtype, device, adapter, quantize)
@@ -173,19 +174,19 @@ class MemoryPlan:
             NotEnoughMemoryError: weights and the pages of one sequence do not fit into the memory that is available, or
                 `cache_memory` does not fit beside the weights.
         """
-        room = AvailableMemory.on(target.device)
+        memory = AvailableMemory.on(target.device)
         scratch = scratch_nbytes(config, target.vocab_size, target.width)
         _check_loading(target, drafts)
         weights = sum(model.weights for model in (target, *drafts))
-        _check_least(target, weights, scratch, room)
+        _check_least(target, weights, scratch, memory)
         count = num_pages(
             config,
             config.max_batch * target.pages_for(target.context_length),
             target.page_nbytes,
             [draft.page_nbytes for draft in drafts],
-            room.less(weights + scratch),
+            memory.less(weights + scratch),
         )
-        return cls(target, tuple(drafts), count, scratch, room, config)
+        return cls(target, tuple(drafts), count, scratch, memory, config)
 
     def __str__(self) -> str:
         """Return the plan in one line of text."""
@@ -196,8 +197,8 @@ class MemoryPlan:
         if self.drafts:
             parts.append(f"of drafts up to {_size(self._draft_nbytes)}")
         parts.append(f"scratch {_size(self.scratch)}")
-        if self.room.available is not None:
-            parts.append(f"available {_size(self.room.available)}")
+        if self.memory.available is not None:
+            parts.append(f"available {_size(self.memory.available)}")
         return ", ".join(parts)
 
     def as_object(self) -> dict[str, Any]:
@@ -215,8 +216,8 @@ class MemoryPlan:
                 for model in (self.target, *self.drafts)
             ],
             "scratch_bytes": self.scratch,
-            "total_bytes": self.room.total,
-            "available_bytes": self.room.available,
+            "total_bytes": self.memory.total,
+            "available_bytes": self.memory.available,
         }
 
     def _pages_of(self, model: DraftMemory) -> int:
@@ -245,17 +246,17 @@ def _check_loading(target: ModelMemory, drafts: Sequence[DraftMemory]) -> None:
         )
 
 
-def _check_least(target: ModelMemory, weights: int, scratch: int, room: AvailableMemory) -> None:
+def _check_least(target: ModelMemory, weights: int, scratch: int, memory: AvailableMemory) -> None:
     positions = min(target.context_length, _LEAST_POSITIONS)
     pages = target.pages_for(positions) * target.page_nbytes
     needed = weights + pages + scratch
-    if room.available is not None and needed > room.available:
+    if memory.available is not None and needed > memory.available:
         raise NotEnoughMemoryError(
             f"{target.name} does not fit: its weights and those of drafts take {_size(weights)}, keys and values of "
             f"one sequence of {positions} tokens {_size(pages)}, a step {_size(scratch)}, together {_size(needed)}, "
-            f"but {_size(room.available)} of memory are available. {_REMEDY}",
+            f"but {_size(memory.available)} of memory are available. {_REMEDY}",
             needed,
-            room.available,
+            memory.available,
         )
 
 

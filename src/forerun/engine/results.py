@@ -22,7 +22,7 @@ class Choice:
         token_ids: what was generated, with the token that ended it.
         logprobs: one entry per token, of the model's own distribution before any option; None if not asked for.
         finish_reason: "stop" (EOS, a stop token or a stop string), "length" or "abort".
-        stats: what it cost.
+        stats: its statistics.
     """
 
     index: int
@@ -109,7 +109,7 @@ class StepOutput:
         chunk: what was added; token_ids is empty while the prompt is computed, or if the sequence was aborted.
         choice: the whole result, when the sequence is finished.
         prompt_logprobs: with the first choice's result, if asked for.
-        error: the exception that ended this sequence; others go on.
+        error: the exception that ended this sequence; other sequences continue.
     """
 
     request_id: int

@@ -15,21 +15,16 @@ from forerun.errors import QueueFullError
 from forerun.models import LanguageModel
 from forerun.speculation import DraftPlan, SpeculationPolicy
 
-# How many rows of prompts a step may compute beside sequences that are being answered.
-#
-# A step that lasts longer is noticed where an answer is streamed. Elsewhere the whole batch is the sooner full, and
-# done.
-
 MAX_ROWS = 512
-"""Rows of prompts in one step, whoever else is in it."""
+"""Most rows of prompts in one step."""
 MIN_ROWS = 8
-"""The same at least: below, the step's fixed cost is most of what a prompt takes."""
+"""Fewest rows of prompts in one step: below, the step's fixed cost is most of what a prompt takes."""
 DELAY = 1.2
-"""By how many times the duration of a step without prompts the prompts in it may lengthen a step."""
+"""Factor on the duration of a step without prompts, by which prompts may lengthen a step."""
 DECAY = 0.8
 """Weight that earlier steps keep."""
 ENOUGH_ROWS = 64
-"""Rows of a step, from which on its duration tells what a row takes, whatever its fixed cost."""
+"""Rows of a step, from which on its duration shows the cost of a row, whatever the fixed cost."""
 LEAST_SHARE = 0.2
 """Of a step without prompts, what at least is taken for its fixed cost."""
 
@@ -54,7 +49,7 @@ class PromptShare:
 
         Args:
             num_answering: sequences that are being answered.
-            is_watched: somebody reads an answer while it is written.
+            is_watched: some answer is streamed.
         """
         if not (self._adaptive and is_watched and self._fixed and self._row):
             return MAX_ROWS
@@ -66,50 +61,48 @@ class PromptShare:
             if self._fixed or stats.num_rows >= ENOUGH_ROWS:
                 self._row = _mixed(self._row, max(stats.time_total - self._fixed, 0.0) / stats.num_rows)
         elif stats.num_rows:
-            rest = stats.time_total - self._row * stats.num_rows
-            self._fixed = _mixed(self._fixed, max(rest, LEAST_SHARE * stats.time_total))
+            fixed = stats.time_total - self._row * stats.num_rows
+            self._fixed = _mixed(self._fixed, max(fixed, LEAST_SHARE * stats.time_total))
 
 
 def _mixed(old: float, new: float) -> float:
     return DECAY * old + (1 - DECAY) * new if old else new
 
 
-# Sequences that wait for a place: by priority, and among equals fair to tenants.
-
-Line = dict[str | None, deque[SequenceState]]
-"""By tenant, those that wait, first come first."""
+TenantQueues = dict[str | None, deque[SequenceState]]
+"""By tenant, the waiting sequences, first come first."""
 
 
 class WaitingQueue:
     """Orders waiting sequences: highest priority first; among these, preempted sequences, then the tenant that has been
     given least (start-time fair queueing: Goyal, Vin and Cheng, 1996), first come first.
 
-    What a sequence is given is the tokens of its prompt and the most that it may write. Requests without a tenant are
+    A sequence counts for its tenant as the tokens of its prompt and its max_tokens. Requests without a tenant count as
     one tenant's.
     """
 
     def __init__(self) -> None:
-        self._lines: dict[int, Line] = {}  # by priority
+        self._queues: dict[int, TenantQueues] = {}  # by priority
         self._resuming: dict[int, deque[SequenceState]] = {}
         self._given: dict[str | None, float] = {}  # tokens, since the queue was last empty
         self._level = 0.0  # what the last tenant served had been given before
 
-    def __len__(self) -> int:  # counted anew: an interrupt may come between a queue and its count
-        lines = sum([len(states) for line in self._lines.values() for states in line.values()])
-        return lines + sum(map(len, self._resuming.values()))
+    def __len__(self) -> int:  # counted every time: an interrupt may come between a queue and its count
+        num_waiting = sum([len(states) for queues in self._queues.values() for states in queues.values()])
+        return num_waiting + sum(map(len, self._resuming.values()))
 
     def __iter__(self) -> Iterator[SequenceState]:
         for resuming in self._resuming.values():
             yield from resuming
-        for line in self._lines.values():
-            for states in line.values():
+        for queues in self._queues.values():
+            for states in queues.values():
                 yield from states
 
     def push(self, state: SequenceState) -> None:
         """Append a sequence behind those of its tenant."""
         params = state.request.params
-        states = self._lines.setdefault(params.priority, {}).setdefault(params.tenant, deque())
-        # who comes anew has no claim to what others were given in the meantime
+        states = self._queues.setdefault(params.priority, {}).setdefault(params.tenant, deque())
+        # a new tenant has no claim to what other tenants were given in the meantime
         self._given[params.tenant] = max(self._given.get(params.tenant, 0.0), self._level)
         states.append(state)
 
@@ -122,12 +115,12 @@ class WaitingQueue:
     @property
     def first(self) -> SequenceState | None:
         """Return the sequence that is next; None if none waits."""
-        for priority in sorted({*self._resuming, *self._lines}, reverse=True):
+        for priority in sorted({*self._resuming, *self._queues}, reverse=True):
             if resuming := self._resuming.get(priority):
                 return resuming[0]
-            line = {tenant: states for tenant, states in self._lines.get(priority, {}).items() if states}
-            if line:
-                return line[min(line, key=lambda tenant: self._given.get(tenant, 0.0))][0]
+            queues = {tenant: states for tenant, states in self._queues.get(priority, {}).items() if states}
+            if queues:
+                return queues[min(queues, key=lambda tenant: self._given.get(tenant, 0.0))][0]
         return None
 
     def take(self, state: SequenceState) -> None:
@@ -147,16 +140,16 @@ class WaitingQueue:
             if not resuming:
                 del self._resuming[params.priority]
             return
-        line = self._lines.get(params.priority, {})
-        states = line.get(params.tenant)
+        queues = self._queues.get(params.priority, {})
+        states = queues.get(params.tenant)
         if states is None or state not in states:
             return
         states.remove(state)
         if not states:
-            del line[params.tenant]
-            if not line:
-                del self._lines[params.priority]
-        if not self._lines and not self._resuming:
+            del queues[params.tenant]
+            if not queues:
+                del self._queues[params.priority]
+        if not self._queues and not self._resuming:
             self._given, self._level = {}, 0.0
 
 
@@ -168,7 +161,7 @@ class Schedule:
         undrafted: those within their prompts, without a drafter all; each with the number of its committed tokens that
             the target computes, beginning at the cache's length.
         drafting: those that may draft.
-        plan: the budget's for them, in their order.
+        plan: the policy's plan for them, in their order.
     """
 
     undrafted: list[tuple[SequenceState, int]]
@@ -224,13 +217,13 @@ class Scheduler:
         """Queue the choices of one request.
 
         Raises:
-            QueueFullError: there is no room for them.
+            QueueFullError: the queue is full.
         """
-        room = None if self._max_queue is None else self._max_batch + self._max_queue - len(self)
-        if room is not None and len(states) > room:
+        free = None if self._max_queue is None else self._max_batch + self._max_queue - len(self)
+        if free is not None and len(states) > free:
             raise QueueFullError(
                 f"{len(self)} sequences run or wait, and the request has {len(states)}, but with max_batch "
-                f"{self._max_batch} and max_queue {self._max_queue} there is room for {max(room, 0)}. Send it again "
+                f"{self._max_batch} and max_queue {self._max_queue} there is room for {max(free, 0)}. Send it again "
                 "later, or raise max_queue."
             )
         first = states[0]
@@ -244,7 +237,7 @@ class Scheduler:
 
     def admit(self) -> None:
         """Admit waiting sequences while slots are free. An interrupt leaves none out: for a moment it is in both."""
-        while (state := self.waiting.first) is not None and self._has_place(state):
+        while (state := self.waiting.first) is not None and self._can_start(state):
             if state not in self.running:
                 self.running.append(state)
             self.waiting.take(state)
@@ -261,7 +254,7 @@ class Scheduler:
         if (
             first is not None
             and first.request.params.priority > last.request.params.priority
-            and not self._has_place(first)
+            and not self._can_start(first)
         ):
             return last
         return None
@@ -286,12 +279,12 @@ class Scheduler:
             if state in followers:
                 followers.remove(state)
         if waiting := self._followers.get(state):  # it left before it had computed the prompt
-            first, *others = waiting
+            first, *following = waiting
             first.leader = None
-            for other in others:
-                other.leader = first
-            if others:
-                self._followers[first] = others
+            for follower in following:
+                follower.leader = first
+            if following:
+                self._followers[first] = following
             self.waiting.push_back(first)
         self._followers.pop(state, None)
 
@@ -299,7 +292,7 @@ class Scheduler:
         """Schedule the next step of running sequences whose caches are there.
 
         Args:
-            budget: how much may be drafted; None without a drafter.
+            policy: decides how much is drafted; None without a drafter.
         """
         ready = [state for state in self.running if state.num_uncomputed_tokens == 1]
         left = math.inf
@@ -313,8 +306,8 @@ class Scheduler:
         if policy is None or not ready:
             return Schedule([*turns, *((state, 1) for state in ready)], [], DraftPlan([]))
         sequences = [state.sequence for state in ready]
-        plan = _wanted(policy.beside_prompts(sequences) if turns else policy.plan(sequences), ready)
-        return Schedule(turns, ready, plan if self._pool is None else _within(plan, ready, left))
+        plan = _limit_to_requests(policy.beside_prompts(sequences) if turns else policy.plan(sequences), ready)
+        return Schedule(turns, ready, plan if self._pool is None else _limit_to_pages(plan, ready, left))
 
     def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
         """Return the next chunks of prompts, in rank, as far as rows and pages suffice."""
@@ -322,16 +315,16 @@ class Scheduler:
         for state in sorted(self.running, key=_rank):
             if state.num_uncomputed_tokens == 1 or rows == 0:
                 continue
-            owed = min(state.num_uncomputed_tokens, self._chunk, rows)
-            while owed and state.pages_wanted(owed) > pages:
-                owed //= 2
-            if owed:
-                pages -= state.pages_wanted(owed)
-                rows -= owed
-                turns.append((state, owed))
+            num_tokens = min(state.num_uncomputed_tokens, self._chunk, rows)
+            while num_tokens and state.pages_wanted(num_tokens) > pages:
+                num_tokens //= 2
+            if num_tokens:
+                pages -= state.pages_wanted(num_tokens)
+                rows -= num_tokens
+                turns.append((state, num_tokens))
         return turns
 
-    def _has_place(self, state: SequenceState) -> bool:
+    def _can_start(self, state: SequenceState) -> bool:
         """Return whether the sequence can start beside the running ones, with pages for the tokens of all."""
         if len(self.running) >= self._max_batch:
             return False
@@ -355,29 +348,29 @@ class Scheduler:
         return sum(state.pages_wanted(1) for state in ready) > self._pool.num_available
 
 
-def _wanted(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
+def _limit_to_requests(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
     """Limit the plan to the draft tokens that each request allows."""
     if all(state.most_drafted is None for state in ready):
         return plan
-    wanted = [
+    limited = [
         k if state.most_drafted is None else min(k, state.most_drafted)
         for state, k in zip(ready, plan.num_draft_tokens, strict=True)
     ]
-    return replace(plan, num_draft_tokens=wanted)
+    return replace(plan, num_draft_tokens=limited)
 
 
-def _within(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
+def _limit_to_pages(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
     """Drop the drafts from the plan for which there are no pages."""
-    policies = []
+    num_draft_tokens = []
     for state, k in zip(ready, plan.num_draft_tokens, strict=True):
         wanted = state.pages_wanted(1 + k) - state.pages_wanted(1) if k else 0
         if wanted > pages:
             k = wanted = 0
         pages -= wanted
-        policies.append(k)
-    if policies == plan.num_draft_tokens:
+        num_draft_tokens.append(k)
+    if num_draft_tokens == plan.num_draft_tokens:
         return plan
-    return replace(plan, num_draft_tokens=policies, reason=plan.reason if any(policies) else "no room")
+    return replace(plan, num_draft_tokens=num_draft_tokens, reason=plan.reason if any(num_draft_tokens) else "no room")
 
 
 def _rank(state: SequenceState) -> tuple[int, int]:

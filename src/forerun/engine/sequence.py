@@ -32,7 +32,7 @@ class Request:
         id: unique within the engine.
         prompt_token_ids: at least one.
         params: options.
-        stream: text is wanted as it arrives.
+        stream: outputs carry text as it arrives.
         stop_ids: token ids that end the output: the model's EOS, unless ignored, and the request's own.
     """
 
@@ -48,19 +48,19 @@ class SequenceState:
     """A sequence with all state that the engine holds for it.
 
     Attributes:
-        request: what it belongs to.
-        sequence: its tokens; the drafter knows it by this object.
+        request: the request it belongs to.
+        sequence: its tokens; the drafter identifies it by this object.
         argmax_suffices: greedy, and no option but the grammar alters the argmax of the raw logits.
         given: the sequence's attributes that are the engine's alone, as they must stay.
-        text: incremental text; None where nobody needs it before the end.
+        text: incremental text; None where it is not needed before the end.
         cache: the target's cache; None before the first step and after the last.
         logprobs, prompt_logprobs: filled as tokens come; None where not asked for.
-        entered: whether the drafter has been told of the sequence.
+        entered: `Drafter.start` was called for the sequence.
         time_started: perf_counter at the first step.
         changing: the step under way changes what cannot be taken back.
         pending: what the step under way has committed, until it is among the engine's outputs.
         leader: another choice of the request, which computes the prompt for this one too; None without one.
-        prompt_is_shared: its prompt, computed, has been handed to others.
+        prompt_is_shared: its prompt, computed, has been published.
         error: what ends the sequence.
         has_left: its result or error is among the engine's outputs, or was.
         most_drafted: nodes that its request lets a draft have; None: any number.
@@ -127,9 +127,9 @@ class SequenceState:
             if token_id in stop_ids and i >= exempt:
                 keep, reason = i + 1, "stop"
                 break
-        room = sequence.max_length - len(sequence.token_ids)
-        if keep > room or (keep == room and reason is None):
-            keep, reason = room, "length"
+        left = sequence.max_length - len(sequence.token_ids)
+        if keep > left or (keep == left and reason is None):
+            keep, reason = left, "length"
         if self.text is not None:
             # a token that ends the output by its id is no part of the text
             shown = new_ids[: keep - 1] if reason == "stop" else new_ids[:keep]
@@ -209,19 +209,19 @@ class SequenceStep:
     Attributes:
         state: whose it is.
         num_scheduled_tokens: committed tokens that the target computes now, beginning at its cache's length.
-        draft: what follows them; None while the prompt is not computed to its end.
-        num_extra: rows of logits wanted before the one that follows the last committed token, for prompt
+        draft: the nodes after them; None while the prompt is not computed to its end.
+        num_extra: rows of logits needed before the one that follows the last committed token, for prompt
             log-probabilities.
         logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are asked for.
         verdict: None if the draft is.
-        top_tokens: [rows, k] of the same rows, where the drafter asked for them.
-        hidden_outputs: [rows, layers, H] of this sequence's last rows, likewise: of all of them if it asked for all
+        top_tokens: [rows, k] of the same rows, where the drafter needs them.
+        hidden_outputs: [rows, layers, H] of this sequence's last rows, likewise: of all of them if it needs all
         states.
-        budget: nodes that the draft might have had; None where the budget was not asked.
-        reason: why so many.
+        num_draft_tokens: nodes that the draft might have had; None where the policy was not consulted.
+        reason: why the policy chose this number.
         bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
         dead_rows: of the same rows, those whose grammar leaves no token, and why.
-        outcome, context: what the budget is told of it: the verdict before any cut, the cache's length before the step.
+        outcome, context: for the policy: the verdict before any cut, the cache's length before the step.
     """
 
     state: SequenceState
@@ -252,23 +252,23 @@ class SequenceStep:
             draft is not None and draft.hidden is not None and draft.first_layer <= min(needs.layers, default=2**31)
         )
         if not resumes:
-            cache.drop()  # what a drafter fed there for a draft that was not taken, or whose first layers are wanted
-        start, owed = cache.length, self.num_scheduled_tokens
-        wanted, tapped = self.num_logits, None
+            cache.drop()  # rows that a drafter fed for a draft that was not taken, or whose first layers are needed
+        start, count = cache.length, self.num_scheduled_tokens
+        num_logits, num_hidden = self.num_logits, None
         if needs.states:
-            tapped = owed + (0 if draft is None else len(draft))
+            num_hidden = count + (0 if draft is None else len(draft))
         if draft is None or not len(draft):
-            return Rows(cache, token_ids[start : start + owed], None, wanted, num_hidden_outputs=tapped)
+            return Rows(cache, token_ids[start : start + count], None, num_logits, num_hidden_outputs=num_hidden)
         parents = None
         if not draft.is_chain:
-            parents = [*range(-1, owed - 1), *(owed + parent for parent in draft.parents)]
+            parents = [*range(-1, count - 1), *(count + parent for parent in draft.parents)]
         if isinstance(draft.token_ids, Tensor):
             tokens: Seq[int] | Tensor = torch.cat([draft.token_ids.new_tensor(token_ids[start:]), draft.token_ids])
         else:
             tokens = [*token_ids[start:], *draft.token_ids]
         if not resumes:
-            return Rows(cache, tokens, parents, wanted, num_hidden_outputs=tapped)
-        return Rows(cache, tokens, None, wanted, draft.hidden, draft.first_layer, tapped)
+            return Rows(cache, tokens, parents, num_logits, num_hidden_outputs=num_hidden)
+        return Rows(cache, tokens, None, num_logits, draft.hidden, draft.first_layer, num_hidden)
 
     def logits_rows(self) -> list[LogitsRow]:
         """Return the position of each row that the verifier reads."""

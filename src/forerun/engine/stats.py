@@ -34,11 +34,11 @@ class SequenceStats:
         accepted_per_position: [depth] how many of those were committed; divided by `reached_per_position`, this is the
             acceptance conditional on reaching the position.
         sources: name -> figures of each source, where a drafter has several or names its only one.
-        num_plain_forwards: of the forwards, those for which the drafter was not asked, K = 0.
-        num_asked_tokens: K summed over the others.
-        decisions: forwards by what was decided for them, and why: "on: gain", "off: no gain" and so on (`Plan.reason`).
+        num_plain_forwards: of the forwards, those with K = 0, for which the drafter was not called.
+        num_asked_tokens: K summed over the other forwards.
+        decisions: forwards by decision and reason: "on: gain", "off: no gain" and so on (`DraftPlan.reason`).
         num_cached_tokens: tokens of the prompt that were in memory already, and not computed.
-        num_preemptions: how often it lost its place, and was computed again.
+        num_preemptions: how often it was preempted, and computed again.
         time_draft: in the drafter, drafting and learning what became of the draft.
         time_target: in the target's forwards, those over prompt chunks included.
         time_verify: processing logits, verifying, finding log-probabilities.
@@ -83,8 +83,8 @@ class SequenceStats:
     @property
     def mean_num_draft_tokens(self) -> float:
         """Return the mean K of the steps that drafted; 0 if none did."""
-        asked = self.num_forwards - self.num_plain_forwards
-        return self.num_asked_tokens / asked if asked else 0.0
+        num_drafting = self.num_forwards - self.num_plain_forwards
+        return self.num_asked_tokens / num_drafting if num_drafting else 0.0
 
     @property
     def speculation(self) -> str:
@@ -135,7 +135,7 @@ class StepStats:
         num_positions: in the caches of its sequences before it, summed.
         time_draft, time_target, time_verify: as in SequenceStats.
         time_total: the whole step; what exceeds the sum of the three is the engine's own.
-        reason: why so much was drafted, or nothing (`Plan.reason`); empty where the budget was not asked.
+        reason: why so much was drafted, or nothing (`DraftPlan.reason`); empty where the policy was not consulted.
     """
 
     num_sequences: int = 0

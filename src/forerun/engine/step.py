@@ -83,7 +83,7 @@ class StepLoop:
             if self._drafter is not None and state.entered:
                 self._drafter.stop(state.sequence)
         except Exception:
-            _log.exception("the drafter failed to let sequence %d go", state.sequence.id)
+            _log.exception("the drafter failed to stop sequence %d", state.sequence.id)
         state.entered = False  # after an interrupt this is called again
 
     def reset(self) -> None:
@@ -154,13 +154,13 @@ class StepLoop:
             raise item.dead_rows[0]
         keep, reason = state.cut(new_ids[:alive])
         if keep < len(new_ids):
-            # the last token kept is a draft token, and takes the place of the verdict's own
+            # the last token kept is a draft token, and replaces the verdict's own
             num_accepted, new_ids, rows = keep, new_ids[:keep], rows[:keep]
             verdict = item.verdict = Verdict(nodes[: keep - 1], new_ids[-1])
         if not item.bad_rows.isdisjoint(rows):
             raise self._non_finite.error()
         cache.commit([*range(item.num_scheduled_tokens - 1), *(item.num_scheduled_tokens - 1 + row for row in rows)])
-        list.extend(sequence.token_ids, new_ids)  # `TokenIds`: nobody else may
+        list.extend(sequence.token_ids, new_ids)  # `TokenIds` allows nothing else
         sequence.finish_reason = reason
         chunk = StreamChunk("", new_ids, num_accepted, index=sequence.choice)
         if item.draft is not None and item.draft.sources:

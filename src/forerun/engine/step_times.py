@@ -40,8 +40,7 @@ class CostCurve:
 
     @classmethod
     def of_medians(cls, samples: Mapping[int, Sequence[float]]) -> CostCurve:
-        """Make a curve through the median of each count with MIN_SAMPLES samples; of every count, if none has so many.
-        """
+        """Make a curve through the medians of counts with MIN_SAMPLES samples; of all counts, if none has so many."""
         kept = {count: seconds for count, seconds in samples.items() if len(seconds) >= MIN_SAMPLES} or samples
         if not kept:
             return cls([0], [0.0])
@@ -54,8 +53,8 @@ class DrafterCosts:
     """A drafter's time in one step, in seconds by the number of nodes that it proposed.
 
     Attributes:
-        draft: where it was asked: drafting, and learning what became of the draft.
-        idle: where it was not asked: learning alone.
+        draft: of a step that drafts: drafting, and learning the verdict.
+        idle: of a step at K = 0: learning the verdict alone.
         rest: the engine's part of the step: distributions, verification, commits, text.
         hidden_outputs: by which the target's forward is longer, where the drafter reads its hidden states.
     """
@@ -101,7 +100,7 @@ def drafter_costs(
     beside: list[float] = []
     for k in (0, *num_draft_tokens):
         drafter = make()
-        # at a budget of 0 the drafter still learns what was committed, and that time is measured
+        # at K = 0 the drafter still learns what was committed, and that time is measured
         for step in verified_steps(target, tokenizer, drafter, k, prompt, params):
             rest[step.num_draft_tokens].append(step.time_total - step.time_draft - step.time_target)
             (draft[step.num_draft_tokens] if k else idle).append(step.time_draft)
@@ -128,8 +127,8 @@ def step_costs(
     """Measure steps with chains of 0 to `most` tokens, and without a drafter: the median step of real generations, in
     the fastest of a few rounds.
 
-    All that the engine does around a drafter is in them: hidden states that the forward hands out, what the drafter is
-    told, and the caches that are brought level after a rejection.
+    They include all that the engine does around a drafter: hidden states that the forward returns, the report to the
+    drafter, and the rollback of caches after a rejection.
 
     Args:
         make: a fresh drafter, bound to the target.
@@ -145,7 +144,7 @@ def step_costs(
             steps = list(verified_steps(target, tokenizer, drafter, num_draft_tokens, prompt, params))
             whole = [
                 step for step in steps if step.num_draft_tokens == num_draft_tokens
-            ]  # others had no room, or were shorter
+            ]  # drafts near the end, or of unsure drafters, are shorter
             if whole:
                 typical = sorted(whole, key=lambda step: step.time_total)[len(whole) // 2]
                 parts["target"][num_draft_tokens].append(typical.time_target)

@@ -137,9 +137,9 @@ class Detokenizer:
         new, self._shown = text[self._shown : -1], len(text) - 1
         for size in range(1, min(4, len(self._pending))):
             head, tail = tuple(self._pending[:-size]), tuple(self._pending[-size:])
-            rest = self._texts.added(self._context, tail)
-            if self._texts.added(self._context, head) + rest == text:  # no sequence of bytes goes over this border
-                self._pending, self._shown = list(tail), len(rest) - 1
+            tail_text = self._texts.added(self._context, tail)
+            if self._texts.added(self._context, head) + tail_text == text:  # no sequence of bytes goes over this border
+                self._pending, self._shown = list(tail), len(tail_text) - 1
                 break
         if len(self._pending) == _MAX_PENDING:
             self._pending, self._shown = [], 0

@@ -94,7 +94,7 @@ class Verifying:
         drafts = [item.draft for item in work if item.draft is not None]
         packed = PackedDrafts.of(drafts)
         bad = non_finite_rows(logits)
-        if bad:  # any distribution will do in their place: a request whose verdict comes by one of them ends
+        if bad:  # replaced by any distribution: a request whose verdict depends on one of them ends
             for row in bad:
                 _mark(work, packed, row)
             logits = logits.index_fill(0, torch.tensor(bad, device=logits.device), 0.0)

@@ -15,7 +15,7 @@ from forerun.kv_cache.sequence_cache import SequenceCache
 
 
 def bytes_per_page(shapes: Sequence[Shape], dtype: torch.dtype) -> int:
-    """Bytes of PAGE positions in a contiguous cache."""
+    """Return the bytes of PAGE positions in a contiguous cache."""
     return PAGE * dtype.itemsize * sum(heads * (key + value) for heads, key, value in shapes)
 
 
@@ -49,23 +49,23 @@ class ContiguousCache(SequenceCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         return sum(stack.nbytes for stack in self._stacks.values())
 
     @torch.inference_mode()
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
-        """As `SequenceCache.write`."""
+        """Store keys and values of scratch rows, see `SequenceCache.write`."""
         start = self.length + row
         self.keys[layer][:, start : start + keys.shape[1]] = keys
         self.values[layer][:, start : start + keys.shape[1]] = values
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """As `SequenceCache.read`: views."""
+        """Return views of keys and values, see `SequenceCache.read`."""
         end = self.length + self.num_scratch
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
     def pages_wanted(self, num_slots: int) -> int:
-        """As `caches.Cache.pages_wanted`."""
+        """Return the number of pages to take, see `types.Cache.pages_wanted`."""
         return max(0, self._capacity_for(num_slots) // PAGE - len(self.held))
 
     @torch.inference_mode()
@@ -128,7 +128,7 @@ class ContiguousCache(SequenceCache):
         self.keys, self.values, self._capacity = tensors[::2], tensors[1::2], capacity
 
     def _capacity_for(self, num_slots: int) -> int:
-        """Slots in all, if so many are to be used."""
+        """Return the capacity in slots that holds `num_slots` of them."""
         needed = num_slots + 1  # of a tree, attention reads one slot that no row sees
         capacity = max(KV_BLOCK, self._capacity)
         while capacity < needed:

@@ -43,27 +43,27 @@ class PagedCache(SequenceCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         return len(self.held) * self._layout.nbytes
 
     @torch.inference_mode()
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
-        """As `SequenceCache.write`; numbers are rounded to the cache's format."""
+        """Store keys and values, rounded to the cache's format, see `SequenceCache.write`."""
         start = self.length + row
         self._layout.write(self.pages, layer, range(start, start + keys.shape[1]), keys, values)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """As `SequenceCache.read`: copies."""
+        """Return copies of keys and values, see `SequenceCache.read`."""
         return self._layout.read(self.pages, layer, range(self.length + self.num_scratch))
 
     def truncate(self, length: int) -> None:
-        """As `SequenceCache.truncate`."""
+        """Truncate to `length` positions, see `SequenceCache.truncate`, and give back the pages behind a shared page."""
         super().truncate(length)
         if length < self._num_shared * PAGE:
             self._give_back_beyond()
 
     def pages_wanted(self, num_slots: int) -> int:
-        """As `caches.Cache.pages_wanted`."""
+        """Return the number of pages to take, see `types.Cache.pages_wanted`."""
         kept, copied = len(self.held), 0
         if self.length < self._num_shared * PAGE:
             kept = min(kept, -(-self.length // PAGE))
@@ -109,7 +109,7 @@ class PagedCache(SequenceCache):
         self._changed()
 
     def _stop_sharing(self) -> None:
-        """Have the page that the length lies in alone."""
+        """Replace the page that the length lies in by a copy, if it is shared."""
         self._give_back_beyond()
         index, rest = divmod(self.length, PAGE)
         if rest and _is_shared(self.held[index]):
@@ -131,7 +131,7 @@ class PagedCache(SequenceCache):
         self._layout.copy_first(source.content[0], target.content[0], count)
 
     def _changed(self) -> None:
-        """Pages have been added or taken away, or are others."""
+        """Update what depends on the list of pages."""
         self.pages = [page.content[0] for page in self.held]
         self.addresses = np.array([page.data_ptr() for page in self.pages], np.uint64)
         self._room = len(self.pages) * PAGE

@@ -1,4 +1,4 @@
-"""The pages of one model's caches: how many there may be, who holds them, which are published (`caches.Pool`)."""
+"""The pages of one model's caches: their bound, their holders, and the published ones (`types.Pool`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forerun.types import Cache
 
 
 class Account(Protocol):
-    """What a pool says of itself."""
+    """The counts that a pool reports."""
 
     @property
     def num_pages(self) -> int | None: ...
@@ -32,7 +32,7 @@ class Account(Protocol):
 def check_counts(
     pool: Account, tree: PrefixTree, free: Sequence[Page], held: Sequence[Sequence[Page]], num_unnamed: int
 ) -> None:
-    """Raises PoolIntegrityError, which names what does not add up.
+    """Compare a pool's counts with its pages. Raises PoolIntegrityError, which names every difference.
 
     Args:
         free: pages given back.
@@ -92,7 +92,7 @@ class Holder(Protocol):
 
 
 class PagePool:
-    """Pages on demand, up to a bound, and those that were given back again. Safe to use from any thread.
+    """A pool of pages on demand, up to a bound. Safe to use from any thread.
 
     A page is allocated when it is first needed. Without a bound, idle pages are taken before new ones are allocated.
 
@@ -119,12 +119,12 @@ class PagePool:
 
     @property
     def num_published(self) -> int:
-        """Pages that can be adopted."""
+        """Return the number of pages that can be adopted."""
         return self._tree.num_pages
 
     @property
     def num_available(self) -> int:
-        """As `Pool.num_available`."""
+        """Return the number of pages that can be taken, see `types.Pool.num_available`."""
         if self.num_pages is None:
             return sys.maxsize
         if self._abandoned:
@@ -132,7 +132,7 @@ class PagePool:
         return max(0, self.num_pages - self.num_taken + len(self._tree.idle))
 
     def limit(self, num_pages: int | None) -> None:
-        """As `Pool.limit`."""
+        """Set the bound, see `types.Pool.limit`."""
         self._collect()
         if num_pages is not None and num_pages < 1:
             raise ConfigError(f"a pool of {num_pages} pages is asked for, but it must have at least one.")
@@ -144,7 +144,7 @@ class PagePool:
                 del self._free[max(0, num_pages - self.num_taken) :]
 
     def register(self, cache: Holder) -> None:
-        """A cache may take pages from now on. If it is forgotten before it is freed, it gives them back then."""
+        """Register a cache that may take pages. If it is forgotten before it is freed, it gives them back then."""
         with self._lock:
             # not at once: a garbage collector may come in the middle of anything, the pool's work included
             finalize(cache, self._abandoned.append, cache.held).atexit = False
@@ -152,7 +152,7 @@ class PagePool:
 
     @torch.inference_mode(False)
     def take(self, pages: list[Page], count: int) -> None:
-        """Append so many pages of zeros. Torch lets anyone write to them, taken within inference mode or not.
+        """Append `count` pages of zeros. Torch lets anyone write to them, taken within inference mode or not.
 
         Raises:
             OutOfPagesError: so many cannot be had. Nothing was changed.
@@ -168,14 +168,14 @@ class PagePool:
                 pages.append(page)
 
     def share(self, pages: list[Page], others: Sequence[Page]) -> None:
-        """Append these pages, which somebody holds already."""
+        """Append these pages, which some cache holds already."""
         with self._lock:
             for page in others:
                 page.holders += 1
                 pages.append(page)
 
     def adopt(self, pages: list[Page], token_ids: Sequence[int], most: int, tenant: str | None) -> None:
-        """Append the published pages, at most so many, that hold the first of these tokens."""
+        """Append the published pages that hold the first of these tokens, `most` of them at most."""
         with self._lock:
             for page in self._tree.longest(token_ids, most, tenant):
                 self._hold(page)
@@ -215,13 +215,14 @@ class PagePool:
                 self._let_go(pages.pop())
 
     def exchange(self, pages: list[Page], index: int, taken: list[Page]) -> None:
-        """Put the one page of `taken` in the place of another."""
+        """Replace the page at `index` by the one page of `taken`."""
         with self._lock:
             page, pages[index] = pages[index], taken.pop()
             self._let_go(page)
 
     def recount(self) -> None:
-        """As `Pool.recount`. A page that neither a cache nor the tree has is forgotten."""
+        """Count again what the caches hold, see `types.Pool.recount`. A page that neither a cache nor the tree has is
+        dropped."""
         with self._lock:
             self._collect()
             published = self._tree.pages()
@@ -234,7 +235,7 @@ class PagePool:
             self.num_taken = len({*published, *held})
 
     def check_integrity(self, caches: Iterable[Cache] = ()) -> None:
-        """As `Pool.check_integrity`."""
+        """Compare all counts, see `types.Pool.check_integrity`."""
         with self._lock:
             self._collect()
             named = {id(cache) for cache in caches}
@@ -247,7 +248,7 @@ class PagePool:
             self.give_back(self._abandoned.popleft())
 
     def _next(self) -> Page:
-        """A page that nobody has."""
+        """Return a page that is not taken."""
         if self._free:
             page = self._free.pop()
         elif self._tree.idle and (self.num_pages is None or self.num_taken >= self.num_pages):

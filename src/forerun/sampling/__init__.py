@@ -1,4 +1,4 @@
-"""Logits to distributions, and the noise that tokens are drawn with."""
+"""The processing of logits to distributions, and the noise that tokens are drawn with."""
 
 from forerun.sampling.draw import draw_tokens, non_finite_rows, row_argmax
 from forerun.sampling.filters import filters_only, unfiltered

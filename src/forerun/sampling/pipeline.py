@@ -1,4 +1,4 @@
-"""Logits to distributions, position by position, for target and drafter alike.
+"""The pipeline from logits to distributions, position by position, for target and drafter alike.
 
 Order and meaning are those of Transformers' processors in `generate` (5.x): logit bias, repetition
 penalty, [presence and frequency penalty, as in OpenAI's interface and vLLM], min_tokens, [the grammar], temperature,
@@ -51,15 +51,15 @@ class LogitsPipeline:
         self._penalties: dict[int, SequencePenalties] = {}
 
     def stop(self, sequence: Sequence) -> None:
-        """The sequence leaves; its counts are freed."""
+        """Free the counts of a sequence that leaves."""
         self._penalties.pop(sequence.id, None)
 
     def is_identity(self, params: SamplingParams) -> bool:
-        """Whether the request takes the argmax of the raw logits: greedy, and no option moves it."""
+        """Return whether the request takes the argmax of the raw logits: greedy, and no option moves it."""
         return takes_argmax(params) and params.grammar is None
 
     def process(self, logits: Tensor, rows: Seq[LogitsRow], dead: DeadRows | None = None) -> Tensor:
-        """The processed distributions, as log-probabilities.
+        """Compute the processed distributions, as log-probabilities.
 
         Args:
             logits: [R, V] float32 or float64; not modified.
@@ -81,7 +81,8 @@ class LogitsPipeline:
         return logprobs
 
     def probabilities(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
-        """[R, V] the exponentials of `process`, to rounding: what a drafter draws from, and rejection judges it by.
+        """Return [R, V] the exponentials of `process`, to rounding: drafters draw from them, and rejection compares
+        them.
 
         Where no option but the temperature is in use, in one operation, whose last bits are others.
         """
@@ -93,7 +94,7 @@ class LogitsPipeline:
         return logits.softmax(-1)
 
     def adjust(self, logits: Tensor, rows: Seq[LogitsRow], dead: DeadRows | None = None) -> Tensor:
-        """The logits after everything that depends on token ids or on the prefix; arguments as of `process`.
+        """Apply all options that depend on token ids or on the prefix to logits; arguments as of `process`.
 
         Returns:
             [R, V], a copy unless no row has such an option.
@@ -130,12 +131,12 @@ class LogitsPipeline:
 
 
 def takes_argmax(params: SamplingParams) -> bool:
-    """Whether a request takes the argmax, of the raw logits or of those that its grammar allows."""
+    """Return whether a request takes the argmax, of the raw logits or of those that its grammar allows."""
     return params.greedy and not penalties.in_use(params)
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether the temperature alone changes the distribution, and dividing by it cannot overflow."""
+    """Return whether the temperature alone changes the distribution, and dividing by it cannot overflow."""
     params = sequence.params
     if params.temperature < _PLAIN_TEMPERATURE or sequence.constraint is not None:
         return False
@@ -143,7 +144,7 @@ def _is_plain(sequence: Sequence) -> bool:
 
 
 def _warp(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
-    """[R, V] log-probabilities after temperature and filters; greedy rows without the temperature."""
+    """Return [R, V] log-probabilities after temperature and filters; greedy rows without the temperature."""
     temperatures = [1.0 if each.greedy else each.temperature for each in params]
     filtered = any(filters.in_use(each) for each in params)
     if not filtered and all(temperature == 1 for temperature in temperatures):

@@ -55,13 +55,13 @@ class Prospects:
         given = np.minimum.accumulate(self.gains / np.maximum(self.accept_probs, 1e-9), 1)
         ends = (given[None] >= THRESHOLDS[:, None, None]).sum(2)
         limits = LIMITS[: int(np.searchsorted(LIMITS, places, "right"))]
-        policies = np.minimum(ends[:, None, :], limits[None, :, None])
-        flat = policies + np.arange(batch) * (places + 1)
+        num_draft_tokens = np.minimum(ends[:, None, :], limits[None, :, None])
+        flat = num_draft_tokens + np.arange(batch) * (places + 1)
         tokens = _from_zero(self.gains).take(flat).sum(2) + batch
         rows = _from_zero(self.accept_probs).take(flat).sum(2) + batch
         seconds = np.interp(rows, np.arange(len(self.target)), self.target)
-        seconds += self._drafting(policies.max(2), (policies > 0).sum(2))
-        return tokens / seconds, policies
+        seconds += self._drafting(num_draft_tokens.max(2), (num_draft_tokens > 0).sum(2))
+        return tokens / seconds, num_draft_tokens
 
     def outlook(self, num_draft_tokens: Seq[int]) -> tuple[float, float]:
         """Expected tokens and seconds of a step with these budgets. budgets: [B]."""

@@ -1,4 +1,4 @@
-"""The acceptance rules: which drafted tokens are kept, and which token follows them."""
+"""The acceptance rules, which decide the accepted draft tokens and the token that follows them."""
 
 from forerun.verification.acceptance_rules import VERIFIERS, check_acceptance, rule_for, verify_step
 from forerun.verification.chain_rejection_math import UnsoundProbsError

@@ -1,4 +1,4 @@
-"""The acceptance rules by name, which of them a request gets, and a step that mixes them."""
+"""The acceptance rules by name, the choice of a rule for a request, and the verification of a step with several rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OF_TREES: Mapping[str, str] = {same: name for name, same in _OF_CHAINS.items()}
 
 
 def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None) -> str:
-    """The rule that verifies this draft of this request.
+    """Return the name of the rule that verifies this draft of this request.
 
     Greedy requests walk and requests with a seed stay coupled, whatever is asked for: both promise a text
     that depends on the target alone. Drafts without distributions cannot be rejected from, and walk.
@@ -63,7 +63,7 @@ def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None
 
 
 def check_acceptance(acceptance: str) -> None:
-    """Raises ConfigError, with the names there are, if no rule has this name."""
+    """Raise ConfigError, with the names there are, if no rule has this name."""
     if acceptance not in VERIFIERS:
         lossy = ", ".join(name for name, each in VERIFIERS.items() if not each.lossless)
         names = ", ".join(name for name, each in VERIFIERS.items() if each.lossless)
@@ -74,7 +74,7 @@ def check_acceptance(acceptance: str) -> None:
 
 
 def verify_step(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: Noise) -> list[Verdict]:
-    """Verifies one step's drafts, the sequences of each rule together.
+    """Verify one step's drafts, the sequences of each rule together.
 
     Args:
         packed: the drafts of B sequences.

@@ -1,4 +1,4 @@
-"""Walking the draft with tokens drawn from the target: exact for any draft, however it was made.
+"""Verification that samples a token of the target for every row and matches it with the draft: exact for any draft.
 
 One token is drawn for every row beforehand; from the root, descend while a child holds the row's token.
 The token of the row where the walk ends is the recovered or bonus token. Greedy decoding is the walk
@@ -23,7 +23,7 @@ _SPARSE = 4
 
 
 def match_sampled_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Verdict]:
-    """The walk itself. row_tokens: [rows] int64, the token drawn for each row.
+    """Match each draft with sampled tokens, from the root down. row_tokens: [rows] int64, the token of each row.
 
     Of siblings that hold the same token the lowest index is taken. Probes are never entered.
     """
@@ -43,7 +43,7 @@ def match_sampled_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) ->
 
 
 class SampleAndMatch:
-    """Tokens drawn with fresh noise."""
+    """Samples tokens with fresh noise."""
 
     lossless = True
 
@@ -53,7 +53,7 @@ class SampleAndMatch:
 
 
 class Coupled:
-    """Tokens drawn with noise keyed by seed, choice and position, which the drafter may share.
+    """Samples tokens with noise keyed by seed, choice and position, which the drafter may share.
 
     Gumbel coupling (Daliri, Musco, Suresh, 2408.07978): the output depends on the noise and the target
     alone; a drafter that takes argmax(logprob + the same noise) only raises the acceptance rate.
@@ -72,7 +72,8 @@ class Coupled:
 
 
 def _perturbed_argmax(logprobs: Tensor, rows: Seq[int], noise: Noise) -> Tensor:
-    """[R] argmax(logprob + Gumbel noise), of equal sums the lowest id. logprobs: [R, V], of these rows of the step.
+    """Return [R] argmax(logprob + Gumbel noise), the lowest id of equal sums. logprobs: [R, V], of these rows of the
+    step.
 
     Filters leave few tokens, and a token's noise does not depend on which others are asked for.
     """

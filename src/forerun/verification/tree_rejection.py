@@ -55,7 +55,7 @@ class _Below:
 
 
 def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:
-    """The tree of a draft's candidates. target_logprobs: [n + 1, V].
+    """Make the tree of a draft's candidates. target_logprobs: [n + 1, V].
 
     A row's distribution is computed when a rule first asks for it: rules visit few rows, and of leaves the last alone.
 
@@ -77,5 +77,5 @@ def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:
 
 
 def _fast(row: Tensor) -> Tensor | Numbers:
-    """On the CPU a numpy array, whose operations cost half of torch's where rows are short."""
+    """Return a row on the CPU as a numpy array, whose operations cost half of torch's where rows are short."""
     return row.numpy() if row.device.type == "cpu" else row

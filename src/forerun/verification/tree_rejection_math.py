@@ -47,7 +47,7 @@ class DrawnTree(Generic[Array]):
 
 
 class Residual(Generic[Array]):
-    """What is left of the distributions at one row while its children are offered, in draw order, and rejected.
+    """The remainder of the distributions at one row while its children are offered, in draw order, and rejected.
 
     Attributes:
         share: the weight of the target's distribution against the draft's: of the chance that was meant for this row,
@@ -62,11 +62,12 @@ class Residual(Generic[Array]):
 
     @property
     def weights(self) -> Array:
-        """[V] the target's distribution, less what was meant for the rejected children; not normalised."""
+        """Return [V] the target's distribution, less what was meant for the rejected children; not normalised."""
         return self._tree.target(self._row) if self._target is None else self._target
 
     def offers(self) -> Iterator[tuple[int, Any]]:
-        """Each child with its chance, min(1, share * p(x) / q(x)); to take the next one is to reject the last.
+        """Yield each child with its probability, min(1, share * p(x) / q(x)); to take the next one is to reject the
+        last.
 
         A child that q could not draw any more, since the same token was drawn before it, is passed over, as if it were
         not there: it says nothing about the others, and no chance of accepting it would be right.
@@ -103,7 +104,7 @@ class Residual(Generic[Array]):
 
 
 def traversal(tree: DrawnTree[Array], accept: Accept) -> tuple[int, Array]:
-    """Traversal verification (2505.12398): block verification of a tree, from the leaves to the root.
+    """Verify by traversal (2505.12398): block verification of a tree, from the leaves to the root.
 
     The first node in post-order whose comparison succeeds is accepted, with its path. On a chain it is
     block verification.
@@ -127,7 +128,7 @@ def _traverse(tree: DrawnTree[Array], accept: Accept, row: int, share: Any) -> t
 
 
 def multi_step(tree: DrawnTree[Array], accept: Accept) -> tuple[int, Array]:
-    """Multi-step speculative sampling, from the root down: go to the first child that is accepted.
+    """Verify by multi-step speculative sampling, from the root down: go to the first child that is accepted.
 
     With replacement SpecInfer (2305.09781), without it EAGLE (2401.15077) and Sequoia (2402.12374). On a
     chain it is token-level rejection. Returns as `traversal`.
@@ -142,12 +143,12 @@ def multi_step(tree: DrawnTree[Array], accept: Accept) -> tuple[int, Array]:
 
 
 def _without(distribution: Array, token: int) -> Array:
-    """A copy of the distribution with nothing for the token; not renormalised."""
+    """Return a copy of the distribution with nothing for the token; not renormalised."""
     left = distribution * 1
     left[token] = 0
     return left
 
 
 def _number(value: Any) -> Any:
-    """A Python number of numpy's and torch's, whose own would drag scalars down to the distributions' precision."""
+    """Return a scalar of numpy or torch as a Python number, which keeps its precision in further arithmetic."""
     return value.item() if hasattr(value, "item") else value

@@ -444,7 +444,7 @@ def test_logprobs_are_the_models_own(kind: str, chunk: int) -> None:
     [
         ([], {}, PromptError, "empty"),
         ([1] * 20, {}, PromptError, "Shorten"),
-        ([1, 11], {}, PromptError, "Token 11 at place 1"),
+        ([1, 11], {}, PromptError, "Token 11 at position 1"),
         ([1, -1], {}, PromptError, "Token -1"),
         ([1], {"stop": ["x"]}, SamplingError, "no tokenizer"),
         ([1], {"stop_token_ids": [11]}, SamplingError, "stop_token_ids names token 11"),

@@ -82,8 +82,8 @@ def test_noise_costs_little_and_a_hiccup_does_not_stick() -> None:
         return 0.05 * num_draft_tokens * (20 if next(steps) % 25 == 3 else 1)
 
     hiccuping = World(quiet.accept, hiccups, quiet.target)
-    policies = live(hiccuping, AutomaticPolicy(), NUM_STEPS).num_draft_tokens
-    assert np.mean([own[0] == 0 for own in policies[20:]]) < 0.1
+    num_draft_tokens = live(hiccuping, AutomaticPolicy(), NUM_STEPS).num_draft_tokens
+    assert np.mean([own[0] == 0 for own in num_draft_tokens[20:]]) < 0.1
 
 
 @pytest.mark.parametrize("before", [0.0, 0.9])
@@ -115,8 +115,8 @@ def test_probing_is_bounded_by_what_it_costs() -> None:
 def test_no_flapping() -> None:
     """Where plain decoding and drafting are as good as each other, one of them is kept."""
     world = World(lambda s, t, d: 0.5, lambda k, asked: 0.48 * k, flat)
-    policies = [own[0] for own in live(world, AutomaticPolicy(), 1000).num_draft_tokens[100:]]
-    changes = sum((a == 0) != (b == 0) for a, b in pairwise(policies))
+    num_draft_tokens = [own[0] for own in live(world, AutomaticPolicy(), 1000).num_draft_tokens[100:]]
+    changes = sum((a == 0) != (b == 0) for a, b in pairwise(num_draft_tokens))
     assert changes < 250
 
 

@@ -1,4 +1,4 @@
-"""One sequence held to its grammar, position by position, along the sequence and along drafted paths."""
+"""The constraint that holds one sequence to its grammar, along the sequence and along drafted paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS, _SECONDS_PER_POSITION = 1.0, 0.02
 
 
 class SequenceConstraint:
-    """Asks a matcher along the sequence's tokens, and along paths after them.
+    """Runs a matcher along the sequence's tokens, and along paths after them.
 
     The matcher is moved from one place to the next by taking tokens back and giving others. Where it stands is told by
     tokens alone, so that nothing has to be undone when a step is: it is moved, or made anew, when it is asked.
@@ -77,7 +77,7 @@ class SequenceConstraint:
         return path
 
     def _follow(self, sequence: Sequence) -> None:
-        """Count what was committed since the last call among the committed tokens."""
+        """Add the tokens that were committed since the last call to the committed tokens."""
         length = sequence.num_output
         if length < self._committed:  # another sequence's tokens, or fewer than there were
             self._memory.clear()
@@ -91,7 +91,8 @@ class SequenceConstraint:
         self._committed = length
 
     def _move(self, sequence: Sequence, path: Seq[int]) -> bool:
-        """Have the matcher stand after the committed tokens and this path; False if it refuses one of the path's.
+        """Move the matcher to the end of this path after the committed tokens. Return False if it refuses one of the
+        path's.
 
         It then stands as far as it came. An interrupt leaves no matcher.
         """
@@ -150,7 +151,7 @@ class SequenceConstraint:
 
 
 def _only(bits: Allowed) -> int | None:
-    """The token that alone may follow; None if there are more, or none."""
+    """Return the token that alone may follow; None if there are more, or none."""
     if not isinstance(bits, np.ndarray) or np.count_nonzero(bits) != 1:
         return None
     at = int(bits.argmax())

@@ -1,4 +1,4 @@
-"""What a grammar does to drafts: tokens that it forces are proposed, tokens that it refuses are not verified.
+"""The effect of a grammar on drafts: tokens that it forces are proposed, tokens that it refuses are not verified.
 
 Exactness does not depend on either. What is decided for a drawn draft depends on the sequence's tokens alone, or
 concerns nodes below one that the grammar refuses, which no rule accepts.
@@ -19,7 +19,7 @@ _DRAFTER = "drafter"
 
 
 def forced_tokens(sequences: Seq[Sequence], num_draft_tokens: Seq[int]) -> list[list[int]]:
-    """[B] the tokens that each sequence's grammar forces, as many as its budget and its room allow."""
+    """Return [B] the tokens that each sequence's grammar forces, at most `num_draft_tokens` and those that fit."""
     return [
         [] if sequence.constraint is None or k == 0 else sequence.constraint.forced(sequence, min(k, sequence.room))
         for sequence, k in zip(sequences, num_draft_tokens, strict=True)
@@ -27,7 +27,7 @@ def forced_tokens(sequences: Seq[Sequence], num_draft_tokens: Seq[int]) -> list[
 
 
 def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, num_draft_tokens: int) -> Draft:
-    """The draft of a sequence under a grammar: the forced tokens first, then the drafter's that the grammar accepts.
+    """Combine the forced tokens with the drafter's that the grammar accepts.
 
     A draft that was drawn, or whose rows the drafter has use for beside their acceptance, is not mixed with others. A
     drawn one is taken; of the others, the longer.
@@ -65,8 +65,8 @@ def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, num_draft_t
 
 
 def _viable(sequence: Sequence, draft: Draft) -> Draft:
-    """The draft without nodes that the grammar refuses. Of a drawn one they stay, without those below: their draw was
-    looked at."""
+    """Return the draft without nodes that the grammar refuses. Of a drawn draft they stay, without those below: their
+    draw was looked at."""
     constraint = sequence.constraint
     assert constraint is not None
     viable = constraint.viable(sequence, draft)

@@ -1,4 +1,4 @@
-"""What a grammar does to logits: tokens that may not follow become -inf."""
+"""The effect of a grammar on logits: tokens that may not follow become -inf."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DeadRows: TypeAlias = dict[int, GrammarDeadEndError]
 
 
 def apply(logits: Tensor, allowed: Seq[Allowed]) -> DeadRows:
-    """Change [R, V] logits in place, and tell the rows for which there is an error. allowed: [R]."""
+    """Change [R, V] logits in place, and return the rows for which there is an error. allowed: [R]."""
     rows = [row for row, bits in enumerate(allowed) if isinstance(bits, np.ndarray)]
     if rows:
         packed = np.stack([bits for bits in allowed if isinstance(bits, np.ndarray)])
@@ -32,7 +32,7 @@ def apply(logits: Tensor, allowed: Seq[Allowed]) -> DeadRows:
 
 
 def no_token() -> GrammarDeadEndError:
-    """Nothing may follow."""
+    """Make the error of a position where the grammar allows no token."""
     return GrammarDeadEndError(
         "The grammar allows no token here together with the request's other options, and the text is not complete. "
         "If min_tokens or ignore_eos is set, leave it out; else widen the grammar."
