@@ -1,4 +1,4 @@
-"""The types that travel between floors: drafts, verdicts, sequences, and the contracts of noise and verifier."""
+"""The types that travel between packages: caches, grammars, drafts, verdicts, sequences, noise and verifiers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Cache(Protocol):
 
     @property
     def length(self) -> int:
-        """Committed positions."""
+        """Return the number of committed positions."""
 
     @property
     def num_scratch(self) -> int:
-        """Rows fed since the last commit."""
+        """Return the number of rows fed since the last commit."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
 
     def commit(self, path: Seq[int]) -> None:
         """Keep these of the rows fed since the last commit, root to leaf, and drop the others."""
@@ -50,10 +50,10 @@ class Cache(Protocol):
         """Give the memory back."""
 
     def pages_wanted(self, num_slots: int) -> int:
-        """Pages of the model's pool that this cache must still take to hold this many slots, committed and scratch."""
+        """Return the number of pages that this cache must still take to hold `num_slots` slots, scratch included."""
 
     def adopt(self, token_ids: Seq[int], tenant: str | None) -> int:
-        """Of an empty cache: take over the longest published prefix of these tokens.
+        """Take over the longest published prefix of these tokens, into an empty cache.
 
         Args:
             token_ids: what the sequence holds. The last one is not adopted: it must be fed to have logits.
@@ -64,15 +64,15 @@ class Cache(Protocol):
         """
 
     def publish(self, token_ids: Seq[int], tenant: str | None) -> None:
-        """token_ids[i] stands at committed position i: let other caches adopt the whole pages among them.
+        """Let other caches adopt the whole pages of these tokens. token_ids[i] stands at committed position i.
 
         Scratch is never published, and nothing is where the pool has no room for it. Called again, it goes on where it
         ended: what was published stays.
         """
 
     def fork(self, other: Cache, length: int) -> None:
-        """Of an empty cache: hold the first `length` committed positions of another cache of the same model. Whole
-        pages are shared, the rest is copied.
+        """Hold the first `length` committed positions of another cache of the same model, in an empty cache. Whole
+        pages are shared, the remaining positions are copied.
 
         Raises:
             OutOfPagesError: there is no page for the rest. The cache is empty still.
@@ -88,19 +88,19 @@ class Pool(Protocol):
 
     @property
     def num_pages(self) -> int | None:
-        """The bound; None without one."""
+        """Return the bound; None without one."""
 
     @property
     def num_taken(self) -> int:
-        """Pages that caches hold, or that are published."""
+        """Return the number of pages that caches hold, or that are published."""
 
     @property
     def num_available(self) -> int:
-        """Pages that can be taken now, evictable ones included; a very large number without a bound."""
+        """Return the number of pages that can be taken now, evictable ones included; very large without a bound."""
 
     @property
     def page_nbytes(self) -> int:
-        """Bytes of a page."""
+        """Return the bytes of a page."""
 
     def limit(self, num_pages: int | None) -> None:
         """Set the bound. Where more is taken, nothing can be until enough has been given back.
@@ -132,40 +132,41 @@ Allowed: TypeAlias = Bits | GrammarDeadEndError | None
 
 
 class Matcher(Protocol):
-    """A grammar, somewhere in a text. What it answers is a function of the tokens accepted so far."""
+    """A position in a text under a grammar. Its answers are a function of the tokens accepted so far."""
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; False, with nothing changed, if the grammar refuses it. No end token is ever given."""
+        """Accept a token; return False, with nothing changed, if the grammar refuses it. No end token is ever given."""
 
     def undo(self, count: int) -> bool:
-        """Take the last accepted tokens back; False if the matcher is of no further use."""
+        """Undo the last accepted tokens; return False if the matcher is of no further use."""
 
     def allowed(self) -> tuple[Bits, bool]:
-        """The tokens that may follow, end tokens apart, in an array of the caller's; whether the text may end here.
+        """Return the tokens that may follow, end tokens apart, in an array of the caller's; and whether the text may
+        end.
 
         Raises:
             GrammarDeadEndError: it cannot tell. After that the matcher is of no further use.
         """
 
     def forced(self) -> list[int]:
-        """Tokens of which the only text that may follow can be made; perhaps others make the same text."""
+        """Return tokens of the only text that may follow; other tokens may make the same text."""
 
 
 class Constraint(Protocol):
-    """One sequence's grammar. It follows the sequence's tokens by itself, and holds nothing that they do not tell."""
+    """The grammar of one sequence, which holds no state beyond the sequence's tokens."""
 
     def allowed(self, sequence: Sequence, paths: Seq[Seq[int]]) -> list[Allowed]:
-        """What may follow the sequence's tokens and each of the paths of tokens after them."""
+        """Return what may follow the sequence's tokens and each of the paths of tokens after them."""
 
     def viable(self, sequence: Sequence, tree: Tree) -> list[bool]:
-        """[n] whether the output may go on to each node of the tree, along the node's path."""
+        """Return [n] whether the output may continue to each node of the tree, along the node's path."""
 
     def forced(self, sequence: Sequence, limit: int) -> list[int]:
-        """At most so many tokens that the grammar leaves no choice about, as far as it tells."""
+        """Return at most `limit` tokens that the grammar forces, as far as it shows."""
 
 
 def is_allowed(bits: Bits, token_id: int) -> bool:
-    """Whether the token's bit is set."""
+    """Return whether the token's bit is set."""
     return bool(bits[token_id >> 3] >> (token_id & 7) & 1)
 
 
@@ -185,7 +186,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Draft(Tree):
-    """What a drafter proposes for one sequence: a tree of tokens, and how they were found.
+    """A drafter's proposal for one sequence: a tree of tokens, and how they were found.
 
     Row 0 of the target's rows follows the last committed token; row i + 1 follows node i.
 
@@ -219,17 +220,17 @@ class Draft(Tree):
             self.num_candidates = len(self.parents)
 
     def __repr__(self) -> str:
-        """Without tokens, as `Sequence`."""
+        """Show the size without tokens, like `Sequence`."""
         return f"Draft({len(self)} nodes)"
 
     @classmethod
     def chain(cls, token_ids: Seq[int] | Tensor, probs: Tensor | None = None) -> Draft:
-        """A draft of width one. token_ids: [n]; probs: [n + 1, V] or None (the last row is not read)."""
+        """Make a draft of width one. token_ids: [n]; probs: [n + 1, V] or None (the last row is not read)."""
         return cls(token_ids, list(range(-1, len(token_ids) - 1)), probs)
 
     @classmethod
     def empty(cls) -> Draft:
-        """No proposal: the step is one of plain decoding."""
+        """Make an empty draft: the step is one of plain decoding."""
         return cls()
 
 
@@ -256,7 +257,7 @@ class PackedDrafts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier keeps of one draft. A step appends the path's tokens and next_token.
+    """The accepted part of one draft. A step appends the path's tokens and next_token.
 
     Attributes:
         path: accepted nodes, root to leaf.
@@ -268,7 +269,7 @@ class Verdict:
 
 
 class TokenIds(list[int]):
-    """A list of token ids that only its owner lengthens, by `list.extend`: reading costs what it costs of a list.
+    """A list of token ids that only its owner lengthens, by `list.extend`; reading costs what it costs of a list.
 
     Every other change raises DrafterError. Slices and copies are plain lists.
     """
@@ -320,7 +321,7 @@ class Sequence:
     constraint: Constraint | None = None
 
     def __repr__(self) -> str:
-        """Without tokens: it may end up in an error's text, which others read."""
+        """Show the length without tokens, since errors quote it to others."""
         return f"Sequence(id={self.id}, {len(self.token_ids)} tokens)"
 
     @property
@@ -333,13 +334,14 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Draft tokens that one step could accept before max_length, since it appends one token more."""
+        """Return the number of draft tokens that a step could accept before max_length, since it appends one token
+        more."""
         return self.max_length - len(self.token_ids) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter wants to know of the target's rows, told in Step.
+    """The rows and states of the target that a drafter needs, given to it in Step.
 
     Attributes:
         top_tokens: this many most probable tokens of every verified row; 0 asks for none.
@@ -358,11 +360,11 @@ class Needs:
 
     @property
     def rows(self) -> bool:
-        """Whether anything is asked of the target's rows."""
+        """Return whether anything is needed of the target's rows."""
         return self.top_tokens > 0 or bool(self.layers)
 
     def __or__(self, other: Needs) -> Needs:
-        """What both need together; layers in rising order."""
+        """Combine two drafters' needs; layers in rising order."""
         layers = tuple(sorted({*self.layers, *other.layers}))
         return Needs(
             max(self.top_tokens, other.top_tokens),
@@ -374,7 +376,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did to one sequence, told to the drafter after the target has computed it.
+    """The result of one step for one sequence, reported to the drafter after the target's forward.
 
     Attributes:
         sequence: already holds the new tokens.
@@ -401,22 +403,22 @@ class Step:
 
 
 class Noise(Protocol):
-    """Randomness for one step, in the packed order of the target's rows."""
+    """The random numbers of one step, in the packed order of the target's rows."""
 
     def uniform(self, size: int) -> Tensor:
-        """[size] float64 in [0, 1), fresh at every call."""
+        """Return [size] float64 in [0, 1), fresh at every call."""
 
     def gumbel(self, rows: Seq[int], vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
-        """[len(rows), V] float64 Gumbel noise; for a seeded request keyed by (seed, choice, absolute position).
+        """Return [len(rows), V] float64 Gumbel noise; for a seeded request keyed by (seed, choice, absolute position).
 
         token_ids: [n] int64; of these tokens alone, [len(rows), n].
         """
 
 
 class Verifier(Protocol):
-    """The acceptance rule."""
+    """An acceptance rule."""
 
     lossless: bool
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
-        """One verdict per sequence. target_logprobs: [rows, V], the target's processed distribution at each row."""
+        """Return one verdict per sequence. target_logprobs: [rows, V], the target's processed distribution at each."""

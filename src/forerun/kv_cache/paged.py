@@ -57,7 +57,7 @@ class PagedCache(SequenceCache):
         return self._layout.read(self.pages, layer, range(self.length + self.num_scratch))
 
     def truncate(self, length: int) -> None:
-        """Truncate to `length` positions, see `SequenceCache.truncate`, and give back the pages behind a shared page."""
+        """Truncate to `length` positions, see `SequenceCache.truncate`, and give back pages behind a shared one."""
         super().truncate(length)
         if length < self._num_shared * PAGE:
             self._give_back_beyond()

@@ -62,7 +62,7 @@ def keyed_uniform(
 def keyed_gumbel(
     keys: Seq[NoiseKey], vocab_size: int, device: torch.device | str = "cpu", token_ids: Tensor | None = None
 ) -> Tensor:
-    """Return [len(keys), V] float64 standard Gumbel noise, -log(-log(u)) of `keyed_uniform`, which explains token_ids."""
+    """Return [len(keys), V] float64 standard Gumbel noise, -log(-log(u)) of `keyed_uniform` (see its token_ids)."""
     return _to_gumbel(keyed_uniform(keys, vocab_size, device, token_ids))
 
 
@@ -186,7 +186,7 @@ def _uniform_array(starts: Seq[int], steps: NDArray[np.int64]) -> NDArray[np.flo
 
 
 def _uniform_tensor(starts: Seq[int], steps: Tensor) -> Tensor:
-    """Compute `keyed_uniform` on any device. steps: [n] int64, whose wrapping products have the bits of unsigned ones."""
+    """Compute `keyed_uniform` on any device. steps: [n] int64, whose wrapping products have unsigned ones' bits."""
     bits = torch.tensor([_signed(start) for start in starts], device=steps.device)[:, None] + steps
     scratch = torch.empty_like(bits)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):

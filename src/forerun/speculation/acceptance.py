@@ -1,4 +1,4 @@
-"""How often a draft's nodes are accepted, by their place in it: for all sequences, and for each."""
+"""Statistics of how often a draft's nodes are accepted, by their position in it: for all sequences, and for each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _EVEN = (1.0, 1.0)
 
 
 class AcceptanceStats:
-    """The chance that node r of a draft is there and accepted, when at least r + 1 nodes were asked for.
+    """Estimates the probability that node r of a draft is there and accepted, if at least r + 1 nodes were requested.
 
     Nodes are ordered by their chance, so the expected acceptance of a draft cut shorter is the sum of its first
     chances, chain or tree. A chance is a product of steps, each learned only where the step before came true: r
@@ -71,7 +71,7 @@ class AcceptanceStats:
     def observe(
         self, key: Hashable, num_draft_tokens: int, drafted: int, accepted: Seq[int], forget: float = 1.0
     ) -> None:
-        """A draft has been verified.
+        """Learn from a verified draft.
 
         Args:
             key: of the sequence.
@@ -104,7 +104,8 @@ class AcceptanceStats:
             self._fate[key] = _REJECTED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
 
     def state(self) -> list[list[list[float]]]:
-        """What all sequences together have taught, as plain numbers: by outcome of the last draft, kind and place."""
+        """Return the counts of all sequences together, as plain numbers: by outcome of the last draft, count and
+        position."""
         used = (place + 1 for counts in self._counts for row in counts for place, count in enumerate(row) if count)
         length = max(used, default=0)
         return [[[round(count, 4) for count in row[:length]] for row in counts] for counts in self._counts]
@@ -129,13 +130,13 @@ class AcceptanceStats:
         self._compute_steps(max(1, max(lengths)))
 
     def stop(self, key: Hashable) -> None:
-        """The sequence leaves."""
+        """Forget a sequence that leaves."""
         self._own.pop(key, None)
         self._odds.pop(key, None)
         self._fate.pop(key, None)
 
     def expect(self, keys: Seq[Hashable], places: int) -> tuple[Array, Array]:
-        """For each sequence and place: the chance of an accepted node, and that of a node at all.
+        """Return for each sequence and position the probability of an accepted node, and that of a node at all.
 
         Returns:
             Two arrays [len(keys), places].
@@ -149,7 +150,7 @@ class AcceptanceStats:
         return accept_probs[:, 0], accept_probs[:, 1]
 
     def expect_one(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
-        """The same of one sequence, two lists [places]."""
+        """Return what `expect` returns for one sequence, as two lists [places]."""
         self._refresh(places)
         accepts, drafts, _ = self._steps[self._fate.get(key, _PARTLY)]
         odds, odds_drafted = self._odds.get(key, _EVEN)
@@ -171,7 +172,7 @@ class AcceptanceStats:
     def _learn_own(
         self, key: Hashable, fate: int, tried: list[int], num_accepted: int, opened: int, drafted: int, decay: float
     ) -> None:
-        """How the sequence differs from what was to be expected of any."""
+        """Learn how the sequence differs from the expectation of any sequence."""
         if len(self._steps[fate][0]) <= max(tried[-1], opened):
             self._compute_steps(max(tried[-1], opened) + 1)
         accepts, _, sums = self._steps[fate]
@@ -221,7 +222,7 @@ class AcceptanceStats:
 
 
 def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
-    """Odds over those expected, with a prior of no difference."""
+    """Return the odds over the expected ones, with a prior of no difference."""
     weight = ACCEPTANCE_SEQUENCE_WEIGHT
     return (came + weight) / (expected + weight) * (feared + weight) / (failed + weight)
 
@@ -235,7 +236,7 @@ RATE_PRIOR_WEIGHT = 2.0
 
 
 class Rates:
-    """Acceptance by level: of each position, match length, or bin of a drafter's confidence.
+    """Acceptance rates by level: of each position, match length, or bin of a drafter's confidence.
 
     The estimate is that of a beta prior around `prior`, after trials whose weight decays with every new trial of the
     same level. Only uncensored trials count: a node is one if its parent was accepted (or is the last committed
@@ -260,29 +261,29 @@ class Rates:
         return len(self._prior)
 
     def rate(self, level: int) -> float:
-        """The chance that something of this level is accepted; levels beyond the last count as the last."""
+        """Return the probability that something of this level is accepted; levels beyond the last count as the last."""
         level = min(level, len(self._prior) - 1)
         weight = self._weight
         return (self._accepted[level] + weight * self._prior[level]) / (self._tried[level] + weight)
 
     def observe(self, level: int, accepted: bool) -> None:
-        """One uncensored trial."""
+        """Count one uncensored trial."""
         level = min(level, len(self._prior) - 1)
         self._tried[level] = self._tried[level] * self._decay + 1
         self._accepted[level] = self._accepted[level] * self._decay + accepted
 
     def trials(self, level: int) -> float:
-        """Decayed number of trials of a level."""
+        """Return the decayed number of trials of a level."""
         return self._tried[min(level, len(self._prior) - 1)]
 
 
 def bin_of(confidence: float, num_bins: int) -> int:
-    """The level of a confidence in [0, 1] among equally wide bins; what is out of it, or NaN, counts as 0 or as 1."""
+    """Return the level of a confidence in [0, 1] among equally wide bins; NaN and values out of it count as 0 or 1."""
     if not confidence > 0:
         return 0
     return int(min(confidence * num_bins, num_bins - 1))
 
 
 def bin_centres(num_bins: int) -> list[float]:
-    """The prior that takes a drafter's confidence at its word."""
+    """Return the prior that takes a drafter's confidence as a probability."""
     return [(i + 0.5) / num_bins for i in range(num_bins)]

@@ -1,4 +1,4 @@
-"""The budget that chooses K by itself, 0 included, from measured acceptance and costs.
+"""The policy that chooses K automatically, 0 included, from measured acceptance and costs.
 
 It maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec, 2406.14066), and
 its price is the chance of acceptance below which a further node lowers them. Drafters whose drafts come whole
@@ -38,7 +38,7 @@ PARTLY_RESTED = 0.25
 
 @dataclass(slots=True)
 class _PlannedStep:
-    """What one step asked of the drafter.
+    """The drafting of one step.
 
     Attributes:
         count: sequences that were to draft. longest: their largest budget.
@@ -53,7 +53,7 @@ class _PlannedStep:
 
     @property
     def share(self) -> float:
-        """What the step counts of what drafts usually cost; nothing if the drafter had to catch up with all of them."""
+        """Return the weight of the step among drafts of usual cost; 0 if all drafts included the drafter's prefill."""
         return 1.0 if not self.rested else PARTLY_RESTED if self.rested < self.count else 0.0
 
 
@@ -75,7 +75,7 @@ class Lessons:
         self.steps = 0
 
     def note(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
-        """A step is done."""
+        """Note a step that is done."""
         self.steps += 1
         self._noted.append((self.steps, cost, outcomes))
 
@@ -112,7 +112,7 @@ class Lessons:
         return tokens
 
     def _learn_costs(self, kind: str, batch: int, num_rows: int, steps: Seq[tuple[StepCost, _PlannedStep]]) -> None:
-        """Of steps of one kind."""
+        """Learn the costs of steps of one kind."""
         count, asked = len(steps), steps[0][1]
         seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost, _ in steps]
         drafting = [cost.time_draft for cost, _ in steps]
@@ -128,7 +128,7 @@ class Lessons:
         self._probes.earn(sum(seconds) + sum(drafting), count)
 
     def _learn_acceptance(self, number: int, outcomes: Seq[DraftOutcome]) -> _PlannedStep:
-        """Of one step."""
+        """Learn the acceptance of one step."""
         asked = _PlannedStep()
         for outcome in outcomes:
             num_draft_tokens, sequence, draft = outcome.num_draft_tokens, outcome.sequence, outcome.draft
@@ -147,7 +147,7 @@ class Lessons:
 
 
 def kind_of(sequences: Seq[Sequence]) -> str:
-    """Of requests: what logits cost after the forward depends on it."""
+    """Return the kind of requests, on which the cost of logits after the forward depends."""
     return "greedy" if all(sequence.params.greedy for sequence in sequences) else "drawn"
 
 
@@ -303,7 +303,7 @@ class AutomaticPolicy(SpeculationPolicy):
             self._left = 0  # the first of its kind is judged at once
 
     def _best_alone(self, sequence: Sequence, target: Seq[float], draft: Seq[float]) -> tuple[float, list[int]]:
-        """Tokens per second, and the budget that gives them; the standing one, unless another is clearly better."""
+        """Return the tokens per second and K of one sequence; the standing K, unless another is clearly better."""
         gains, accept_probs = self.acceptance.expect_one(sequence, self._places)
         prospects = self._prospects = ProspectsAlone(gains, accept_probs, target, draft)
         rates = prospects.rates
@@ -318,7 +318,7 @@ class AutomaticPolicy(SpeculationPolicy):
         return rates[best], [best]
 
     def _best_together(self, sequences: Seq[Sequence], target: Table, draft: Table) -> tuple[float, list[int]]:
-        """The same of several sequences."""
+        """Return the tokens per second and K of several sequences."""
         gains, accept_probs = self.acceptance.expect(sequences, self._places)
         prospects = self._prospects = Prospects(gains, accept_probs, target, draft, self.costs.growth)
         grid, choices = prospects.rates_together()
@@ -339,7 +339,7 @@ class AutomaticPolicy(SpeculationPolicy):
         return rate, earning
 
     def _earns_its_start(self, sequence: Sequence, rate: float, plain: float) -> bool:
-        """Whether its drafts will have saved the time in which the drafter first catches up with it.
+        """Return whether its drafts will save more time than the drafter's prefill takes.
 
         rate, plain: tokens per second of all sequences together with drafts and without.
         """
@@ -349,12 +349,12 @@ class AutomaticPolicy(SpeculationPolicy):
         )
 
     def _catching_up(self, sequences: Seq[Sequence]) -> float:
-        """Seconds until the drafter has computed with all tokens of these, if they are to draft."""
+        """Return the seconds of the drafter's prefill of these sequences, if they are to draft."""
         step = self._lessons.steps + 1
         return self.costs.catch_up(sum([self._pauses.lag(sequence, step) for sequence in sequences]))
 
     def _gains_alone(self, batch: int, context: float) -> bool:
-        """Whether drafting as good as it is on average in this batch would pay for one sequence alone."""
+        """Return whether drafting at this batch's mean acceptance would pay for one sequence alone."""
         prospects = self._prospects
         if not isinstance(prospects, Prospects):
             return False
@@ -366,7 +366,7 @@ class AutomaticPolicy(SpeculationPolicy):
         return pays(max(rates[1:]), rates[0], GAIN_ALONE, goes_on=False)
 
     def _probe(self, sequences: Seq[Sequence], num_draft_tokens: list[int]) -> list[int] | None:
-        """Other budgets for this step, if some that might show something new can be afforded."""
+        """Return other numbers of draft tokens to try in this step, if some can be afforded; else None."""
         if self._prospects is None:
             return None
         self._turn += 1
@@ -389,7 +389,7 @@ class AutomaticPolicy(SpeculationPolicy):
         return other
 
     def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
-        """Some of the sequences draft, those that have not for longest."""
+        """Choose sequences that draft in a probe: those that have not for longest."""
         assert self._prospects is not None
         if isinstance(self._prospects, ProspectsAlone):
             return [max(range(1, min(5, len(self._prospects.rates))), key=self._prospects.rates.__getitem__)]
@@ -397,7 +397,7 @@ class AutomaticPolicy(SpeculationPolicy):
         return cheapest_trial(self._prospects, order, self._rate)
 
     def _busy_probe(self, sequences: Seq[Sequence], num_draft_tokens: list[int]) -> list[int]:
-        """In turn: longer drafts, sequences that do not draft, and a plain step, where it may be the better one."""
+        """Choose in turn longer drafts, sequences that do not draft, and a plain step, where it may be better."""
         assert self._prospects is not None
         if self._turn % 3 == 0:
             tokens, seconds = self._prospects.outlook([0] * len(num_draft_tokens))
@@ -417,7 +417,7 @@ class AutomaticPolicy(SpeculationPolicy):
 def automatic_policy(
     *, fixed_length_draft: int | None, cost_key: tuple[str, ...] | None, catches_up: bool = False
 ) -> SpeculationPolicy:
-    """K chosen by measurement.
+    """Make the policy that chooses K by measurement.
 
     Args:
         fixed_length_draft: nodes of the drafter's drafts, where they come whole or not at all; None for every other

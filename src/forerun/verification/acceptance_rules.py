@@ -1,4 +1,4 @@
-"""The acceptance rules by name, the choice of a rule for a request, and the verification of a step with several rules."""
+"""The acceptance rules by name, the choice of a rule for a request, and the verification of a step by several."""
 
 from __future__ import annotations
 
