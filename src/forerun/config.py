@@ -17,8 +17,6 @@ from forerun.utils.fields import Checked, check_options, documented, option
 from forerun.utils.home import HOME_VARIABLE
 from forerun.utils.json_file import parse_json
 
-# Options that hold several values, as users give them: lists of token ids, biases of tokens.
-
 _MOST_DIGITS = 20
 
 
@@ -57,8 +55,6 @@ def biases(values: object) -> dict[int, float]:
         found[token_id] = number
     return found
 
-
-# What an answer must be: JSON, JSON of a schema, a match of a regular expression, or a sentence of a Lark grammar.
 
 JSON_OBJECT, JSON_SCHEMA, REGEX, LARK = KINDS = ("json_object", "json_schema", "regex", "lark")
 
@@ -200,7 +196,7 @@ HYBRID_SOURCES = "suffix+staged"
 INDEX_DEPTH = 32
 """Tokens by which an index of a corpus is sorted: what is matched and what follows, together."""
 SHIPPED_HEADS = ASSETS / "heads"
-"""A folder a kind of head, with a folder a target in it, called as the target is."""
+"""A folder for each kind of head, with a folder for each target, of the target's name."""
 BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
 """Corpus of the bundled tokenizer's tokens."""
 

@@ -14,15 +14,15 @@ from forerun.config import SamplingParams
 from forerun.errors import DrafterError, GrammarDeadEndError
 from forerun.utils.tree import Tree
 
-# The contracts of memory for keys and values: the cache of one sequence, and the pool that caches take pages from.
+# Interfaces of memory for keys and values: the cache of one sequence, and the pool that caches take pages from.
 
 
 class Cache(Protocol):
     """The keys and values of one sequence in one model.
 
     Scratch accumulates: each forward adds its rows to those fed since the last commit, numbered from 0, and
-    `Rows.parents` may name any of them. `commit` ends that account, and so does `drop`, which every forward that failed
-    or whose rows are not wanted must be followed by.
+    `Rows.parents` may name any of them. `commit` ends that account, and so does `drop`, which must
+    follow every forward that failed or whose rows are not needed.
     """
 
     @property
@@ -38,7 +38,7 @@ class Cache(Protocol):
         """Return the bytes held."""
 
     def commit(self, path: Seq[int]) -> None:
-        """Keep these of the rows fed since the last commit, root to leaf, and drop the others."""
+        """Keep these of the rows fed since the last commit, root to leaf, and drop the remaining ones."""
 
     def drop(self, keep: int = 0) -> None:
         """Drop the rows fed since the last commit, but for the first `keep` of them."""
@@ -57,7 +57,7 @@ class Cache(Protocol):
 
         Args:
             token_ids: what the sequence holds. The last one is not adopted: it must be fed to have logits.
-            tenant: whose published pages are looked at; None: those that were published for nobody in particular.
+            tenant: whose published pages are searched; None: those that were published without a tenant.
 
         Returns:
             The positions that the cache holds now: a multiple of PAGE, below len(token_ids).
@@ -66,8 +66,8 @@ class Cache(Protocol):
     def publish(self, token_ids: Seq[int], tenant: str | None) -> None:
         """Let other caches adopt the whole pages of these tokens. token_ids[i] stands at committed position i.
 
-        Scratch is never published, and nothing is where the pool has no room for it. Called again, it goes on where it
-        ended: what was published stays.
+        Scratch is never published, and nothing is published where the pool has no page for it. A further call
+        continues where the last one ended.
         """
 
     def fork(self, other: Cache, length: int) -> None:
@@ -75,15 +75,15 @@ class Cache(Protocol):
         pages are shared, the remaining positions are copied.
 
         Raises:
-            OutOfPagesError: there is no page for the rest. The cache is empty still.
+            OutOfPagesError: there is no page for the remaining positions. The cache is empty still.
         """
 
 
 class Pool(Protocol):
     """The pages that the keys and values of one model's sequences may take, of PAGE positions each.
 
-    A page is taken by caches, published, both, or free. Published pages that no cache holds are evicted when the room
-    is needed, the least recently used first.
+    A page is taken by caches, published, both, or free. Published pages that no cache holds are evicted when pages
+    are needed, the least recently used first.
     """
 
     @property
@@ -123,7 +123,7 @@ class Pool(Protocol):
         """
 
 
-# The contracts of what holds a sequence to a grammar: a matcher, and the constraint that the pipeline asks.
+# Interfaces of grammars: a matcher, and the constraint of one sequence that the pipeline calls.
 
 Bits: TypeAlias = NDArray[np.uint8]
 """[ceil(V / 8)] one bit per token, the lowest bit of the first byte for token 0."""
@@ -145,7 +145,7 @@ class Matcher(Protocol):
         end.
 
         Raises:
-            GrammarDeadEndError: it cannot tell. After that the matcher is of no further use.
+            GrammarDeadEndError: it cannot compute them. After that the matcher is of no further use.
         """
 
     def forced(self) -> list[int]:
@@ -192,7 +192,7 @@ class Draft(Tree):
 
     Attributes:
         probs: [n + 1, V] float; row r is the distribution that the children of row r were drawn from, in index order.
-            None: the nodes were chosen by a rule that does not know the target's randomness.
+            None: the nodes were chosen by a rule that does not depend on the target's randomness.
         replacement: siblings were drawn with replacement; False: each draw was removed before the next.
         num_candidates: nodes at and after this index are probes: computed by the target, never accepted. -1: all of
             the nodes are candidates.
@@ -202,7 +202,7 @@ class Draft(Tree):
             the rows fed since the last commit; chains only.
         first_layer: see `hidden`.
 
-    Nodes that the drafter thinks more of should come first, as far as parents allow: of a draft cut short, the
+    Nodes that are more probable should come first, as far as parents allow: of a draft cut short, the
     first nodes stay.
     """
 
@@ -281,7 +281,7 @@ class TokenIds(list[int]):
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise DrafterError(
-            "A sequence's tokens are the engine's, and cannot be changed by others. Change a copy of them: "
+            "A sequence's tokens belong to the engine, and cannot be changed. Change a copy of them: "
             "list(sequence.token_ids)."
         )
 
@@ -303,7 +303,7 @@ class Sequence:
         params: the request's options.
         choice: index among the request's `n` choices; part of the key of its noise.
         max_length: token_ids never grows beyond this (max_tokens and the target's context).
-        prediction: the client's guess of the output, in the target's tokens; None without one.
+        prediction: the client's prediction of the output, in the target's tokens; None without one.
         cache: the target's cache of this sequence while it is in the engine. Only a drafter that computes with the
             target's own layers may touch it: it may feed rows, but commits none.
         constraint: what the grammar of the request allows after these tokens; None without one.
@@ -321,7 +321,7 @@ class Sequence:
     constraint: Constraint | None = None
 
     def __repr__(self) -> str:
-        """Show the length without tokens, since errors quote it to others."""
+        """Show the length without tokens, since errors may quote it."""
         return f"Sequence(id={self.id}, {len(self.token_ids)} tokens)"
 
     @property
@@ -344,13 +344,13 @@ class Needs:
     """The rows and states of the target that a drafter needs, given to it in Step.
 
     Attributes:
-        top_tokens: this many most probable tokens of every verified row; 0 asks for none.
+        top_tokens: this many most probable tokens of every verified row; 0 for none.
         prompt_rows: the same of the prompt's rows, whose logits are then computed as well; not of those whose keys and
             values are taken over from another sequence, which are not computed.
         layers: hidden states of the same rows, entering these of the target's layers, residual included; as many as
             it has layers stands for the state after the final norm, which enters the output layer.
         states: the hidden states of every committed position, the prompt's too, whose logits are not computed for
-            that. Those of positions that are taken over from another sequence are not computed, and not told.
+            that. States of positions that are taken over from another sequence are not computed, and not given.
     """
 
     top_tokens: int = 0
@@ -383,13 +383,13 @@ class Step:
         draft: the draft that was verified; None while the prompt is computed.
         verdict: what was accepted, after truncation at a stop; None while the prompt is computed.
         num_computed: positions now in the target's cache.
-        top_tokens: what `Needs.top_tokens` asked for, [rows, k] int64, most probable first, of the logits before any
+        top_tokens: as many as `Needs.top_tokens`, [rows, k] int64, most probable first, of the logits before any
             processing. The last rows are the draft's: row -(n + 1) follows the token before it, row i - n node i,
             accepted or not. Rows before them (with `Needs.prompt_rows`) follow the prompt's tokens up to there.
-            None where no row was asked for.
-        hidden_outputs: what `Needs.layers` asked for, [rows, layers, H] of the same rows, in the type in which the
+            None where no row was needed.
+        hidden_outputs: the layers of `Needs.layers`, [rows, layers, H] of the same rows, in the type in which the
             target's decoder keeps states.
-        states: what `Needs.states` asked for, [n, layers, H] likewise: of the last n of the `num_computed` positions,
+        states: with `Needs.states`, [n, layers, H] likewise: of the last n of the `num_computed` positions,
             which are those that this step has added, of the prompt or of the draft's accepted path.
     """
 

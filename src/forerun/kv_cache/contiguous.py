@@ -27,7 +27,7 @@ class ContiguousCache(SequenceCache):
     lie in one tensor [tensors, H_kv, capacity, width], so that one operation moves a path in all layers.
 
     The slots come out of the pool by count: the pages held have no memory of their own. Published pages are copies,
-    which nobody holds, and adopting copies them.
+    which no cache holds, and adopting copies them.
 
     Attributes:
         keys: by layer, [H_kv, capacity, D]. values: by layer, [H_kv, capacity, D_v].
@@ -109,8 +109,8 @@ class ContiguousCache(SequenceCache):
         if not length:
             return
         self._reserve(length)
-        for kind, stack in self._stacks.items():
-            stack[:, :, :length] = other._stacks[kind][:, :, :length]
+        for shape, stack in self._stacks.items():
+            stack[:, :, :length] = other._stacks[shape][:, :, :length]
 
     def _reserve(self, num_slots: int) -> None:
         capacity = self._capacity_for(num_slots)
@@ -118,13 +118,13 @@ class ContiguousCache(SequenceCache):
             return
         self.pool.take(self.held, capacity // PAGE - len(self.held))
         counts: dict[tuple[int, int], int] = {}
-        places = []
+        tensor_of = []
         for heads, key_width, value_width in self.shapes:
-            for kind in ((heads, key_width), (heads, value_width)):
-                places.append((kind, counts.get(kind, 0)))
-                counts[kind] = counts.get(kind, 0) + 1
-        self._stacks = {kind: self._grown(kind, count, capacity) for kind, count in counts.items()}
-        tensors = [self._stacks[kind][place] for kind, place in places]
+            for shape in ((heads, key_width), (heads, value_width)):
+                tensor_of.append((shape, counts.get(shape, 0)))
+                counts[shape] = counts.get(shape, 0) + 1
+        self._stacks = {shape: self._grown(shape, count, capacity) for shape, count in counts.items()}
+        tensors = [self._stacks[shape][index] for shape, index in tensor_of]
         self.keys, self.values, self._capacity = tensors[::2], tensors[1::2], capacity
 
     def _capacity_for(self, num_slots: int) -> int:
@@ -135,12 +135,12 @@ class ContiguousCache(SequenceCache):
             capacity *= 2
         return capacity
 
-    def _grown(self, kind: tuple[int, int], count: int, capacity: int) -> Tensor:
-        heads, width = kind
+    def _grown(self, shape: tuple[int, int], count: int, capacity: int) -> Tensor:
+        heads, width = shape
         # zeros, not empty: scratch meets a probability of exactly zero, and 0 * nan would be nan
         new = torch.zeros(count, heads, capacity, width, dtype=self.dtype, device=self.device)
-        if kind in self._stacks:
-            new[:, :, : self._capacity] = self._stacks[kind]
+        if shape in self._stacks:
+            new[:, :, : self._capacity] = self._stacks[shape]
         return new
 
     def _release(self) -> None:

@@ -22,7 +22,7 @@ class PagedCache(SequenceCache):
 
     The first pages may be shared: they are published, or another cache holds them too. Shared pages are never written.
     Where the cache was truncated into one, its first positions are copied to a new page before the next rows are
-    written. Pages that nobody else has are kept until `free`, whatever is dropped or truncated.
+    written. Pages that are not shared are kept until `free`, whatever is dropped or truncated.
 
     Attributes:
         pages: the sequence's pages in order: slot s lies in pages[s // PAGE].
@@ -39,7 +39,7 @@ class PagedCache(SequenceCache):
         self.addresses: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._layout = layout
         self._num_shared = 0  # pages from the start that may be shared
-        self._room = 0  # slots in `pages`
+        self._num_slots = 0  # slots in `pages`
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +77,7 @@ class PagedCache(SequenceCache):
     def _reserve(self, num_slots: int) -> None:
         if self.length < self._num_shared * PAGE:
             self._stop_sharing()
-        if num_slots > self._room:
+        if num_slots > self._num_slots:
             try:
                 self.pool.take(self.held, -(-num_slots // PAGE) - len(self.held))
             finally:
@@ -122,7 +122,7 @@ class PagedCache(SequenceCache):
 
     def _give_back_beyond(self) -> None:
         """Give back the pages that lie beyond the length."""
-        self._room = 0
+        self._num_slots = 0
         self.pool.give_back(self.held, -(-self.length // PAGE))
         self._changed()
 
@@ -134,10 +134,10 @@ class PagedCache(SequenceCache):
         """Update what depends on the list of pages."""
         self.pages = [page.content[0] for page in self.held]
         self.addresses = np.array([page.data_ptr() for page in self.pages], np.uint64)
-        self._room = len(self.pages) * PAGE
+        self._num_slots = len(self.pages) * PAGE
 
     def _release(self) -> None:
-        self.pages, self.addresses, self._room = [], np.empty(0, np.uint64), 0
+        self.pages, self.addresses, self._num_slots = [], np.empty(0, np.uint64), 0
         self.pool.give_back(self.held)
         self._num_shared = 0
 

@@ -16,10 +16,8 @@ from forerun.errors import ConfigError, OutOfPagesError, PoolIntegrityError
 from forerun.kv_cache.prefix_tree import Node, Page, PrefixTree, tokens_of_page
 from forerun.types import Cache
 
-# Whether a pool's account of its pages adds up: everything counted from the caches and the tree, and compared.
 
-
-class Account(Protocol):
+class PoolCounts(Protocol):
     """The counts that a pool reports."""
 
     @property
@@ -30,7 +28,7 @@ class Account(Protocol):
 
 
 def check_counts(
-    pool: Account, tree: PrefixTree, free: Sequence[Page], held: Sequence[Sequence[Page]], num_unnamed: int
+    pool: PoolCounts, tree: PrefixTree, free: Sequence[Page], held: Sequence[Sequence[Page]], num_unnamed: int
 ) -> None:
     """Compare a pool's counts with its pages. Raises PoolIntegrityError, which names every difference.
 
@@ -72,12 +70,12 @@ def check_counts(
 
 
 def _is_out_of_order(tree: PrefixTree) -> bool:
-    place = {page: index for index, page in enumerate(tree.idle)}
+    index_of = {page: index for index, page in enumerate(tree.idle)}
     return any(
-        place[node.page] < place[below.page]
+        index_of[node.page] < index_of[below.page]
         for node in tree.nodes()
         for below in node.children.values()
-        if node.page in place and below.page in place
+        if node.page in index_of and below.page in index_of
     )
 
 
@@ -114,7 +112,7 @@ class PagePool:
         self._tree = PrefixTree()
         self._free: list[Page] = []
         self._caches: WeakSet[Holder] = WeakSet()
-        self._abandoned: deque[list[Page]] = deque()  # what caches held that nobody freed
+        self._abandoned: deque[list[Page]] = deque()  # pages of caches that were forgotten and not freed
         self._lock = RLock()
 
     @property
@@ -135,7 +133,7 @@ class PagePool:
         """Set the bound, see `types.Pool.limit`."""
         self._collect()
         if num_pages is not None and num_pages < 1:
-            raise ConfigError(f"a pool of {num_pages} pages is asked for, but it must have at least one.")
+            raise ConfigError(f"a pool of {num_pages} pages is requested, but it must have at least one.")
         with self._lock:
             self.num_pages = num_pages
             while num_pages is not None and self.num_taken > num_pages and self._tree.idle:
@@ -155,7 +153,7 @@ class PagePool:
         """Append `count` pages of zeros. Torch lets anyone write to them, taken within inference mode or not.
 
         Raises:
-            OutOfPagesError: so many cannot be had. Nothing was changed.
+            OutOfPagesError: there are not as many. Nothing was changed.
         """
         with self._lock:
             if count > self.num_available:
@@ -167,10 +165,10 @@ class PagePool:
                 page.holders = 1
                 pages.append(page)
 
-    def share(self, pages: list[Page], others: Sequence[Page]) -> None:
+    def share(self, pages: list[Page], held: Sequence[Page]) -> None:
         """Append these pages, which some cache holds already."""
         with self._lock:
-            for page in others:
+            for page in held:
                 page.holders += 1
                 pages.append(page)
 
@@ -178,13 +176,13 @@ class PagePool:
         """Append the published pages that hold the first of these tokens, `most` of them at most."""
         with self._lock:
             for page in self._tree.longest(token_ids, most, tenant):
-                self._hold(page)
+                self._add_holder(page)
                 pages.append(page)
 
     def publish(self, pages: list[Page], first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
         """Publish pages[first:end], after those before them, which are published.
 
-        Where the same tokens have been published by another, that page takes the place of this one in the list.
+        If another cache has published the same tokens, its page replaces this one in the list.
 
         Returns:
             How many pages from the start of the list are published now: fewer than `end` where some of them are
@@ -202,9 +200,9 @@ class PagePool:
                         return index
                     self._tree.add(parent, key, page)
                 elif found.page is not None and found.page is not page:
-                    self._hold(found.page)
+                    self._add_holder(found.page)
                     pages[index] = found.page
-                    self._let_go(page)
+                    self._drop_holder(page)
                 parent = pages[index].node
             return end
 
@@ -212,13 +210,13 @@ class PagePool:
         """Take all but the first `keep` pages off the list: their holder reads and writes them no more."""
         with self._lock:
             while len(pages) > keep:
-                self._let_go(pages.pop())
+                self._drop_holder(pages.pop())
 
     def exchange(self, pages: list[Page], index: int, taken: list[Page]) -> None:
         """Replace the page at `index` by the one page of `taken`."""
         with self._lock:
             page, pages[index] = pages[index], taken.pop()
-            self._let_go(page)
+            self._drop_holder(page)
 
     def recount(self) -> None:
         """Count again what the caches hold, see `types.Pool.recount`. A page that neither a cache nor the tree has is
@@ -239,8 +237,8 @@ class PagePool:
         with self._lock:
             self._collect()
             named = {id(cache) for cache in caches}
-            others = [cache for cache in self._caches if cache.held and id(cache) not in named]
-            check_counts(self, self._tree, self._free, [cache.held for cache in self._caches], len(others))
+            unnamed = [cache for cache in self._caches if cache.held and id(cache) not in named]
+            check_counts(self, self._tree, self._free, [cache.held for cache in self._caches], len(unnamed))
 
     def _collect(self) -> None:
         """Take back the pages of caches that were forgotten."""
@@ -265,11 +263,11 @@ class PagePool:
             numbers.zero_()  # a sequence that failed may have left NaN there
         return page
 
-    def _hold(self, page: Page) -> None:
+    def _add_holder(self, page: Page) -> None:
         page.holders += 1
         self._tree.idle.pop(page, None)
 
-    def _let_go(self, page: Page) -> None:
+    def _drop_holder(self, page: Page) -> None:
         page.holders -= 1
         if page.holders == 0:
             if page.node is None:

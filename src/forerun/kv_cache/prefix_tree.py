@@ -1,7 +1,7 @@
 """A tree of the published pages, in which each page follows the tokens of the pages above it.
 
 Pages that no cache holds are idle. They lie in the order in which they were last used, leaves before what is above
-them: whoever holds a page holds all pages above it, and pages are let go from the last one to the first.
+them: a cache that holds a page holds all pages above it, and gives pages back from the last to the first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Page:
         content: the numbers: as `PageLayout` says, or, of a published page of the PyTorch reference, one tensor for
             each shape. Nothing while a contiguous cache holds the page: its numbers lie in the cache.
         holders: caches that hold it.
-        node: its place among the published pages; None where it is not published.
+        node: its node in the tree of published pages; None if it is not published.
     """
 
     content: list[Tensor] = field(default_factory=list)

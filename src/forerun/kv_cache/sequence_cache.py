@@ -62,7 +62,7 @@ class SequenceCache(ABC):
 
         Raises:
             ValueError: a parent is not there.
-            OutOfPagesError: the pool has no room for them.
+            OutOfPagesError: the pool has too few pages.
         """
         first = len(self.scratch_parents)
         for row, parent in enumerate(parents, first):
@@ -85,7 +85,7 @@ class SequenceCache(ABC):
         rows."""
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep these of the rows fed since the last commit, root to leaf, and drop the others.
+        """Keep these of the rows fed since the last commit, root to leaf, and drop the remaining ones.
 
         Args:
             path: scratch rows, ascending; row i lies in slot `length + i`.
@@ -136,7 +136,7 @@ class SequenceCache(ABC):
         """Take over positions of another cache, see `types.Cache.fork`.
 
         Raises:
-            TypeError: the other is of another model, or of another kind.
+            TypeError: the other cache is of another model or class.
             ValueError: it holds fewer positions.
         """
         if not isinstance(other, type(self)) or other.pool is not self.pool:
@@ -148,7 +148,7 @@ class SequenceCache(ABC):
         self.length = length
 
     def _be_empty(self) -> None:
-        """Give back what is kept for later. Raises ValueError if there is anything else."""
+        """Give back pages that are kept for later. Raises ValueError if there is anything else."""
         if self.length or self.scratch_parents:
             raise ValueError(f"a cache of {self.length} positions cannot take over others")
         if self.held:
@@ -177,9 +177,6 @@ class SequenceCache(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Give all slots back."""
-
-
-# The part of a cache's contract that deals with pages, for caches that have none.
 
 
 class Unpaged:

@@ -8,8 +8,6 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-# Sums along each row, in an order that the other rows do not change.
-
 
 def running_sums(values: Tensor) -> Tensor:
     """Return [R, C] float64 sums of each row up to every column. values: [R, C]."""
@@ -75,7 +73,7 @@ def row_argmax(values: Tensor) -> Tensor:
 def non_finite_rows(logits: Tensor, argmax: Seq[int] | None = None) -> list[int]:
     """Return the rows from which no distribution can be made: some logit is NaN or +inf, or all are -inf.
 
-    The row's maximum tells: it is NaN where any logit is.
+    The row's maximum is NaN where any logit is.
 
     Args:
         logits: [R, V].

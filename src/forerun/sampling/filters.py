@@ -20,14 +20,14 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.sampling.draw import running_sums
 
-_TOP_P_GUESSES = (64, 1024)
+_TOP_P_SIZES = (64, 1024)
 """How many of the most probable tokens are sorted in search of top_p, before all are: most rows need few."""
 _BLOCK = 32
 """Logits of which one maximum is taken, in search of the largest of a row."""
 _BLOCKED_SIZE = 2**14
 """Logits in a row from which that search is faster than sorting out the largest of all."""
 _SPARSE = 16
-"""Where top_k keeps at most one token in so many, the rest is computed of the kept tokens alone."""
+"""Where top_k keeps at most one token in so many, probabilities are computed for the kept tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def keep_top_p(logits: Tensor, top_p: Seq[float]) -> Tensor:
     """Keep the smallest set of most probable tokens whose mass reaches top_p; of equal ones the lowest ids first."""
     smallest = torch.finfo(logits.dtype).tiny  # a smaller one would be 0, which no mass is below
     mass = _column([max(value, smallest) for value in top_p], logits)
-    return _cut_nucleus(logits, logits.softmax(-1), mass, _TOP_P_GUESSES)
+    return _cut_nucleus(logits, logits.softmax(-1), mass, _TOP_P_SIZES)
 
 
 def keep_min_p(logits: Tensor, min_p: Seq[float]) -> Tensor:
@@ -184,8 +184,8 @@ def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     blocks = logits[:, : width * _BLOCK].view(num_rows, _BLOCK, width)
     best = blocks.amax(1).topk(count, dim=-1, sorted=False).indices[:, None].expand(-1, _BLOCK, -1)
     ids = best + width * torch.arange(_BLOCK, device=logits.device)[:, None]
-    rest = torch.arange(width * _BLOCK, vocab_size, device=logits.device).expand(num_rows, -1)
-    ids = torch.cat([ids.flatten(1), rest], dim=-1)
+    unblocked = torch.arange(width * _BLOCK, vocab_size, device=logits.device).expand(num_rows, -1)
+    ids = torch.cat([ids.flatten(1), unblocked], dim=-1)
     top = logits.gather(-1, ids).topk(count, dim=-1)
     return top.values, ids.gather(-1, top.indices)
 
@@ -201,9 +201,9 @@ def _drop_below(logits: Tensor, lowest: Tensor) -> Tensor:
     return torch.minimum(logits, torch.threshold_(difference, -limits.tiny, -math.inf), out=difference)
 
 
-def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, guesses: Seq[int]) -> Tensor:
+def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, sizes: Seq[int]) -> Tensor:
     vocab_size = logits.shape[-1]
-    count = min([*guesses[:1], vocab_size])
+    count = min([*sizes[:1], vocab_size])
     top_values, top_ids = _largest(logits, count)
     accept_probs = probs.gather(-1, top_ids)
     num_kept = ((running_sums(accept_probs) - accept_probs) < top_p).sum(-1, keepdim=True)
@@ -217,15 +217,15 @@ def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, guesses: Seq[int]
         kept[tied] = _drop_ties(kept[tied], lowest[tied], num_kept[tied])
     short = [row for row, (number, _) in enumerate(found) if number == count < vocab_size]
     if short:
-        kept[short] = _cut_nucleus(logits[short], probs[short], top_p[short], guesses[1:])
+        kept[short] = _cut_nucleus(logits[short], probs[short], top_p[short], sizes[1:])
     return kept
 
 
 def _drop_ties(logits: Tensor, lowest: Tensor, num_kept: Tensor) -> Tensor:
     """Keep only the first of the logits equal to `lowest`, so that num_kept remain in all."""
     ties = logits == lowest
-    room = num_kept - (logits > lowest).sum(-1, keepdim=True)
-    return logits.masked_fill(ties & (ties.cumsum(-1) > room), -math.inf)
+    num_tied = num_kept - (logits > lowest).sum(-1, keepdim=True)
+    return logits.masked_fill(ties & (ties.cumsum(-1) > num_tied), -math.inf)
 
 
 def _column(values: Seq[float], like: Tensor) -> Tensor:

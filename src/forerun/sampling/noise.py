@@ -1,12 +1,12 @@
 """Random numbers: counter-based noise for requests with a seed, a generator's for the others.
 
 The noise of a seeded request is a function of (seed, choice, absolute position, token id) and of
-nothing else: not of the batch, the vocabulary's padding, the drafter, or how often it is asked for.
+nothing else: not of the batch, the vocabulary's padding, the drafter, or the number of calls.
 So drafter and target that both take argmax(logprob + noise) agree wherever their distributions do, and the
 text depends on the seed and the target alone.
 
 The hash is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA
-2014): the key chooses a place in its sequence, the token id counts on from there.
+2014): the key chooses a position in its sequence, the token id counts on from there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ONE = 0x3FF0000000000000
 
 
 class NoiseKey(NamedTuple):
-    """What the noise of one row depends on.
+    """The values that the noise of one row depends on.
 
     Attributes:
         seed: the request's seed.
@@ -89,7 +89,7 @@ class StepNoise:
         self._device = device
         self._sequences = sequences
         self._packed = packed
-        self._keys: list[NoiseKey | None] | None = None  # made when first asked for: most steps draw none
+        self._keys: list[NoiseKey | None] | None = None  # computed when first needed: most steps draw none
 
     def uniform(self, size: int) -> Tensor:
         return torch.rand(size, dtype=torch.float64, generator=self._generator, device=self._generator.device)

@@ -36,7 +36,7 @@ class LogitsRow:
 
 
 class LogitsPipeline:
-    """Turns rows of logits into the distributions that the requests ask for.
+    """Turns rows of logits into the distributions that the requests' options define.
 
     Keeps token counts of the sequences whose options need them, from their first row to `stop`.
 
@@ -84,7 +84,7 @@ class LogitsPipeline:
         """Return [R, V] the exponentials of `process`, to rounding: drafters draw from them, and rejection compares
         them.
 
-        Where no option but the temperature is in use, in one operation, whose last bits are others.
+        Where no option but the temperature is in use, in one operation, with different last bits.
         """
         if not all(_is_plain(row.sequence) for row in rows):
             return self.process(logits, rows).exp_()

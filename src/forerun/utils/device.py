@@ -51,20 +51,18 @@ def resolve_device(name: str | torch.device) -> torch.device:
     return torch.device(device.type, number)
 
 
-# What devices raise, as forerun's own errors: a device has failed for good, or has no memory left.
-
 _MEMORY_ALLOCATION = 2
 """cudaErrorMemoryAllocation: PyTorch raises it as an AcceleratorError where its own allocator had no part in it."""
-_LONGEST = 300
-"""Characters of a device's own words."""
+_MAX_LENGTH = 300
+"""Characters of a device's message."""
 
 
 def device_error(error: BaseException, device: torch.device) -> DeviceError | DeviceMemoryError | None:
     """Return the device's error behind an exception that was raised while the device computed; None without one.
 
-    An accelerator is asked whether it still answers: one that has failed fails at everything that comes after. Not
-    every error that it reports is of that kind, and Triton's launcher raises it as a plain RuntimeError. Where there
-    is none to ask, PyTorch's type of the exception, or of one that it was raised from, tells.
+    An accelerator is synchronised: one that has failed fails at every later call. Not every error that it reports is of
+    that kind, and Triton's launcher raises it as a plain RuntimeError. On a CPU, PyTorch's type of the exception, or of
+    one that it was raised from, decides.
     """
     if isinstance(error, (DeviceError, DeviceMemoryError)):
         return error
@@ -75,17 +73,17 @@ def device_error(error: BaseException, device: torch.device) -> DeviceError | De
     if device.type == "cpu":
         failed: BaseException | None = None if _is_of_memory(reported) else reported
     else:
-        failed = _answer(device)
+        failed = _failure(device)
     if failed is not None:
         return DeviceError(
-            f"The device {device} has failed: {_words(failed)}. Nothing more can be computed on it by this process. "
+            f"The device {device} has failed: {_message(failed)}. Nothing more can be computed on it by this process. "
             "Start forerun again; if it fails again, look at the device (nvidia-smi, the kernel's log) or take another."
         )
     short = next((each for each in raised if isinstance(each, torch.OutOfMemoryError) or _is_of_memory(each)), None)
     if short is None:
         return None
     return DeviceMemoryError(
-        f"The device {device} has no memory left: {_words(short)}. Lower max_batch or cache_memory, take weights of "
+        f"The device {device} has no memory left: {_message(short)}. Lower max_batch or cache_memory, take weights of "
         "fewer bits (quantize), or end other programs that use the device."
     )
 
@@ -131,7 +129,7 @@ class DeviceFaults:
     def own(self, error: Exception) -> Exception:
         """Return a device's error as forerun's own, any other error as it is."""
         if self.failure is not None:
-            return DeviceError(self.failure)  # whatever it says, the failed device is its cause
+            return DeviceError(self.failure)  # a failed device is the cause of every later error
         found = device_error(error, self._device)
         if found is None or found is error:
             return error
@@ -147,7 +145,7 @@ class DeviceFaults:
             raise DeviceError(self.failure)
 
 
-def _answer(device: torch.device) -> RuntimeError | None:
+def _failure(device: torch.device) -> RuntimeError | None:
     """Return the error with which a failed device answers; None if the device works."""
     import torch
 
@@ -172,7 +170,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """Return the first line of a device's message, which holds names of errors and sizes, and nothing of a request."""
     lines = str(error).splitlines()
-    return lines[0].rstrip(". ")[:_LONGEST] if lines else type(error).__name__
+    return lines[0].rstrip(". ")[:_MAX_LENGTH] if lines else type(error).__name__

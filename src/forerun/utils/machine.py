@@ -43,11 +43,8 @@ def _facts() -> dict[str, str]:
     return facts
 
 
-# How much memory the machine has, and how much of it can be had now: by the system, or by a cgroup if that is less.
-#
-# A cgroup (of a container, a service or a job) bounds its processes together. What it holds of files can be given
-# back,
-# and counts as available, as it does in MemAvailable of /proc/meminfo.
+# A cgroup (of a container, a service or a job) bounds the memory of its processes together. Its file cache can be
+# freed, and counts as available, as in MemAvailable of /proc/meminfo.
 
 GIB = 2**30
 _V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -90,8 +87,8 @@ def _sysconf(name: str) -> int | None:
 
 def _mem_available(root: Path) -> int | None:
     for line in _read(root / "proc/meminfo").splitlines():
-        key, _, rest = line.partition(":")
-        words = rest.split()
+        key, _, value = line.partition(":")
+        words = value.split()
         if key == "MemAvailable" and len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
             return int(words[0]) * 1024
     return None
@@ -105,8 +102,8 @@ def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
             continue
         mount, *names = _V1 if controllers else _V2
         # Inside a container the path may be that of the host; its own files lie at the mount then.
-        place = PurePosixPath("/", path)
-        for folder in (place, *place.parents):
+        cgroup = PurePosixPath("/", path)
+        for folder in (cgroup, *cgroup.parents):
             yield from _limit(root / mount / folder.relative_to("/"), *names)
 
 

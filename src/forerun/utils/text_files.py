@@ -14,7 +14,7 @@ TEXT_PATTERNS = (
     *("*.go", "*.rs", "*.js", "*.jsx", "*.ts", "*.tsx", "*.rb", "*.php", "*.pl", "*.lua", "*.r", "*.jl", "*.sh"),
     *("*.sql", "*.html", "*.css", "*.tex", "*.txt", "*.md", "*.rst", "*.toml", "*.yaml", "*.yml", "*.ini", "*.cfg"),
 )
-"""What is taken from a folder unless patterns are given."""
+"""The files that are read from a folder unless patterns are given."""
 JSON_LINES = ".jsonl"
 
 

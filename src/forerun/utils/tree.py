@@ -16,7 +16,7 @@ class Tree:
     """Tokens that may follow the committed ones. A chain is a tree of width one.
 
     Attributes:
-        token_ids: [n], a list, or an int64 tensor on a device that nobody has read yet.
+        token_ids: [n], a list, or an int64 tensor on a device that has not been read yet.
         parents: [n], each below its own index; ROOT stands for the last committed token.
     """
 
@@ -115,6 +115,6 @@ class Tree:
     def part(self, nodes: Iterable[int]) -> Tree:
         """Return the tree of these nodes alone. nodes: parents before their children."""
         chosen = list(nodes)
-        place = {ROOT: ROOT} | {node: i for i, node in enumerate(chosen)}
+        new_index = {ROOT: ROOT} | {node: i for i, node in enumerate(chosen)}
         ids = self.ids
-        return Tree([ids[node] for node in chosen], [place[self.parents[node]] for node in chosen])
+        return Tree([ids[node] for node in chosen], [new_index[self.parents[node]] for node in chosen])

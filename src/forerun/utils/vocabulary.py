@@ -11,8 +11,6 @@ from typing import Any
 
 from forerun.errors import IncompatibleDrafterError
 
-# What a Transformers tokenizer tells of its tokens. Fast and slow ones have no type in common that tells all of it.
-
 
 def tokens_by_id(tokenizer: Any) -> dict[int, str]:
     """Return id -> token, special and added tokens included."""
@@ -112,12 +110,9 @@ def _byte_of_character() -> dict[str, int]:
     """Return GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    table.update({chr(256 + place): byte for place, byte in enumerate(others)})
+    unprintable = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(256 + index): byte for index, byte in enumerate(unprintable)})
     return table
-
-
-# Do two tokenizers mean the same by every id? Compared by vocabulary, not by size.
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +122,7 @@ class Vocabulary:
     Attributes:
         name: of the model, for messages.
         size: width of its logits.
-        tokenizer: what tells the meaning of the ids; None if there is none.
+        tokenizer: maps texts to the ids; None if there is none.
     """
 
     name: str
@@ -148,7 +143,7 @@ def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
         if target.size != draft.size:
             raise IncompatibleDrafterError(
                 f"{draft.name} has {draft.size} token ids and {target.name} has {target.size}, and without "
-                "tokenizers there is no telling whether the rest is padding. Put the tokenizers beside the weights."
+                "tokenizers it is unknown whether the remaining ids are padding. Put the tokenizers beside the weights."
             )
         return
     if target.tokenizer is None or draft.tokenizer is None:
@@ -179,11 +174,8 @@ def shown(token: str | None) -> str:
     return "absent" if token is None else repr(token)
 
 
-# Hashes that tell tokenizers apart, for files that hold token ids.
-#
-# They do not depend on the file the tokenizer came from, nor on settings such as truncation, nor on the version of
-# the
-# library that read it. The two are parts of file formats: their values must not change.
+# Both hashes are parts of file formats: their values must not change. They do not depend on the tokenizer's file, on
+# settings such as truncation, or on the version of the library.
 
 
 def fingerprint(tokenizer: Any) -> str:

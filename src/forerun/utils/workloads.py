@@ -30,7 +30,7 @@ WORKLOADS = ASSETS / "workloads"
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 """Of their files."""
 OVERLAP_WORDS = 13
-"""Words in a row that prompts and training texts may share by chance no more."""
+"""Words in a row that prompts and training texts may share by chance at most."""
 _WORD = re.compile(r"\w+")
 _REMEDY = "Put the line right: one JSON object with its texts as strings."
 _FORMS = ("prompt", "messages", "turns", "question")
@@ -43,7 +43,7 @@ class Case:
     """One prompt of a workload: a text, a chat, or turns. Two of `prompt`, `messages` and `turns` are empty.
 
     Attributes:
-        name: its id, the file that it was cut from, or the place of its line.
+        name: its id, the file that it was cut from, or its line.
         prompt: the text that the model is given, raw.
         reference: the text that followed the prompt in its file; empty if unknown.
         temperature: the temperature to sample it at; None leaves that to the measurement.
@@ -139,7 +139,7 @@ def categories_in_turn(cases: Sequence[Case]) -> list[Case]:
 def word_runs(text: str) -> Iterator[tuple[str, ...]]:
     """Return every run of OVERLAP_WORDS words, by which the same text is found in two files."""
     words = _WORD.findall(text.lower())
-    return (tuple(words[place : place + OVERLAP_WORDS]) for place in range(len(words) - OVERLAP_WORDS + 1))
+    return (tuple(words[start : start + OVERLAP_WORDS]) for start in range(len(words) - OVERLAP_WORDS + 1))
 
 
 def temperatures(cases: Sequence[Case]) -> list[float]:

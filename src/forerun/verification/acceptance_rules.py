@@ -36,11 +36,11 @@ _OF_TREES: Mapping[str, str] = {same: name for name, same in _OF_CHAINS.items()}
 def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None) -> str:
     """Return the name of the rule that verifies this draft of this request.
 
-    Greedy requests walk and requests with a seed stay coupled, whatever is asked for: both promise a text
-    that depends on the target alone. Drafts without distributions cannot be rejected from, and walk.
+    Greedy requests get walk and requests with a seed coupled, whatever rule is named: both promise a text that depends
+    on the target alone. Drafts without distributions allow no rejection, and get walk.
 
     Args:
-        acceptance: the rule asked for by name; None takes the lossless one that fits: block for drawn chains,
+        acceptance: the named rule; None takes the lossless one that fits: block for drawn chains,
             traversal for drawn trees, walk for all else. Block on a tree is traversal and token multi-step,
             and the other way round on a chain.
 
@@ -98,7 +98,7 @@ def verify_step(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: 
 
 
 class _NoiseOfRows:
-    """The step's noise as some of its rows see it."""
+    """The step's noise for some of its rows, numbered from 0."""
 
     def __init__(self, noise: Noise, rows: Seq[int]) -> None:
         self._noise = noise

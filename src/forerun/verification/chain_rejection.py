@@ -42,8 +42,8 @@ class Rejection:
         """Compute what the decision depends on besides random numbers. target: [rows, V] probabilities.
 
         Returns:
-            Of each chain, the chances that the comparisons at its drafted tokens succeed; [rows, V], the weights of
-            the token that follows when the chain ends at the row; and [rows], their sums.
+            For each chain, the probabilities that the comparisons at its drafted tokens succeed; [rows, V], the
+            weights of the token that follows when the chain ends at the row; and [rows], their sums.
         """
         probs = [checked_probs(draft, target) for draft in drafts.drafts]
         draft_probs = probs[0] if len(probs) == 1 else torch.cat(probs)
@@ -70,12 +70,12 @@ class Rejection:
 def _ratios(drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> list[list[float]]:
     """Return target / draft at each drafted token of each chain. target, draft_probs: [rows, V] probabilities."""
     vocab_size = target.shape[-1]
-    places = [
+    flat = [
         (start + node) * vocab_size + token_id
         for draft, start in zip(drafts.drafts, drafts.offsets, strict=False)
         for node, token_id in enumerate(draft.ids[: draft.num_candidates])
     ]
-    index = torch.tensor(places, dtype=torch.int64, device=target.device)
+    index = torch.tensor(flat, dtype=torch.int64, device=target.device)
     theirs, drawn = torch.stack([target.take(index), draft_probs.take(index)]).tolist()
     if not all(each > 0 for each in drawn):  # NaN is not either
         raise UnsoundProbsError

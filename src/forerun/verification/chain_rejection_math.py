@@ -39,7 +39,7 @@ def excess(carry: Array, target: Array, draft: Array) -> Array:
     carry: [R, 1]; target, draft: [R, V] distributions. Returns [R, V].
     """
     left = carry * target
-    left -= draft  # in place: fresh memory costs more than the subtraction
+    left -= draft  # in index: fresh memory costs more than the subtraction
     return left.clamp_(min=0) if isinstance(left, Tensor) else left.clip(min=0)
 
 
@@ -49,8 +49,8 @@ class ChainRule:
 
     Attributes:
         carry: ratios [n] -> [n + 1]; entry i is the weight of the target in the excess after i tokens.
-        acceptance: (ratios [n], carries [n + 1], masses [n + 1]) -> [n] chances; entry i - 1 is the chance that token
-            i's comparison with a uniform number succeeds. masses: the sum of the excess after i tokens.
+        acceptance: (ratios [n], carries [n + 1], masses [n + 1]) -> [n] probabilities; entry i - 1 is that with which
+            token i's comparison with a uniform number succeeds. masses: the sum of the excess after i tokens.
         length: outcomes of the comparisons [n] -> how many tokens are accepted.
     """
 
@@ -88,12 +88,12 @@ def block_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]
 
 def up_to_first_failure(accepted: Seq[bool]) -> int:
     """Return how many comparisons in a row succeeded, from the first on."""
-    return next((place for place, success in enumerate(accepted) if not success), len(accepted))
+    return next((index for index, success in enumerate(accepted) if not success), len(accepted))
 
 
 def up_to_last_success(accepted: Seq[bool]) -> int:
     """Return the last comparison that succeeded, counted from 1; 0 if none did. Failures before it do not matter."""
-    return max((place for place, success in enumerate(accepted, 1) if success), default=0)
+    return max((index for index, success in enumerate(accepted, 1) if success), default=0)
 
 
 TOKEN = ChainRule(unit_carry, token_acceptance, up_to_first_failure)

@@ -1,7 +1,7 @@
-"""Acceptance by threshold: faster, and not the target's distribution. Refused unless asked for by name.
+"""Acceptance by threshold: faster, and not the target's distribution. Used only if named.
 
-A node is accepted if its parent is and the target finds its token good enough; the longest accepted path is taken (of
-equal ones the most probable), and the next token is drawn from the target's distribution at its end.
+A node is accepted if its parent is and its token passes the threshold under the target. The longest accepted path is
+taken (of equal ones the most probable), and the next token is drawn from the target's distribution at its end.
 """
 
 from __future__ import annotations

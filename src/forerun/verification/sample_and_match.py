@@ -1,8 +1,8 @@
 """Verification that samples a token of the target for every row and matches it with the draft: exact for any draft.
 
-One token is drawn for every row beforehand; from the root, descend while a child holds the row's token.
-The token of the row where the walk ends is the recovered or bonus token. Greedy decoding is the walk
-with each row's argmax, a request with a seed the walk with argmax(logprob + keyed noise).
+One token is sampled for every row beforehand; from the root, descend while a child holds the row's token.
+The token of the last row is the recovered or bonus token. Greedy decoding takes each row's argmax, a request with a
+seed argmax(logprob + keyed noise).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _perturbed_argmax(logprobs: Tensor, rows: Seq[int], noise: Noise) -> Tensor:
     """Return [R] argmax(logprob + Gumbel noise), the lowest id of equal sums. logprobs: [R, V], of these rows of the
     step.
 
-    Filters leave few tokens, and a token's noise does not depend on which others are asked for.
+    Filters leave few tokens, and a token's noise does not depend on which other tokens are requested.
     """
     vocab_size = logprobs.shape[-1]
     if logprobs.device.type == "cpu":  # elsewhere the number of tokens would have to be read back

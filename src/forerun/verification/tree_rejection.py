@@ -20,8 +20,8 @@ TreeRule: TypeAlias = Callable[[DrawnTree[Any], Accept], tuple[int, Any]]
 class TreeRejection:
     """Accepts a path of each drawn tree by a rule of `tree_rejection_math`, then draws one token from what is left.
 
-    Uniform numbers are asked for as `Rejection` asks: one for every node and one for the token that follows,
-    whatever is decided; on chains both give the same verdicts for the same numbers.
+    Uniform numbers are drawn as in `Rejection`: one for every node and one for the token that follows, whatever is
+    decided; on chains both give the same verdicts for the same numbers.
     """
 
     lossless = True
@@ -57,7 +57,7 @@ class _Below:
 def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:
     """Make the tree of a draft's candidates. target_logprobs: [n + 1, V].
 
-    A row's distribution is computed when a rule first asks for it: rules visit few rows, and of leaves the last alone.
+    A row's distribution is computed when a rule first needs it: rules visit few rows, and of leaves the last alone.
 
     Raises:
         ValueError: the draft has no distributions, or distributions of another shape.

@@ -6,7 +6,7 @@ with fractions and prove that it is exact.
 Notation: p and q are the target's and the draft's distribution at a row of the tree (row 0 is the root, row i + 1
 follows node i), and x_1, x_2, ... the row's children, drawn from q in this order: with replacement each from
 q, without it each from what the draws before it left of q, renormalised. A rule decides by comparisons of
-chances with uniform numbers, one comparison for a node at most; where it ends, it leaves the weights that
+probabilities with uniform numbers, one comparison per node at most; where it ends, it leaves the weights that
 the recovered or bonus token is drawn from.
 """
 
@@ -19,10 +19,10 @@ from typing import Any, Generic, TypeAlias
 from forerun.verification.chain_rejection_math import Array, UnsoundProbsError, excess
 
 Accept: TypeAlias = Callable[[int, Any], bool]
-"""(node, chance) -> whether the node's comparison succeeds: it must with this chance."""
+"""(node, probability) -> whether the node's comparison succeeds, with this probability."""
 
 _NOTHING = 1e-30
-"""Mass at or below which an excess is one of rounding, or is reached with a chance as small."""
+"""Mass at or below which an excess is one of rounding, or is reached with a probability as small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DrawnTree(Generic[Array]):
     Attributes:
         tokens: of each node.
         children: [rows] each row's nodes in the order in which they were drawn.
-        target: row -> [V] the target's distribution; asked for only where it is needed.
+        target: row -> [V] the target's distribution; computed only where it is needed.
         draft: row -> [V] the distribution the row's children were drawn from.
         replacement: siblings were drawn with replacement.
         one: 1, in the number type to calculate with.
@@ -50,7 +50,7 @@ class Residual(Generic[Array]):
     """The remainder of the distributions at one row while its children are offered, in draw order, and rejected.
 
     Attributes:
-        share: the weight of the target's distribution against the draft's: of the chance that was meant for this row,
+        share: the weight of the target's distribution against the draft's: of the probability meant for this row,
             the part not yet given to the children that were offered. 1 at the root.
     """
 
@@ -70,7 +70,8 @@ class Residual(Generic[Array]):
         last.
 
         A child that q could not draw any more, since the same token was drawn before it, is passed over, as if it were
-        not there: it says nothing about the others, and no chance of accepting it would be right.
+        not there: it carries no information about the others, and no probability of accepting it would be
+        right.
 
         Raises:
             UnsoundProbsError: q itself gives a child nothing.

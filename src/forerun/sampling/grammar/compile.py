@@ -20,14 +20,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-# llguidance's matcher in forerun's terms.
-
-
 class GuidanceMatcher:
     """A position in a text under a grammar (`forerun.types.Matcher`), by llguidance.
 
-    What llguidance refuses it refuses for good where it was told to consume it, and not where it was told to try. End
-    tokens are none of its business: it does not count them among the tokens that it takes back.
+    llguidance recovers from a token that it refuses in `try_consume_tokens`, and not in `consume_tokens`. It never gets
+    end tokens: it would not count them among the tokens that `rollback` undoes.
 
     Args:
         matcher: this one's alone.
@@ -77,7 +74,7 @@ INSTALL = "Install it: pip install 'forerun[grammar]'"
 class Grammars:
     """The compiled grammars of one target's requests. May be called from any thread.
 
-    What ends an output is the request's business: the token that llguidance takes for the end is never looked at.
+    The request decides which tokens end an output: llguidance's own end token is never read.
 
     Args:
         tokenizer: the target's; None if it has none.

@@ -19,8 +19,8 @@ _SECONDS, _SECONDS_PER_POSITION = 1.0, 0.02
 class SequenceConstraint:
     """Runs a matcher along the sequence's tokens, and along paths after them.
 
-    The matcher is moved from one place to the next by taking tokens back and giving others. Where it stands is told by
-    tokens alone, so that nothing has to be undone when a step is: it is moved, or made anew, when it is asked.
+    The matcher is moved from one position to the next by undoing tokens and accepting others. Its position follows from
+    tokens alone, so that an undone step needs nothing: the matcher is moved, or made again, at the next call.
 
     Args:
         new_matcher: makes a matcher that has seen nothing.
@@ -31,7 +31,7 @@ class SequenceConstraint:
     def __init__(self, new_matcher: Callable[[], Matcher], end_ids: Iterable[int], vocab_size: int) -> None:
         self._new_matcher = new_matcher
         self._end_ids = frozenset(token_id for token_id in end_ids if token_id < vocab_size)
-        self._matcher: Matcher | None = None  # None: it has to be made anew
+        self._matcher: Matcher | None = None  # None: it has to be made again
         self._committed = 0  # the output's tokens, as many as were there at the last call
         self._given: list[int] = []  # the tokens that the matcher has taken, committed ones and those after them
         self._refused: GrammarDeadEndError | None = None  # of a committed token

@@ -1,6 +1,6 @@
 """The effect of a grammar on drafts: tokens that it forces are proposed, tokens that it refuses are not verified.
 
-Exactness does not depend on either. What is decided for a drawn draft depends on the sequence's tokens alone, or
+Exactness does not depend on either. The decision on a drawn draft depends on the sequence's tokens alone, or
 concerns nodes below one that the grammar refuses, which no rule accepts.
 """
 
@@ -15,7 +15,7 @@ from forerun.utils.tree import ROOT, Tree
 SOURCE = "grammar"
 """Of forced tokens, in statistics."""
 _DRAFTER = "drafter"
-"""Of the others beside them, where the drafter gives no name."""
+"""Of the drafter's tokens beside them, where the drafter gives no name."""
 
 
 def forced_tokens(sequences: Seq[Sequence], num_draft_tokens: Seq[int]) -> list[list[int]]:
@@ -29,12 +29,12 @@ def forced_tokens(sequences: Seq[Sequence], num_draft_tokens: Seq[int]) -> list[
 def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, num_draft_tokens: int) -> Draft:
     """Combine the forced tokens with the drafter's that the grammar accepts.
 
-    A draft that was drawn, or whose rows the drafter has use for beside their acceptance, is not mixed with others. A
-    drawn one is taken; of the others, the longer.
+    A draft that was drawn, or whose rows the drafter uses beside their acceptance, is not merged. A
+    drawn draft is taken; otherwise, the longer of forced tokens and draft.
 
     Args:
-        forced: tokens, at most `budget`.
-        draft: the drafter's; empty if it was not asked.
+        forced: tokens, at most `num_draft_tokens`.
+        draft: the drafter's; empty if it was not called.
     """
     chain = Draft(list(forced), list(range(-1, len(forced) - 1)), sources=(SOURCE,) * len(forced))
     if not len(draft):
@@ -48,10 +48,10 @@ def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, num_draft_t
     tree = Tree()
     tree.graft(forced, num_draft_tokens)
     sources = [SOURCE] * len(tree)
-    places = {ROOT: ROOT}
-    children = {place: node for node, place in enumerate(zip(tree.parents, tree.ids, strict=True))}
+    merged = {ROOT: ROOT}
+    children = {key: node for node, key in enumerate(zip(tree.parents, tree.ids, strict=True))}
     for node, (token_id, parent) in enumerate(zip(draft.ids, draft.parents, strict=True)):
-        above = places.get(parent)
+        above = merged.get(parent)
         if above is None:
             continue
         found = children.get((above, token_id))
@@ -60,7 +60,7 @@ def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, num_draft_t
                 continue
             found = children[above, token_id] = tree.add(token_id, above)
             sources.append(draft.sources[node] if draft.sources else _DRAFTER)
-        places[node] = found
+        merged[node] = found
     return Draft(tree.ids, tree.parents, sources=tuple(sources))
 
 
