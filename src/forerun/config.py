@@ -366,10 +366,13 @@ class SamplingParams:
             ("prediction", prediction),
         ):
             object.__setattr__(self, name, value)
-        self._check_strings()
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
+        if self.tenant is not None and (not isinstance(self.tenant, str) or not self.tenant):
+            raise SamplingError(f"tenant is {self.tenant!r}, but must be a non-empty string, or None to share nothing.")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise SamplingError(f"grammar is of type {type(self.grammar).__name__}, but must be a forerun.Grammar.")
+        for string in self.stop:
+            if not isinstance(string, str) or not string:
+                raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")
         if self.min_tokens > self.max_tokens:
             raise SamplingError(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}: no output can satisfy both. "
@@ -379,15 +382,6 @@ class SamplingParams:
             raise SamplingError(
                 f"n is {self.n} at temperature 0: all choices would be the same. Set temperature above 0, or n=1."
             )
-
-    def _check_strings(self) -> None:
-        if self.tenant is not None and (not isinstance(self.tenant, str) or not self.tenant):
-            raise SamplingError(f"tenant is {self.tenant!r}, but must be a non-empty string, or None to share nothing.")
-        if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise SamplingError(f"grammar is of type {type(self.grammar).__name__}, but must be a forerun.Grammar.")
-        for string in self.stop:
-            if not isinstance(string, str) or not string:
-                raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")
 
     @property
     def greedy(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -249,10 +250,7 @@ class PackedDrafts:
 
     @classmethod
     def of(cls, drafts: Seq[Draft]) -> PackedDrafts:
-        offsets = [0]
-        for draft in drafts:
-            offsets.append(offsets[-1] + len(draft) + 1)
-        return cls(drafts, offsets)
+        return cls(drafts, list(accumulate((len(draft) + 1 for draft in drafts), initial=0)))
 
 
 @dataclass(frozen=True, slots=True)

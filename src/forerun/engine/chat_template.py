@@ -65,7 +65,13 @@ def encode(
         check_text(prompt, PromptError, "The prompt")
         return encode_text(tokenizer, prompt, special=special)
     messages = [_message(entry, index) for index, entry in enumerate(prompt)]
-    return _encode_chat(messages, tokenizer, name, template_options)
+    check_template(tokenizer, name)
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_options)
+    except Exception as error:  # a template may raise anything
+        raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
+    check_text(text, PromptError, "The chat")
+    return encode_text(tokenizer, text, special=False)
 
 
 def _message(entry: Any, index: int) -> dict[str, Any]:
@@ -99,18 +105,6 @@ def check_template(tokenizer: Any, name: str) -> None:
             f"{name} has no chat template, so a chat cannot be put to it. Take a model that was made for chats, put "
             "the template of this one beside its tokenizer (chat_template.jinja), or give the prompt as text."
         )
-
-
-def _encode_chat(
-    messages: list[dict[str, Any]], tokenizer: Any, name: str, template_options: Mapping[str, Any]
-) -> list[int]:
-    check_template(tokenizer, name)
-    try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_options)
-    except Exception as error:  # a template may raise anything
-        raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
-    check_text(text, PromptError, "The chat")
-    return encode_text(tokenizer, text, special=False)
 
 
 def _is_token_id(entry: object) -> bool:

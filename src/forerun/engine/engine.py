@@ -246,13 +246,13 @@ class Engine:
         for state in states:
             if state.cache is not None:
                 state.cache.drop()
+        stats = StepStats()
         if len(states) == 1 or self.faults.failure is not None:
             for state in states:
                 self._fail(state, error)
-            return StepStats()
-        stats = StepStats()
-        for alone in schedule.split():
-            stats.add(self._run(alone))
+        else:
+            for alone in schedule.split():
+                stats.add(self._run(alone))
         return stats
 
     def _recover(self, error: Exception | None = None) -> None:
@@ -267,7 +267,10 @@ class Engine:
             for state in self._under_way:
                 self._loop.stop(state)
                 if state.error is None and (error is not None or state.changing):
-                    state.error = error or _interrupted()
+                    state.error = error or InterruptedRequestError(
+                        "The step that computed this request was interrupted while tokens were committed. Send the "
+                        "request again."
+                    )
             self._loop.reset()
             self._memory.recount()
             for state in self._under_way:
@@ -335,12 +338,6 @@ class Engine:
         if state.cache is not None:
             state.cache.free()
             state.cache = state.sequence.cache = None
-
-
-def _interrupted() -> InterruptedRequestError:
-    return InterruptedRequestError(
-        "The step that computed this request was interrupted while tokens were committed. Send the request again."
-    )
 
 
 def _constraints(

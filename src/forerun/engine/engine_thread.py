@@ -250,7 +250,10 @@ class EngineThread:
                     self._shared.advance(self._inbox, self._has_commands)
             except BaseException as error:  # of no single request: without this thread, all would wait for ever
                 _log.exception("the step failed; all requests of this thread end")
-                self._end_all(error if isinstance(error, Exception) else _interrupted())
+                ended = InterruptedRequestError(
+                    "The step that computed this request was interrupted. Send the request again."
+                )
+                self._end_all(error if isinstance(error, Exception) else ended)
             self._dispatch()
         self._end_all(EngineClosedError("The engine was closed before the request was finished. Send it again."))
         self._sinks.close()
@@ -334,7 +337,3 @@ class LoopInbox:
         while calls:
             take, value = calls.popleft()
             take(value)
-
-
-def _interrupted() -> InterruptedRequestError:
-    return InterruptedRequestError("The step that computed this request was interrupted. Send the request again.")

@@ -62,27 +62,22 @@ def open_target(
             "generate with it: custom_generate=forerun.integrations.transformers.Speculative()."
         )
     if not isinstance(target, (str, Path)):
-        _check_loaded(adapter, quantize)
+        if adapter is not None:
+            raise ConfigError(
+                f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
+                "model is. Give the target's name, or load it with its adapter."
+            )
+        if quantize is not None:
+            raise ConfigError(
+                f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are "
+                "read. Give the target's name, or load it with quantize."
+            )
         return target, tokenizer
     with suppress(ConfigError, ModelLoadError, DrafterError):  # loading reports everything else that is wrong
         plan = MemoryPlan.of(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
         _log.info("%s", plan)
     model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
     return model, tokenizer or find_tokenizer(target, adapter)
-
-
-def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:
-    """Raise ConfigError where options would change a model that is loaded already."""
-    if adapter is not None:
-        raise ConfigError(
-            f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a model "
-            "is. Give the target's name, or load it with its adapter."
-        )
-    if quantize is not None:
-        raise ConfigError(
-            f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are read. "
-            "Give the target's name, or load it with quantize."
-        )
 
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908
@@ -179,8 +174,9 @@ class LLM:
         binding = Binding(self.target, self.tokenizer, drafter_seed, prefix_reuse != OFF)
         self.drafter: Drafter | None = None
         chosen = chosen_drafter(drafter, self.target)
-        self.drafter_name = _name_of(chosen)
+        self.drafter_name: str | None = None
         if chosen is not None:
+            self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
             self.drafter, written = make_drafter(chosen, binding)
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)
@@ -305,9 +301,3 @@ def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) ->
     if len(params) != count:
         raise ConfigError(f"There are {count} prompts but {len(params)} params. Give one for all, or one per prompt.")
     return list(params)
-
-
-def _name_of(drafter: str | Path | Drafter | None) -> str | None:
-    if drafter is None or isinstance(drafter, (str, Path)):
-        return None if drafter is None else str(drafter)
-    return type(drafter).__name__

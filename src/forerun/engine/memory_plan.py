@@ -195,7 +195,8 @@ class MemoryPlan:
         pages = _size(self.num_pages * self.target.page_nbytes)
         parts.append(f"keys and values up to {pages} ({self.num_pages:,} pages)")
         if self.drafts:
-            parts.append(f"of drafts up to {_size(self._draft_nbytes)}")
+            draft_pages = num_draft_pages(self.num_pages, self.config) * sum(draft.page_nbytes for draft in self.drafts)
+            parts.append(f"of drafts up to {_size(draft_pages)}")
         parts.append(f"scratch {_size(self.scratch)}")
         if self.memory.available is not None:
             parts.append(f"available {_size(self.memory.available)}")
@@ -203,6 +204,7 @@ class MemoryPlan:
 
     def as_object(self) -> dict[str, Any]:
         """Return the plan as bytes and counts, for JSON."""
+        draft_pages = num_draft_pages(self.num_pages, self.config)
         return {
             "models": [
                 {
@@ -211,7 +213,7 @@ class MemoryPlan:
                     "weight_bytes": model.weights,
                     "loading_bytes": model.loading,
                     "page_bytes": model.page_nbytes,
-                    "pages": self._pages_of(model),
+                    "pages": self.num_pages if model is self.target else draft_pages if model.page_nbytes else 0,
                 }
                 for model in (self.target, *self.drafts)
             ],
@@ -219,15 +221,6 @@ class MemoryPlan:
             "total_bytes": self.memory.total,
             "available_bytes": self.memory.available,
         }
-
-    def _pages_of(self, model: DraftMemory) -> int:
-        if model is self.target:
-            return self.num_pages
-        return num_draft_pages(self.num_pages, self.config) if model.page_nbytes else 0
-
-    @property
-    def _draft_nbytes(self) -> int:
-        return num_draft_pages(self.num_pages, self.config) * sum(draft.page_nbytes for draft in self.drafts)
 
 
 def _check_loading(target: ModelMemory, drafts: Sequence[DraftMemory]) -> None:

@@ -102,10 +102,8 @@ class SequenceStats:
         self.num_draft_tokens += len(depths)
         self.num_accepted_tokens += accepted
         missing = (max(depths) + 1 if depths else 0) - len(self.drafted_per_position)
-        if missing > 0:
-            self.drafted_per_position += [0] * missing
-            self.reached_per_position += [0] * missing
-            self.accepted_per_position += [0] * missing
+        for counts in (self.drafted_per_position, self.reached_per_position, self.accepted_per_position):
+            counts.extend([0] * missing)
         for depth in depths:
             self.drafted_per_position[depth] += 1
         for depth in range(reached):

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from forerun.config import AUTO, EngineConfig
 from forerun.drafters import Drafter
-from forerun.drafters.base import Offer
+from forerun.drafters.base import Offer, Traits
 from forerun.drafters.validation import ask, check_tokens, name_of
 from forerun.engine.results import StreamChunk
 from forerun.engine.scheduler import Schedule
 from forerun.engine.sequence import SequenceState, SequenceStep
 from forerun.engine.stats import StepStats
-from forerun.engine.verifying import NonFiniteCause, Verifying
-from forerun.errors import DrafterError
+from forerun.engine.verifying import Verifying
+from forerun.errors import DrafterError, NonFiniteError
 from forerun.models import Forward, LanguageModel, Rows, identity
 from forerun.sampling import TokenLogprob, row_argmax, token_logprobs
 from forerun.sampling.grammar.drafts import SOURCE, forced_tokens, with_grammar
@@ -58,7 +58,6 @@ class StepLoop:
         self._needs = Needs() if drafter is None else drafter.needs
         self._config = config
         self._policy = policy or _new_policy(config, target, drafter)  # None: no drafter, and no grammar so far
-        self._non_finite = NonFiniteCause(target)
         self._verifying = Verifying(target, config)
         self._constrained: set[SequenceState] = set()  # sequences under a grammar
 
@@ -66,7 +65,8 @@ class StepLoop:
         """Prepare for the steps of a sequence that enters."""
         if state.sequence.constraint is not None:
             if self._policy is None:
-                self._policy = _grammar_policy(self._config, self._target)
+                traits = Traits(cost_key=(SOURCE,))  # of the tokens that grammars force, without a drafter
+                self._policy = _policy_of(Offer(traits), self._config, self._target)
             self._constrained.add(state)
         if self._drafter is not None:
             state.entered = True
@@ -158,7 +158,7 @@ class StepLoop:
             num_accepted, new_ids, rows = keep, new_ids[:keep], rows[:keep]
             verdict = item.verdict = Verdict(nodes[: keep - 1], new_ids[-1])
         if not item.bad_rows.isdisjoint(rows):
-            raise self._non_finite.error()
+            raise NonFiniteError(self._verifying.non_finite_message)
         cache.commit([*range(item.num_scheduled_tokens - 1), *(item.num_scheduled_tokens - 1 + row for row in rows)])
         list.extend(sequence.token_ids, new_ids)  # `TokenIds` allows nothing else
         sequence.finish_reason = reason
@@ -361,10 +361,3 @@ def _policy_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> Spe
         cost_key=(identity(target), *traits.cost_key),
         catches_up=traits.catches_up,
     )
-
-
-def _grammar_policy(config: EngineConfig, target: LanguageModel) -> SpeculationPolicy:
-    """Make the policy for the tokens that grammars force, where there is no drafter."""
-    if isinstance(config.num_draft_tokens, int):
-        return FixedPolicy(config.num_draft_tokens)
-    return automatic_policy(fixed_length_draft=None, cost_key=(identity(target), SOURCE))

@@ -4,41 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence as Seq
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from forerun.config import EngineConfig
 from forerun.engine.sequence import SequenceStep
-from forerun.errors import NonFiniteError
 from forerun.models import LanguageModel
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import DeadRows, LogitsPipeline, LogitsRow, StepNoise, non_finite_rows, row_argmax
 from forerun.types import PackedDrafts
 from forerun.verification import match_sampled_tokens, rule_for, verify_step
-
-
-class NonFiniteCause:
-    """Explains why one target's logits are not finite. Its weights are searched once, after the first such row."""
-
-    def __init__(self, target: LanguageModel) -> None:
-        self._target = target
-        self._cause: str | None = None
-
-    def error(self) -> NonFiniteError:
-        """Make the error of a request whose next token would depend on such a row."""
-        if self._cause is None:
-            tensor = first_non_finite_tensor(self._target)
-            if tensor is None:
-                self._cause = (
-                    "No such number was found in its weights. A wider number format may help: dtype='float32'."
-                )
-            else:
-                self._cause = f"Its weights hold such numbers, first in {tensor}. Get them anew, or another model."
-        return NonFiniteError(
-            f"{self._target.name} computed logits that are NaN or infinite, from which no token can be chosen. "
-            f"{self._cause}"
-        )
 
 
 class Verifying:
@@ -48,6 +25,7 @@ class Verifying:
     """
 
     def __init__(self, target: LanguageModel, config: EngineConfig) -> None:
+        self._target = target
         self._acceptance = config.acceptance
         self.pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._generator = torch.Generator()
@@ -79,6 +57,17 @@ class Verifying:
             self._verify_greedy(greedy, logits if len(greedy_rows) == at else logits[greedy_rows])
         if drawn:
             self._verify_drawn(drawn, logits if len(drawn_rows) == at else logits[drawn_rows])
+
+    @cached_property
+    def non_finite_message(self) -> str:
+        """Explain why logits are NaN or infinite. The weights are searched once, after the first such row."""
+        tensor = first_non_finite_tensor(self._target)
+        cause = "No such number was found in its weights. A wider number format may help: dtype='float32'."
+        if tensor is not None:
+            cause = f"Its weights hold such numbers, first in {tensor}. Get them anew, or another model."
+        return (
+            f"{self._target.name} computed logits that are NaN or infinite, from which no token can be chosen. {cause}"
+        )
 
     def _verify_greedy(self, work: Seq[SequenceStep], logits: Tensor) -> None:
         packed = PackedDrafts.of([item.draft for item in work if item.draft is not None])

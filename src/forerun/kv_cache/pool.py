@@ -17,22 +17,18 @@ from forerun.kv_cache.prefix_tree import Node, Page, PrefixTree, tokens_of_page
 from forerun.types import Cache
 
 
-class PoolCounts(Protocol):
-    """The counts that a pool reports."""
-
-    @property
-    def num_pages(self) -> int | None: ...
-
-    @property
-    def num_taken(self) -> int: ...
-
-
 def check_counts(
-    pool: PoolCounts, tree: PrefixTree, free: Sequence[Page], held: Sequence[Sequence[Page]], num_unnamed: int
+    num_pages: int | None,
+    num_taken: int,
+    tree: PrefixTree,
+    free: Sequence[Page],
+    held: Sequence[Sequence[Page]],
+    num_unnamed: int,
 ) -> None:
     """Compare a pool's counts with its pages. Raises PoolIntegrityError, which names every difference.
 
     Args:
+        num_pages, num_taken: the pool's bound, and its count of taken pages.
         free: pages given back.
         held: of each cache that is alive.
         num_unnamed: of these, caches with pages that ought to have none.
@@ -43,9 +39,9 @@ def check_counts(
     idle = {page for page in published if not holders[page]}
     faults = {
         f"{num_unnamed} caches hold pages and ought to have been freed": num_unnamed > 0,
-        f"{pool.num_taken} pages are said to be taken, and {len(taken)} are": pool.num_taken != len(taken),
-        f"more than the {pool.num_pages} pages of the bound are there": pool.num_pages is not None
-        and len(taken) + len(free) > max(pool.num_pages, len(taken)),
+        f"{num_taken} pages are said to be taken, and {len(taken)} are": num_taken != len(taken),
+        f"more than the {num_pages} pages of the bound are there": num_pages is not None
+        and len(taken) + len(free) > max(num_pages, len(taken)),
         "a page is free and taken": not taken.isdisjoint(free),
         "a page is free twice": len(set(free)) != len(free),
         "a cache holds a page twice": any(len(set(pages)) != len(pages) for pages in held),
@@ -238,7 +234,8 @@ class PagePool:
             self._collect()
             named = {id(cache) for cache in caches}
             unnamed = [cache for cache in self._caches if cache.held and id(cache) not in named]
-            check_counts(self, self._tree, self._free, [cache.held for cache in self._caches], len(unnamed))
+            held = [cache.held for cache in self._caches]
+            check_counts(self.num_pages, self.num_taken, self._tree, self._free, held, len(unnamed))
 
     def _collect(self) -> None:
         """Take back the pages of caches that were forgotten."""

@@ -18,8 +18,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.sampling import filters, penalties
 from forerun.sampling.draw import row_argmax
-from forerun.sampling.grammar import mask as grammar_mask
-from forerun.sampling.grammar.mask import DeadRows
+from forerun.sampling.grammar.constraint import DeadRows, mask_logits, no_token
 from forerun.sampling.penalties import SequencePenalties
 from forerun.types import Sequence
 
@@ -112,13 +111,13 @@ class LogitsPipeline:
                 self._penalties_of(sequence).apply(part, paths)
                 part.clamp_(max=torch.finfo(part.dtype).max / 4)  # a penalty below 1 may overflow a large bias
             if sequence.constraint is not None:
-                errors = grammar_mask.apply(part, sequence.constraint.allowed(sequence, paths))
+                errors = mask_logits(part, sequence.constraint.allowed(sequence, paths))
                 found |= {start + row: error for row, error in errors.items()}
             start += len(members)
         for row in (adjusted.amax(-1) == -math.inf).nonzero()[:, 0].tolist():
             adjusted[row] = logits[row]
             if rows[row].sequence.constraint is not None:
-                found[row] = grammar_mask.no_token()
+                found[row] = no_token()
         if dead is not None:
             dead.update(found)
         return adjusted

@@ -76,7 +76,7 @@ class StoredCosts:
 def key_here(setting: tuple[str, ...]) -> str:
     """Return the key of a setting on this machine."""
     machine = (platform.node(), platform.machine(), str(os.cpu_count()))
-    return hashlib.sha256("\n".join((*setting, *machine)).encode()).hexdigest()[:32]
+    return _plain_key((*setting, *machine))
 
 
 def suggest(key: str, costs: CostModel) -> None:

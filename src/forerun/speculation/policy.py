@@ -149,7 +149,8 @@ class PolicyByRequest(SpeculationPolicy):
             plan = plan_of(self._policies[name], sequences)
             if len(groups[name]) == len(sequences):
                 return plan
-            return replace(plan, num_draft_tokens=_at(groups[name], plan.num_draft_tokens, len(sequences)))
+            own = set(groups[name])
+            return replace(plan, num_draft_tokens=[k if i in own else 0 for i, k in enumerate(plan.num_draft_tokens)])
         num_draft_tokens, plans = [0] * len(sequences), []
         for name, places in groups.items():
             plans.append(plan_of(self._policies[name], [sequences[place] for place in places]))
@@ -181,11 +182,3 @@ class PolicyByRequest(SpeculationPolicy):
             if name is not None:
                 groups.setdefault(name, []).append(place)
         return groups
-
-
-def _at(places: Seq[int], num_draft_tokens: Seq[int], count: int) -> list[int]:
-    """Keep the numbers at these indices alone."""
-    kept = [0] * count
-    for place in places:
-        kept[place] = num_draft_tokens[place]
-    return kept

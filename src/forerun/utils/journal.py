@@ -95,9 +95,9 @@ class Journal:
             raise ConfigError(f"{self.path} was damaged while it was in use. Give --force to begin anew.")
         return found[1]
 
-    def _keep(self, index: int, offset: int, line: bytes) -> None:
+    def _keep(self, index: int, place: int, line: bytes) -> None:
         self.num_done += not self.has(index)
-        self._offsets[index] = offset
+        self._offsets[index] = place
 
     def _append(self, line: bytes) -> int:
         """Append a line, and return its position."""

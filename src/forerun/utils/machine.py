@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -31,15 +32,12 @@ def features() -> tuple[str, ...]:
 def _facts() -> dict[str, str]:
     """Read Linux's facts about the first processor; empty elsewhere."""
     facts = {}
-    try:
-        with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                key, separator, value = line.partition(":")
-                if not separator:
-                    break
-                facts[key.strip()] = value.strip()
-    except OSError:
-        pass
+    with suppress(OSError), _CPUINFO.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            key, separator, value = line.partition(":")
+            if not separator:
+                break
+            facts[key.strip()] = value.strip()
     return facts
 
 

@@ -170,10 +170,11 @@ def _case(record: Fields) -> Case:
         raise ConfigError(f"{record.place}: one of {', '.join(_FORMS)} must be there, but it holds {found}. {_REMEDY}")
     if not record.values[forms[0]]:
         raise ConfigError(f"{record.place}: {forms[0]} is empty. {_REMEDY}")
+    has_answers = "turns" in record and isinstance(record.values.get("reference"), list)
     return Case(
         _name(record),
         record.string("prompt", ""),
-        "" if _has_answers(record) else record.string("reference", "") or record.string("canonical_solution", ""),
+        "" if has_answers else record.string("reference", "") or record.string("canonical_solution", ""),
         record.number("temperature", None, low=0),
         _messages(record),
         _turns(record),
@@ -188,11 +189,6 @@ def _name(record: Fields) -> str:
         return f"question {number}"
     names = [record.string(key, "") for key in ("id", "question_id", "task_id", "file")]
     return next(filter(None, names), record.place)
-
-
-def _has_answers(record: Fields) -> bool:
-    """Return whether the reference is a list of answers to the turns."""
-    return "turns" in record and isinstance(record.values.get("reference"), list)
 
 
 def _messages(record: Fields) -> tuple[Mapping[str, str], ...]:

@@ -35,7 +35,7 @@ class TreeRejection:
         paths, weights = [], []
         for draft, start, numbers in zip(drafts.drafts, drafts.offsets, uniforms.tolist(), strict=False):
             tree = drawn_tree(draft, target_logprobs[start : start + len(draft) + 1])
-            row, left = self.rule(tree, _Below(numbers))
+            row, left = self.rule(tree, _below(numbers))
             paths.append(draft.path_to(row - 1))
             weights.append(torch.as_tensor(left))
         if not paths:
@@ -44,14 +44,9 @@ class TreeRejection:
         return [Verdict(path, token) for path, token in zip(paths, next_tokens, strict=True)]
 
 
-class _Below:
-    """Whether a node's uniform number lies below its chance; strictly, so that a chance of 0 never holds."""
-
-    def __init__(self, uniforms: Seq[float]) -> None:
-        self._uniforms = uniforms
-
-    def __call__(self, node: int, accept_prob: float) -> bool:
-        return self._uniforms[node] < accept_prob
+def _below(uniforms: Seq[float]) -> Accept:
+    """Return the comparison of a node's uniform number with its probability; strict, so that 0 never holds."""
+    return lambda node, accept_prob: bool(uniforms[node] < accept_prob)
 
 
 def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:

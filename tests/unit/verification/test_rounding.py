@@ -65,7 +65,7 @@ def test_a_row_without_excess_beside_rows_with_some(name: str, given_noise) -> N
 
 
 @pytest.mark.parametrize("name", ["token", "block", "multi-step", "traversal"])
-@pytest.mark.parametrize("chance", [1e-3, 1e-9, 1e-20, 1e-30, 1e-200, 1e-290])
+@pytest.mark.parametrize("accept_prob", [1e-3, 1e-9, 1e-20, 1e-30, 1e-200, 1e-290])
 def test_a_small_chance_of_the_draft_is_taken_at_its_word(name: str, accept_prob: float, given_noise) -> None:
     """A token that the draft drew with a tiny chance is accepted with the ratio of both chances, not always."""
     target = torch.tensor([[accept_prob / 4, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
