@@ -1,4 +1,4 @@
-"""Worlds for budgets to live in: known acceptances and costs, and time that is only counted."""
+"""Worlds for policies to run in: known acceptances and costs, and time that is only counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class World:
     Attributes:
         accept: (sequence, token number, depth) -> chance that a node is accepted if its parent was.
         found: (sequence, token number) -> chance that the drafter proposes anything.
-        draft: (budget, sequences) -> seconds.
+        draft: (num_draft_tokens, sequences) -> seconds.
         target: rows -> seconds.
         batch: sequences at a time.
         length: tokens of each.
@@ -44,7 +44,7 @@ class World:
 
 @dataclass
 class Lived:
-    """What a budget made of a world: by step, expected tokens and seconds (so that luck is left out), and budgets."""
+    """The steps of a policy in a world: expected tokens and seconds (so that luck is left out), and draft tokens."""
 
     tokens: list[float]
     seconds: list[float]

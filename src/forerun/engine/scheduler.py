@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from forerun.config import EngineConfig
 from forerun.engine.memory import KVCacheManager
@@ -92,11 +93,9 @@ class WaitingQueue:
         return num_waiting + sum(map(len, self._resuming.values()))
 
     def __iter__(self) -> Iterator[SequenceState]:
-        for resuming in self._resuming.values():
-            yield from resuming
+        yield from chain(*self._resuming.values())
         for queues in self._queues.values():
-            for states in queues.values():
-                yield from states
+            yield from chain(*queues.values())
 
     def push(self, state: SequenceState) -> None:
         """Append a sequence behind those of its tenant."""
@@ -208,10 +207,7 @@ class Scheduler:
         return len(self.waiting) + len(self.running) + sum(map(len, self._followers.values()))
 
     def __iter__(self) -> Iterator[SequenceState]:
-        yield from self.waiting
-        yield from self.running
-        for followers in self._followers.values():
-            yield from followers
+        yield from chain(self.waiting, self.running, *self._followers.values())
 
     def add(self, states: Seq[SequenceState]) -> None:
         """Queue the choices of one request.

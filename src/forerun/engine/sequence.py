@@ -123,10 +123,9 @@ class SequenceState:
         reason: FinishReason | None = None
         exempt = params.min_tokens - sequence.num_output
         stop_ids = self.request.stop_ids
-        for i, token_id in enumerate(new_ids):
-            if token_id in stop_ids and i >= exempt:
-                keep, reason = i + 1, "stop"
-                break
+        end = next((i for i, token_id in enumerate(new_ids, 1) if i > exempt and token_id in stop_ids), None)
+        if end is not None:
+            keep, reason = end, "stop"
         left = sequence.max_length - len(sequence.token_ids)
         if keep > left or (keep == left and reason is None):
             keep, reason = left, "length"

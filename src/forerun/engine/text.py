@@ -10,6 +10,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Sequence as Seq
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from forerun.utils.vocabulary import special_tokens
@@ -83,13 +84,8 @@ class Detokenizer:
         self._shown = 0  # characters of their text that have been returned
         self._utf8 = getincrementaldecoder("utf-8")("replace")  # of tokens that stand for one byte
         self._begun = False  # the prompt ends inside a character of which nothing has been returned
-        end: list[int] = []  # of the prompt, as many tokens that are part of the text as what follows can depend on
-        for token_id in reversed(prompt_ids):
-            if len(end) == _PROMPT_CONTEXT:
-                break
-            if not texts.skips(token_id):
-                end.append(token_id)
-        self.push(end[::-1])
+        shown = (token_id for token_id in reversed(prompt_ids) if not texts.skips(token_id))
+        self.push(list(islice(shown, _PROMPT_CONTEXT))[::-1])  # the tokens of the prompt that the output may depend on
         self._begun = bool(self._pending) or self._utf8.getstate()[0] != b""
 
     def push(self, ids: Seq[int]) -> str:
@@ -216,7 +212,5 @@ class TextStream:
 
 def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of text that is a proper prefix of stop."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)

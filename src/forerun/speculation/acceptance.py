@@ -28,28 +28,28 @@ ACCEPTANCE_STATE_WEIGHT = 8.0
 ACCEPTANCE_SEQUENCE_WEIGHT = 8.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
 ACCEPTANCE_MOST = 0.999
-"""Largest chance of a step."""
+"""Largest probability of a step."""
 ACCEPTANCE_REFRESH = 16
 """Drafts after which the shared steps are computed again."""
 ACCEPTANCE_RESTORED = 24.0
-"""Most trials of a place that are taken over from what was learned before: others' text soon tells more."""
+"""Most trials of a place that are restored: the present text soon gives more."""
 LENGTH_WEIGHT = 2.0
-"""Pseudo-trials of the prior that a drafter proposes as many nodes as it is asked for."""
+"""Pseudo-trials of the prior that a drafter proposes as many nodes as are requested."""
 
 _TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(4)
 _REJECTED, _PARTLY, _FULLY = range(3)
-"""What became of a sequence's last draft. Acceptance of the next one depends on it where text comes in bursts."""
+"""The outcome of a sequence's last draft. Acceptance of the next one depends on it where text comes in bursts."""
 _EVEN = (1.0, 1.0)
 
 
 class AcceptanceStats:
     """Estimates the probability that node r of a draft is there and accepted, if at least r + 1 nodes were requested.
 
-    Nodes are ordered by their chance, so the expected acceptance of a draft cut shorter is the sum of its first
-    chances, chain or tree. A chance is a product of steps, each learned only where the step before came true: r
-    accepted where r - 1 was (for a chain, the acceptance conditional on reaching the position), and r drafted where
-    r - 1 was (look-ups often find nothing, and drafters stop by themselves). The prior of a step is the mean of those
-    before it.
+    Nodes are ordered by their probability, so the expected acceptance of a draft cut shorter is the sum of its
+    first probabilities, chain or tree. A probability is a product of steps, each learned only where the step before
+    came true: r accepted where r - 1 was (for a chain, the acceptance conditional on reaching the position), and r
+    drafted where r - 1 was (n-gram drafters often find nothing, and drafters stop by themselves). The prior of a
+    step is the mean of those before it.
 
     All sequences together teach these steps, for each outcome of the sequence's last draft. A sequence differs from
     the others by one factor on the odds of all its steps.
@@ -75,7 +75,7 @@ class AcceptanceStats:
 
         Args:
             key: of the sequence.
-            budget: nodes that were asked for.
+            num_draft_tokens: nodes that were requested.
             drafted: nodes that came and could be accepted.
             accepted: indices of those that were.
             forget: factor on the weight of the sequence's earlier drafts; 1 unless they are long ago.
@@ -196,14 +196,14 @@ class AcceptanceStats:
         totals = [[sum(three) for three in zip(*rows, strict=True)] for rows in each]
         weight, state = ACCEPTANCE_WEIGHT, ACCEPTANCE_STATE_WEIGHT
         accepts_of_any, drafts_of_any = [], []
-        guess, seen, good = ACCEPTANCE_FIRST, weight, weight * ACCEPTANCE_NEXT
+        prior, seen, good = ACCEPTANCE_FIRST, weight, weight * ACCEPTANCE_NEXT
         for place, (tried, accepted, opened, drafted) in enumerate(zip(*totals, strict=True)):
-            accepts_of_any.append((accepted + weight * guess) / (tried + weight))
+            accepts_of_any.append((accepted + weight * prior) / (tried + weight))
             drafts_of_any.append((drafted + LENGTH_WEIGHT) / (opened + LENGTH_WEIGHT))
             if place:  # the prior of a place is the acceptance of the places before it, all but the first together
                 seen += tried
                 good += accepted
-            guess = good / seen
+            prior = good / seen
         steps = []
         for counts in self._counts:
             accepts, drafts = [

@@ -1,8 +1,8 @@
 """The policy that chooses K automatically, 0 included, from measured acceptance and costs.
 
 It maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec, 2406.14066), and
-its price is the chance of acceptance below which a further node lowers them. Drafters whose drafts come whole
-get another automatic budget (`automatic_policy`).
+its `min_acceptance_prob` is the probability of acceptance below which a further node lowers them. Drafters of
+fixed-length drafts get another policy (`automatic_policy`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _PlannedStep:
     """The drafting of one step.
 
     Attributes:
-        count: sequences that were to draft. longest: their largest budget.
+        count: sequences that were to draft. longest: their largest K.
         rested: those of them that drafted for the first time, or after a pause.
         lag: tokens that the drafter had not seen of these.
     """
@@ -86,7 +86,7 @@ class Lessons:
             planned_kind: of requests, in steps of so many sequences (`num_planned`).
 
         Returns:
-            Tokens that came in those of these steps in which somebody drafted.
+            Tokens that came in those of these steps in which some sequence drafted.
         """
         noted, self._noted = self._noted, []
         kinds: dict[tuple[str, int, int, int, int, float], list[tuple[StepCost, _PlannedStep]]] = {}
@@ -158,24 +158,24 @@ PLAN_STEPS = 4
 PLAIN_CELL = (0, 0)
 """Of `Prospects.rates_together`: no sequence drafts."""
 PLACES_ALONE = 16
-"""Budgets that are compared for a single sequence; or twice the standing one, if that is more."""
+"""Values of K that are compared for a single sequence; or twice the standing one, if that is more."""
 PLAN_MARGIN = 0.01
 """Relative gain in tokens per second by which another plan must beat the standing one."""
 PLACES_REASON = 8
-"""Budgets by which a batch that does not draft is compared with one sequence alone."""
+"""Values of K by which a batch that does not draft is compared with one sequence alone."""
 HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
 START_MARGIN = 1.5
-"""Factor on the time of catching up that drafts must save: the best of many plans is believed better than it is."""
+"""Factor on the time of the drafter's prefill that drafts must save, against the optimistic bias of the maximum."""
 PROBE_LENGTHS = (1, 2)
 """Steps, in turn, of probes in which sequences draft that did not. In the first the drafter may have to catch up:
 only the second shows what it costs otherwise."""
 
 
 class AutomaticPolicy(SpeculationPolicy):
-    """Chooses every sequence's K, 0 included, and the price: the chance of acceptance that a draft's nodes must reach.
+    """Chooses every sequence's K, 0 included, and the probability of acceptance that a draft's nodes must reach.
 
-    What the engine writes does not depend on it, only how fast.
+    The choice changes the speed of the engine, and not its output.
 
     Args:
         stored: measured costs, shared with other engines; None begins with none, and keeps none.
@@ -203,17 +203,17 @@ class AutomaticPolicy(SpeculationPolicy):
         self._planned: list[Sequence] = []
         self._kind = ""
         self._prospects: Prospects | ProspectsAlone | None = None  # from which it was made
-        self._places = 1  # largest budget that was considered
-        self._price = 0.0
+        self._places = 1  # largest K that was considered
+        self._min_acceptance_prob = 0.0
         self._left = 0  # steps for which it stands
         self._rate = 0.0  # tokens per second that it is expected to give
         self._reason: Reason = "measuring"
-        self._plain: DraftPlan | None = None  # the plan itself, where nobody drafts
+        self._plain: DraftPlan | None = None  # the plan itself, where no sequence drafts
         self._alone = 0  # the last K of a single sequence
         self._cell = PLAIN_CELL  # the last threshold and limit of several
         self._turn = self._trials = 0
         self._forgone = 0.0  # tokens that plain decoding would give in the time of the present probe; 0 without one
-        self._trial: list[int] | None = None  # the budgets of its second step, until that is planned
+        self._trial: list[int] | None = None  # the numbers of draft tokens of its second step, until that is planned
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         standing = self._left > 0 and self._planned == sequences
@@ -234,7 +234,7 @@ class AutomaticPolicy(SpeculationPolicy):
         reason = self._reason
         if reason == "gain" and not any(num_draft_tokens):
             reason = "no room"
-        plan = DraftPlan(num_draft_tokens, self._price, reason)
+        plan = DraftPlan(num_draft_tokens, self._min_acceptance_prob, reason)
         if self._left and not any(self._chosen[sequence] for sequence in sequences):
             self._plain = plan
         return plan
@@ -294,7 +294,7 @@ class AutomaticPolicy(SpeculationPolicy):
         longest = max(num_draft_tokens)
         kept = all(self._chosen.get(sequence) == k for sequence, k in zip(sequences, num_draft_tokens, strict=True))
         self._chosen.update(zip(sequences, num_draft_tokens, strict=True))
-        self._rate, self._price = rate, min_acceptance_prob
+        self._rate, self._min_acceptance_prob = rate, min_acceptance_prob
         steps = 2 * PLAN_STEPS if kept else PLAN_STEPS
         self._left = (steps if longest else max(PLAN_STEPS, math.ceil(self._probes.wait))) - 1
         if longest:
@@ -420,10 +420,9 @@ def automatic_policy(
     """Make the policy that chooses K by measurement.
 
     Args:
-        fixed_length_draft: nodes of the drafter's drafts, where they come whole or not at all; None for every other
-        drafter.
+        fixed_length_draft: nodes of the drafter's fixed-length drafts; None for every other drafter.
         cost_key: all that costs depend on besides machine and threads (models, their number format, the drafter):
-            the budget begins with the costs that earlier engines of the same key measured, and keeps what it
+            the policy begins with the costs that earlier engines of the same key measured, and keeps what it
             measures. None begins with nothing and keeps nothing.
         catches_up: as `Lessons` has it.
     """

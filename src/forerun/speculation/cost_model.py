@@ -197,7 +197,7 @@ COST_GROWTH = 0.5
 class CostModel:
     """Seconds of a step's parts: the target by rows, batch and context, the drafter by nodes asked of it.
 
-    Two things move all costs together and must not be mistaken for a difference between budgets: the context grows,
+    Two things move all costs together and must not be mistaken for a difference between values of K: the context grows,
     and the machine's speed changes. Context has a slope, and the machine a pace, by which every observation
     is divided before it is learned.
 
@@ -241,7 +241,7 @@ class CostModel:
     def draft(self, batch: int, places: int) -> Table:
         """Return [places + 1] seconds in the drafter by the largest K of `batch` sequences; zeros if none was measured.
 
-        At 0 it is not asked, and the cost is that of being told what happened.
+        At 0 it does not draft, and the cost is that of its update with the verdicts.
         """
         wanted = bucket(batch)
         key = min((key for key, curve in self._draft.items() if curve), key=lambda key: abs(key - wanted), default=None)

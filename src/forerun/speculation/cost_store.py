@@ -120,11 +120,10 @@ def _warn(file: Path, consequence: str) -> None:
         _log.warning("The file of measured costs %s is damaged. %s Costs are measured again.", file, consequence)
 
 
-# What automatic budgets begin with: costs and acceptance that were measured before, in a file (`forerun tune`).
+# Start files of automatic policies: costs and acceptance that were measured before (`forerun tune`).
 #
 # Costs hold for the machine and the number of threads that they were measured on, and are left out on others.
-# Acceptance
-# depends on the models, the drafter and the prompts; it has the weight of a few trials.
+# Acceptance depends on the models, the drafter and the prompts; it has the weight of a few trials.
 
 _START_VERSION = 1
 _acceptance: dict[str, Any] = {}

@@ -25,8 +25,8 @@ PROBE_TOLERANCE = 1.25
 class Probes:
     """An account of time: every step pays a small share of itself in, a probe is bought with what it will lose.
 
-    So probing never costs more than that share of the time, however slow the probed budget is, and budgets that lose
-    next to nothing are probed often.
+    So probing never costs more than that share of the time, however slow the probed K is, and values of K that
+    lose next to nothing are probed often.
 
     Attributes:
         wait: steps until a probe may be bought, at most 0 if it may now.

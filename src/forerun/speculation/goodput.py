@@ -15,9 +15,9 @@ Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 LIMITS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, MAX_NUM_DRAFT_TOKENS])
-"""Largest budgets that are compared for several sequences."""
+"""Limits of K that are compared for several sequences."""
 THRESHOLDS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9])
-"""Smallest chances of acceptance that are compared for several sequences."""
+"""Thresholds of acceptance that are compared for several sequences."""
 GAIN_ALONE = (0.02, 0.0)
 """Relative gain over plain decoding that drafting must promise, to begin and to go on, for a single sequence."""
 GAIN_TOGETHER = (0.05, 0.02)
@@ -29,11 +29,11 @@ class Prospects:
     """What the next step of some sequences is expected to give and to cost.
 
     Attributes:
-        gains: [B, L] expected accepted nodes at each place of each draft.
-        accept_probs: [B, L] chance that a draft asked for more than r nodes has one at place r.
+        gains: [B, L] expected accepted nodes at each position of each draft.
+        accept_probs: [B, L] probability that a draft of more than r requested nodes has one at position r.
         target: [R] seconds of a step by rows, drafting apart.
-        draft: [L + 1] seconds of drafting for all of them by the largest budget; the first entry is what the drafter
-            costs a step in which it is not asked.
+        draft: [L + 1] seconds of drafting for all of them by the largest K; the first entry is the drafter's
+            cost in a step in which it does not draft.
         growth: power of the number of sequences with which drafting, beyond that, grows.
     """
 
@@ -46,10 +46,10 @@ class Prospects:
     def rates_together(self) -> tuple[Array, Counts]:
         """Compute the rates of several sequences, for a grid of limits and thresholds at which each draft ends.
 
-        The threshold is on a node's chance of acceptance, given that it is there.
+        The threshold is on a node's probability of acceptance, given that it is there.
 
         Returns:
-            [T, M] tokens per second by threshold and limit, [T, M, B] the budgets.
+            [T, M] tokens per second by threshold and limit, [T, M, B] the numbers of draft tokens.
         """
         batch, places = self.gains.shape
         given = np.minimum.accumulate(self.gains / np.maximum(self.accept_probs, 1e-9), 1)
@@ -85,19 +85,19 @@ class ProspectsAlone:
     """The same of a single sequence, as lists: arrays of a few numbers are slower.
 
     Args:
-        gains, chances: [L], as in Prospects.
+        gains, accept_probs: [L], as in Prospects.
         target: [L + 2] seconds of a step by rows.
         draft: [L + 1] as in Prospects.
 
     Attributes:
-        tokens, seconds, rates: [L + 1] expected tokens and seconds of a step, and tokens per second, by budget.
+        tokens, seconds, rates: [L + 1] expected tokens and seconds of a step, and tokens per second, by K.
     """
 
     __slots__ = ("rates", "seconds", "tokens")
 
     def __init__(self, gains: Seq[float], accept_probs: Seq[float], target: Seq[float], draft: Seq[float]) -> None:
         self.tokens = list(accumulate(gains, initial=1.0))
-        rows = [target[1]]  # seconds of the target by budget: a draft may come shorter than its budget
+        rows = [target[1]]  # seconds of the target by K: a draft may be shorter
         for place, accept_prob in enumerate(accept_probs):
             rows.append(rows[-1] + accept_prob * (target[place + 2] - target[place + 1]))
         self.seconds = [row + node for row, node in zip(rows, draft, strict=True)]
@@ -122,10 +122,10 @@ def min_acceptance_prob(
     Slopes are taken over a few rows, since kernels pad and costs rise in steps.
 
     Args:
-        rate: tokens per second with these budgets.
-        budgets: [B].
+        rate: tokens per second with these numbers of draft tokens.
+        num_draft_tokens: [B].
         target: [R] seconds of a step by rows, drafting apart.
-        draft: [L + 1] seconds of drafting by the largest budget.
+        draft: [L + 1] seconds of drafting by the largest K.
     """
     batch, longest = len(num_draft_tokens), max(num_draft_tokens)
     if longest == 0:

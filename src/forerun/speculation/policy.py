@@ -12,7 +12,7 @@ from forerun.types import Draft, Sequence, Verdict
 Reason = Literal["fixed", "gain", "no gain", "full batch", "prompts", "no room", "measuring", "probe", "request"]
 """Why a plan drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
 sequence alone, but not in this batch; the step computes prompts besides; no sequence may grow by a draft; costs are not
-measured yet; other budgets than the best are tried; the request wants none."""
+measured yet; other values of K than the best are tried; the request allows none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class DraftPlan:
     """The number of draft tokens of one step.
 
     Attributes:
-        budgets: nodes of each sequence's draft at most.
+        num_draft_tokens: nodes of each sequence's draft at most.
         min_acceptance_prob: see `Drafter.draft`.
-        reason: why so many.
+        reason: why this many.
     """
 
     num_draft_tokens: list[int]
@@ -64,7 +64,7 @@ class DraftOutcome:
 
     Attributes:
         sequence: it already holds the new tokens.
-        budget: the budget that the plan gave it.
+        num_draft_tokens: nodes that the plan gave it.
         draft: what the drafter proposed.
         verdict: before it was cut where the output ends.
     """
@@ -90,7 +90,7 @@ class SpeculationPolicy(ABC):
         """
         return DraftPlan([0] * len(sequences), reason="prompts")
 
-    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:  # noqa: B027 - a budget need not learn
+    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:  # noqa: B027 - a policy need not learn
         """Learn from a step. `stop` has not yet been called for the sequences that end with it."""
 
     def stop(self, sequence: Sequence) -> None:  # noqa: B027 - nor keep anything of a sequence
@@ -113,18 +113,15 @@ class FixedPolicy(SpeculationPolicy):
         return self.plan(sequences)
 
 
-# The budget of an engine with several drafters, of which each request has one: a budget for each drafter.
-
-
 class PolicyByRequest(SpeculationPolicy):
     """Applies, for each sequence, the policy of its drafter.
 
-    While all sequences that draft have one drafter, its budget sees every sequence of the step, and learns as if there
-    were no other. In a step with several drafters, each budget plans for its own sequences, and learns acceptance, but
-    not what a step costs: that cannot be told apart.
+    While all sequences that draft have one drafter, its policy sees every sequence of the step, and learns as if there
+    were no other. In a step with several drafters, each policy plans for its own sequences, and learns acceptance, but
+    not the costs of the step, which cannot be attributed.
 
     Args:
-        budgets: by the drafters' names.
+        policies: by the drafters' names.
         chosen: the name of a sequence's drafter; None where it has none.
     """
 
@@ -152,10 +149,10 @@ class PolicyByRequest(SpeculationPolicy):
             own = set(groups[name])
             return replace(plan, num_draft_tokens=[k if i in own else 0 for i, k in enumerate(plan.num_draft_tokens)])
         num_draft_tokens, plans = [0] * len(sequences), []
-        for name, places in groups.items():
-            plans.append(plan_of(self._policies[name], [sequences[place] for place in places]))
-            for place, k in zip(places, plans[-1].num_draft_tokens, strict=True):
-                num_draft_tokens[place] = k
+        for name, indices in groups.items():
+            plans.append(plan_of(self._policies[name], [sequences[index] for index in indices]))
+            for index, k in zip(indices, plans[-1].num_draft_tokens, strict=True):
+                num_draft_tokens[index] = k
         drafting = [plan for plan in plans if any(plan.num_draft_tokens)] or plans
         return DraftPlan(num_draft_tokens, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
 
@@ -167,8 +164,8 @@ class PolicyByRequest(SpeculationPolicy):
             return
         # rows that are no drafts' hide what a step costs, and so do those of other drafters
         hidden = replace(cost, num_prompt_rows=max(cost.num_prompt_rows, 1), time_draft=0.0)
-        for name, places in groups.items():
-            self._policies[name].observe(hidden, [outcomes[place] for place in places])
+        for name, indices in groups.items():
+            self._policies[name].observe(hidden, [outcomes[index] for index in indices])
 
     def stop(self, sequence: Sequence) -> None:
         for policy in self._policies.values():
@@ -177,8 +174,8 @@ class PolicyByRequest(SpeculationPolicy):
     def _groups(self, sequences: Seq[Sequence]) -> dict[str, list[int]]:
         """Return drafter's name -> indices of its sequences."""
         groups: dict[str, list[int]] = {}
-        for place, sequence in enumerate(sequences):
+        for index, sequence in enumerate(sequences):
             name = self._chosen(sequence)
             if name is not None:
-                groups.setdefault(name, []).append(place)
+                groups.setdefault(name, []).append(index)
         return groups

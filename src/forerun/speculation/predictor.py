@@ -1,7 +1,7 @@
 """A predictor of tokens, seconds and speedup by K, from the costs of a step and acceptance.
 
-What a step costs is that of the step as the engine makes it: the forward beside what it hands out for a drafter, the
-drafter with what it is told, and the engine's part. The formula is that of the automatic budget (`policy/goodput.py`).
+The cost of a step is that in the engine: the forward with its hidden-state outputs, the drafter with its updates, and
+the engine's part. The formula is that of the automatic policy (`speculation/goodput.py`).
 """
 
 from __future__ import annotations

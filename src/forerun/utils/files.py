@@ -72,8 +72,7 @@ def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterat
 def write_bytes(path: Path, *parts: Any, error: ErrorType) -> None:
     """Write bytes or buffers, one after another, as `atomic_file` does."""
     with atomic_file(path, error) as file:
-        for part in parts:
-            file.write(part)
+        file.writelines(parts)
 
 
 def write_json(path: Path, value: object, *, error: ErrorType, indent: int | None = 2) -> None:

@@ -106,8 +106,7 @@ class Fields:
         cls, content: str | bytes, place: str, error: ErrorType, *, remedy: str = REMEDY, private: bool = False
     ) -> Fields:
         """Parse the object in JSON text. Raises `error` like `parse_json`, and for another value."""
-        value = parse_json(content, place, error, remedy=remedy)
-        return cls.of(value, place, error, remedy=remedy, private=private)
+        return cls.of(parse_json(content, place, error, remedy=remedy), place, error, remedy=remedy, private=private)
 
     @classmethod
     def of(cls, value: object, place: str, error: ErrorType, *, remedy: str = REMEDY, private: bool = False) -> Fields:

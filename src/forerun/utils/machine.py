@@ -84,12 +84,9 @@ def _sysconf(name: str) -> int | None:
 
 
 def _mem_available(root: Path) -> int | None:
-    for line in _read(root / "proc/meminfo").splitlines():
-        key, _, value = line.partition(":")
-        words = value.split()
-        if key == "MemAvailable" and len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
-            return int(words[0]) * 1024
-    return None
+    values = dict(line.partition(":")[::2] for line in _read(root / "proc/meminfo").splitlines())
+    words = values.get("MemAvailable", "").split()
+    return int(words[0]) * 1024 if len(words) == 2 and words[0].isdecimal() and words[1] == "kB" else None
 
 
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:

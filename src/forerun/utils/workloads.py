@@ -17,6 +17,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,7 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
         )
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as lines:
-            cases: list[Case] = []
-            for record in read_records(lines, path.name):
-                if limit is not None and len(cases) >= limit:
-                    break
-                cases.append(_case(record))
+            cases = [_case(record) for record in islice(read_records(lines, path.name), limit)]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"The workload {path} cannot be read: {error}. Give a JSONL file in UTF-8.") from None
     if not cases:
@@ -116,11 +113,8 @@ def save(cases: Sequence[Case], path: Path) -> None:
     """Write cases so that `load` reads them; the folder is made if it is missing."""
     records = []
     for case in cases:
-        record: dict[str, Any] = {"file": case.name}
-        for form in _SAVED:
-            if held := getattr(case, form):
-                record[form] = held
-        record["reference"] = case.reference
+        forms = {form: held for form in _SAVED if (held := getattr(case, form))}
+        record: dict[str, Any] = {"file": case.name, **forms, "reference": case.reference}
         optional = {"temperature": case.temperature, "category": case.category or None}
         records.append(record | {key: value for key, value in optional.items() if value is not None})
     write_bytes(path, written(records).encode(), error=ConfigError)

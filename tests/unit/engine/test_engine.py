@@ -171,7 +171,7 @@ def test_text_without_the_token_that_ended_it_and_decoded_once() -> None:
 
 @pytest.mark.parametrize("k", [1, 4, 20])
 def test_nothing_is_drafted_beyond_the_end(k: int) -> None:
-    """Neither beyond max_tokens nor beyond the context; K is fixed, the budget is not."""
+    """Neither beyond max_tokens nor beyond the context; K is fixed, the number of draft tokens is not."""
     fake = model(context_length=12)
     asked: list[int] = []
 
@@ -472,7 +472,7 @@ def test_zero_draft_tokens_leave_the_drafter_alone() -> None:
     assert plan.steps == []
 
 
-def test_a_budget_keeps_its_drafter_at_zero_draft_tokens() -> None:
+def test_a_policy_keeps_its_drafter_at_zero_draft_tokens() -> None:
     for k in (0, 3):
         fake = model()
         plan = drafter(fake, "right")

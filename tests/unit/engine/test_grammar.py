@@ -157,7 +157,7 @@ def test_forced_tokens_are_drafts_from_the_grammar() -> None:
     assert other.stats.num_draft_tokens == 0
 
 
-def test_without_a_grammar_nobody_is_asked_for_a_budget() -> None:
+def test_without_a_grammar_there_is_no_policy() -> None:
     made = engine(random_automaton(0, VOCAB), k="auto")
     assert made._loop.policy is None
     made.add([1, 2], SamplingParams(max_tokens=3, grammar=ANY))

@@ -33,7 +33,7 @@ def step(policy: AutomaticPolicy, own: Seq[Sequence], given: Seq[int], draft: fl
 
 
 def learned(count: int) -> tuple[AutomaticPolicy, list[Sequence]]:
-    """A budget that has seen plain steps and drafts of MOST nodes."""
+    """A policy that has seen plain steps and drafts of MOST nodes."""
     policy, own = AutomaticPolicy(), sequences(count)
     step(policy, own, [0] * count)
     step(policy, own, [MOST] * count)

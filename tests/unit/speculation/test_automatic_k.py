@@ -1,4 +1,4 @@
-"""The automatic budget in worlds whose best choice is known. Time is counted, never measured."""
+"""The automatic policy in worlds whose best choice is known. Time is counted, never measured."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FEW = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_within_three_per_cent_of_the_best_fixed_number(name: str) -> None:
-    """Learning included. A budget that knew the world from the start would reach 1."""
+    """Learning included. A policy that knew the world from the start would reach 1."""
     world = WORLDS[name]
     num_steps = NUM_STEPS if world.batch == 1 else NUM_STEPS // 2
     best = best_fixed(world, num_steps, FEW if world.batch == 1 else FEW[:8])
@@ -215,7 +215,7 @@ def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
     assert not policy._lessons._noted and not policy._chosen.get(sequence)
 
 
-def test_a_plan_gives_every_sequence_its_budget_while_it_stands() -> None:
+def test_a_plan_gives_every_sequence_its_number_while_it_stands() -> None:
     """Room shrinks within a standing plan."""
     policy = AutomaticPolicy()
     live(WORLDS["nearly always right"], policy, 200)

@@ -1,4 +1,4 @@
-"""The automatic budget in batches that do not draft for the moment: what it tries, and when."""
+"""The automatic policy in batches that do not draft for the moment: what it tries, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What budgets begin with, from a file."""
+"""Policies that begin with costs and acceptance of a file."""
 
 from __future__ import annotations
 

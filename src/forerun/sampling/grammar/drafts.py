@@ -13,7 +13,7 @@ from forerun.types import Draft, Sequence
 from forerun.utils.tree import ROOT, Tree
 
 SOURCE = "grammar"
-"""Of forced tokens, in statistics."""
+"""The source of forced tokens, in statistics."""
 _DRAFTER = "drafter"
 """Of the drafter's tokens beside them, where the drafter gives no name."""
 
