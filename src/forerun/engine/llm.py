@@ -34,8 +34,6 @@ from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.speculation.cost_store import read_start
 
-# The target of an LLM: loaded by its name, or handed in.
-
 _log = logging.getLogger(MEMORY_LOG)
 Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
 

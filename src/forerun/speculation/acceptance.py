@@ -227,8 +227,6 @@ def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
     return (came + weight) / (expected + weight) * (feared + weight) / (failed + weight)
 
 
-# Acceptance rates by level, with a prior and a decay.
-
 RATE_DECAY = 0.98
 """Weight that earlier trials keep when one more of the same level is observed: about the last fifty count."""
 RATE_PRIOR_WEIGHT = 2.0

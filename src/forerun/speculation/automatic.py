@@ -28,8 +28,6 @@ from forerun.speculation.goodput import (
 from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Sequence
 
-# What steps teach: acceptance of drafts, costs of each kind of step, and how much time probes may take.
-
 PROBE_FORGETS = 0.8
 """Weight that a sequence's earlier trials keep when it drafts after a pause, since much may have changed."""
 PARTLY_RESTED = 0.25

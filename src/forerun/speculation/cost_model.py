@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 
-# Seconds as a function of a count, learned from noisy observations while it is being used.
-
 Table = NDArray[np.float64]
 
 COST_MEMORY = 32.0

