@@ -118,7 +118,7 @@ MUTANTS = [
         PAGES,
     ),
     Mutant(
-        "a fork knows that its source shares pages now",
+        "a fork notes that its source shares pages now",
         "kv_cache/paged.py",
         "max(other._num_shared, whole)",
         "other._num_shared",
@@ -209,7 +209,7 @@ MUTANTS = [
         CUTS,
     ),
     Mutant(
-        "no more pages are found than are asked for",
+        "no more pages are found than are requested",
         "kv_cache/prefix_tree.py",
         "while len(pages) < most and node.children",
         "while node.children",
@@ -272,7 +272,7 @@ MUTANTS = [
         ("unit/verification/test_chain_rejection_math.py",),
     ),
     Mutant(
-        "where nothing is in excess, chance may still decide",
+        "where nothing is in excess, a random number may still decide",
         "verification/chain_rejection_math.py",
         "mass / whole if whole else 1",
         "mass / whole if mass else 1",
@@ -331,7 +331,7 @@ MUTANTS = [
 
 
 def main() -> int:
-    """0 if the tests catch all mutants that were asked for, else 1."""
+    """Return 0 if the tests catch all selected mutants, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only mutants whose rule or module holds one of these")
     words = parser.parse_args().words

@@ -20,8 +20,8 @@ class World:
     """What drafting and verifying cost, and how good the drafts are.
 
     Attributes:
-        accept: (sequence, token number, depth) -> chance that a node is accepted if its parent was.
-        found: (sequence, token number) -> chance that the drafter proposes anything.
+        accept: (sequence, token number, depth) -> probability that a node is accepted if its parent was.
+        found: (sequence, token number) -> probability that the drafter proposes anything.
         draft: (num_draft_tokens, sequences) -> seconds.
         target: rows -> seconds.
         batch: sequences at a time.

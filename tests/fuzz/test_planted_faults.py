@@ -63,9 +63,13 @@ def test_outputs_that_an_interrupt_loses_are_found(monkeypatch: pytest.MonkeyPat
 
 def test_drafts_that_nobody_checks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(
-        drafter: Any, sequences: Any, num_draft_tokens: Any, price: float = 0.0, vocab_size: int | None = None
+        drafter: Any,
+        sequences: Any,
+        num_draft_tokens: Any,
+        min_acceptance_prob: float = 0.0,
+        vocab_size: int | None = None,
     ) -> Any:
-        return drafter.draft(sequences, num_draft_tokens, price)
+        return drafter.draft(sequences, num_draft_tokens, min_acceptance_prob)
 
     monkeypatch.setattr(step, "ask", ask)
     with pytest.raises(BaseException):  # noqa: B017

@@ -125,7 +125,7 @@ class LLM:
 
     Raises:
         ConfigError: an option is out of range, the device is not there, a loaded Model is to get an adapter or to be
-            quantised, or several processes are asked for.
+            quantised, or several processes are requested.
         ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
         NotEnoughMemoryError: before any weights are read, that they, with the keys and values of one sequence or with
@@ -266,7 +266,7 @@ class LLM:
         return encode(split[0], self.tokenizer, self.target.name)
 
     def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
-        # The request enters with the first chunk asked for: an iterator never started leaves nothing behind.
+        # The request enters with the first chunk: an iterator that is never started leaves nothing behind.
         ids: list[int] = []
         try:
             request_id = self.shared.add(token_ids, params, True, ids)

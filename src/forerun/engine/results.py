@@ -16,11 +16,11 @@ class Choice:
 
     Attributes:
         index: among the request's `n`.
-        text: what decoding prompt and answer adds to decoding the prompt, without the stop string or the token that
-            ended it; empty if the model has no tokenizer. A character that the prompt begins belongs to it if the
+        text: the text that the answer adds to the decoded prompt, without the stop string or the token that ended
+            it; empty if the model has no tokenizer. A character that the prompt begins belongs to it if the
             answer completes it.
-        token_ids: what was generated, with the token that ended it.
-        logprobs: one entry per token, of the model's own distribution before any option; None if not asked for.
+        token_ids: the generated tokens, with the token that ended it.
+        logprobs: one entry per token, of the model's own distribution before any option; None if not requested.
         finish_reason: "stop" (EOS, a stop token or a stop string), "length" or "abort".
         stats: its statistics.
     """
@@ -40,7 +40,7 @@ class Generation:
     Attributes:
         prompt_token_ids: the prompt as the model saw it.
         choices: `n` of them.
-        prompt_logprobs: one entry per prompt token, the first None; or None if not asked for.
+        prompt_logprobs: one entry per prompt token, the first None; or None if not requested.
     """
 
     prompt_token_ids: list[int]
@@ -83,11 +83,11 @@ class StreamChunk:
         text: may be empty while a character, or what may become a stop string, is incomplete.
         token_ids: tokens committed.
         num_accepted_draft: how many of them, the first ones, came from the draft.
-        sources: who drafted each of those, where a drafter has several or names its only one.
+        sources: the source of each of those, where a drafter has several or names its only one.
         index: of the choice.
         finish_reason: set in the choice's last chunk.
         stats: set in the choice's last chunk.
-        logprobs: one entry per token, or None if not asked for.
+        logprobs: one entry per token, or None if not requested.
     """
 
     text: str
@@ -108,7 +108,7 @@ class StepOutput:
         request_id: of the request it belongs to.
         chunk: what was added; token_ids is empty while the prompt is computed, or if the sequence was aborted.
         choice: the whole result, when the sequence is finished.
-        prompt_logprobs: with the first choice's result, if asked for.
+        prompt_logprobs: with the first choice's result, if requested.
         error: the exception that ended this sequence; other sequences continue.
     """
 

@@ -27,17 +27,17 @@ DECAY = 0.8
 ENOUGH_ROWS = 64
 """Rows of a step, from which on its duration shows the cost of a row, whatever the fixed cost."""
 LEAST_SHARE = 0.2
-"""Of a step without prompts, what at least is taken for its fixed cost."""
+"""Least share of a step without prompts that counts as its fixed cost."""
 
 
 class PromptShare:
     """Limits the rows of prompts in a step, so that a long prompt does not stall the answers of other sequences.
 
-    A step is taken to last `fixed + row * rows`: rows of prompts and of answers cost about the same, and what they cost
-    together is what a crowd must be measured by, since it seldom has a step without any prompt.
+    A step is taken to last `fixed + row * rows`: rows of prompts and of answers cost about the same, and a
+    large batch is measured by both together, since it seldom has a step without any prompt.
 
     Args:
-        adaptive: False: always `MAX_ROWS`, so that what a step holds does not depend on time.
+        adaptive: False: always `MAX_ROWS`, so that a step's rows do not depend on time.
     """
 
     def __init__(self, adaptive: bool) -> None:

@@ -54,7 +54,7 @@ class SequenceState:
         given: the sequence's attributes that are the engine's alone, as they must stay.
         text: incremental text; None where it is not needed before the end.
         cache: the target's cache; None before the first step and after the last.
-        logprobs, prompt_logprobs: filled as tokens come; None where not asked for.
+        logprobs, prompt_logprobs: filled as tokens come; None where not requested.
         entered: `Drafter.start` was called for the sequence.
         time_started: perf_counter at the first step.
         changing: the step under way changes what cannot be taken back.
@@ -211,7 +211,7 @@ class SequenceStep:
         draft: the nodes after them; None while the prompt is not computed to its end.
         num_extra: rows of logits needed before the one that follows the last committed token, for prompt
             log-probabilities.
-        logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are asked for.
+        logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are requested.
         verdict: None if the draft is.
         top_tokens: [rows, k] of the same rows, where the drafter needs them.
         hidden_outputs: [rows, layers, H] of this sequence's last rows, likewise: of all of them if it needs all

@@ -12,7 +12,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.interrupts import HeldInterrupts
 from forerun.engine.results import StepOutput
 
-_PATIENCE = 1.0
+_WAIT_SECONDS = 1.0
 """Seconds after which a thread that waits looks again by itself."""
 
 
@@ -27,11 +27,11 @@ class SharedEngine:
         self.engine = engine
         self._inboxes: dict[int, deque[StepOutput]] = {}
         self._open: dict[int, set[int]] = {}  # by request, the choices whose last output has not been delivered
-        self._nobody: deque[StepOutput] = deque(maxlen=0)
+        self._discarded: deque[StepOutput] = deque(maxlen=0)
         self._forgotten: deque[int] = deque()
-        self._turn = threading.Condition()
+        self._condition = threading.Condition()
         self._driver: int | None = None  # the thread that steps
-        self._entering: set[object] = set()  # who waits for the engine between two steps
+        self._entering: set[object] = set()  # threads that wait for the engine between two steps
 
     def add(
         self,
@@ -44,7 +44,7 @@ class SharedEngine:
         """Queue a request, like `Engine.add`, between two steps.
 
         Args:
-            ids: gets the request's id too, which an interrupt can keep from being returned: the caller forgets them.
+            ids: gets the request's id too, since an interrupt can keep it from being returned: the caller forgets them.
             inbox: where the outputs go, for `advance`, perhaps those of several requests; None: for `take`.
         """
         with HeldInterrupts(), self._between_steps():
@@ -75,8 +75,8 @@ class SharedEngine:
 
     def wake(self) -> None:
         """Have a thread that waits in `advance` check `woken` again."""
-        with self._turn:
-            self._turn.notify_all()
+        with self._condition:
+            self._condition.notify_all()
 
     def abort(self, request_id: int) -> None:
         """Abort a request, like `Engine.abort`: the outputs of unfinished choices come with the next step."""
@@ -90,7 +90,7 @@ class SharedEngine:
                 self._inboxes.pop(request_id, None)  # there is none yet where the request's entry was interrupted
                 if self._open.pop(request_id, True):
                     self._forgotten.append(request_id)
-            with self._turn:
+            with self._condition:
                 if self._forgotten and self._driver is None and not self._entering:
                     self._abort_forgotten()
 
@@ -98,7 +98,7 @@ class SharedEngine:
         """Run one step, unless another thread steps or waits to enter. Return whether there was one."""
         me = threading.get_ident()
         try:
-            with self._turn:
+            with self._condition:
                 if inbox or self._driver not in (None, me) or self._entering:
                     return False
                 self._driver = me
@@ -110,36 +110,38 @@ class SharedEngine:
                     first = outputs[0]
                     if first.choice is not None or first.error is not None:
                         self._open.get(first.request_id, set()).discard(first.chunk.index)
-                    self._inboxes.get(first.request_id, self._nobody).append(outputs.popleft())
+                    self._inboxes.get(first.request_id, self._discarded).append(outputs.popleft())
             if not inbox and not self.engine.has_work:
                 raise RuntimeError("a request was lost by the engine")
             return True
         finally:
-            with self._turn:
+            with self._condition:
                 if self._driver == me:
                     if self._forgotten:
                         self._abort_forgotten()
                     self._driver = None
-                    self._turn.notify_all()
+                    self._condition.notify_all()
 
     def _wait(self, inbox: deque[StepOutput], woken: Callable[[], bool] = lambda: False) -> None:
         """Wait until there are outputs, or the engine is free."""
-        with self._turn:
-            self._turn.wait_for(lambda: inbox or woken() or (self._driver is None and not self._entering), _PATIENCE)
+        with self._condition:
+            self._condition.wait_for(
+                lambda: inbox or woken() or (self._driver is None and not self._entering), _WAIT_SECONDS
+            )
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
         """Hold the engine between two steps."""
         ticket = object()
-        with self._turn:
+        with self._condition:
             try:
                 self._entering.add(ticket)
                 while self._driver not in (None, threading.get_ident()):
-                    self._turn.wait(_PATIENCE)
+                    self._condition.wait(_WAIT_SECONDS)
                 yield
             finally:
                 self._entering.discard(ticket)
-                self._turn.notify_all()
+                self._condition.notify_all()
 
     def _abort_forgotten(self) -> None:
         while self._forgotten:

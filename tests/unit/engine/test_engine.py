@@ -362,7 +362,7 @@ def test_ctrl_c_in_a_step_loses_nothing() -> None:
         Draft([1, 2], [0, 0]),
         Draft([1, 2], [-1]),
     ],
-    ids=["over budget", "above the vocabulary", "below 0", "its own parent", "a parent too few"],
+    ids=["too many nodes", "above the vocabulary", "below 0", "its own parent", "a parent too few"],
 )
 def test_a_drafter_that_breaks_its_contract_is_named(proposal: Draft | list[int]) -> None:
     engine = Engine(model(), Scripted(lambda *_: proposal), config=EngineConfig(num_draft_tokens=4))
