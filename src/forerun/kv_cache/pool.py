@@ -37,6 +37,7 @@ def check_counts(
     holders = Counter(page for pages in held for page in pages)
     taken = {*published, *holders}
     idle = {page for page in published if not holders[page]}
+    order = {page: index for index, page in enumerate(tree.idle)}
     faults = {
         f"{num_unnamed} caches hold pages and ought to have been freed": num_unnamed > 0,
         f"{num_taken} pages are said to be taken, and {len(taken)} are": num_taken != len(taken),
@@ -58,21 +59,16 @@ def check_counts(
             for node in tree.nodes()
             for below in node.children.values()
         ),
-        "an idle page is to be evicted before one below it": _is_out_of_order(tree),
+        "an idle page is to be evicted before one below it": any(
+            order[node.page] < order[below.page]
+            for node in tree.nodes()
+            for below in node.children.values()
+            if node.page in order and below.page in order
+        ),
     }
     found = [fault for fault, is_so in faults.items() if is_so]
     if found:
         raise PoolIntegrityError(f"The pool of pages is out of order: {'; '.join(found)}. This is a bug of forerun's.")
-
-
-def _is_out_of_order(tree: PrefixTree) -> bool:
-    index_of = {page: index for index, page in enumerate(tree.idle)}
-    return any(
-        index_of[node.page] < index_of[below.page]
-        for node in tree.nodes()
-        for below in node.children.values()
-        if node.page in index_of and below.page in index_of
-    )
 
 
 class Holder(Protocol):

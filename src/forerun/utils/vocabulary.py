@@ -183,7 +183,9 @@ def fingerprint(tokenizer: Any) -> str:
     if tokenizer is None:
         return ""
     vocabulary = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
-    content = json.dumps([vocabulary, _merges(tokenizer)], ensure_ascii=True)
+    merges = backend(tokenizer).get("model", {}).get("merges") or []  # none but for byte-pair encodings
+    joined = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    content = json.dumps([vocabulary, joined], ensure_ascii=True)
     return blake2b(content.encode(), digest_size=16).hexdigest()
 
 
@@ -192,9 +194,3 @@ def ids_fingerprint(tokenizer: Any) -> str:
     if tokenizer is None:
         return ""
     return sha256(json.dumps(sorted(tokens_by_id(tokenizer).items())).encode()).hexdigest()
-
-
-def _merges(tokenizer: Any) -> list[str]:
-    """Return the merges in their order, as "left right"; none for tokenizers that are not byte-pair encodings."""
-    merges = backend(tokenizer).get("model", {}).get("merges") or []
-    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
