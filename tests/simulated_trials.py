@@ -45,7 +45,7 @@ class Simulated:
     fails: dict[str, int] = field(default_factory=dict)
     ran: list[tuple[TuningArm, Unit]] = field(default_factory=list)
     clock: float = 0.0
-    _budgets: dict[TuningArm, SpeculationPolicy] = field(default_factory=dict)
+    _policies: dict[TuningArm, SpeculationPolicy] = field(default_factory=dict)
 
     def now(self) -> float:
         return self.clock
