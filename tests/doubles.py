@@ -191,7 +191,7 @@ class MarkovModel(FakeModel):
 
 
 class Scripted(Drafter):
-    """A drafter that proposes what a function says, and records what it is told."""
+    """A drafter that proposes what a function says, and records what is reported to it."""
 
     needs = Needs()  # plain attributes: a test may set them
     traits = Traits(("Scripted",))
@@ -206,12 +206,14 @@ class Scripted(Drafter):
         assert sequence.id not in self.active
         self.active.add(sequence.id)
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = []
-        for sequence, most in zip(sequences, budgets, strict=True):
+        for sequence, most in zip(sequences, num_draft_tokens, strict=True):
             assert sequence.id in self.active
-            budget = min(most, sequence.room)
-            proposal = self.propose(sequence, budget) if budget else []
+            k = min(most, sequence.room)
+            proposal = self.propose(sequence, k) if k else []
             drafts.append(proposal if isinstance(proposal, Draft) else Draft.chain(list(proposal)))
         return drafts
 
@@ -234,34 +236,34 @@ References = dict[tuple[int, ...], list[int]]
 """Prompt -> the greedy continuation."""
 
 
-def _next(references: References, sequence: Sequence, budget: int) -> list[int]:
+def _next(references: References, sequence: Sequence, k: int) -> list[int]:
     prompt = tuple(sequence.token_ids[: sequence.num_prompt])
     done = sequence.num_output
-    return references.get(prompt, [])[done : done + budget]
+    return references.get(prompt, [])[done : done + k]
 
 
 def adversaries(references: References, vocab_size: int) -> dict[str, Scripted]:
     """Drafters that are always right, always wrong, random, duplicated, or empty."""
     rng = np.random.default_rng(0)
 
-    def wrong(sequence: Sequence, budget: int) -> list[int]:
-        return [(token_id + 1) % vocab_size for token_id in _next(references, sequence, budget)]
+    def wrong(sequence: Sequence, k: int) -> list[int]:
+        return [(token_id + 1) % vocab_size for token_id in _next(references, sequence, k)]
 
-    def duplicated(sequence: Sequence, budget: int) -> Draft:
+    def duplicated(sequence: Sequence, k: int) -> Draft:
         """Every node twice, so that siblings hold the same token; the chain goes on below the second."""
         tokens, parents, parent = [], [], -1
-        for token_id in _next(references, sequence, budget)[: budget // 2]:
+        for token_id in _next(references, sequence, k)[: k // 2]:
             tokens += [token_id, token_id]
             parents += [parent, parent]
             parent = len(tokens) - 2
         return Draft(tokens, parents)
 
-    def tree(sequence: Sequence, budget: int) -> Draft:
+    def tree(sequence: Sequence, k: int) -> Draft:
         """A random tree that holds the right chain among wrong leaves."""
-        right = _next(references, sequence, (budget + 1) // 2)
+        right = _next(references, sequence, (k + 1) // 2)
         tokens, parents, parent = [], [], -1
         for token_id in right:
-            if len(tokens) + 2 > budget:
+            if len(tokens) + 2 > k:
                 break
             tokens += [(token_id + 1) % vocab_size, token_id]
             parents += [parent, parent]
@@ -269,9 +271,9 @@ def adversaries(references: References, vocab_size: int) -> dict[str, Scripted]:
         return Draft(tokens, parents)
 
     return {
-        "right": Scripted(lambda sequence, budget: _next(references, sequence, budget)),
+        "right": Scripted(lambda sequence, k: _next(references, sequence, k)),
         "wrong": Scripted(wrong),
-        "random": Scripted(lambda _, budget: rng.integers(0, vocab_size, int(rng.integers(0, budget + 1))).tolist()),
+        "random": Scripted(lambda _, k: rng.integers(0, vocab_size, int(rng.integers(0, k + 1))).tolist()),
         "duplicated": Scripted(duplicated),
         "tree": Scripted(tree),
         "empty": Scripted(lambda *_: []),

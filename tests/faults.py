@@ -15,8 +15,8 @@ from torch import Tensor
 
 from doubles import FakeCache, FakeModel
 from forerun.engine import text as text_module
+from forerun.engine.sequence import SequenceStep
 from forerun.engine.verifying import Verifying
-from forerun.engine.work import Work
 from forerun.lab.audit.settings import AuditOptions, quick
 from forerun.models import Forward
 from forerun.sampling import LogitsRow, draw_tokens, noise as seeded_noise
@@ -94,7 +94,7 @@ def residual_from_the_wrong_row(patch: pytest.MonkeyPatch, target: Any) -> None:
 def bonus_from_unprocessed_logits(patch: pytest.MonkeyPatch, target: Any) -> None:
     verify = Verifying._verify_drawn
 
-    def broken(self: Any, work: Seq[Work], logits: Tensor) -> None:
+    def broken(self: Any, work: Seq[SequenceStep], logits: Tensor) -> None:
         verify(self, work, logits)
         at = 0
         for item in work:
@@ -109,8 +109,8 @@ def bonus_from_unprocessed_logits(patch: pytest.MonkeyPatch, target: Any) -> Non
 
 
 def penalties_without_the_drafted_path(patch: pytest.MonkeyPatch, target: Any) -> None:
-    rows = Work.logits_rows
-    patch.setattr(Work, "logits_rows", lambda self: [LogitsRow(row.sequence) for row in rows(self)])
+    rows = SequenceStep.logits_rows
+    patch.setattr(SequenceStep, "logits_rows", lambda self: [LogitsRow(row.sequence) for row in rows(self)])
 
 
 def a_row_that_is_not_rolled_back(patch: pytest.MonkeyPatch, target: Any) -> None:

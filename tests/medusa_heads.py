@@ -123,8 +123,8 @@ def aligned_medusa(target: MarkovTarget, num_heads: int = 4, greedy: bool = True
     tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in config.tensors().items()}
     table = target.table.double()
     step = torch.eye(vocab, dtype=torch.float64)[table.argmax(-1)] if greedy else table.softmax(-1)
-    law = step
+    probs = step
     for k in range(num_heads):
-        law = law @ step
-        tensors[f"lm_heads.{k}.weight"][:, vocab:] = (law + 1e-9).log().T
+        probs = probs @ step
+        tensors[f"lm_heads.{k}.weight"][:, vocab:] = (probs + 1e-9).log().T
     return StoredHead(config, tensors)

@@ -1,9 +1,9 @@
-"""Applies mutants to the source, one at a time, and says which of them the tests catch.
+"""Apply mutants to the source, one at a time, and report which of them the tests catch.
 
     python tests/mutants.py              all of them, in a few minutes
-    python tests/mutants.py shared cut   those whose law or module holds one of these words
+    python tests/mutants.py shared cut   those whose rule or module holds one of these words
 
-A mutant is a place in src/forerun where one thing is done wrongly, and the tests of which at least one must then fail.
+A mutant is a place in src/forerun with one deliberate fault, and the tests of which at least one must then fail.
 Its text is looked for in all modules, and must stand in exactly one of them: modules may move, and where a name in the
 text is changed, the table below is.
 """
@@ -31,24 +31,24 @@ OUTCOMES = {0: "survived", 1: "killed"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One thing done wrongly.
+    """A deliberate fault.
 
     Attributes:
-        law: what no longer holds.
+        rule: the rule that no longer holds.
         module: where the text stood when this was written, relative to src/forerun; for the reader alone.
         text: of the source, in one place only. wrong: what takes its place.
         tests: files or folders, relative to tests/, of which at least one test must fail.
     """
 
-    law: str
+    rule: str
     module: str
     text: str
     wrong: str
     tests: tuple[str, ...]
 
 
-PAGES = ("unit/cache/test_paged_cache.py",)
-CUTS = ("unit/cache/test_sequence_cache.py",)
+PAGES = ("unit/kv_cache/test_paged_cache.py",)
+CUTS = ("unit/kv_cache/test_sequence_cache.py",)
 GATES = ("unit/models/test_gates.py",)
 STEPS = ("unit/engine/test_grammar.py", "unit/engine/test_non_finite.py")
 PLACES = ("unit/engine/test_scheduler.py",)
@@ -56,167 +56,167 @@ PLACES = ("unit/engine/test_scheduler.py",)
 MUTANTS = [
     Mutant(
         "a published page that somebody holds is not taken",
-        "cache/page_pool.py",
+        "kv_cache/pool.py",
         "        self._tree.idle.pop(page, None)\n",
         "",
         PAGES,
     ),
     Mutant(
         "published pages that nobody holds can be taken",
-        "cache/page_pool.py",
+        "kv_cache/pool.py",
         "self._tree.idle.pop(page, None)",
         "self._tree.idle.clear()",
         PAGES,
     ),
     Mutant(
         "nothing is published below another tenant's pages",
-        "cache/page_pool.py",
+        "kv_cache/pool.py",
         "parent is None or parent.tenant != tenant",
         "parent is None",
         ("fuzz/test_pool.py",),
     ),
     Mutant(
         "shared pages beyond a cut are given back",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "if length < self._num_shared * PAGE:",
         "if length < 0:",
         PAGES,
     ),
     Mutant(
         "pages beyond a cut that nobody else has are kept",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "if length < self._num_shared * PAGE:",
         "if length <= self._num_shared * PAGE:",
         CUTS,
     ),
     Mutant(
         "a copy is counted among the pages wanted",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "copied = self.length % PAGE > 0 and _is_shared(self.held[kept - 1])",
         "copied = 0",
         PAGES,
     ),
     Mutant(
         "a copy is counted only where a page is shared",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "copied = self.length % PAGE > 0 and _is_shared(self.held[kept - 1])",
         "copied = self.length % PAGE > 0",
         PAGES,
     ),
     Mutant(
         "a copy is counted only within a page",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "copied = self.length % PAGE > 0 and _is_shared(self.held[kept - 1])",
         "copied = _is_shared(self.held[kept - 1])",
         PAGES,
     ),
     Mutant(
         "the copy that is counted is of the page that the length lies in",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "_is_shared(self.held[kept - 1])",
         "_is_shared(self.held[0])",
         PAGES,
     ),
     Mutant(
-        "a fork knows that its source shares pages now",
-        "cache/paged_cache.py",
+        "a fork notes that its source shares pages now",
+        "kv_cache/paged.py",
         "max(other._num_shared, whole)",
         "other._num_shared",
         PAGES,
     ),
     Mutant(
         "a fork copies all positions of the last page",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "last[0], rest)",
         "last[0], rest - 1)",
         PAGES,
     ),
     Mutant(
         "a fork copies the page that its length lies in",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "other.held[whole], last[0]",
         "other.held[0], last[0]",
         PAGES,
     ),
     Mutant(
         "a page that nobody else has is not copied",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "if rest and _is_shared(self.held[index])",
         "if rest",
         PAGES,
     ),
     Mutant(
         "a shared page is not written",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "if rest and _is_shared(self.held[index])",
         "if False",
         PAGES,
     ),
     Mutant(
         "a page with several holders is shared",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "page.holders > 1 or page.node is not None",
         "page.node is not None",
         PAGES,
     ),
     Mutant(
         "a published page is shared",
-        "cache/paged_cache.py",
+        "kv_cache/paged.py",
         "page.holders > 1 or page.node is not None",
         "page.holders > 1",
         PAGES,
     ),
     Mutant(
         "what follows a cut can be published",
-        "cache/sequence_cache.py",
+        "kv_cache/sequence_cache.py",
         "        self._num_published = min(self._num_published, length // PAGE)\n",
         "",
         CUTS,
     ),
     Mutant(
         "a page within which was cut is published no more",
-        "cache/sequence_cache.py",
+        "kv_cache/sequence_cache.py",
         "min(self._num_published, length // PAGE)",
         "min(self._num_published, -(-length // PAGE))",
         CUTS,
     ),
     Mutant(
         "the last token is not taken over",
-        "cache/sequence_cache.py",
+        "kv_cache/sequence_cache.py",
         "max(0, len(token_ids) - 1) // PAGE",
         "len(token_ids) // PAGE",
         CUTS,
     ),
     Mutant(
         "all whole pages before the last token are taken over",
-        "cache/sequence_cache.py",
+        "kv_cache/sequence_cache.py",
         "max(0, len(token_ids) - 1) // PAGE",
         "max(0, len(token_ids) - 2) // PAGE",
         CUTS,
     ),
     Mutant(
         "what is not committed is not published",
-        "cache/sequence_cache.py",
+        "kv_cache/sequence_cache.py",
         "min(len(token_ids), self.length) // PAGE",
         "len(token_ids) // PAGE",
         CUTS,
     ),
     Mutant(
         "what is not named is not published yet",
-        "cache/sequence_cache.py",
+        "kv_cache/sequence_cache.py",
         "min(len(token_ids), self.length) // PAGE",
         "self.length // PAGE",
         CUTS,
     ),
     Mutant(
-        "no more pages are found than are asked for",
-        "cache/prefix_tree.py",
+        "no more pages are found than are requested",
+        "kv_cache/prefix_tree.py",
         "while len(pages) < most and node.children",
         "while node.children",
         CUTS,
     ),
     Mutant(
-        "tokens before a dead end are told",
+        "tokens before a dead end are returned",
         "engine/step.py",
         "        if alive == 0:\n            raise item.dead_rows[0]",
         "        if alive < len(rows):\n            raise item.dead_rows[rows[alive]]",
@@ -266,17 +266,17 @@ MUTANTS = [
     ),
     Mutant(
         "where nothing is in excess and all may be accepted, it is",
-        "verify/chain_rejection_math.py",
+        "verification/chain_rejection_math.py",
         "mass / whole if whole else 1",
         "mass / whole if whole else 0",
-        ("unit/verify/test_chain_rejection_math.py",),
+        ("unit/verification/test_chain_rejection_math.py",),
     ),
     Mutant(
-        "where nothing is in excess, chance may still decide",
-        "verify/chain_rejection_math.py",
+        "where nothing is in excess, a random number may still decide",
+        "verification/chain_rejection_math.py",
         "mass / whole if whole else 1",
         "mass / whole if mass else 1",
-        ("unit/verify/test_chain_rejection_math.py",),
+        ("unit/verification/test_chain_rejection_math.py",),
     ),
     Mutant(
         "a text is read once",
@@ -287,21 +287,21 @@ MUTANTS = [
     ),
     Mutant(
         "an expert's products are filled up",
-        "kernels/experts.py",
+        "kernels/torch/linear.py",
         "]) if len(rows) < MIN_ROWS",
         "]) if len(rows) < 2",
         GATES,
     ),
     Mutant(
         "an expert's products are filled up to the least number",
-        "kernels/experts.py",
+        "kernels/torch/linear.py",
         "expand(MIN_ROWS - len(rows))",
         "expand(MIN_ROWS - 1 - len(rows))",
         GATES,
     ),
     Mutant(
         "products by tiles have no more rows than one kernel takes",
-        "kernels/row_invariant_linear.py",
+        "kernels/torch/linear.py",
         "_AMX_ROWS = 32",
         "_AMX_ROWS = 33",
         GATES,
@@ -322,20 +322,20 @@ MUTANTS = [
     ),
     Mutant(
         "log-probabilities of a completion are a number",
-        "openai_format/requests.py",
+        "server/protocol/requests.py",
         'isinstance(body["logprobs"], bool)',
         'body["logprobs"] is True',
-        ("unit/openai_format/test_requests.py",),
+        ("unit/server/protocol/test_requests.py",),
     ),
 ]
 
 
 def main() -> int:
-    """0 if the tests catch all mutants that were asked for, else 1."""
+    """Return 0 if the tests catch all selected mutants, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="only mutants whose law or module holds one of these")
+    parser.add_argument("words", nargs="*", help="only mutants whose rule or module holds one of these")
     words = parser.parse_args().words
-    mutants = [each for each in MUTANTS if not words or any(word in f"{each.module} {each.law}" for word in words)]
+    mutants = [each for each in MUTANTS if not words or any(word in f"{each.module} {each.rule}" for word in words)]
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     if not tests:
         print("No mutant is described so.")
@@ -367,7 +367,7 @@ def is_killed(mutant: Mutant, folder: Path) -> bool:
         failed = [line for line in output.splitlines() if line.startswith("FAILED")]
         about = failed[0].removeprefix("FAILED ").split(" - ")[0] if failed else output if outcome == "broken" else ""
         shutil.rmtree(folder)
-    print(f"{outcome:11} {time.perf_counter() - started:5.1f} s  {mutant.module}: {mutant.law}", flush=True)
+    print(f"{outcome:11} {time.perf_counter() - started:5.1f} s  {mutant.module}: {mutant.rule}", flush=True)
     if about:
         print(f"{'':21}{about}", flush=True)
     return outcome == "killed"

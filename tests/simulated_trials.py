@@ -45,7 +45,7 @@ class Simulated:
     fails: dict[str, int] = field(default_factory=dict)
     ran: list[tuple[TuningArm, Unit]] = field(default_factory=list)
     clock: float = 0.0
-    _budgets: dict[TuningArm, SpeculationPolicy] = field(default_factory=dict)
+    _policies: dict[TuningArm, SpeculationPolicy] = field(default_factory=dict)
 
     def now(self) -> float:
         return self.clock
@@ -58,31 +58,31 @@ class Simulated:
             raise ArmFailedError("it broke")
         rng = np.random.default_rng((self.seed, *unit.prompts, zlib.crc32(str(arm).encode())))
         tokens, seconds, forwards = 0, 0.0, 0
-        budget = self._budgets.setdefault(arm, self._budget(arm))
+        policy = self._policies.setdefault(arm, self._policy(arm))
         for prompt in unit.prompts:
             sequence = Sequence(prompt, [0], 1, GREEDY, max_length=1 + self.num_tokens)
             while sequence.num_output < self.num_tokens:
-                seconds += self._step(sequence, budget, self.acceptance.get(arm.drafter, 0.0), rng)
+                seconds += self._step(sequence, policy, self.acceptance.get(arm.drafter, 0.0), rng)
                 forwards += 1
-            budget.stop(sequence)
+            policy.stop(sequence)
             tokens += self.num_tokens
         seconds *= float(np.exp(self.noise * np.random.default_rng(len(self.ran)).standard_normal()))
         seconds *= 1 + self.drift * np.sin(len(self.ran) / 40)
         self.clock += seconds
         return Trial(seconds, tokens, forwards)
 
-    def _budget(self, arm: TuningArm) -> SpeculationPolicy:
+    def _policy(self, arm: TuningArm) -> SpeculationPolicy:
         return AutomaticPolicy() if arm.is_auto else FixedPolicy(int(arm.num_draft_tokens))
 
     def _step(
-        self, sequence: Sequence, budget: SpeculationPolicy, acceptance: float, rng: np.random.Generator
+        self, sequence: Sequence, policy: SpeculationPolicy, acceptance: float, rng: np.random.Generator
     ) -> float:
-        k = min(budget.plan([sequence]).budgets[0], max(sequence.room, 0), self.steps.most)
+        k = min(policy.plan([sequence]).num_draft_tokens[0], max(sequence.room, 0), self.steps.most)
         path: list[int] = []
         while len(path) < k and rng.random() < acceptance:
             path.append(len(path))
         draft = Draft.chain(torch.zeros(k, dtype=torch.int64)) if k else Draft.empty()
         cost = StepCost(k + 1, 0, len(sequence.token_ids), self.steps.draft[k], self.steps.target[k], 0.0)
-        budget.observe(cost, [DraftOutcome(sequence, k, draft, Verdict(path, 0))])
+        policy.observe(cost, [DraftOutcome(sequence, k, draft, Verdict(path, 0))])
         sequence.token_ids += [0] * (len(path) + 1)
         return self.steps.seconds(k) if k else self.steps.plain

@@ -1,4 +1,4 @@
-"""Count what docs/structure.md tells of the code: `python tests/structure.py` prints each figure on a line.
+"""Count the figures of docs/structure.md: `python tests/structure.py` prints each figure on a line.
 
 Statements are those of Python's grammar, without docstrings and other bare strings, of every tracked Python file
 outside tests/; lines are all lines of these files.

@@ -1,4 +1,4 @@
-"""Worlds for budgets to live in: known acceptances and costs, and time that is only counted."""
+"""Worlds for policies to run in: known acceptances and costs, and time that is only counted."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class World:
     """What drafting and verifying cost, and how good the drafts are.
 
     Attributes:
-        accept: (sequence, token number, depth) -> chance that a node is accepted if its parent was.
-        found: (sequence, token number) -> chance that the drafter proposes anything.
-        draft: (budget, sequences) -> seconds.
+        accept: (sequence, token number, depth) -> probability that a node is accepted if its parent was.
+        found: (sequence, token number) -> probability that the drafter proposes anything.
+        draft: (num_draft_tokens, sequences) -> seconds.
         target: rows -> seconds.
         batch: sequences at a time.
         length: tokens of each.
@@ -44,18 +44,18 @@ class World:
 
 @dataclass
 class Lived:
-    """What a budget made of a world: by step, expected tokens and seconds (so that luck is left out), and budgets."""
+    """The steps of a policy in a world: expected tokens and seconds (so that luck is left out), and draft tokens."""
 
     tokens: list[float]
     seconds: list[float]
-    budgets: list[list[int]]
+    num_draft_tokens: list[list[int]]
 
     def speed(self, first: int = 0) -> float:
         """Tokens per second from a step on."""
         return sum(self.tokens[first:]) / sum(self.seconds[first:])
 
 
-def live(world: World, budget: SpeculationPolicy, num_steps: int, seed: int = 0) -> Lived:
+def live(world: World, policy: SpeculationPolicy, num_steps: int, seed: int = 0) -> Lived:
     """Sequences one after the other, world.batch of them at a time, for so many steps."""
     rng = np.random.default_rng(seed)
     lived = Lived([], [], [])
@@ -67,47 +67,49 @@ def live(world: World, budget: SpeculationPolicy, num_steps: int, seed: int = 0)
             length = world.length if world.batch == 1 else int(world.length * (0.5 + rng.random()))
             running.append(Sequence(count, [0] * world.prompt, world.prompt, GREEDY, max_length=world.prompt + length))
             count += 1
-        budgets = budget.plan(running).budgets
-        budgets = [min(own, max(0, sequence.room)) for own, sequence in zip(budgets, running, strict=True)]
-        outcomes = [_try(world, sequence, own, rng) for sequence, own in zip(running, budgets, strict=True)]
+        num_draft_tokens = policy.plan(running).num_draft_tokens
+        num_draft_tokens = [
+            min(own, max(0, sequence.room)) for own, sequence in zip(num_draft_tokens, running, strict=True)
+        ]
+        outcomes = [_try(world, sequence, own, rng) for sequence, own in zip(running, num_draft_tokens, strict=True)]
         rows = sum(len(outcome.draft) + 1 for outcome in outcomes)
-        asked = sum(own > 0 for own in budgets)
-        drafting = world.draft(max(budgets), asked) if asked else 0.0
+        asked = sum(own > 0 for own in num_draft_tokens)
+        drafting = world.draft(max(num_draft_tokens), asked) if asked else 0.0
         drafting += world.catch_up * sum(
             len(sequence.token_ids) - seen.get(sequence.id, 0)
-            for own, sequence in zip(budgets, running, strict=True)
+            for own, sequence in zip(num_draft_tokens, running, strict=True)
             if own
         )
         target = world.target(rows)
         blur = np.exp(world.noise * rng.standard_normal(2)) if world.noise else np.ones(2)
         context = sum(len(sequence.token_ids) for sequence in running)
         cost = StepCost(rows, 0, context, drafting * blur[0], target * blur[1], 0.0)
-        tokens, seconds = _expected(world, running, budgets)
+        tokens, seconds = _expected(world, running, num_draft_tokens)
         lived.tokens.append(tokens)
         lived.seconds.append(seconds + drafting)
-        lived.budgets.append(list(budgets))
-        budget.observe(cost, outcomes)
+        lived.num_draft_tokens.append(list(num_draft_tokens))
+        policy.observe(cost, outcomes)
         for outcome in outcomes:
             outcome.sequence.token_ids += [0] * (len(outcome.verdict.path) + 1)
-            if outcome.budget:
+            if outcome.num_draft_tokens:
                 seen[outcome.sequence.id] = len(outcome.sequence.token_ids)
         for sequence in [own for own in running if len(own.token_ids) >= own.max_length]:
-            budget.stop(sequence)
+            policy.stop(sequence)
             running.remove(sequence)
     return lived
 
 
-def _expected(world: World, running: Seq[Sequence], budgets: Seq[int]) -> tuple[float, float]:
+def _expected(world: World, running: Seq[Sequence], num_draft_tokens: Seq[int]) -> tuple[float, float]:
     """Tokens and seconds in the target of a step, on average over what it may bring."""
     tokens, rows, found = 0.0, 0.0, 1.0
-    for sequence, budget in zip(running, budgets, strict=True):
+    for sequence, k in zip(running, num_draft_tokens, strict=True):
         at = len(sequence.token_ids)
-        found = world.found(sequence.id, at) if budget else 0.0
-        accept_probs = np.cumprod([world.accept(sequence.id, at, depth) for depth in range(budget)])
+        found = world.found(sequence.id, at) if k else 0.0
+        accept_probs = np.cumprod([world.accept(sequence.id, at, depth) for depth in range(k)])
         tokens += 1 + found * float(accept_probs.sum())
-        rows += 1 + found * budget
+        rows += 1 + found * k
     if len(running) == 1:  # costs may come in steps
-        return tokens, found * world.target(1 + budgets[0]) + (1 - found) * world.target(1)
+        return tokens, found * world.target(1 + num_draft_tokens[0]) + (1 - found) * world.target(1)
     return tokens, world.target(round(rows))
 
 
@@ -116,11 +118,11 @@ def best_fixed(world: World, num_steps: int, counts: Seq[int] = (0, 1, 2, 3, 4, 
     return max(live(world, FixedPolicy(k), num_steps).speed() for k in counts)
 
 
-def _try(world: World, sequence: Sequence, budget: int, rng: np.random.Generator) -> DraftOutcome:
+def _try(world: World, sequence: Sequence, num_draft_tokens: int, rng: np.random.Generator) -> DraftOutcome:
     at = len(sequence.token_ids)
-    drafted = budget if budget and rng.random() < world.found(sequence.id, at) else 0
+    drafted = num_draft_tokens if num_draft_tokens and rng.random() < world.found(sequence.id, at) else 0
     path: list[int] = []
     while len(path) < drafted and rng.random() < world.accept(sequence.id, at, len(path)):
         path.append(len(path))
     draft = Draft.chain(torch.zeros(drafted, dtype=torch.int64)) if drafted else Draft.empty()
-    return DraftOutcome(sequence, budget, draft, Verdict(path, 0))
+    return DraftOutcome(sequence, num_draft_tokens, draft, Verdict(path, 0))

@@ -1,4 +1,4 @@
-"""What a user may set: options with their defaults and ranges, names of bundled models, number formats."""
+"""The options of engine and requests with their defaults and ranges, names of bundled models, and number formats."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from forerun.utils.fields import Checked, check_options, documented, option
 from forerun.utils.home import HOME_VARIABLE
 from forerun.utils.json_file import parse_json
 
-# Options that hold several values, as users give them: lists of token ids, biases of tokens.
-
 _MOST_DIGITS = 20
 
 
 def entries(name: str, values: object, expected: str) -> tuple[Any, ...]:
-    """A list, or what else can be run through and is no text or mapping. Raises SamplingError."""
+    """Return the entries of a list or another iterable that is no text or mapping. Raises SamplingError."""
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
         raise SamplingError(f"{name} is of type {type(values).__name__}, but must be {expected}.")
     return tuple(values)
 
 
 def token_ids(name: str, values: object) -> tuple[int, ...]:
-    """A list of token ids. Raises SamplingError."""
+    """Check a list of token ids. Raises SamplingError."""
     return tuple(_token_id(name, value) for value in entries(name, values, "a list of token ids"))
 
 
@@ -41,7 +39,7 @@ def _token_id(name: str, value: object) -> int:
 
 
 def biases(values: object) -> dict[int, float]:
-    """Token id -> bias. Ids may be text, since the keys of a JSON object are. Raises SamplingError."""
+    """Check token id -> bias. Ids may be text, since the keys of a JSON object are. Raises SamplingError."""
     if not isinstance(values, Mapping):
         raise SamplingError(f"logit_bias is of type {type(values).__name__}, but must map token ids to numbers.")
     found = {}
@@ -58,8 +56,6 @@ def biases(values: object) -> dict[int, float]:
     return found
 
 
-# What an answer must be: JSON, JSON of a schema, a match of a regular expression, or a sentence of a Lark grammar.
-
 JSON_OBJECT, JSON_SCHEMA, REGEX, LARK = KINDS = ("json_object", "json_schema", "regex", "lark")
 
 MAX_GRAMMAR_BYTES = 2**16
@@ -70,7 +66,7 @@ _REMEDY = "Correct it, or leave it out."
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Grammar:
-    """What an answer must be, as text. Make one with `json_object`, `json_schema`, `regex`, `lark` or `choice`.
+    """The grammar of an answer, as text. Make one with `json_object`, `json_schema`, `regex`, `lark` or `choice`.
 
     Attributes:
         kind: one of KINDS.
@@ -103,17 +99,17 @@ class Grammar:
             raise GrammarError(f"The {self.kind} is empty: no answer would be possible. {_REMEDY}")
 
     def __repr__(self) -> str:
-        """Without the text, which is the user's."""
+        """Show the kind without the text, which is the user's."""
         return f"Grammar({self.kind})"
 
     @classmethod
     def json_object(cls) -> Grammar:
-        """Any JSON object."""
+        """Allow any JSON object."""
         return cls(JSON_OBJECT)
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Grammar:
-        """JSON that a schema validates. schema: as an object, or as JSON text."""
+        """Allow JSON that a schema validates. schema: as an object, or as JSON text."""
         if isinstance(schema, str):
             return cls(JSON_SCHEMA, schema)
         try:
@@ -123,17 +119,17 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
-        """Text that matches a regular expression from its beginning to its end."""
+        """Allow text that matches a regular expression from its beginning to its end."""
         return cls(REGEX, pattern)
 
     @classmethod
     def lark(cls, grammar: str) -> Grammar:
-        """A sentence of a grammar in Lark's notation, whose start is `start`."""
+        """Allow a sentence of a grammar in Lark's notation, whose start is `start`."""
         return cls(LARK, grammar)
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Grammar:
-        """One of these texts."""
+        """Allow one of these texts."""
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise GrammarError(f"A choice must be a list of texts, none of them empty. {_REMEDY}")
         return cls(REGEX, "|".join(map(re.escape, texts)))
@@ -200,7 +196,7 @@ HYBRID_SOURCES = "suffix+staged"
 INDEX_DEPTH = 32
 """Tokens by which an index of a corpus is sorted: what is matched and what follows, together."""
 SHIPPED_HEADS = ASSETS / "heads"
-"""A folder a kind of head, with a folder a target in it, called as the target is."""
+"""A folder for each kind of head, with a folder for each target, of the target's name."""
 BUNDLED_INDEX = ASSETS / "index" / "stdlib.index"
 """Corpus of the bundled tokenizer's tokens."""
 
@@ -219,7 +215,7 @@ MAX_SEED = 2**63 - 1
 @documented
 @dataclass(frozen=True, slots=True)
 class EngineConfig(Checked):
-    """How the step loop runs. None stands for the default of every field."""
+    """The options of the step loop. None stands for the default of every field."""
 
     num_draft_tokens: NumDraftTokens = option(
         AUTO,
@@ -267,7 +263,7 @@ class EngineConfig(Checked):
 @documented
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request's tokens are chosen. Order and meaning of the options follow Transformers' processors.
+    """The options of one request's sampling. Order and meaning follow Transformers' processors.
 
     None stands for the default of every field.
     """
@@ -370,10 +366,13 @@ class SamplingParams:
             ("prediction", prediction),
         ):
             object.__setattr__(self, name, value)
-        self._check_strings()
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
+        if self.tenant is not None and (not isinstance(self.tenant, str) or not self.tenant):
+            raise SamplingError(f"tenant is {self.tenant!r}, but must be a non-empty string, or None to share nothing.")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise SamplingError(f"grammar is of type {type(self.grammar).__name__}, but must be a forerun.Grammar.")
+        for string in self.stop:
+            if not isinstance(string, str) or not string:
+                raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")
         if self.min_tokens > self.max_tokens:
             raise SamplingError(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}: no output can satisfy both. "
@@ -384,18 +383,9 @@ class SamplingParams:
                 f"n is {self.n} at temperature 0: all choices would be the same. Set temperature above 0, or n=1."
             )
 
-    def _check_strings(self) -> None:
-        if self.tenant is not None and (not isinstance(self.tenant, str) or not self.tenant):
-            raise SamplingError(f"tenant is {self.tenant!r}, but must be a non-empty string, or None to share nothing.")
-        if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise SamplingError(f"grammar is of type {type(self.grammar).__name__}, but must be a forerun.Grammar.")
-        for string in self.stop:
-            if not isinstance(string, str) or not string:
-                raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")
-
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is taken without drawing."""
+        """Return whether the most probable token is taken without drawing."""
         return self.temperature == 0
 
 
@@ -410,7 +400,7 @@ def check_one_process(tensor_parallel_size: int) -> None:
 
 
 def environment_choice(variable: str, choices: Sequence[str]) -> str | None:
-    """The value of an environment variable; None where it is unset or empty. Raises ConfigError for any other value."""
+    """Return the value of an environment variable; None if it is unset or empty. Raises ConfigError for others."""
     value = os.environ.get(variable, "")
     if value and value not in choices:
         raise ConfigError(f"{variable} is {value!r}, but must be one of {', '.join(choices)}. Correct it, or unset it.")

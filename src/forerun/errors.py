@@ -12,7 +12,7 @@
     │   └── CompilationError          ... for their compiler fails
     ├── DrafterError              a drafter that cannot be used
     │   └── IncompatibleDrafterError  ... with this target
-    ├── QueueFullError            a request that finds no room in the queue
+    ├── QueueFullError            a request that comes while the queue is full
     ├── NotEnoughMemoryError      a model, with keys and values, that does not fit into memory
     ├── OutOfPagesError           keys and values that do not fit into their pool
     ├── PoolIntegrityError        a pool's account of its pages that does not add up
@@ -26,7 +26,7 @@
     ├── RequestBodyError          a request in OpenAI's format that cannot be served as it is
     ├── ReplicaError              a replica, or a worker of a cluster, that has ended or does not answer
     ├── AuditError                an audit that cannot be carried out
-    └── BatchError                some of several requests could not be finished; it holds the others' answers
+    └── BatchError                some of several requests could not be finished; it holds the other answers
 
 A message names the value, the reason and the remedy, and never holds text or tokens of a request. The command line
 prints it and exits with code 2; other bugs in forerun itself surface as ordinary Python exceptions.
@@ -69,7 +69,7 @@ class FetchError(ForerunError):
 
 
 class NativeUnavailableError(ForerunError):
-    """The native kernels cannot be had: the references in PyTorch run in their place, unless the user forbids it.
+    """The native kernels cannot be had: the references in PyTorch replace them, unless the user forbids it.
 
     Attributes:
         reason, remedy: sentences, which together are the message.
@@ -85,7 +85,7 @@ class CompilationError(NativeUnavailableError):
 
 
 class DrafterError(ForerunError, ValueError):
-    """A drafter that is unknown or cannot be used as asked."""
+    """A drafter that is unknown or cannot be used with its options."""
 
 
 class IncompatibleDrafterError(DrafterError):
@@ -93,7 +93,7 @@ class IncompatibleDrafterError(DrafterError):
 
 
 class QueueFullError(ForerunError):
-    """As many requests wait already as may."""
+    """The queue is full."""
 
 
 class NotEnoughMemoryError(ForerunError):
@@ -113,8 +113,8 @@ class OutOfPagesError(ForerunError):
     """Keys and values that do not fit into their pool now.
 
     Attributes:
-        wanted: pages asked for.
-        available: pages that could be had.
+        wanted: pages requested.
+        available: pages that can be taken.
         bound: pages of the pool.
     """
 
@@ -155,7 +155,7 @@ class DeviceError(RequestError):
 
 
 class DeviceMemoryError(RequestError):
-    """A device has no memory left for what was to be computed. What needs less can still be computed."""
+    """A device has no memory left for what was to be computed. Smaller steps can still be computed."""
 
 
 class RequestTimeoutError(RequestError):
@@ -167,7 +167,7 @@ class RequestBodyError(ForerunError, ValueError):
 
     Attributes:
         param: the field at fault; None if it is not one alone.
-        code: OpenAI's word for the fault; None without one.
+        code: OpenAI's error code; None without one.
         status: of the HTTP response.
     """
 
@@ -181,11 +181,11 @@ class ReplicaError(ForerunError):
 
 
 class AuditError(ForerunError):
-    """An audit that cannot be carried out: a server does not answer, or refuses what it is asked."""
+    """An audit that cannot be carried out: a server does not answer, or refuses a request."""
 
 
 class BatchError(ForerunError):
-    """Some of the requests that were given together could not be finished; the answers to the others are here.
+    """Some of the requests that were given together could not be finished; the other answers are here.
 
     Attributes:
         generations: [prompts] the Generation of each prompt; None where it failed.
@@ -196,7 +196,7 @@ class BatchError(ForerunError):
         self.generations = list(generations)
         self.errors = dict(errors)
         number, error = next(iter(self.errors.items()))
-        # the text of other exceptions may hold what the request held
+        # the text of other exceptions may quote the request
         reason = f": {error}" if isinstance(error, ForerunError) else "."
         super().__init__(
             f"{len(self.errors)} of {len(self.generations)} requests failed, the first of them at index {number} with "

@@ -1,9 +1,10 @@
-"""The types that travel between floors: drafts, verdicts, sequences, and the contracts of noise and verifier."""
+"""The types that travel between packages: caches, grammars, drafts, verdicts, sequences, noise and verifiers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -14,31 +15,31 @@ from forerun.config import SamplingParams
 from forerun.errors import DrafterError, GrammarDeadEndError
 from forerun.utils.tree import Tree
 
-# The contracts of memory for keys and values: the cache of one sequence, and the pool that caches take pages from.
+# Interfaces of memory for keys and values: the cache of one sequence, and the pool that caches take pages from.
 
 
 class Cache(Protocol):
     """The keys and values of one sequence in one model.
 
     Scratch accumulates: each forward adds its rows to those fed since the last commit, numbered from 0, and
-    `Rows.parents` may name any of them. `commit` ends that account, and so does `drop`, which every forward that failed
-    or whose rows are not wanted must be followed by.
+    `Rows.parents` may name any of them. `commit` ends that account, and so does `drop`, which must
+    follow every forward that failed or whose rows are not needed.
     """
 
     @property
     def length(self) -> int:
-        """Committed positions."""
+        """Return the number of committed positions."""
 
     @property
     def num_scratch(self) -> int:
-        """Rows fed since the last commit."""
+        """Return the number of rows fed since the last commit."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
 
     def commit(self, path: Seq[int]) -> None:
-        """Keep these of the rows fed since the last commit, root to leaf, and drop the others."""
+        """Keep these of the rows fed since the last commit, root to leaf, and drop the remaining ones."""
 
     def drop(self, keep: int = 0) -> None:
         """Drop the rows fed since the last commit, but for the first `keep` of them."""
@@ -50,57 +51,57 @@ class Cache(Protocol):
         """Give the memory back."""
 
     def pages_wanted(self, num_slots: int) -> int:
-        """Pages of the model's pool that this cache must still take to hold this many slots, committed and scratch."""
+        """Return the number of pages that this cache must still take to hold `num_slots` slots, scratch included."""
 
     def adopt(self, token_ids: Seq[int], tenant: str | None) -> int:
-        """Of an empty cache: take over the longest published prefix of these tokens.
+        """Take over the longest published prefix of these tokens, into an empty cache.
 
         Args:
             token_ids: what the sequence holds. The last one is not adopted: it must be fed to have logits.
-            tenant: whose published pages are looked at; None: those that were published for nobody in particular.
+            tenant: whose published pages are searched; None: those that were published without a tenant.
 
         Returns:
             The positions that the cache holds now: a multiple of PAGE, below len(token_ids).
         """
 
     def publish(self, token_ids: Seq[int], tenant: str | None) -> None:
-        """token_ids[i] stands at committed position i: let other caches adopt the whole pages among them.
+        """Let other caches adopt the whole pages of these tokens. token_ids[i] stands at committed position i.
 
-        Scratch is never published, and nothing is where the pool has no room for it. Called again, it goes on where it
-        ended: what was published stays.
+        Scratch is never published, and nothing is published where the pool has no page for it. A further call
+        continues where the last one ended.
         """
 
     def fork(self, other: Cache, length: int) -> None:
-        """Of an empty cache: hold the first `length` committed positions of another cache of the same model. Whole
-        pages are shared, the rest is copied.
+        """Hold the first `length` committed positions of another cache of the same model, in an empty cache. Whole
+        pages are shared, the remaining positions are copied.
 
         Raises:
-            OutOfPagesError: there is no page for the rest. The cache is empty still.
+            OutOfPagesError: there is no page for the remaining positions. The cache is empty still.
         """
 
 
 class Pool(Protocol):
     """The pages that the keys and values of one model's sequences may take, of PAGE positions each.
 
-    A page is taken by caches, published, both, or free. Published pages that no cache holds are evicted when the room
-    is needed, the least recently used first.
+    A page is taken by caches, published, both, or free. Published pages that no cache holds are evicted when pages
+    are needed, the least recently used first.
     """
 
     @property
     def num_pages(self) -> int | None:
-        """The bound; None without one."""
+        """Return the bound; None without one."""
 
     @property
     def num_taken(self) -> int:
-        """Pages that caches hold, or that are published."""
+        """Return the number of pages that caches hold, or that are published."""
 
     @property
     def num_available(self) -> int:
-        """Pages that can be taken now, evictable ones included; a very large number without a bound."""
+        """Return the number of pages that can be taken now, evictable ones included; very large without a bound."""
 
     @property
     def page_nbytes(self) -> int:
-        """Bytes of a page."""
+        """Return the bytes of a page."""
 
     def limit(self, num_pages: int | None) -> None:
         """Set the bound. Where more is taken, nothing can be until enough has been given back.
@@ -123,7 +124,7 @@ class Pool(Protocol):
         """
 
 
-# The contracts of what holds a sequence to a grammar: a matcher, and the constraint that the pipeline asks.
+# Interfaces of grammars: a matcher, and the constraint of one sequence that the pipeline calls.
 
 Bits: TypeAlias = NDArray[np.uint8]
 """[ceil(V / 8)] one bit per token, the lowest bit of the first byte for token 0."""
@@ -132,40 +133,41 @@ Allowed: TypeAlias = Bits | GrammarDeadEndError | None
 
 
 class Matcher(Protocol):
-    """A grammar, somewhere in a text. What it answers is a function of the tokens accepted so far."""
+    """A position in a text under a grammar. Its answers are a function of the tokens accepted so far."""
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; False, with nothing changed, if the grammar refuses it. No end token is ever given."""
+        """Accept a token; return False, with nothing changed, if the grammar refuses it. No end token is ever given."""
 
     def undo(self, count: int) -> bool:
-        """Take the last accepted tokens back; False if the matcher is of no further use."""
+        """Undo the last accepted tokens; return False if the matcher is of no further use."""
 
     def allowed(self) -> tuple[Bits, bool]:
-        """The tokens that may follow, end tokens apart, in an array of the caller's; whether the text may end here.
+        """Return the tokens that may follow, end tokens apart, in an array of the caller's; and whether the text may
+        end.
 
         Raises:
-            GrammarDeadEndError: it cannot tell. After that the matcher is of no further use.
+            GrammarDeadEndError: it cannot compute them. After that the matcher is of no further use.
         """
 
     def forced(self) -> list[int]:
-        """Tokens of which the only text that may follow can be made; perhaps others make the same text."""
+        """Return tokens of the only text that may follow; other tokens may make the same text."""
 
 
 class Constraint(Protocol):
-    """One sequence's grammar. It follows the sequence's tokens by itself, and holds nothing that they do not tell."""
+    """The grammar of one sequence, which holds no state beyond the sequence's tokens."""
 
     def allowed(self, sequence: Sequence, paths: Seq[Seq[int]]) -> list[Allowed]:
-        """What may follow the sequence's tokens and each of the paths of tokens after them."""
+        """Return what may follow the sequence's tokens and each of the paths of tokens after them."""
 
     def viable(self, sequence: Sequence, tree: Tree) -> list[bool]:
-        """[n] whether the output may go on to each node of the tree, along the node's path."""
+        """Return [n] whether the output may continue to each node of the tree, along the node's path."""
 
     def forced(self, sequence: Sequence, limit: int) -> list[int]:
-        """At most so many tokens that the grammar leaves no choice about, as far as it tells."""
+        """Return at most `limit` tokens that the grammar forces, as far as it shows."""
 
 
 def is_allowed(bits: Bits, token_id: int) -> bool:
-    """Whether the token's bit is set."""
+    """Return whether the token's bit is set."""
     return bool(bits[token_id >> 3] >> (token_id & 7) & 1)
 
 
@@ -185,13 +187,13 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Draft(Tree):
-    """What a drafter proposes for one sequence: a tree of tokens, and how they were found.
+    """A drafter's proposal for one sequence: a tree of tokens, and how they were found.
 
     Row 0 of the target's rows follows the last committed token; row i + 1 follows node i.
 
     Attributes:
         probs: [n + 1, V] float; row r is the distribution that the children of row r were drawn from, in index order.
-            None: the nodes were chosen by a rule that does not know the target's randomness.
+            None: the nodes were chosen by a rule that does not depend on the target's randomness.
         replacement: siblings were drawn with replacement; False: each draw was removed before the next.
         num_candidates: nodes at and after this index are probes: computed by the target, never accepted. -1: all of
             the nodes are candidates.
@@ -201,7 +203,7 @@ class Draft(Tree):
             the rows fed since the last commit; chains only.
         first_layer: see `hidden`.
 
-    Nodes that the drafter thinks more of should come first, as far as parents allow: of a draft cut short, the
+    Nodes that are more probable should come first, as far as parents allow: of a draft cut short, the
     first nodes stay.
     """
 
@@ -219,17 +221,17 @@ class Draft(Tree):
             self.num_candidates = len(self.parents)
 
     def __repr__(self) -> str:
-        """Without tokens, as `Sequence`."""
+        """Show the size without tokens, like `Sequence`."""
         return f"Draft({len(self)} nodes)"
 
     @classmethod
     def chain(cls, token_ids: Seq[int] | Tensor, probs: Tensor | None = None) -> Draft:
-        """A draft of width one. token_ids: [n]; probs: [n + 1, V] or None (the last row is not read)."""
+        """Make a draft of width one. token_ids: [n]; probs: [n + 1, V] or None (the last row is not read)."""
         return cls(token_ids, list(range(-1, len(token_ids) - 1)), probs)
 
     @classmethod
     def empty(cls) -> Draft:
-        """No proposal: the step is one of plain decoding."""
+        """Make an empty draft: the step is one of plain decoding."""
         return cls()
 
 
@@ -248,15 +250,12 @@ class PackedDrafts:
 
     @classmethod
     def of(cls, drafts: Seq[Draft]) -> PackedDrafts:
-        offsets = [0]
-        for draft in drafts:
-            offsets.append(offsets[-1] + len(draft) + 1)
-        return cls(drafts, offsets)
+        return cls(drafts, list(accumulate((len(draft) + 1 for draft in drafts), initial=0)))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier keeps of one draft. A step appends the path's tokens and next_token.
+    """The accepted part of one draft. A step appends the path's tokens and next_token.
 
     Attributes:
         path: accepted nodes, root to leaf.
@@ -268,7 +267,7 @@ class Verdict:
 
 
 class TokenIds(list[int]):
-    """A list of token ids that only its owner lengthens, by `list.extend`: reading costs what it costs of a list.
+    """A list of token ids that only its owner lengthens, by `list.extend`; reading costs what it costs of a list.
 
     Every other change raises DrafterError. Slices and copies are plain lists.
     """
@@ -280,7 +279,7 @@ class TokenIds(list[int]):
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise DrafterError(
-            "A sequence's tokens are the engine's, and cannot be changed by others. Change a copy of them: "
+            "A sequence's tokens belong to the engine, and cannot be changed. Change a copy of them: "
             "list(sequence.token_ids)."
         )
 
@@ -302,7 +301,7 @@ class Sequence:
         params: the request's options.
         choice: index among the request's `n` choices; part of the key of its noise.
         max_length: token_ids never grows beyond this (max_tokens and the target's context).
-        prediction: the client's guess of the output, in the target's tokens; None without one.
+        prediction: the client's prediction of the output, in the target's tokens; None without one.
         cache: the target's cache of this sequence while it is in the engine. Only a drafter that computes with the
             target's own layers may touch it: it may feed rows, but commits none.
         constraint: what the grammar of the request allows after these tokens; None without one.
@@ -320,7 +319,7 @@ class Sequence:
     constraint: Constraint | None = None
 
     def __repr__(self) -> str:
-        """Without tokens: it may end up in an error's text, which others read."""
+        """Show the length without tokens, since errors may quote it."""
         return f"Sequence(id={self.id}, {len(self.token_ids)} tokens)"
 
     @property
@@ -333,22 +332,23 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Draft tokens that one step could accept before max_length, since it appends one token more."""
+        """Return the number of draft tokens that a step could accept before max_length, since it appends one token
+        more."""
         return self.max_length - len(self.token_ids) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter wants to know of the target's rows, told in Step.
+    """The rows and states of the target that a drafter needs, given to it in Step.
 
     Attributes:
-        top_tokens: this many most probable tokens of every verified row; 0 asks for none.
+        top_tokens: this many most probable tokens of every verified row; 0 for none.
         prompt_rows: the same of the prompt's rows, whose logits are then computed as well; not of those whose keys and
             values are taken over from another sequence, which are not computed.
         layers: hidden states of the same rows, entering these of the target's layers, residual included; as many as
             it has layers stands for the state after the final norm, which enters the output layer.
         states: the hidden states of every committed position, the prompt's too, whose logits are not computed for
-            that. Those of positions that are taken over from another sequence are not computed, and not told.
+            that. States of positions that are taken over from another sequence are not computed, and not given.
     """
 
     top_tokens: int = 0
@@ -358,11 +358,11 @@ class Needs:
 
     @property
     def rows(self) -> bool:
-        """Whether anything is asked of the target's rows."""
+        """Return whether anything is needed of the target's rows."""
         return self.top_tokens > 0 or bool(self.layers)
 
     def __or__(self, other: Needs) -> Needs:
-        """What both need together; layers in rising order."""
+        """Combine two drafters' needs; layers in rising order."""
         layers = tuple(sorted({*self.layers, *other.layers}))
         return Needs(
             max(self.top_tokens, other.top_tokens),
@@ -374,20 +374,20 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did to one sequence, told to the drafter after the target has computed it.
+    """The result of one step for one sequence, reported to the drafter after the target's forward.
 
     Attributes:
         sequence: already holds the new tokens.
         draft: the draft that was verified; None while the prompt is computed.
         verdict: what was accepted, after truncation at a stop; None while the prompt is computed.
         num_computed: positions now in the target's cache.
-        top_tokens: what `Needs.top_tokens` asked for, [rows, k] int64, most probable first, of the logits before any
+        top_tokens: as many as `Needs.top_tokens`, [rows, k] int64, most probable first, of the logits before any
             processing. The last rows are the draft's: row -(n + 1) follows the token before it, row i - n node i,
             accepted or not. Rows before them (with `Needs.prompt_rows`) follow the prompt's tokens up to there.
-            None where no row was asked for.
-        hidden_outputs: what `Needs.layers` asked for, [rows, layers, H] of the same rows, in the type in which the
+            None where no row was needed.
+        hidden_outputs: the layers of `Needs.layers`, [rows, layers, H] of the same rows, in the type in which the
             target's decoder keeps states.
-        states: what `Needs.states` asked for, [n, layers, H] likewise: of the last n of the `num_computed` positions,
+        states: with `Needs.states`, [n, layers, H] likewise: of the last n of the `num_computed` positions,
             which are those that this step has added, of the prompt or of the draft's accepted path.
     """
 
@@ -401,22 +401,22 @@ class Step:
 
 
 class Noise(Protocol):
-    """Randomness for one step, in the packed order of the target's rows."""
+    """The random numbers of one step, in the packed order of the target's rows."""
 
     def uniform(self, size: int) -> Tensor:
-        """[size] float64 in [0, 1), fresh at every call."""
+        """Return [size] float64 in [0, 1), fresh at every call."""
 
     def gumbel(self, rows: Seq[int], vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
-        """[len(rows), V] float64 Gumbel noise; for a seeded request keyed by (seed, choice, absolute position).
+        """Return [len(rows), V] float64 Gumbel noise; for a seeded request keyed by (seed, choice, absolute position).
 
         token_ids: [n] int64; of these tokens alone, [len(rows), n].
         """
 
 
 class Verifier(Protocol):
-    """The acceptance rule."""
+    """An acceptance rule."""
 
     lossless: bool
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
-        """One verdict per sequence. target_logprobs: [rows, V], the target's processed distribution at each row."""
+        """Return one verdict per sequence. target_logprobs: [rows, V], the target's processed distribution at each."""

@@ -82,9 +82,9 @@ class Anything(Scripted):
         super().__init__(lambda *_: [])
         self._answers, self._right, self._meddle, self._turn = answers, right, meddle, 0
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> Any:
+    def draft(self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0) -> Any:
         found: list[Any] = []
-        for sequence, most in zip(sequences, budgets):
+        for sequence, most in zip(sequences, num_draft_tokens):
             if sequence.token_ids[0] != BAD[0]:
                 count = max(min(most, sequence.room), 0)
                 found.append(Draft.chain(self._right.greedy(sequence.token_ids, count)))
@@ -170,7 +170,7 @@ def test_others_are_as_without_it(
         assert error is None or type(error).__module__ == "forerun.errors", repr(error)
     assert all(cache.freed for cache in fake.caches)
     assert not culprit.active
-    for owner in (engine._loop._verifying.pipeline, engine._loop._budget, drafter):
+    for owner in (engine._loop._verifying.pipeline, engine._loop._policy, drafter):
         for name, value in vars(owner).items():
             keys = value if isinstance(value, dict) else ()
             assert not any(isinstance(key, Sequence) for key in keys), name

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from forerun import config
-from forerun.engine import Engine, drafting, text as text_module
+from forerun.engine import Engine, step, text as text_module
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import paged as paged_cache, pool as page_pool, prefix_tree, sequence_cache
 from fuzzing import fails
@@ -62,10 +62,16 @@ def test_outputs_that_an_interrupt_loses_are_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_drafts_that_nobody_checks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(drafter: Any, sequences: Any, budgets: Any, price: float = 0.0, vocab_size: int | None = None) -> Any:
-        return drafter.draft(sequences, budgets, price)
+    def ask(
+        drafter: Any,
+        sequences: Any,
+        num_draft_tokens: Any,
+        min_acceptance_prob: float = 0.0,
+        vocab_size: int | None = None,
+    ) -> Any:
+        return drafter.draft(sequences, num_draft_tokens, min_acceptance_prob)
 
-    monkeypatch.setattr(drafting, "ask", ask)
+    monkeypatch.setattr(step, "ask", ask)
     with pytest.raises(BaseException):  # noqa: B017
         drafters_fuzzer()
 

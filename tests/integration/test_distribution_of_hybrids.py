@@ -25,15 +25,19 @@ MORE_SAMPLES = 4_000  # where a drawn draft that is dropped for how it came out 
 class Priced(DraftModel):
     """Draws chains whose length depends on what was drawn."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
-        return super().draft(sequences, budgets, 0.3)
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        return super().draft(sequences, num_draft_tokens, 0.3)
 
 
 class PricedStaged(Staged):
     """The same, staged."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
-        return super().draft(sequences, budgets, 0.3)
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        return super().draft(sequences, num_draft_tokens, 0.3)
 
 
 def likeliest(count: int) -> Scripted:

@@ -22,23 +22,29 @@ class Priced(DraftModel):
 
     min_acceptance_prob = 0.3
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
-        return super().draft(sequences, budgets, self.min_acceptance_prob)
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        return super().draft(sequences, num_draft_tokens, self.min_acceptance_prob)
 
 
 class PricedTree(DraftTree):
     """Always asked at this price."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
-        return super().draft(sequences, budgets, 0.05)
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        return super().draft(sequences, num_draft_tokens, 0.05)
 
 
 class Dropping(Priced):
     """Leaves out the drawn token at which it stopped."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         drafts = []
-        for draft, budget in zip(super().draft(sequences, budgets), budgets):
+        for draft, budget in zip(super().draft(sequences, num_draft_tokens), num_draft_tokens):
             kept = draft.token_ids[:-1] if len(draft) < budget else draft.token_ids
             drafts.append(Draft.chain(kept, None if draft.probs is None else draft.probs[: len(kept) + 1]))
         return drafts

@@ -64,8 +64,8 @@ class Watched(Eagle):
         super().start(sequence)
         self.taken.append(self._states[sequence].cache.length)
 
-    def draft(self, sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
-        drafts = super().draft(sequences, budgets, min_acceptance_prob)
+    def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+        drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
         for sequence, draft in zip(sequences, drafts, strict=True):
             if sequence.num_output == 1:
                 self.first.append(draft.ids)

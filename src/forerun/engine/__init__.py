@@ -1,4 +1,4 @@
-"""The step loop, and what stands around it: scheduler, budgets, text, statistics, LLM."""
+"""The engine: LLM and AsyncLLM, the step loop with its scheduler, and the results of requests."""
 
 from forerun.engine.async_llm import AsyncLLM
 from forerun.engine.engine import Engine

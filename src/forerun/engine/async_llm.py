@@ -1,4 +1,4 @@
-"""AsyncLLM: what LLM does, for asyncio."""
+"""AsyncLLM, the asyncio counterpart of LLM."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from forerun.engine.chat_template import Prompt, split_prompts
 from forerun.engine.checks import checked
 from forerun.engine.engine_thread import EngineThread
 from forerun.engine.llm import LLM, one_each
-from forerun.engine.outputs import generation
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.errors import BatchError, ConfigError
 from forerun.models import LanguageModel
 
 
 class AsyncLLM:
-    """Generates text for any number of tasks at once, which are computed together in a thread.
+    """Generates text for any number of asyncio tasks at once; a thread computes their requests together.
 
         async with AsyncLLM("bundled", drafter="draft-model") as llm:
             answer = await llm.generate("def f(x):")
             async for chunk in llm.stream("class Stack:"):
                 print(chunk.text, end="")
 
-    A task that is cancelled, and an iterator that is closed, end their requests. An error of a request is raised by
-    whoever waits for it, and by nobody else.
+    A task that is cancelled, and an iterator that is closed, end their requests. An error of a request is raised
+    in the task that waits for it, and in no other.
 
     Args:
         target: as LLM's; or an LLM, whose engine is shared: it may be used beside this, from any thread.
@@ -67,7 +66,7 @@ class AsyncLLM:
     async def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> Any:
-        """Answer one prompt or several, as `LLM.generate`.
+        """Answer one prompt or several, like `LLM.generate`.
 
         Returns:
             A Generation for a single prompt, else a list of them in the order of the prompts.
@@ -101,7 +100,7 @@ class AsyncLLM:
                 yield output.chunk
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Take no more requests, and wait until all have ended, for so many seconds at most; whether all have."""
+        """Take no more requests, and wait until all have ended, at most `timeout` seconds. Return whether all have."""
         return await asyncio.to_thread(self._thread.drain, timeout)
 
     async def close(self) -> None:
@@ -109,19 +108,20 @@ class AsyncLLM:
         await asyncio.to_thread(self._thread.close)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> tuple[list[int], SamplingParams]:
-        """The request in tokens, checked."""
+        """Encode and check a request."""
         llm = self.llm
         token_ids = llm.encode(prompt)
         return token_ids, checked(token_ids, params, llm.target, llm.tokenizer, llm.drafter, llm.engine.grammars)
 
     async def _answer(self, token_ids: list[int], params: SamplingParams) -> Generation:
         async with aclosing(self._outputs(token_ids, params, stream=False)) as outputs:
-            return generation(token_ids, [output async for output in outputs])
+            return Generation.of(token_ids, [output async for output in outputs])
 
     async def _outputs(
         self, token_ids: list[int], params: SamplingParams, stream: bool
     ) -> AsyncGenerator[StepOutput, None]:
-        """Of one request, until all of its choices have ended. Raises the error of the first that fails."""
+        """Yield the outputs of one request until all of its choices have ended. Raises the error of the first that
+        fails."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[StepOutput] = asyncio.Queue()
 

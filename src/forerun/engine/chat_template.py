@@ -1,4 +1,4 @@
-"""Prompts as people give them: text, token ids, or a chat; one or many."""
+"""Prompts as text, token ids or chats, one or many, and their encoding with the tokenizer and its chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Prompt: TypeAlias = "str | Seq[int] | Seq[Message]"
 
 
 def split_prompts(prompts: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
-    """The prompts as a list, and whether there was a single one. Raises PromptError if it cannot be told."""
+    """Return the prompts as a list, and whether there was a single one. Raises PromptError if that is ambiguous."""
     if isinstance(prompts, str):
         return [prompts], True
     if isinstance(prompts, (Mapping, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
@@ -36,7 +36,7 @@ def encode(
     *,
     special: bool = True,
 ) -> list[int]:
-    """Token ids of one prompt.
+    """Encode one prompt to token ids.
 
     Args:
         tokenizer: None if the model has none; then only token ids can be served.
@@ -45,18 +45,18 @@ def encode(
         special: a text gets the tokens that the tokenizer puts around one.
 
     Raises:
-        PromptError: empty, mixed, or of a kind this model cannot read. It quotes nothing of the prompt.
+        PromptError: empty, mixed, or of a type that this model cannot read. The message quotes nothing of the prompt.
     """
     if not isinstance(prompt, Seq) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise _unreadable(prompt)
     if not prompt:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
     if not isinstance(prompt, str) and not all(isinstance(entry, Mapping) for entry in prompt):
-        odd = next((place for place, entry in enumerate(prompt) if not _is_token_id(entry)), None)
+        odd = next((index for index, entry in enumerate(prompt) if not _is_token_id(entry)), None)
         if odd is None:
             return [int(entry) for entry in prompt]  # type: ignore[arg-type]
         raise PromptError(
-            f"The prompt holds an entry of type {type(prompt[odd]).__name__} at place {odd}, which is no token id. "
+            f"The prompt holds an entry of type {type(prompt[odd]).__name__} at index {odd}, which is no token id. "
             "Give whole numbers only, or text, or messages only."
         )
     if tokenizer is None:
@@ -64,26 +64,32 @@ def encode(
     if isinstance(prompt, str):
         check_text(prompt, PromptError, "The prompt")
         return encode_text(tokenizer, prompt, special=special)
-    messages = [_message(entry, place) for place, entry in enumerate(prompt)]
-    return _encode_chat(messages, tokenizer, name, template_options)
+    messages = [_message(entry, index) for index, entry in enumerate(prompt)]
+    check_template(tokenizer, name)
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_options)
+    except Exception as error:  # a template may raise anything
+        raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
+    check_text(text, PromptError, "The chat")
+    return encode_text(tokenizer, text, special=False)
 
 
-def _message(entry: Any, place: int) -> dict[str, Any]:
-    """A message as chat templates read it, its content a text; parts of text, as clients may send it, are joined."""
+def _message(entry: Any, index: int) -> dict[str, Any]:
+    """Return a message as chat templates read it, with its parts of text joined."""
     message = dict(entry)
     if "role" not in message or "content" not in message:
-        raise PromptError(f"Message {place} of the chat needs both 'role' and 'content'.")
+        raise PromptError(f"Message {index} of the chat needs both 'role' and 'content'.")
     content = message["content"]
     if isinstance(content, Seq) and not isinstance(content, str):
         if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
             raise PromptError(
-                f"The content of message {place} of the chat has parts that are not text. Only text can be read: "
+                f"The content of message {index} of the chat has parts that are not text. Only text can be read: "
                 '{"type": "text", "text": "..."}.'
             )
         message["content"] = "".join(part["text"] for part in content)
     elif content is not None and not isinstance(content, str):
         raise PromptError(
-            f"The content of message {place} of the chat is of type {type(content).__name__}. "
+            f"The content of message {index} of the chat is of type {type(content).__name__}. "
             "Give text, or a list of parts of text."
         )
     return message
@@ -99,18 +105,6 @@ def check_template(tokenizer: Any, name: str) -> None:
             f"{name} has no chat template, so a chat cannot be put to it. Take a model that was made for chats, put "
             "the template of this one beside its tokenizer (chat_template.jinja), or give the prompt as text."
         )
-
-
-def _encode_chat(
-    messages: list[dict[str, Any]], tokenizer: Any, name: str, template_options: Mapping[str, Any]
-) -> list[int]:
-    check_template(tokenizer, name)
-    try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_options)
-    except Exception as error:  # a template raises what it likes
-        raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
-    check_text(text, PromptError, "The chat")
-    return encode_text(tokenizer, text, special=False)
 
 
 def _is_token_id(entry: object) -> bool:

@@ -1,4 +1,4 @@
-"""Requests that cannot be served are refused here, before they take a place in the queue."""
+"""The validation of requests before they enter the queue."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from forerun.utils.vocabulary import encode_text
 
 
 def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageModel, tokenizer: Any) -> None:
-    """Raise PromptError or SamplingError if the target cannot serve this; both name value, reason and remedy."""
+    """Raise PromptError or SamplingError if the target cannot serve the request."""
     if len(prompt) == 0:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
     if len(prompt) >= target.context_length:
         raise PromptError(
             f"The prompt has {len(prompt)} tokens, but the context of {target.name} holds {target.context_length}, "
-            "and at least one place is needed for the answer. Shorten the prompt."
+            "and the answer needs at least one position. Shorten the prompt."
         )
     vocab_size = target.vocab_size
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         bad = next(i for i, token_id in enumerate(prompt) if not 0 <= token_id < vocab_size)
         raise PromptError(
-            f"Token {prompt[bad]} at place {bad} of the prompt is outside the vocabulary of {target.name}, "
+            f"Token {prompt[bad]} at position {bad} of the prompt is outside the vocabulary of {target.name}, "
             f"0..{vocab_size - 1}. Was it made by another model's tokenizer?"
         )
     for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
@@ -52,7 +52,7 @@ def checked(
     drafter: Drafter | None,
     grammars: Grammars | None = None,
 ) -> SamplingParams:
-    """The request's options, its prediction in the target's tokens; the defaults if None.
+    """Return the request's options with its prediction in the target's tokens; the default options if `params` is None.
 
     Args:
         grammars: of the engine, where the request's is prepared, which may take a second.
@@ -87,7 +87,7 @@ def check_text(text: str, error: type[PromptError | SamplingError], what: str) -
 
 
 def with_special_stops(params: SamplingParams, special: Mapping[str, int], target: LanguageModel) -> SamplingParams:
-    """A stop string that is a special token's text also stops at that token, which no text ever shows.
+    """Add the tokens whose texts are stop strings to the stop tokens: no text ever shows special tokens.
 
     special: text -> id of the tokenizer's special tokens.
     """
@@ -98,7 +98,7 @@ def with_special_stops(params: SamplingParams, special: Mapping[str, int], targe
 def encode_prediction(
     params: SamplingParams, target: LanguageModel, tokenizer: Any, drafter: Drafter | None
 ) -> list[int]:
-    """The request's prediction in the target's tokens.
+    """Encode the request's prediction in the target's tokens.
 
     Raises:
         SamplingError: no drafter would use it, it cannot be encoded, it holds ids outside the vocabulary, or it is

@@ -1,8 +1,9 @@
-"""The engine: requests in, steps, results out. Whatever leaves gives back its memory, errors included."""
+"""The engine: it takes requests, runs steps, and gives outputs. A sequence that leaves gives its memory back."""
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -13,58 +14,39 @@ from forerun.config import EngineConfig, Grammar, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.validation import check_drafter
 from forerun.engine.checks import checked, with_special_stops
-from forerun.engine.departures import Departures, DeviceFaults
 from forerun.engine.interrupts import HeldInterrupts
-from forerun.engine.memory import CacheMemory
+from forerun.engine.memory import KVCacheManager
 from forerun.engine.results import StepOutput
 from forerun.engine.scheduler import Schedule, Scheduler
 from forerun.engine.sequence import Request, SequenceState, new_state
 from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
 from forerun.engine.text import TokenTexts
-from forerun.errors import GrammarError, InterruptedRequestError
+from forerun.errors import DeviceError, GrammarError, InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.sampling import SequenceConstraint
 from forerun.sampling.grammar.compile import Grammars
 from forerun.speculation import SpeculationPolicy
 from forerun.types import Constraint
+from forerun.utils.device import DeviceFaults
 from forerun.verification import check_acceptance
-
-# What holds the choices of a request to its grammar.
-
-
-def constraints_of(
-    request: Request, grammar: Grammar, grammars: Grammars, target: LanguageModel
-) -> list[Constraint | None]:
-    """One for each choice of a request with this grammar.
-
-    Raises:
-        GrammarError: the grammar cannot be followed, or no token may end an answer that it completes.
-    """
-    if not request.stop_ids:
-        raise GrammarError(
-            f"No token ends an answer: {target.name} has none, or ignore_eos is set. Leave ignore_eos out, or give "
-            "stop_token_ids, so that an answer can end where its grammar does."
-        )
-    new_matcher = grammars.prepare(grammar)
-    return [SequenceConstraint(new_matcher, request.stop_ids, target.vocab_size) for _ in range(request.params.n)]
 
 
 class Engine:
     """Runs any number of requests together, one step at a time. Not thread-safe: one thread drives it.
 
     A step takes every running sequence one forward further: a chunk of its prompt, or a draft verified.
-    An exception inside one sequence ends that sequence, and its output carries the exception; others go on.
+    An exception inside one sequence ends that sequence, and its output carries the exception; other sequences continue.
 
     Args:
+        policy: decides how much is drafted, and keeps the drafter at K = 0; None: as `config` says.
         clock: seconds, by which the scheduler learns how long steps take.
 
     Attributes:
-        outputs: what came of the steps, until somebody takes it from the front.
+        outputs: the outputs of the steps, until the caller takes them from the front.
         last_step: figures of the last step.
-        watch: is told the figures of each step, in the thread that drives it; must not raise, nor take time.
         faults: whether the device has failed, so that nothing can be computed any more.
-        grammars: those of requests, prepared. Preparing takes up to a second, and may be done before, in any thread.
+        grammars: the requests' grammars, prepared. Preparing takes up to a second, and any thread may do it before.
     """
 
     def __init__(
@@ -74,7 +56,7 @@ class Engine:
         *,
         tokenizer: Any = None,
         config: EngineConfig | None = None,
-        budget: SpeculationPolicy | None = None,
+        policy: SpeculationPolicy | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         if drafter is not None:
@@ -88,27 +70,25 @@ class Engine:
         self.tokenizer = tokenizer
         self._texts = None if tokenizer is None else TokenTexts(tokenizer)
         self.grammars = Grammars(tokenizer, target.name, target.vocab_size)
-        self._memory = CacheMemory(target, drafter, self.config)
+        self._memory = KVCacheManager(target, drafter, self.config)
         self.scheduler = Scheduler(self.config, target, self._memory)
         self.last_step = StepStats()
-        # K = 0 is plain decoding: a drafter that is never asked need not be told anything either. An explicit budget
-        # decides for itself, and keeps the drafter.
-        self._drafter = drafter if self.config.num_draft_tokens or budget is not None else None
-        self._loop = StepLoop(target, self._drafter, self.config, budget)
+        # K = 0 is plain decoding, without the drafter. An explicit policy decides for itself, and keeps the drafter.
+        self._drafter = drafter if self.config.num_draft_tokens or policy is not None else None
+        self._loop = StepLoop(target, self._drafter, self.config, policy)
         self._ids = itertools.count()
         self.faults = DeviceFaults(target.device)
-        self._exits = Departures(self._loop, self.scheduler, self._memory, self._texts, self.faults)
-        self.outputs = self._exits.outputs
+        self.outputs: deque[StepOutput] = deque()
         self._under_way: list[SequenceState] = []  # the sequences of the present step; after it, of one cut short
         self._ending: list[SequenceState] = []  # sequences that are to leave before they are finished
 
     @property
     def has_work(self) -> bool:
-        """Whether another step would do anything."""
+        """Return whether another step would do anything."""
         return bool(len(self.scheduler) or self.outputs or self._under_way or self._ending)
 
     def add(self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, stream: bool = False) -> int:
-        """Queue a request; its id.
+        """Queue a request and return its id.
 
         Args:
             prompt_token_ids: [n], 1 <= n < context length.
@@ -132,7 +112,7 @@ class Engine:
         request = Request(next(self._ids), list(prompt_token_ids), params, stream, stop_ids)
         constraints: list[Constraint | None] = [None] * params.n
         if params.grammar is not None:
-            constraints = constraints_of(request, params.grammar, self.grammars, target)
+            constraints = _constraints(request, params.grammar, self.grammars, target)
         states = [
             new_state(request, choice, next(self._ids), target.context_length, self._texts, constraint)
             for choice, constraint in enumerate(constraints)
@@ -141,10 +121,10 @@ class Engine:
         return request.id
 
     def step(self) -> list[StepOutput]:
-        """Take every running sequence one forward further; what came of it.
+        """Take every running sequence one forward further, and return the outputs.
 
-        SIGINT is held back until the step is done. What else interrupts it takes every sequence back to where it was
-        before the step, or ends it with an error; the next call returns what had been finished.
+        SIGINT is held back until the step is done. After any other interrupt every sequence is rolled back to where it
+        was before the step, or ended with an error; the next call returns what had been finished.
         """
         self.advance()
         outputs = list(self.outputs)
@@ -152,7 +132,7 @@ class Engine:
         return outputs
 
     def advance(self) -> None:
-        """As `step`, but what came of it is added to `outputs`, from which the caller takes it."""
+        """Run one step, and add its outputs to `outputs`, from which the caller takes them."""
         with HeldInterrupts():
             if self._under_way or self._ending:
                 self._recover()
@@ -160,14 +140,15 @@ class Engine:
                 self._advance(perf_counter())
             except Exception as error:
                 error = self.faults.own(error)
-                if not self._under_way:  # nobody's fault: it would come again, and nobody would know of it
+                if not self._under_way:  # no sequence's fault: it would come again, and no request would report it
                     raise error
                 self._recover(error)
             except BaseException:
                 self._recover()
                 raise
             if self.faults.failure is not None:
-                self._exits.fail_all()
+                for state in list(self.scheduler):
+                    self._fail(state, DeviceError(self.faults.failure))
 
     def abort(self, request_id: int) -> None:
         """End a request's unfinished choices with finish reason "abort"; the next step's outputs hold them."""
@@ -182,7 +163,7 @@ class Engine:
         """Free everything; unfinished requests are forgotten."""
         with HeldInterrupts():
             for state in (*self._under_way, *self._ending, *self.scheduler):
-                self._exits.release(state)
+                self._release(state)
                 self.scheduler.remove(state)
             self._under_way, self._ending = [], []
             self.outputs.clear()
@@ -191,7 +172,7 @@ class Engine:
         scheduler, started = self.scheduler, self._clock()
         self._under_way = list(scheduler.running)
         while (state := scheduler.preempted()) is not None:
-            self._displace(state)
+            self._preempt(state)
         scheduler.admit()
         self._under_way = list(scheduler.running)
         for state in self._under_way:
@@ -201,29 +182,29 @@ class Engine:
                     self._memory.begin(state)
                     self._loop.start(state)
                 except Exception as error:
-                    self._exits.fail(state, error)
+                    self._fail(state, error)
         if scheduler.running:
-            schedule = scheduler.plan(self._loop.budget)
+            schedule = scheduler.plan(self._loop.policy)
             if schedule.undrafted or schedule.drafting:
                 with torch.inference_mode():
                     self.last_step = stats = self._run(schedule)
                 stats.time_total = self._clock() - started
                 scheduler.share.observe(stats)
-            else:  # somebody else's caches hold the pages of the target's pool, and it may be that they never end
+            else:  # other caches hold the pages of the target's pool, perhaps for ever
                 for state in list(scheduler.running):
-                    self._exits.fail(state, self._memory.shortage())
+                    self._fail(state, self._memory.shortage())
         self._under_way = []
 
-    def _displace(self, state: SequenceState) -> None:
-        """Take a running sequence's memory, and put it back into the queue."""
-        self._exits.release(state)
+    def _preempt(self, state: SequenceState) -> None:
+        """Free the memory of a running sequence, and put it back into the queue."""
+        self._release(state)
         if state.wants_prompt_logprobs:
             state.prompt_logprobs = [None]
         state.stats.num_preemptions += 1
         self.scheduler.requeue(state)
 
     def _run(self, schedule: Schedule) -> StepStats:
-        """One step of these sequences. If it fails for all, each is tried alone: only the guilty ends."""
+        """Run one step of these sequences. If it fails for all, run each alone: only the cause of the error ends."""
         stats = StepStats()
         started = perf_counter()
         try:
@@ -238,14 +219,14 @@ class Engine:
                 chunk = self._loop.apply(item, stats)
                 state.pending, state.changing = chunk, False
                 if not state.prompt_is_shared and chunk is not None:
-                    self._memory.hand_on(state)
+                    self._memory.publish(state)
                     self.scheduler.prompt_computed(state)
                     state.prompt_is_shared = True
             except Exception as error:
-                self._exits.fail(state, error)
+                self._fail(state, error)
             else:
                 done.append(item)
-        failed = self._loop.drafting.tell(done, stats)
+        failed = self._loop.update_drafter(done, stats)
         known = stats.time_draft + stats.time_target + stats.time_verify
         self._loop.observe(done, stats, perf_counter() - started - known)
         for item in done:
@@ -254,30 +235,30 @@ class Engine:
             own.time_target += stats.time_target
             own.time_verify += stats.time_verify
             if item.state in failed:
-                self._exits.fail(item.state, failed[item.state])
+                self._fail(item.state, failed[item.state])
             else:
-                self._exits.deliver(item.state)
+                self._deliver(item.state)
         return stats
 
     def _run_each_alone(self, schedule: Schedule, error: Exception) -> StepStats:
-        """After a step has failed for all of these sequences. On a device that has failed nothing is tried again."""
+        """Run a step that has failed for all of these sequences again, each alone, unless the device has failed."""
         states = schedule.states
         for state in states:
             if state.cache is not None:
                 state.cache.drop()
+        stats = StepStats()
         if len(states) == 1 or self.faults.failure is not None:
             for state in states:
-                self._exits.fail(state, error)
-            return StepStats()
-        stats = StepStats()
-        for alone in schedule.split():
-            stats.add(self._run(alone))
+                self._fail(state, error)
+        else:
+            for alone in schedule.split():
+                stats.add(self._run(alone))
         return stats
 
     def _recover(self, error: Exception | None = None) -> None:
-        """Let go whatever is to end. After a step that was cut short, take its sequences back, or end them, first.
+        """End the sequences that are to end. After an interrupted step, roll its sequences back, or end them, first.
 
-        An interrupt of this is made good by the next call.
+        If this is interrupted, the next call completes it.
 
         Args:
             error: what cut the step short, and ends all of its sequences; None: an interrupt.
@@ -286,21 +267,91 @@ class Engine:
             for state in self._under_way:
                 self._loop.stop(state)
                 if state.error is None and (error is not None or state.changing):
-                    state.error = error or _interrupted()
+                    state.error = error or InterruptedRequestError(
+                        "The step that computed this request was interrupted while tokens were committed. Send the "
+                        "request again."
+                    )
             self._loop.reset()
-            self._memory.mend()
+            self._memory.recount()
             for state in self._under_way:
                 if state.error is not None or state.has_left:
                     self._ending.append(state)
                 else:
-                    self._exits.rollback(state)
+                    self._rollback(state)
             self._under_way = []
         for state in self._ending:
-            self._exits.end(state)
+            self._end(state)
         self._ending = []
 
+    # These methods may be interrupted and called again.
 
-def _interrupted() -> InterruptedRequestError:
-    return InterruptedRequestError(
-        "The step that computed this request was interrupted while tokens were committed. Send the request again."
-    )
+    def _deliver(self, state: SequenceState) -> None:
+        """Add what the step has committed to the outputs; end a sequence that is finished."""
+        chunk = state.pending
+        if chunk is None:
+            return
+        state.changing = True
+        if state.sequence.finish_reason is not None:
+            self._end(state)
+            return
+        if state.request.stream:
+            if state.text is not None:
+                chunk.text = state.text.take()
+            self.outputs.append(StepOutput(state.request.id, chunk))
+        state.pending, state.changing = None, False
+
+    def _fail(self, state: SequenceState, error: Exception) -> None:
+        """End the sequence with this error, or with the device's error behind it."""
+        state.error, state.sequence.finish_reason = self.faults.own(error), "abort"
+        self._end(state)
+
+    def _rollback(self, state: SequenceState) -> None:
+        """Continue from the last commit: the interrupted step's, if it came to that, or the one before."""
+        try:
+            if state.cache is not None:
+                state.cache.drop()
+                if state.cache.length:
+                    self._loop.start(state)
+                else:  # its layers may be half allocated: it is started again in the next step
+                    self._release(state)
+            self._deliver(state)
+        except Exception as error:
+            self._fail(state, error)
+
+    def _end(self, state: SequenceState) -> None:
+        """Free all that the sequence holds, and then add its result or error to the outputs, once."""
+        self._release(state)
+        self.scheduler.remove(state)
+        if state.has_left:
+            return
+        try:
+            output = state.result(self._texts) if state.error is None else state.failure(state.error)
+        except Exception as error:  # of a tokenizer that cannot decode it
+            output = state.failure(error)
+        # in one line, between whose parts no interrupt can come
+        state.has_left = self.outputs.append(output) is None  # type: ignore[func-returns-value]
+
+    def _release(self, state: SequenceState) -> None:
+        """Free all that the sequence holds; its published pages stay adoptable."""
+        self._memory.publish(state)
+        self._loop.stop(state)
+        if state.cache is not None:
+            state.cache.free()
+            state.cache = state.sequence.cache = None
+
+
+def _constraints(
+    request: Request, grammar: Grammar, grammars: Grammars, target: LanguageModel
+) -> list[Constraint | None]:
+    """Make one constraint for each choice of a request with this grammar.
+
+    Raises:
+        GrammarError: the grammar cannot be followed, or no token may end an answer that it completes.
+    """
+    if not request.stop_ids:
+        raise GrammarError(
+            f"No token ends an answer: {target.name} has none, or ignore_eos is set. Leave ignore_eos out, or give "
+            "stop_token_ids, so that an answer can end where its grammar does."
+        )
+    new_matcher = grammars.prepare(grammar)
+    return [SequenceConstraint(new_matcher, request.stop_ids, target.vocab_size) for _ in range(request.params.n)]

@@ -1,7 +1,8 @@
-"""EngineThread: a thread that drives an engine for requests that nobody waits for."""
+"""A thread that drives an engine and hands the outputs of requests to sinks."""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import itertools
 import logging
@@ -19,19 +20,17 @@ from forerun.engine.results import StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
 from forerun.errors import EngineClosedError, InterruptedRequestError
 
-# Outputs handed to their requests' sinks, in threads of their own: no sink holds up a step, or another sink.
-
 _log = logging.getLogger(__name__)
 
 Sink: TypeAlias = Callable[[StepOutput], object]
 """Takes the outputs of one request, one after another."""
 
 _MAX_THREADS = 32
-"""Sinks that run at once; a thread is started only when all others are busy. More sinks wait for one that ends."""
+"""Sinks that run at once; a thread is started only when all are busy. More sinks wait."""
 
 
 class Mailbox:
-    """The outputs of one request that its sink has not taken yet.
+    """Holds the outputs of one request that its sink has not taken yet.
 
     Args:
         sink: takes them.
@@ -52,14 +51,14 @@ class Mailbox:
             return
         try:
             self._sink(output)
-        except BaseException:  # whatever it is, it is the sink's, and this thread goes on to others
+        except BaseException:  # the error is the sink's, and this thread serves other sinks
             self._sink = None
             _log.exception("the sink of request %d failed; the request is aborted", output.request_id)
             self._failed()
 
 
 class Sinks:
-    """Hands outputs to sinks: those of one request in order, those of different requests side by side."""
+    """Hands outputs to sinks in a pool of threads: in order for one request, in parallel for different requests."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="forerun-sink")
@@ -67,7 +66,7 @@ class Sinks:
         self._num_busy = 0
 
     def put(self, mailbox: Mailbox, output: StepOutput) -> None:
-        """Hand over an output; never waits for a sink."""
+        """Queue an output for a request's sink. Never waits for a sink."""
         with self._changed:
             mailbox.outputs.append(output)
             if mailbox.busy:
@@ -80,12 +79,12 @@ class Sinks:
             self._leave(mailbox)
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until every sink has taken what there is, for so many seconds at most; whether it has."""
+        """Wait until every sink has taken its outputs, at most `timeout` seconds. Return whether all have."""
         with self._changed:
             return self._changed.wait_for(lambda: self._num_busy == 0, timeout)
 
     def close(self) -> None:
-        """Take no more outputs; what there is still reaches its sinks."""
+        """Take no more outputs; the outputs in mailboxes still reach their sinks."""
         self._pool.shutdown(wait=False)
 
     def _empty(self, mailbox: Mailbox) -> None:
@@ -130,10 +129,9 @@ class EngineThread:
     All methods may be called from any thread and, but for `drain` and `close`, do not wait for a step. Other threads
     may use the same engine through an `LLM` meanwhile; all requests are computed together.
 
-    A sink is called in some other thread, with one output at a time, in order; one that says it never waits, in this
-    thread itself. The last output of each choice carries
-    `choice` or `error`. A sink that raises ends its request and no other; a slow one holds up neither steps nor other
-    sinks. Close it when it is no longer needed.
+    A sink is called in another thread, with one output at a time, in order; a `quick` one in the engine's thread. The
+    last output of each choice carries `choice` or `error`. A sink that raises ends its request and no other; a slow one
+    delays neither steps nor other sinks. Close the thread when it is no longer needed.
     """
 
     def __init__(self, shared: SharedEngine) -> None:
@@ -142,7 +140,7 @@ class EngineThread:
         self._ids = itertools.count()
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
-        self._news: deque[tuple[_Job, bool]] = deque()  # requests that are to enter (True) or to be aborted
+        self._commands: deque[tuple[_Job, bool]] = deque()  # requests that are to enter (True) or to be aborted
         self._accepting, self._closing = True, False
         # of the thread alone
         self._inside: dict[int, _Job] = {}  # by the engine's id
@@ -166,18 +164,18 @@ class EngineThread:
         stream: bool = False,
         quick: bool = False,
     ) -> int:
-        """Let a request be computed; its id, which its outputs carry.
+        """Submit a request and return its id, which its outputs carry.
 
         Args:
             stream: outputs come as tokens do; else one per choice, at its end.
-            quick: the sink never waits, and takes next to no time: it is called between two steps.
+            quick: the sink never waits and is fast: it is called in the engine's thread between two steps.
 
         Raises:
             PromptError, SamplingError: the request cannot be served.
             EngineClosedError: no more requests are taken.
             DeviceError: the device has failed, and nothing can be computed any more.
 
-        What the engine refuses when the request enters between two steps (QueueFullError) comes to the sink as `error`.
+        An error with which the engine refuses the request between two steps (QueueFullError) is an output's `error`.
         """
         engine = self._shared.engine
         engine.faults.check()
@@ -189,12 +187,12 @@ class EngineThread:
             mailbox = Mailbox(sink, lambda: self.abort(number))
             job = _Job(number, list(prompt_token_ids), params, stream, mailbox, set(range(params.n)), quick)
             self._jobs[number] = job
-            self._news.append((job, True))
+            self._commands.append((job, True))
         self._notify()
         return number
 
     def abort(self, request_id: int) -> None:
-        """End a request: its unfinished choices end with the present step, with finish reason "abort".
+        """Abort a request: its unfinished choices end with the present step, with finish reason "abort".
 
         Of an id that is unknown or finished it does nothing.
         """
@@ -202,7 +200,7 @@ class EngineThread:
             job = self._jobs.get(request_id)
             if job is None:
                 return
-            self._news.append((job, False))
+            self._commands.append((job, False))
         self._notify()
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -237,30 +235,33 @@ class EngineThread:
             self._changed.notify_all()
         self._shared.wake()
 
-    def _has_news(self) -> bool:
-        return bool(self._news or self._closing)
+    def _has_commands(self) -> bool:
+        return bool(self._commands or self._closing)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._inside or self._has_news())
+                self._changed.wait_for(lambda: self._inside or self._has_commands())
             if self._closing:
                 break
             try:
-                self._hear()
+                self._submit_and_abort()
                 if self._inside:
-                    self._shared.advance(self._inbox, self._has_news)
+                    self._shared.advance(self._inbox, self._has_commands)
             except BaseException as error:  # of no single request: without this thread, all would wait for ever
                 _log.exception("the step failed; all requests of this thread end")
-                self._end_all(error if isinstance(error, Exception) else _interrupted())
-            self._hand_out()
+                ended = InterruptedRequestError(
+                    "The step that computed this request was interrupted. Send the request again."
+                )
+                self._end_all(error if isinstance(error, Exception) else ended)
+            self._dispatch()
         self._end_all(EngineClosedError("The engine was closed before the request was finished. Send it again."))
         self._sinks.close()
 
-    def _hear(self) -> None:
-        """Let requests into the engine, and end there those that are aborted."""
-        while self._news:
-            job, enters = self._news.popleft()
+    def _submit_and_abort(self) -> None:
+        """Submit new requests to the engine, and abort requests there."""
+        while self._commands:
+            job, enters = self._commands.popleft()
             if not enters:
                 if job.engine_id in self._inside:
                     self._shared.abort(job.engine_id)
@@ -272,7 +273,7 @@ class EngineThread:
             else:
                 self._inside[job.engine_id] = job
 
-    def _hand_out(self) -> None:
+    def _dispatch(self) -> None:
         while self._inbox:
             output = self._inbox.popleft()
             job = self._inside.get(output.request_id)
@@ -296,7 +297,7 @@ class EngineThread:
                 self._changed.notify_all()
 
     def _end(self, job: _Job, error: Exception) -> None:
-        """End what is left of a request with this error."""
+        """End the unfinished choices of a request with this error."""
         for choice in sorted(job.open):
             chunk = StreamChunk("", [], finish_reason="abort", index=choice)
             self._put(job, StepOutput(job.id, chunk, error=error))
@@ -304,10 +305,35 @@ class EngineThread:
     def _end_all(self, error: Exception) -> None:
         with self._changed:
             jobs = list(self._jobs.values())
-            self._news.clear()
+            self._commands.clear()
         for job in jobs:
             self._end(job, error)
 
 
-def _interrupted() -> InterruptedRequestError:
-    return InterruptedRequestError("The step that computed this request was interrupted. Send the request again.")
+class LoopInbox:
+    """Calls functions in an event loop, in the order in which threads have put them, many with one wake-up.
+
+    loop: the running one, unless another is given.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop or asyncio.get_running_loop()
+        self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self._awake = False
+
+    def put(self, take: Callable[[Any], object], value: Any) -> None:
+        """Have the loop call take(value) soon. Never waits."""
+        self._calls.append((take, value))
+        if not self._awake:  # else it has not looked yet, and will find this
+            self._awake = True
+            try:
+                self._loop.call_soon_threadsafe(self._empty)
+            except RuntimeError:  # the loop has ended, and no task waits any more
+                self._calls.clear()
+
+    def _empty(self) -> None:
+        self._awake = False
+        calls = self._calls
+        while calls:
+            take, value = calls.popleft()
+            take(value)

@@ -1,4 +1,4 @@
-"""Ctrl-C waits until a step is done, so that nothing is left half written."""
+"""Ctrl-C waits until a step is done, so that no state is left half written."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class HeldInterrupts:
-    """A context at whose end SIGINT is handled; a second one that comes meanwhile is handled at once.
+    """Delays SIGINT until the end of a context; a second SIGINT in the meantime is handled at once.
 
-    Signals come to the main thread alone: in others, and inside another such context, this does nothing. It does
+    Signals come to the main thread alone: in other threads, and inside another such context, this does nothing. It does
     nothing either where SIGINT has no handler in Python, since then it ends the process or is ignored.
 
     Attributes:
-        pending: SIGINT has come; who runs several steps in one context ends it after the present one.
+        pending: SIGINT has come; code that runs several steps in one context leaves it after the present one.
     """
 
     _handler: Any = None
@@ -29,7 +29,9 @@ class HeldInterrupts:
                 signal.signal(signal.SIGINT, self._hold)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         handler, self._handler = self._handler, None
         if handler is None:
             return

@@ -1,4 +1,4 @@
-"""LLM: a target, a drafter, and text out."""
+"""LLM, the synchronous interface: a target model, a drafter, and generated text."""
 
 from __future__ import annotations
 
@@ -28,14 +28,11 @@ from forerun.engine.chat_template import Prompt, encode, split_prompts
 from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
 from forerun.engine.memory_plan import MemoryPlan
-from forerun.engine.outputs import generation
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.shared import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.speculation.cost_store import read_start
-
-# The target of an LLM: loaded by its name, or handed in.
 
 _log = logging.getLogger(MEMORY_LOG)
 Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
@@ -52,7 +49,7 @@ def open_target(
     adapter: str | Path | None,
     quantize: str | None,
 ) -> tuple[LanguageModel, Any]:
-    """The model and its tokenizer: the one that is given, else that which lies beside the model.
+    """Return the target model and its tokenizer: the given one, else the one beside the model.
 
     Raises:
         ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
@@ -63,27 +60,22 @@ def open_target(
             "generate with it: custom_generate=forerun.integrations.transformers.Speculative()."
         )
     if not isinstance(target, (str, Path)):
-        _check_loaded(adapter, quantize)
+        if adapter is not None:
+            raise ConfigError(
+                f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
+                "model is. Give the target's name, or load it with its adapter."
+            )
+        if quantize is not None:
+            raise ConfigError(
+                f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are "
+                "read. Give the target's name, or load it with quantize."
+            )
         return target, tokenizer
-    with suppress(ConfigError, ModelLoadError, DrafterError):  # whatever else is wrong is told by loading
+    with suppress(ConfigError, ModelLoadError, DrafterError):  # loading reports everything else that is wrong
         plan = MemoryPlan.of(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
         _log.info("%s", plan)
     model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
     return model, tokenizer or find_tokenizer(target, adapter)
-
-
-def _check_loaded(adapter: str | Path | None, quantize: str | None) -> None:
-    """Raise ConfigError where a loaded model is to be changed."""
-    if adapter is not None:
-        raise ConfigError(
-            f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a model "
-            "is. Give the target's name, or load it with its adapter."
-        )
-    if quantize is not None:
-        raise ConfigError(
-            f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are read. "
-            "Give the target's name, or load it with quantize."
-        )
 
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908
@@ -91,12 +83,12 @@ _DRAFTER_SEED = 0x6A09E667F3BCC908
 
 
 class LLM:
-    """Generates text with a target model, faster with a drafter, and the same text either way.
+    """Generates text with a target model, faster with a drafter, and with the same distribution either way.
 
     Any number of threads may call `generate` and `stream` at once: their requests are computed together, up to
     `max_batch`, and one of the waiting threads steps for all. The iterator of a stream belongs to one thread at a time.
 
-    Ctrl-C is handled at the end of a step. The call that it interrupts ends its own requests; others go on.
+    Ctrl-C is handled at the end of a step. The call that it interrupts ends its own requests; other requests continue.
 
     Args:
         target: "bundled", a folder, a hub id, or a loaded Model.
@@ -117,8 +109,8 @@ class LLM:
         cache_memory: GiB for the target's keys and values. A request that could never fit is refused, one that does not
             fit now waits. None: what max_batch sequences of the whole context need, at most half of the machine's
             memory and what is left beside the weights; it is taken when it is needed.
-        prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while there is
-            room; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
+        prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while memory
+            suffices; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
         tokenizer: replaces the one beside the target.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
             beside it replaces the target's, whose tokens it must have.
@@ -133,7 +125,7 @@ class LLM:
 
     Raises:
         ConfigError: an option is out of range, the device is not there, a loaded Model is to get an adapter or to be
-            quantised, or several processes are asked for.
+            quantised, or several processes are requested.
         ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
         NotEnoughMemoryError: before any weights are read, that they, with the keys and values of one sequence or with
@@ -180,8 +172,9 @@ class LLM:
         binding = Binding(self.target, self.tokenizer, drafter_seed, prefix_reuse != OFF)
         self.drafter: Drafter | None = None
         chosen = chosen_drafter(drafter, self.target)
-        self.drafter_name = _name_of(chosen)
+        self.drafter_name: str | None = None
         if chosen is not None:
+            self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
             self.drafter, written = make_drafter(chosen, binding)
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)
@@ -189,17 +182,18 @@ class LLM:
         self.shared = SharedEngine(self.engine)
 
     def close(self) -> None:
-        """Forget requests that are not finished."""
+        """Discard requests that are not finished."""
         self.engine.close()
 
     @property
     def exact(self) -> bool:
-        """Whether plain and speculative runs give bit-identical logits; `target.exactness` gives the reason if not."""
+        """Return whether plain and speculative runs give bit-identical logits; if not, `target.exactness` has the
+        reason."""
         return self.target.exactness.exact
 
     @property
     def num_draft_tokens(self) -> NumDraftTokens:
-        """K of every step, or "auto"."""
+        """Return K, the number of draft tokens of every step, or "auto"."""
         return self.engine.config.num_draft_tokens
 
     @overload
@@ -207,7 +201,7 @@ class LLM:
     @overload
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
-    ) -> Any: ...  # by the prompts: a single one of token ids cannot be told from a list by its type alone
+    ) -> Any: ...  # a single prompt of token ids has the type of a list of prompts
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> Generation | list[Generation]:
@@ -222,14 +216,14 @@ class LLM:
 
         Raises:
             PromptError, SamplingError: before anything is computed, if one of the requests cannot be served.
-            BatchError: some of several requests failed while they were computed; it holds the others' answers. Of a
+            BatchError: some of several requests failed while they were computed; it holds the other answers. For a
                 single prompt, the error itself.
         """
         split, single = split_prompts(prompts)
         encoded = [encode(prompt, self.tokenizer, self.target.name) for prompt in split]
         every = one_each(params, len(encoded))
         for each in every:
-            if each.grammar is not None:  # now, and not between two steps of others
+            if each.grammar is not None:  # now, and not between two steps of other requests
                 self.engine.grammars.prepare(each.grammar)
         ids: list[int] = []
         results: list[Generation | Exception] = []
@@ -261,7 +255,7 @@ class LLM:
         return self._chunks(token_ids, checked(token_ids, params, self.target, self.tokenizer, self.drafter, grammars))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of one prompt as `generate` and `stream` put it to the target.
+        """Encode one prompt as `generate` and `stream` do.
 
         Raises:
             PromptError: it cannot be read, or there are several.
@@ -272,7 +266,7 @@ class LLM:
         return encode(split[0], self.tokenizer, self.target.name)
 
     def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
-        # The request enters with the first chunk asked for: an iterator never started leaves nothing behind.
+        # The request enters with the first chunk: an iterator that is never started leaves nothing behind.
         ids: list[int] = []
         try:
             request_id = self.shared.add(token_ids, params, True, ids)
@@ -287,7 +281,7 @@ class LLM:
             self.shared.forget(ids)
 
     def _collect(self, request_id: int, prompt: list[int], num_choices: int) -> Generation | Exception:
-        """The answer to one request, its choices in order; or the error of the choice that failed first."""
+        """Wait for the answer to one request. Return it, or the error of the choice that failed first."""
         outputs: list[StepOutput] = []
         while len(outputs) < num_choices:
             for output in self.shared.take(request_id):
@@ -295,19 +289,13 @@ class LLM:
                     self.shared.forget([request_id])
                     return output.error
                 outputs.append(output)
-        return generation(prompt, outputs)
+        return Generation.of(prompt, outputs)
 
 
 def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """The options of each of so many prompts. Raises ConfigError if there are more or fewer."""
+    """Return the options of each of `count` prompts. Raises ConfigError if there are more or fewer."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
         raise ConfigError(f"There are {count} prompts but {len(params)} params. Give one for all, or one per prompt.")
     return list(params)
-
-
-def _name_of(drafter: str | Path | Drafter | None) -> str | None:
-    if drafter is None or isinstance(drafter, (str, Path)):
-        return None if drafter is None else str(drafter)
-    return type(drafter).__name__

@@ -1,4 +1,4 @@
-"""Keys and values of sequences in the engine's bounded memory: what they take over, what they hand on, what fits."""
+"""The keys and values of an engine's sequences in bounded memory: prefix reuse, and checks that requests fit."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ from collections.abc import Callable
 
 from forerun.config import AUTO, ON, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
-from forerun.engine.memory_plan import Room, num_draft_pages, num_pages, scratch_nbytes
+from forerun.engine.memory_plan import AvailableMemory, num_draft_pages, num_pages, scratch_nbytes
 from forerun.engine.sequence import SequenceState
 from forerun.errors import OutOfPagesError, PromptError
 from forerun.models import LanguageModel
 from forerun.utils.machine import GIB
 
 
-class CacheMemory:
-    """The pool of a target's pages, as the sequences of one engine use it.
+class KVCacheManager:
+    """Gives the sequences of one engine caches with pages of the target's pool, and shares prefixes among them.
 
     Args:
         target: its pool is bounded here, unless it is already.
-        drafter: the pools of its models too.
+        drafter: the the pools of its models are bounded too.
 
     Attributes:
         reuses: whether sequences that begin alike share pages.
-        pages_for: the pages that a sequence of so many positions takes, when it shares none.
+        pages_for: the pages that a sequence of so many positions takes, if it shares none.
 
     Raises:
         NotEnoughMemoryError: `cache_memory` is more than what is available.
     """
 
     def __init__(self, target: LanguageModel, drafter: Drafter | None, config: EngineConfig) -> None:
-        self._target, self._pool = target, target.pool
+        self._target = target
+        self._pool = pool = target.pool
         self.reuses = target.exactness.exact if config.prefix_reuse == AUTO else config.prefix_reuse == ON
-        pool = self._pool
-        self.pages_for: Callable[[int], int] = _no_pages if pool is None else target.new_cache().pages_wanted
+        self.pages_for: Callable[[int], int] = (lambda _: 0) if pool is None else target.new_cache().pages_wanted
         drafts = () if drafter is None else drafter.pools
         if pool is not None and (pool.num_pages is None or config.cache_memory is not None):
-            room = Room.on(target.device).less(scratch_nbytes(config, target.vocab_size))
+            memory = AvailableMemory.on(target.device).less(scratch_nbytes(config, target.vocab_size))
             wanted = config.max_batch * self.pages_for(target.context_length)
-            draft_pages = [other.page_nbytes for other in drafts]
-            pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, room))
+            draft_pages = [draft_pool.page_nbytes for draft_pool in drafts]
+            pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, memory))
         if pool is not None and pool.num_pages is not None:
-            for other in drafts:
-                other.limit(num_draft_pages(pool.num_pages, config))
+            for draft_pool in drafts:
+                draft_pool.limit(num_draft_pages(pool.num_pages, config))
 
     def begin(self, state: SequenceState) -> None:
-        """Give the sequence a cache, with as much of its tokens as is in memory."""
+        """Give the sequence a cache that holds the longest prefix of its tokens that is in memory."""
         cache = state.cache = state.sequence.cache = self._target.new_cache()
         if not self.reuses or state.wants_prompt_logprobs:
             return
@@ -59,26 +59,28 @@ class CacheMemory:
         if not sequence.num_output:
             state.stats.num_cached_tokens = cache.length
 
-    def hand_on(self, state: SequenceState) -> None:
-        """Let others take over what the target has computed of the sequence, if it has been found sound: a token has
-        come of it."""
+    def publish(self, state: SequenceState) -> None:
+        """Let other sequences adopt the keys and values of this one, once a token has been generated from them.
+
+        Without a token, or with an error, they may hold NaN, and are not published.
+        """
         cache, sequence = state.cache, state.sequence
         if self.reuses and cache is not None and cache.length and sequence.num_output and state.error is None:
             cache.publish(sequence.token_ids[: cache.length], sequence.params.tenant)
 
     def shortage(self) -> OutOfPagesError:
-        """What is said of a sequence that cannot go on, though it is alone."""
+        """Make the error of a sequence that finds no page though no other sequence runs."""
         pool = self._pool
         assert pool is not None
         return OutOfPagesError(1, pool.num_available, pool.num_pages or 0)
 
-    def mend(self) -> None:
-        """A step was cut short, perhaps between a page and its count."""
+    def recount(self) -> None:
+        """Count the pages again after an interrupted step, which may have stopped between a page and its count."""
         if self._pool is not None:
             self._pool.recount()
 
     def check(self, prompt_length: int, params: SamplingParams) -> None:
-        """Refuse a request that would not fit if it were alone.
+        """Check that a request would fit if no other sequence ran.
 
         Raises:
             PromptError: it needs more pages than the pool has.
@@ -95,7 +97,3 @@ class CacheMemory:
                 f"({wanted * size:.3g} GiB), but there are {pool.num_pages} ({pool.num_pages * size:.3g} GiB). Lower "
                 "max_tokens, shorten the prompt, or raise cache_memory."
             )
-
-
-def _no_pages(num_slots: int) -> int:
-    return 0

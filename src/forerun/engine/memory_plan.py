@@ -1,4 +1,4 @@
-"""How the memory of a machine is shared between weights, keys and values, and the scratch of a step.
+"""The division of memory between weights, keys and values, and a step's activations.
 
 Before weights are read it is planned by formula, and refused where it does not fit; when they have been read, the
 pools are bounded by the same rule (`num_pages`), with what is left then. A pool takes memory only as pages are needed.
@@ -38,69 +38,70 @@ _FLOAT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Memory for one engine.
+class AvailableMemory:
+    """The memory that one engine may use.
 
     Attributes:
-        total: bytes of the machine or device. available: bytes that can be had now. None: not told.
+        total: bytes of the machine or device; None: unknown.
+        available: bytes that are free now; None: unknown.
     """
 
     total: int | None
     available: int | None
 
     @classmethod
-    def on(cls, device: torch.device) -> Room:
-        """Of the device that computes."""
+    def on(cls, device: torch.device) -> AvailableMemory:
+        """Measure the memory of the device that computes."""
         if device.type == "cuda":
             available, total = torch.cuda.mem_get_info(device)
             return cls(total, available)
         return cls(total_memory(), available_memory())
 
-    def less(self, nbytes: int) -> Room:
-        """When so many bytes of it are taken."""
-        return Room(self.total, None if self.available is None else max(0, self.available - nbytes))
+    def less(self, nbytes: int) -> AvailableMemory:
+        """Return the memory that is left when `nbytes` of it are taken."""
+        return AvailableMemory(self.total, None if self.available is None else max(0, self.available - nbytes))
 
 
-def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], room: Room) -> int:
-    """Pages of the target's pool: as many as `cache_memory` holds, else as are wanted, at most half of the memory and
-    what is available beside the draft models' pages.
+def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], memory: AvailableMemory) -> int:
+    """Return the number of pages of the target's pool: as many as fit into `cache_memory`, else `wanted`, limited to
+    half of the memory and to what is available beside the draft models' pages.
 
     Args:
         wanted: by max_batch sequences of the whole context.
         page: bytes of a page of the target. draft_pages: of each draft model's.
-        room: beside weights and scratch.
+        memory: beside weights and scratch.
 
     Raises:
-        NotEnoughMemoryError: `cache_memory` is more than there is room for.
+        NotEnoughMemoryError: `cache_memory` is more than is available.
     """
     if config.cache_memory is not None:
-        asked = int(config.cache_memory * GIB)
-        if room.available is not None and asked > room.available:
+        requested = int(config.cache_memory * GIB)
+        if memory.available is not None and requested > memory.available:
             raise NotEnoughMemoryError(
-                f"cache_memory is {config.cache_memory:g} GiB, but beside weights and scratch {_size(room.available)} "
-                "of memory are available. Lower cache_memory, or end other programs.",
-                asked,
-                room.available,
+                f"cache_memory is {config.cache_memory:g} GiB, but beside weights and scratch "
+                f"{_size(memory.available)} of memory are available. Lower cache_memory, or end other programs.",
+                requested,
+                memory.available,
             )
-        return max(1, asked // page)
+        return max(1, requested // page)
     most = wanted
-    if room.total is not None:
-        most = min(most, int(room.total * _AUTO_SHARE / page))
-    if room.available is not None:
+    if memory.total is not None:
+        most = min(most, int(memory.total * _AUTO_SHARE / page))
+    if memory.available is not None:
         drafts = sum(draft_pages)
-        left = room.available - DRAFT_PAGES_EACH * config.max_batch * drafts
+        left = memory.available - DRAFT_PAGES_EACH * config.max_batch * drafts
         most = min(most, left // (page + DRAFT_PAGES * drafts))
     return max(1, most)
 
 
 def num_draft_pages(num_target_pages: int, config: EngineConfig) -> int:
-    """Pages of a draft model's pool."""
+    """Return the number of pages of a draft model's pool."""
     return DRAFT_PAGES * num_target_pages + DRAFT_PAGES_EACH * config.max_batch
 
 
 def scratch_nbytes(config: EngineConfig, vocab_size: int, width: int = 0) -> int:
-    """Bytes of a step beside weights, keys and values: logits of all rows whose tokens are chosen, and the states of a
-    chunk of a prompt. A draft of automatic length is long for few sequences only.
+    """Return the bytes of a step's activations: logits of all sampled rows, and the states of a chunk of a prompt.
+    Drafts of automatic length are long for few sequences only.
 
     width: numbers of a row that are held together in the widest layer.
     """
@@ -112,13 +113,13 @@ def scratch_nbytes(config: EngineConfig, vocab_size: int, width: int = 0) -> int
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What target and draft models will take.
+    """The memory that a target and its draft models will take.
 
     Attributes:
         target: the target. drafts: the draft models and heads.
         num_pages: of the target's pool.
         scratch: bytes of a step.
-        room: before anything is loaded.
+        memory: before anything is loaded.
         config: of the engine.
     """
 
@@ -126,7 +127,7 @@ class MemoryPlan:
     drafts: tuple[DraftMemory, ...]
     num_pages: int
     scratch: int
-    room: Room
+    memory: AvailableMemory
     config: EngineConfig
 
     @classmethod
@@ -141,10 +142,10 @@ class MemoryPlan:
         adapter: str | Path | None = None,
         quantize: str | None = None,
     ) -> MemoryPlan:
-        """The plan for `LLM` with these arguments. Of the models' files, the headers are read.
+        """Plan the memory of `LLM` with these arguments. Only the headers of the models' files are read.
 
         Raises:
-            ConfigError, ModelLoadError, DrafterError: as `LLM`, as far as it can be told so early.
+            ConfigError, ModelLoadError, DrafterError: as `LLM`, as far as the error shows in the headers.
             NotEnoughMemoryError: as `make`.
         """
         planned = model_memory(target, dtype, device, adapter, quantize)
@@ -167,41 +168,43 @@ class MemoryPlan:
 
     @classmethod
     def make(cls, target: ModelMemory, drafts: Sequence[DraftMemory], config: EngineConfig) -> MemoryPlan:
-        """The plan of models that are to be loaded.
+        """Plan the memory of models that are to be loaded.
 
         Raises:
             NotEnoughMemoryError: weights and the pages of one sequence do not fit into the memory that is available, or
                 `cache_memory` does not fit beside the weights.
         """
-        room = Room.on(target.device)
+        memory = AvailableMemory.on(target.device)
         scratch = scratch_nbytes(config, target.vocab_size, target.width)
         _check_loading(target, drafts)
         weights = sum(model.weights for model in (target, *drafts))
-        _check_least(target, weights, scratch, room)
+        _check_least(target, weights, scratch, memory)
         count = num_pages(
             config,
             config.max_batch * target.pages_for(target.context_length),
             target.page_nbytes,
             [draft.page_nbytes for draft in drafts],
-            room.less(weights + scratch),
+            memory.less(weights + scratch),
         )
-        return cls(target, tuple(drafts), count, scratch, room, config)
+        return cls(target, tuple(drafts), count, scratch, memory, config)
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return the plan in one line of text."""
         parts = [f"weights {_size(self.target.weights)} ({self.target.number_format})"]
         parts += [f"of {draft.name} {_size(draft.weights)} ({draft.number_format})" for draft in self.drafts]
         pages = _size(self.num_pages * self.target.page_nbytes)
         parts.append(f"keys and values up to {pages} ({self.num_pages:,} pages)")
         if self.drafts:
-            parts.append(f"of drafts up to {_size(self._draft_nbytes)}")
+            draft_pages = num_draft_pages(self.num_pages, self.config) * sum(draft.page_nbytes for draft in self.drafts)
+            parts.append(f"of drafts up to {_size(draft_pages)}")
         parts.append(f"scratch {_size(self.scratch)}")
-        if self.room.available is not None:
-            parts.append(f"available {_size(self.room.available)}")
+        if self.memory.available is not None:
+            parts.append(f"available {_size(self.memory.available)}")
         return ", ".join(parts)
 
     def as_object(self) -> dict[str, Any]:
-        """For programs: bytes and counts."""
+        """Return the plan as bytes and counts, for JSON."""
+        draft_pages = num_draft_pages(self.num_pages, self.config)
         return {
             "models": [
                 {
@@ -210,27 +213,18 @@ class MemoryPlan:
                     "weight_bytes": model.weights,
                     "loading_bytes": model.loading,
                     "page_bytes": model.page_nbytes,
-                    "pages": self._pages_of(model),
+                    "pages": self.num_pages if model is self.target else draft_pages if model.page_nbytes else 0,
                 }
                 for model in (self.target, *self.drafts)
             ],
             "scratch_bytes": self.scratch,
-            "total_bytes": self.room.total,
-            "available_bytes": self.room.available,
+            "total_bytes": self.memory.total,
+            "available_bytes": self.memory.available,
         }
-
-    def _pages_of(self, model: DraftMemory) -> int:
-        if model is self.target:
-            return self.num_pages
-        return num_draft_pages(self.num_pages, self.config) if model.page_nbytes else 0
-
-    @property
-    def _draft_nbytes(self) -> int:
-        return num_draft_pages(self.num_pages, self.config) * sum(draft.page_nbytes for draft in self.drafts)
 
 
 def _check_loading(target: ModelMemory, drafts: Sequence[DraftMemory]) -> None:
-    """Weights are read into the machine's memory, wherever they will lie."""
+    """Raise NotEnoughMemoryError if loading takes more than the machine's memory, which all weights pass through."""
     available = available_memory()
     before = needed = 0
     for model in (target, *drafts):
@@ -245,17 +239,17 @@ def _check_loading(target: ModelMemory, drafts: Sequence[DraftMemory]) -> None:
         )
 
 
-def _check_least(target: ModelMemory, weights: int, scratch: int, room: Room) -> None:
+def _check_least(target: ModelMemory, weights: int, scratch: int, memory: AvailableMemory) -> None:
     positions = min(target.context_length, _LEAST_POSITIONS)
     pages = target.pages_for(positions) * target.page_nbytes
     needed = weights + pages + scratch
-    if room.available is not None and needed > room.available:
+    if memory.available is not None and needed > memory.available:
         raise NotEnoughMemoryError(
             f"{target.name} does not fit: its weights and those of drafts take {_size(weights)}, keys and values of "
             f"one sequence of {positions} tokens {_size(pages)}, a step {_size(scratch)}, together {_size(needed)}, "
-            f"but {_size(room.available)} of memory are available. {_REMEDY}",
+            f"but {_size(memory.available)} of memory are available. {_REMEDY}",
             needed,
-            room.available,
+            memory.available,
         )
 
 

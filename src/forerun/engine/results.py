@@ -1,8 +1,9 @@
-"""What a user gets back."""
+"""The results of requests: choices, generations, stream chunks, and what one step adds to them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from forerun.engine.stats import SequenceStats
 from forerun.sampling import TokenLogprob
@@ -15,13 +16,13 @@ class Choice:
 
     Attributes:
         index: among the request's `n`.
-        text: what decoding prompt and answer adds to decoding the prompt, without the stop string or the token that
-            ended it; empty if the model has no tokenizer. A character that the prompt begins belongs to it if the
+        text: the text that the answer adds to the decoded prompt, without the stop string or the token that ended
+            it; empty if the model has no tokenizer. A character that the prompt begins belongs to it if the
             answer completes it.
-        token_ids: what was generated, with the token that ended it.
-        logprobs: one entry per token, of the model's own distribution before any option; None if not asked for.
+        token_ids: the generated tokens, with the token that ended it.
+        logprobs: one entry per token, of the model's own distribution before any option; None if not requested.
         finish_reason: "stop" (EOS, a stop token or a stop string), "length" or "abort".
-        stats: what it cost.
+        stats: its statistics.
     """
 
     index: int
@@ -34,17 +35,24 @@ class Choice:
 
 @dataclass(slots=True)
 class Generation:
-    """The answers to one prompt. `text`, `token_ids`, `logprobs`, `finish_reason` and `stats` are the first one's.
+    """The answers to one prompt. `text`, `token_ids`, `logprobs`, `finish_reason` and `stats` are those of the first.
 
     Attributes:
         prompt_token_ids: the prompt as the model saw it.
         choices: `n` of them.
-        prompt_logprobs: one entry per prompt token, the first None; or None if not asked for.
+        prompt_logprobs: one entry per prompt token, the first None; or None if not requested.
     """
 
     prompt_token_ids: list[int]
     choices: list[Choice]
     prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    @classmethod
+    def of(cls, prompt_token_ids: list[int], outputs: Iterable[StepOutput]) -> Generation:
+        """Collect the choices of a request from its outputs, in whatever order they ended."""
+        last = sorted((output for output in outputs if output.choice is not None), key=lambda each: each.chunk.index)
+        choices = [output.choice for output in last if output.choice is not None]
+        return cls(prompt_token_ids, choices, last[0].prompt_logprobs)
 
     @property
     def text(self) -> str:
@@ -69,17 +77,17 @@ class Generation:
 
 @dataclass(slots=True)
 class StreamChunk:
-    """What one step added to one choice.
+    """The tokens and text that one step added to one choice.
 
     Attributes:
         text: may be empty while a character, or what may become a stop string, is incomplete.
         token_ids: tokens committed.
         num_accepted_draft: how many of them, the first ones, came from the draft.
-        sources: who drafted each of those, where a drafter has several or names its only one.
+        sources: the source of each of those, where a drafter has several or names its only one.
         index: of the choice.
         finish_reason: set in the choice's last chunk.
         stats: set in the choice's last chunk.
-        logprobs: one entry per token, or None if not asked for.
+        logprobs: one entry per token, or None if not requested.
     """
 
     text: str
@@ -94,18 +102,18 @@ class StreamChunk:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step of the engine did to one sequence.
+    """The result of one engine step for one sequence.
 
     Attributes:
         request_id: of the request it belongs to.
         chunk: what was added; token_ids is empty while the prompt is computed, or if the sequence was aborted.
         choice: the whole result, when the sequence is finished.
-        prompt_logprobs: with the first choice's result, if asked for.
-        error: the exception that ended this sequence; others go on.
+        prompt_logprobs: with the first choice's result, if requested.
+        error: the exception that ended this sequence; other sequences continue.
     """
 
     request_id: int
     chunk: StreamChunk
     choice: Choice | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = field(default=None)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     error: Exception | None = None

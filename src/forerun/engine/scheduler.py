@@ -1,4 +1,4 @@
-"""Who takes part in the next step, and with how many rows: places, memory, prompts and drafts are shared out here."""
+"""The scheduler: it shares batch slots, cache pages, prompt rows and draft tokens among sequences, step by step."""
 
 from __future__ import annotations
 
@@ -6,42 +6,38 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from forerun.config import EngineConfig
-from forerun.engine.memory import CacheMemory
+from forerun.engine.memory import KVCacheManager
 from forerun.engine.sequence import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.errors import QueueFullError
 from forerun.models import LanguageModel
 from forerun.speculation import DraftPlan, SpeculationPolicy
 
-# How many rows of prompts a step may compute beside sequences that are being answered.
-#
-# A step that lasts longer is noticed where an answer is streamed. Elsewhere the whole batch is the sooner full, and
-# done.
-
 MAX_ROWS = 512
-"""Rows of prompts in one step, whoever else is in it."""
+"""Most rows of prompts in one step."""
 MIN_ROWS = 8
-"""The same at least: below, the step's fixed cost is most of what a prompt takes."""
+"""Fewest rows of prompts in one step: below, the step's fixed cost is most of what a prompt takes."""
 DELAY = 1.2
-"""By how many times the duration of a step without prompts the prompts in it may lengthen a step."""
+"""Factor on the duration of a step without prompts, by which prompts may lengthen a step."""
 DECAY = 0.8
 """Weight that earlier steps keep."""
 ENOUGH_ROWS = 64
-"""Rows of a step, from which on its duration tells what a row takes, whatever its fixed cost."""
+"""Rows of a step, from which on its duration shows the cost of a row, whatever the fixed cost."""
 LEAST_SHARE = 0.2
-"""Of a step without prompts, what at least is taken for its fixed cost."""
+"""Least share of a step without prompts that counts as its fixed cost."""
 
 
 class PromptShare:
-    """Learns what a step and its rows take, and so keeps a long prompt from stalling the others' answers.
+    """Limits the rows of prompts in a step, so that a long prompt does not stall the answers of other sequences.
 
-    A step is taken to last `fixed + row * rows`: rows of prompts and of answers cost about the same, and what they cost
-    together is what a crowd must be measured by, since it seldom has a step without any prompt.
+    A step is taken to last `fixed + row * rows`: rows of prompts and of answers cost about the same, and a
+    large batch is measured by both together, since it seldom has a step without any prompt.
 
     Args:
-        adaptive: False: always `MAX_ROWS`, so that what a step holds does not depend on time.
+        adaptive: False: always `MAX_ROWS`, so that a step's rows do not depend on time.
     """
 
     def __init__(self, adaptive: bool) -> None:
@@ -50,66 +46,62 @@ class PromptShare:
         self._row = 0.0  # seconds that a row adds
 
     def rows(self, num_answering: int, is_watched: bool) -> int:
-        """Rows of prompts that the next step may hold.
+        """Return the rows of prompts that the next step may hold.
 
         Args:
             num_answering: sequences that are being answered.
-            is_watched: somebody reads an answer while it is written.
+            is_watched: some answer is streamed.
         """
         if not (self._adaptive and is_watched and self._fixed and self._row):
             return MAX_ROWS
         return min(max(int(DELAY * (self._fixed / self._row + num_answering)), MIN_ROWS), MAX_ROWS)
 
     def observe(self, stats: StepStats) -> None:
-        """Note a step."""
+        """Learn from a step's duration."""
         if stats.num_prompt_rows:
             if self._fixed or stats.num_rows >= ENOUGH_ROWS:
                 self._row = _mixed(self._row, max(stats.time_total - self._fixed, 0.0) / stats.num_rows)
         elif stats.num_rows:
-            rest = stats.time_total - self._row * stats.num_rows
-            self._fixed = _mixed(self._fixed, max(rest, LEAST_SHARE * stats.time_total))
+            fixed = stats.time_total - self._row * stats.num_rows
+            self._fixed = _mixed(self._fixed, max(fixed, LEAST_SHARE * stats.time_total))
 
 
 def _mixed(old: float, new: float) -> float:
     return DECAY * old + (1 - DECAY) * new if old else new
 
 
-# Sequences that wait for a place: by priority, and among equals fair to tenants.
-
-Line = dict[str | None, deque[SequenceState]]
-"""By tenant, those that wait, first come first."""
+TenantQueues = dict[str | None, deque[SequenceState]]
+"""By tenant, the waiting sequences, first come first."""
 
 
 class WaitingQueue:
-    """Who is next: the highest priority; of these, whoever had a place before and lost it; then the tenant that has
-    been given least (start-time fair queueing: Goyal, Vin and Cheng, 1996), first come first.
+    """Orders waiting sequences: highest priority first; among these, preempted sequences, then the tenant that has been
+    given least (start-time fair queueing: Goyal, Vin and Cheng, 1996), first come first.
 
-    What a sequence is given is the tokens of its prompt and the most that it may write. Requests without a tenant are
+    A sequence counts for its tenant as the tokens of its prompt and its max_tokens. Requests without a tenant count as
     one tenant's.
     """
 
     def __init__(self) -> None:
-        self._lines: dict[int, Line] = {}  # by priority
+        self._queues: dict[int, TenantQueues] = {}  # by priority
         self._resuming: dict[int, deque[SequenceState]] = {}
         self._given: dict[str | None, float] = {}  # tokens, since the queue was last empty
         self._level = 0.0  # what the last tenant served had been given before
 
-    def __len__(self) -> int:  # counted anew: an interrupt may come between a queue and its count
-        lines = sum([len(states) for line in self._lines.values() for states in line.values()])
-        return lines + sum(map(len, self._resuming.values()))
+    def __len__(self) -> int:  # counted every time: an interrupt may come between a queue and its count
+        num_waiting = sum([len(states) for queues in self._queues.values() for states in queues.values()])
+        return num_waiting + sum(map(len, self._resuming.values()))
 
     def __iter__(self) -> Iterator[SequenceState]:
-        for resuming in self._resuming.values():
-            yield from resuming
-        for line in self._lines.values():
-            for states in line.values():
-                yield from states
+        yield from chain(*self._resuming.values())
+        for queues in self._queues.values():
+            yield from chain(*queues.values())
 
     def push(self, state: SequenceState) -> None:
-        """Put a sequence behind its tenant's others."""
+        """Append a sequence behind those of its tenant."""
         params = state.request.params
-        states = self._lines.setdefault(params.priority, {}).setdefault(params.tenant, deque())
-        # who comes anew has no claim to what others were given in the meantime
+        states = self._queues.setdefault(params.priority, {}).setdefault(params.tenant, deque())
+        # a new tenant has no claim to what other tenants were given in the meantime
         self._given[params.tenant] = max(self._given.get(params.tenant, 0.0), self._level)
         states.append(state)
 
@@ -121,17 +113,17 @@ class WaitingQueue:
 
     @property
     def first(self) -> SequenceState | None:
-        """Who is next."""
-        for priority in sorted({*self._resuming, *self._lines}, reverse=True):
+        """Return the sequence that is next; None if none waits."""
+        for priority in sorted({*self._resuming, *self._queues}, reverse=True):
             if resuming := self._resuming.get(priority):
                 return resuming[0]
-            line = {tenant: states for tenant, states in self._lines.get(priority, {}).items() if states}
-            if line:
-                return line[min(line, key=lambda tenant: self._given.get(tenant, 0.0))][0]
+            queues = {tenant: states for tenant, states in self._queues.get(priority, {}).items() if states}
+            if queues:
+                return queues[min(queues, key=lambda tenant: self._given.get(tenant, 0.0))][0]
         return None
 
     def take(self, state: SequenceState) -> None:
-        """Remove a sequence that gets a place."""
+        """Remove a sequence that is admitted."""
         params = state.request.params
         if state not in self._resuming.get(params.priority, ()):
             self._level = self._given.get(params.tenant, 0.0)
@@ -147,28 +139,28 @@ class WaitingQueue:
             if not resuming:
                 del self._resuming[params.priority]
             return
-        line = self._lines.get(params.priority, {})
-        states = line.get(params.tenant)
+        queues = self._queues.get(params.priority, {})
+        states = queues.get(params.tenant)
         if states is None or state not in states:
             return
         states.remove(state)
         if not states:
-            del line[params.tenant]
-            if not line:
-                del self._lines[params.priority]
-        if not self._lines and not self._resuming:
+            del queues[params.tenant]
+            if not queues:
+                del self._queues[params.priority]
+        if not self._queues and not self._resuming:
             self._given, self._level = {}, 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """The next step; without any turn where there is no page for anybody.
+    """The sequences of the next step; empty where no sequence finds a page.
 
     Attributes:
         undrafted: those within their prompts, without a drafter all; each with the number of its committed tokens that
             the target computes, beginning at the cache's length.
         drafting: those that may draft.
-        plan: the budget's for them, in their order.
+        plan: the policy's plan for them, in their order.
     """
 
     undrafted: list[tuple[SequenceState, int]]
@@ -177,20 +169,20 @@ class Schedule:
 
     @property
     def states(self) -> list[SequenceState]:
-        """Whose step it is."""
+        """Return the sequences of the step."""
         return [*(state for state, _ in self.undrafted), *self.drafting]
 
     def split(self) -> Iterator[Schedule]:
-        """Every sequence in a step of its own."""
+        """Yield a schedule for every sequence alone."""
         for turn in self.undrafted:
             yield Schedule([turn], [], DraftPlan([]))
-        for state, budget in zip(self.drafting, self.plan.budgets, strict=True):
-            yield Schedule([], [state], replace(self.plan, budgets=[budget]))
+        for state, k in zip(self.drafting, self.plan.num_draft_tokens, strict=True):
+            yield Schedule([], [state], replace(self.plan, num_draft_tokens=[k]))
 
 
 class Scheduler:
-    """Waiting and running sequences. One that runs keeps its place until it finishes, unless memory ends, or a request
-    of higher priority has none: then the lowest in rank loses it, and is computed again when there is room.
+    """Holds waiting and running sequences. A running sequence stays until it finishes, unless memory runs out or a
+    request of higher priority waits: then the lowest in rank is preempted, and computed again later.
 
     In rank, higher priority comes first, then who came first.
 
@@ -203,7 +195,7 @@ class Scheduler:
         share: learns from the steps how many rows of prompts the next one may hold.
     """
 
-    def __init__(self, config: EngineConfig, target: LanguageModel, memory: CacheMemory) -> None:
+    def __init__(self, config: EngineConfig, target: LanguageModel, memory: KVCacheManager) -> None:
         self._max_batch, self._max_queue, self._chunk = config.max_batch, config.max_queue, config.prefill_chunk
         self._pool, self._memory = target.pool, memory
         self.share = PromptShare(adaptive=target.exactness.exact)
@@ -215,22 +207,19 @@ class Scheduler:
         return len(self.waiting) + len(self.running) + sum(map(len, self._followers.values()))
 
     def __iter__(self) -> Iterator[SequenceState]:
-        yield from self.waiting
-        yield from self.running
-        for followers in self._followers.values():
-            yield from followers
+        yield from chain(self.waiting, self.running, *self._followers.values())
 
     def add(self, states: Seq[SequenceState]) -> None:
-        """Put the choices of one request into the queue.
+        """Queue the choices of one request.
 
         Raises:
-            QueueFullError: there is no room for them.
+            QueueFullError: the queue is full.
         """
-        room = None if self._max_queue is None else self._max_batch + self._max_queue - len(self)
-        if room is not None and len(states) > room:
+        free = None if self._max_queue is None else self._max_batch + self._max_queue - len(self)
+        if free is not None and len(states) > free:
             raise QueueFullError(
                 f"{len(self)} sequences run or wait, and the request has {len(states)}, but with max_batch "
-                f"{self._max_batch} and max_queue {self._max_queue} there is room for {max(room, 0)}. Send it again "
+                f"{self._max_batch} and max_queue {self._max_queue} there is room for {max(free, 0)}. Send it again "
                 "later, or raise max_queue."
             )
         first = states[0]
@@ -243,14 +232,15 @@ class Scheduler:
             self.waiting.push(state)
 
     def admit(self) -> None:
-        """Move waiting sequences into free places. An interrupt leaves none out: for a moment it is in both."""
-        while (state := self.waiting.first) is not None and self._has_place(state):
+        """Admit waiting sequences while slots are free. An interrupt leaves none out: for a moment it is in both."""
+        while (state := self.waiting.first) is not None and self._can_start(state):
             if state not in self.running:
                 self.running.append(state)
             self.waiting.take(state)
 
     def preempted(self) -> SequenceState | None:
-        """Who must go before the next step, for memory ends or the first in the queue has a higher priority."""
+        """Return the sequence to preempt before the next step, because memory runs out or a waiting request has a
+        higher priority; None if there is none."""
         last = max(self.running, key=_rank, default=None)
         if last is None:
             return None
@@ -260,24 +250,24 @@ class Scheduler:
         if (
             first is not None
             and first.request.params.priority > last.request.params.priority
-            and not self._has_place(first)
+            and not self._can_start(first)
         ):
             return last
         return None
 
     def requeue(self, state: SequenceState) -> None:
-        """A running sequence has lost its place."""
+        """Put a preempted sequence back into the queue."""
         self.waiting.push_back(state)
         self.running.remove(state)
 
     def prompt_computed(self, state: SequenceState) -> None:
-        """The other choices of the request may take the prompt over."""
+        """Queue the other choices of the request, which may fork the computed prompt."""
         for follower in reversed(self._followers.get(state, ())):
             self.waiting.push_back(follower)
         self._followers.pop(state, None)
 
     def remove(self, state: SequenceState) -> None:
-        """Take a sequence out, if it is there."""
+        """Remove a sequence, if it is there."""
         if state in self.running:
             self.running.remove(state)
         self.waiting.remove(state)
@@ -285,20 +275,20 @@ class Scheduler:
             if state in followers:
                 followers.remove(state)
         if waiting := self._followers.get(state):  # it left before it had computed the prompt
-            first, *others = waiting
+            first, *following = waiting
             first.leader = None
-            for other in others:
-                other.leader = first
-            if others:
-                self._followers[first] = others
+            for follower in following:
+                follower.leader = first
+            if following:
+                self._followers[first] = following
             self.waiting.push_back(first)
         self._followers.pop(state, None)
 
-    def plan(self, budget: SpeculationPolicy | None) -> Schedule:
-        """The turns of the next step, of running sequences whose caches are there.
+    def plan(self, policy: SpeculationPolicy | None) -> Schedule:
+        """Schedule the next step of running sequences whose caches are there.
 
         Args:
-            budget: how much may be drafted; None without a drafter.
+            policy: decides how much is drafted; None without a drafter.
         """
         ready = [state for state in self.running if state.num_uncomputed_tokens == 1]
         left = math.inf
@@ -309,29 +299,29 @@ class Scheduler:
             rows = self.share.rows(len(ready), any(state.request.stream for state in ready))
             turns = self._prompts(rows, left)
         left -= sum([state.pages_wanted(num_scheduled_tokens) for state, num_scheduled_tokens in turns])
-        if budget is None or not ready:
+        if policy is None or not ready:
             return Schedule([*turns, *((state, 1) for state in ready)], [], DraftPlan([]))
         sequences = [state.sequence for state in ready]
-        plan = _wanted(budget.beside_prompts(sequences) if turns else budget.plan(sequences), ready)
-        return Schedule(turns, ready, plan if self._pool is None else _within(plan, ready, left))
+        plan = _limit_to_requests(policy.beside_prompts(sequences) if turns else policy.plan(sequences), ready)
+        return Schedule(turns, ready, plan if self._pool is None else _limit_to_pages(plan, ready, left))
 
     def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
-        """The next parts of prompts, in rank, as far as rows and pages suffice."""
+        """Return the next chunks of prompts, in rank, as far as rows and pages suffice."""
         turns = []
         for state in sorted(self.running, key=_rank):
             if state.num_uncomputed_tokens == 1 or rows == 0:
                 continue
-            owed = min(state.num_uncomputed_tokens, self._chunk, rows)
-            while owed and state.pages_wanted(owed) > pages:
-                owed //= 2
-            if owed:
-                pages -= state.pages_wanted(owed)
-                rows -= owed
-                turns.append((state, owed))
+            num_tokens = min(state.num_uncomputed_tokens, self._chunk, rows)
+            while num_tokens and state.pages_wanted(num_tokens) > pages:
+                num_tokens //= 2
+            if num_tokens:
+                pages -= state.pages_wanted(num_tokens)
+                rows -= num_tokens
+                turns.append((state, num_tokens))
         return turns
 
-    def _has_place(self, state: SequenceState) -> bool:
-        """Whether the sequence can begin: with memory for its tokens, and for what those that run have promised."""
+    def _can_start(self, state: SequenceState) -> bool:
+        """Return whether the sequence can start beside the running ones, with pages for the tokens of all."""
         if len(self.running) >= self._max_batch:
             return False
         if self._pool is None or not self.running:
@@ -344,7 +334,7 @@ class Scheduler:
         return promised + entering <= self._pool.num_available
 
     def _is_short(self) -> bool:
-        """Whether those that run cannot all go on, or none of them can."""
+        """Return whether pages are missing for the next token of some running sequence, or for any."""
         if self._pool is None:
             return False
         entered = [state for state in self.running if state.cache is not None]
@@ -354,29 +344,29 @@ class Scheduler:
         return sum(state.pages_wanted(1) for state in ready) > self._pool.num_available
 
 
-def _wanted(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
-    """The plan, with no larger drafts than the requests want."""
+def _limit_to_requests(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
+    """Limit the plan to the draft tokens that each request allows."""
     if all(state.most_drafted is None for state in ready):
         return plan
-    wanted = [
-        budget if state.most_drafted is None else min(budget, state.most_drafted)
-        for state, budget in zip(ready, plan.budgets, strict=True)
+    limited = [
+        k if state.most_drafted is None else min(k, state.most_drafted)
+        for state, k in zip(ready, plan.num_draft_tokens, strict=True)
     ]
-    return replace(plan, budgets=wanted)
+    return replace(plan, num_draft_tokens=limited)
 
 
-def _within(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
-    """The plan, without the drafts for which there are no pages."""
-    budgets = []
-    for state, budget in zip(ready, plan.budgets, strict=True):
-        wanted = state.pages_wanted(1 + budget) - state.pages_wanted(1) if budget else 0
+def _limit_to_pages(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
+    """Drop the drafts from the plan for which there are no pages."""
+    num_draft_tokens = []
+    for state, k in zip(ready, plan.num_draft_tokens, strict=True):
+        wanted = state.pages_wanted(1 + k) - state.pages_wanted(1) if k else 0
         if wanted > pages:
-            budget = wanted = 0
+            k = wanted = 0
         pages -= wanted
-        budgets.append(budget)
-    if budgets == plan.budgets:
+        num_draft_tokens.append(k)
+    if num_draft_tokens == plan.num_draft_tokens:
         return plan
-    return replace(plan, budgets=budgets, reason=plan.reason if any(budgets) else "no room")
+    return replace(plan, num_draft_tokens=num_draft_tokens, reason=plan.reason if any(num_draft_tokens) else "no room")
 
 
 def _rank(state: SequenceState) -> tuple[int, int]:

@@ -1,28 +1,38 @@
-"""One choice of one request while it is in the engine."""
+"""The state of one choice of a request while it is in the engine, and its part of one step."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from operator import attrgetter, is_
+from time import perf_counter
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from forerun.config import NO_DRAFTER, SamplingParams
-from forerun.engine.results import StreamChunk
+from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
-from forerun.engine.text import TextStream, TokenTexts
-from forerun.sampling import TokenLogprob, takes_argmax
-from forerun.types import Cache, Constraint, FinishReason, Sequence, TokenIds
+from forerun.engine.text import Detokenizer, TextStream, TokenTexts
+from forerun.models import Rows
+from forerun.sampling import LogitsRow, TokenLogprob, takes_argmax
+from forerun.speculation import DraftOutcome, Reason
+from forerun.types import Cache, Constraint, Draft, FinishReason, Needs, Sequence, TokenIds, Verdict
+
+_READ_ONLY = ("token_ids", "id", "num_prompt", "params", "choice", "max_length", "prediction", "constraint")
+_attributes = attrgetter(*_READ_ONLY)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Request:
-    """A prompt and what is asked for it.
+    """A request's prompt and options.
 
     Attributes:
         id: unique within the engine.
         prompt_token_ids: at least one.
         params: options.
-        stream: text is wanted as it arrives.
+        stream: outputs carry text as it arrives.
         stop_ids: token ids that end the output: the model's EOS, unless ignored, and the request's own.
     """
 
@@ -35,22 +45,22 @@ class Request:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SequenceState:
-    """A sequence with everything the engine holds for it.
+    """A sequence with all state that the engine holds for it.
 
     Attributes:
-        request: what it belongs to.
-        sequence: its tokens; the drafter knows it by this object.
+        request: the request it belongs to.
+        sequence: its tokens; the drafter identifies it by this object.
         argmax_suffices: greedy, and no option but the grammar alters the argmax of the raw logits.
         given: the sequence's attributes that are the engine's alone, as they must stay.
-        text: incremental text; None where nobody needs it before the end.
+        text: incremental text; None where it is not needed before the end.
         cache: the target's cache; None before the first step and after the last.
-        logprobs, prompt_logprobs: filled as tokens come; None where not asked for.
-        entered: whether the drafter has been told of the sequence.
+        logprobs, prompt_logprobs: filled as tokens come; None where not requested.
+        entered: `Drafter.start` was called for the sequence.
         time_started: perf_counter at the first step.
         changing: the step under way changes what cannot be taken back.
         pending: what the step under way has committed, until it is among the engine's outputs.
         leader: another choice of the request, which computes the prompt for this one too; None without one.
-        prompt_is_shared: its prompt, computed, has been handed to others.
+        prompt_is_shared: its prompt, computed, has been published.
         error: what ends the sequence.
         has_left: its result or error is among the engine's outputs, or was.
         most_drafted: nodes that its request lets a draft have; None: any number.
@@ -77,21 +87,21 @@ class SequenceState:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Committed tokens that the target has not computed yet."""
+        """Return the number of committed tokens that the target has not computed yet."""
         return len(self.sequence.token_ids) - (0 if self.cache is None else self.cache.length)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are missing."""
+        """Return whether log-probabilities of the prompt are missing."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.sequence.num_prompt
 
     def pages_wanted(self, num_rows: int) -> int:
-        """Pages that its cache must take to hold so many rows more."""
+        """Return the number of pages that its cache must take to hold `num_rows` more rows."""
         assert self.cache is not None
         return self.cache.pages_wanted(self.cache.length + num_rows)
 
     def is_untouched(self) -> bool:
-        """Whether the sequence's attributes are the engine's; from now on they are."""
+        """Return whether the sequence's attributes are the engine's, and restore them if not."""
         sequence, given = self.sequence, self.given
         if all(map(is_, _attributes(sequence), given)):
             return True
@@ -100,7 +110,7 @@ class SequenceState:
         return False
 
     def cut(self, new_ids: list[int]) -> tuple[int, FinishReason | None]:
-        """How many of the tokens that a step would append are kept, and why the sequence ends there, if it does.
+        """Return how many of the step's tokens are kept, and why the sequence ends there, if it does.
 
         Text of the kept tokens has been pushed afterwards.
         """
@@ -113,13 +123,12 @@ class SequenceState:
         reason: FinishReason | None = None
         exempt = params.min_tokens - sequence.num_output
         stop_ids = self.request.stop_ids
-        for i, token_id in enumerate(new_ids):
-            if token_id in stop_ids and i >= exempt:
-                keep, reason = i + 1, "stop"
-                break
-        room = sequence.max_length - len(sequence.token_ids)
-        if keep > room or (keep == room and reason is None):
-            keep, reason = room, "length"
+        end = next((i for i, token_id in enumerate(new_ids, 1) if i > exempt and token_id in stop_ids), None)
+        if end is not None:
+            keep, reason = end, "stop"
+        left = sequence.max_length - len(sequence.token_ids)
+        if keep > left or (keep == left and reason is None):
+            keep, reason = left, "length"
         if self.text is not None:
             # a token that ends the output by its id is no part of the text
             shown = new_ids[: keep - 1] if reason == "stop" else new_ids[:keep]
@@ -130,6 +139,34 @@ class SequenceState:
                 self.text.finish()
         return keep, reason
 
+    def result(self, texts: TokenTexts | None) -> StepOutput:
+        """Make the last output of a sequence that has ended. Raises what decoding raises.
+
+        texts: decodes the output where it was not decoded as it came; None without a tokenizer.
+        """
+        sequence, stats = self.sequence, self.stats
+        chunk = self.pending or StreamChunk("", [], index=sequence.choice)
+        chunk.finish_reason, chunk.stats = sequence.finish_reason, stats
+        if self.time_started:
+            stats.time_total = perf_counter() - self.time_started
+        output, text = sequence.output_ids, ""
+        if self.text is not None:
+            if sequence.finish_reason == "abort":
+                self.text.finish()
+            text = self.text.text
+            if self.request.stream:
+                chunk.text = self.text.take()
+        elif texts is not None:
+            detokenizer = Detokenizer(texts, self.request.prompt_token_ids)
+            text = detokenizer.push(output[:-1] if sequence.finish_reason == "stop" else output) + detokenizer.flush()
+        choice = Choice(sequence.choice, text, output, self.logprobs, sequence.finish_reason, stats)
+        return StepOutput(self.request.id, chunk, choice, self.prompt_logprobs if sequence.choice == 0 else None)
+
+    def failure(self, error: Exception) -> StepOutput:
+        """Make the last output of a sequence that an error has ended."""
+        chunk = StreamChunk("", [], finish_reason="abort", index=self.sequence.choice, stats=self.stats)
+        return StepOutput(self.request.id, chunk, error=error)
+
 
 def new_state(
     request: Request,
@@ -139,7 +176,7 @@ def new_state(
     texts: TokenTexts | None,
     constraint: Constraint | None = None,
 ) -> SequenceState:
-    """One choice of a request, before its first step.
+    """Make the state of one choice of a request, before its first step.
 
     Args:
         number: the sequence's id.
@@ -164,5 +201,78 @@ def new_state(
     return state
 
 
-_READ_ONLY = ("token_ids", "id", "num_prompt", "params", "choice", "max_length", "prediction", "constraint")
-_attributes = attrgetter(*_READ_ONLY)
+@dataclass(slots=True, eq=False, repr=False)
+class SequenceStep:
+    """One sequence's part of a step, from its rows in the target's forward to the verdict.
+
+    Attributes:
+        state: whose it is.
+        num_scheduled_tokens: committed tokens that the target computes now, beginning at its cache's length.
+        draft: the nodes after them; None while the prompt is not computed to its end.
+        num_extra: rows of logits needed before the one that follows the last committed token, for prompt
+            log-probabilities.
+        logits: [num_extra + 1 + nodes, V] this sequence's rows; only where log-probabilities are requested.
+        verdict: None if the draft is.
+        top_tokens: [rows, k] of the same rows, where the drafter needs them.
+        hidden_outputs: [rows, layers, H] of this sequence's last rows, likewise: of all of them if it needs all
+        states.
+        num_draft_tokens: nodes that the draft might have had; None where the policy was not consulted.
+        reason: why the policy chose this number.
+        bad_rows: of the rows that the verifier saw, those whose logits are NaN or infinite.
+        dead_rows: of the same rows, those whose grammar leaves no token, and why.
+        outcome, context: for the policy: the verdict before any cut, the cache's length before the step.
+    """
+
+    state: SequenceState
+    num_scheduled_tokens: int
+    draft: Draft | None
+    num_extra: int = 0
+    logits: Tensor | None = None
+    verdict: Verdict | None = None
+    top_tokens: Tensor | None = None
+    hidden_outputs: Tensor | None = None
+    num_draft_tokens: int | None = None
+    reason: Reason = "fixed"
+    outcome: DraftOutcome | None = None
+    context: int = 0
+    bad_rows: frozenset[int] = frozenset()
+    dead_rows: Mapping[int, Exception] = field(default_factory=dict)
+
+    @property
+    def num_logits(self) -> int:
+        """Return the number of rows of logits that this sequence takes from the step's."""
+        return self.num_extra + (0 if self.draft is None else len(self.draft) + 1)
+
+    def rows(self, needs: Needs) -> Rows:
+        """Return this sequence's rows in the target's forward. needs: the drafter's."""
+        cache, token_ids, draft = self.state.cache, self.state.sequence.token_ids, self.draft
+        assert cache is not None
+        resumes = (
+            draft is not None and draft.hidden is not None and draft.first_layer <= min(needs.layers, default=2**31)
+        )
+        if not resumes:
+            cache.drop()  # rows that a drafter fed for a draft that was not taken, or whose first layers are needed
+        start, count = cache.length, self.num_scheduled_tokens
+        num_logits, num_hidden = self.num_logits, None
+        if needs.states:
+            num_hidden = count + (0 if draft is None else len(draft))
+        if draft is None or not len(draft):
+            return Rows(cache, token_ids[start : start + count], None, num_logits, num_hidden_outputs=num_hidden)
+        parents = None
+        if not draft.is_chain:
+            parents = [*range(-1, count - 1), *(count + parent for parent in draft.parents)]
+        if isinstance(draft.token_ids, Tensor):
+            tokens: Seq[int] | Tensor = torch.cat([draft.token_ids.new_tensor(token_ids[start:]), draft.token_ids])
+        else:
+            tokens = [*token_ids[start:], *draft.token_ids]
+        if not resumes:
+            return Rows(cache, tokens, parents, num_logits, num_hidden_outputs=num_hidden)
+        return Rows(cache, tokens, None, num_logits, draft.hidden, draft.first_layer, num_hidden)
+
+    def logits_rows(self) -> list[LogitsRow]:
+        """Return the position of each row that the verifier reads."""
+        assert self.draft is not None
+        paths: list[list[int]] = [[]]
+        for token_id, parent in zip(self.draft.ids, self.draft.parents, strict=True):
+            paths.append([*paths[parent + 1], token_id])
+        return [LogitsRow(self.state.sequence, path) for path in paths]

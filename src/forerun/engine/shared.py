@@ -1,4 +1,4 @@
-"""One engine for any number of threads."""
+"""An engine that any number of threads share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from forerun.engine.engine import Engine
 from forerun.engine.interrupts import HeldInterrupts
 from forerun.engine.results import StepOutput
 
-_PATIENCE = 1.0
+_WAIT_SECONDS = 1.0
 """Seconds after which a thread that waits looks again by itself."""
 
 
 class SharedEngine:
-    """Requests of several threads in one engine, each of which gets the outputs of its requests.
+    """Runs the requests of several threads in one engine, and gives each thread the outputs of its requests.
 
     Of the threads that wait for outputs, one steps the engine, for all; so requests of different threads are computed
     together. A request that enters waits for the end of the present step at most.
@@ -27,11 +27,11 @@ class SharedEngine:
         self.engine = engine
         self._inboxes: dict[int, deque[StepOutput]] = {}
         self._open: dict[int, set[int]] = {}  # by request, the choices whose last output has not been delivered
-        self._nobody: deque[StepOutput] = deque(maxlen=0)
+        self._discarded: deque[StepOutput] = deque(maxlen=0)
         self._forgotten: deque[int] = deque()
-        self._turn = threading.Condition()
+        self._condition = threading.Condition()
         self._driver: int | None = None  # the thread that steps
-        self._entering: set[object] = set()  # who waits for the engine between two steps
+        self._entering: set[object] = set()  # threads that wait for the engine between two steps
 
     def add(
         self,
@@ -41,10 +41,10 @@ class SharedEngine:
         ids: list[int],
         inbox: deque[StepOutput] | None = None,
     ) -> int:
-        """As `Engine.add`.
+        """Queue a request, like `Engine.add`, between two steps.
 
         Args:
-            ids: gets the request's id too, which an interrupt can keep from being returned: the caller forgets them.
+            ids: gets the request's id too, since an interrupt can keep it from being returned: the caller forgets them.
             inbox: where the outputs go, for `advance`, perhaps those of several requests; None: for `take`.
         """
         with HeldInterrupts(), self._between_steps():
@@ -55,7 +55,7 @@ class SharedEngine:
             return request_id
 
     def take(self, request_id: int) -> list[StepOutput]:
-        """The request's outputs since the last call, at least one; steps the engine for them, or waits."""
+        """Return the request's outputs since the last call, at least one. Steps the engine for them, or waits."""
         inbox = self._inboxes[request_id]
         while not inbox:
             with HeldInterrupts() as held:
@@ -66,7 +66,7 @@ class SharedEngine:
         return [inbox.popleft() for _ in range(len(inbox))]
 
     def advance(self, inbox: deque[StepOutput], woken: Callable[[], bool]) -> None:
-        """One step, or, while another thread steps, a wait for its outputs to this inbox, or for `woken` after `wake`.
+        """Run one step; while another thread steps, wait for outputs to this inbox, or for `woken` after `wake`.
 
         It may return before there is anything in the inbox.
         """
@@ -74,31 +74,31 @@ class SharedEngine:
             self._wait(inbox, woken)
 
     def wake(self) -> None:
-        """Let a thread that waits in `advance` ask `woken` again."""
-        with self._turn:
-            self._turn.notify_all()
+        """Have a thread that waits in `advance` check `woken` again."""
+        with self._condition:
+            self._condition.notify_all()
 
     def abort(self, request_id: int) -> None:
-        """As `Engine.abort`: the outputs of unfinished choices come with the next step."""
+        """Abort a request, like `Engine.abort`: the outputs of unfinished choices come with the next step."""
         with HeldInterrupts(), self._between_steps():
             self.engine.abort(request_id)
 
     def forget(self, request_ids: Seq[int]) -> None:
-        """The caller is done with these requests, finished or not. Never waits: a garbage collector may call it."""
+        """Drop these requests, finished or not. Never waits, since a garbage collector may call it."""
         with HeldInterrupts():
             for request_id in request_ids:
                 self._inboxes.pop(request_id, None)  # there is none yet where the request's entry was interrupted
                 if self._open.pop(request_id, True):
                     self._forgotten.append(request_id)
-            with self._turn:
+            with self._condition:
                 if self._forgotten and self._driver is None and not self._entering:
                     self._abort_forgotten()
 
     def _drive(self, inbox: deque[StepOutput]) -> bool:
-        """One step, if no other thread steps or waits to enter; whether there was one."""
+        """Run one step, unless another thread steps or waits to enter. Return whether there was one."""
         me = threading.get_ident()
         try:
-            with self._turn:
+            with self._condition:
                 if inbox or self._driver not in (None, me) or self._entering:
                     return False
                 self._driver = me
@@ -110,36 +110,38 @@ class SharedEngine:
                     first = outputs[0]
                     if first.choice is not None or first.error is not None:
                         self._open.get(first.request_id, set()).discard(first.chunk.index)
-                    self._inboxes.get(first.request_id, self._nobody).append(outputs.popleft())
+                    self._inboxes.get(first.request_id, self._discarded).append(outputs.popleft())
             if not inbox and not self.engine.has_work:
                 raise RuntimeError("a request was lost by the engine")
             return True
         finally:
-            with self._turn:
+            with self._condition:
                 if self._driver == me:
                     if self._forgotten:
                         self._abort_forgotten()
                     self._driver = None
-                    self._turn.notify_all()
+                    self._condition.notify_all()
 
     def _wait(self, inbox: deque[StepOutput], woken: Callable[[], bool] = lambda: False) -> None:
-        """Until there are outputs, or the engine is free."""
-        with self._turn:
-            self._turn.wait_for(lambda: inbox or woken() or (self._driver is None and not self._entering), _PATIENCE)
+        """Wait until there are outputs, or the engine is free."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: inbox or woken() or (self._driver is None and not self._entering), _WAIT_SECONDS
+            )
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """The engine to oneself, before its next step begins."""
+        """Hold the engine between two steps."""
         ticket = object()
-        with self._turn:
+        with self._condition:
             try:
                 self._entering.add(ticket)
                 while self._driver not in (None, threading.get_ident()):
-                    self._turn.wait(_PATIENCE)
+                    self._condition.wait(_WAIT_SECONDS)
                 yield
             finally:
                 self._entering.discard(ticket)
-                self._turn.notify_all()
+                self._condition.notify_all()
 
     def _abort_forgotten(self) -> None:
         while self._forgotten:

@@ -1,4 +1,4 @@
-"""What a sequence and a step have cost, and what speculation gave."""
+"""The statistics of sequences and steps: tokens, acceptance, times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 @dataclass(slots=True)
 class SourceStats:
-    """What one of several sources of drafts gave.
+    """The statistics of one of several sources of drafts.
 
     Attributes:
         num_draft_tokens: its tokens that the target verified.
@@ -21,7 +21,7 @@ class SourceStats:
 
 @dataclass(slots=True)
 class SequenceStats:
-    """Figures of one choice. Times are wall-clock seconds of the steps it took part in, shared with its batch.
+    """The statistics of one choice. Times are wall-clock seconds of the steps it took part in, shared with its batch.
 
     Attributes:
         num_tokens: tokens generated.
@@ -34,11 +34,11 @@ class SequenceStats:
         accepted_per_position: [depth] how many of those were committed; divided by `reached_per_position`, this is the
             acceptance conditional on reaching the position.
         sources: name -> figures of each source, where a drafter has several or names its only one.
-        num_plain_forwards: of the forwards, those for which the drafter was not asked, K = 0.
-        num_asked_tokens: K summed over the others.
-        decisions: forwards by what was decided for them, and why: "on: gain", "off: no gain" and so on (`Plan.reason`).
+        num_plain_forwards: of the forwards, those with K = 0, for which the drafter was not called.
+        num_asked_tokens: K summed over the other forwards.
+        decisions: forwards by decision and reason: "on: gain", "off: no gain" and so on (`DraftPlan.reason`).
         num_cached_tokens: tokens of the prompt that were in memory already, and not computed.
-        num_preemptions: how often it lost its place, and was computed again.
+        num_preemptions: how often it was preempted, and computed again.
         time_draft: in the drafter, drafting and learning what became of the draft.
         time_target: in the target's forwards, those over prompt chunks included.
         time_verify: processing logits, verifying, finding log-probabilities.
@@ -67,32 +67,32 @@ class SequenceStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per target forward, bonus included; 1 for plain decoding."""
+        """Return the tokens per target forward, bonus included; 1 for plain decoding."""
         return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted; 0 where nothing was drafted."""
+        """Return accepted over drafted tokens; 0 where none were drafted."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens over the whole time, prompt included."""
+        """Return the generated tokens over the whole time, prompt included."""
         return self.num_tokens / self.time_total if self.time_total else 0.0
 
     @property
     def mean_num_draft_tokens(self) -> float:
-        """Mean K where the drafter was asked; 0 where it never was."""
-        asked = self.num_forwards - self.num_plain_forwards
-        return self.num_asked_tokens / asked if asked else 0.0
+        """Return the mean K of the steps that drafted; 0 if none did."""
+        num_drafting = self.num_forwards - self.num_plain_forwards
+        return self.num_asked_tokens / num_drafting if num_drafting else 0.0
 
     @property
     def speculation(self) -> str:
-        """Whether speculation was on, and why, of most forwards."""
+        """Return whether speculation was on, and why, in most forwards."""
         return max(self.decisions, key=self.decisions.__getitem__, default="off: no drafter")
 
     def count_draft(self, depths: list[int], accepted: int, reached: int) -> None:
-        """One verified draft.
+        """Count one verified draft.
 
         Args:
             depths: of each node; that of the first is 0.
@@ -102,10 +102,8 @@ class SequenceStats:
         self.num_draft_tokens += len(depths)
         self.num_accepted_tokens += accepted
         missing = (max(depths) + 1 if depths else 0) - len(self.drafted_per_position)
-        if missing > 0:
-            self.drafted_per_position += [0] * missing
-            self.reached_per_position += [0] * missing
-            self.accepted_per_position += [0] * missing
+        for counts in (self.drafted_per_position, self.reached_per_position, self.accepted_per_position):
+            counts.extend([0] * missing)
         for depth in depths:
             self.drafted_per_position[depth] += 1
         for depth in range(reached):
@@ -114,7 +112,7 @@ class SequenceStats:
             self.accepted_per_position[depth] += 1
 
     def count_sources(self, sources: Sequence[str], accepted: Sequence[int]) -> None:
-        """One verified draft: who proposed each node, and the nodes that were committed."""
+        """Count the sources of one verified draft's nodes."""
         for name in sources:
             self.sources.setdefault(name, SourceStats()).num_draft_tokens += 1
         for node in accepted:
@@ -123,7 +121,7 @@ class SequenceStats:
 
 @dataclass(slots=True)
 class StepStats:
-    """Figures of one step. Times in seconds.
+    """The statistics of one step. Times in seconds.
 
     Attributes:
         num_sequences: sequences in the forward.
@@ -135,7 +133,7 @@ class StepStats:
         num_positions: in the caches of its sequences before it, summed.
         time_draft, time_target, time_verify: as in SequenceStats.
         time_total: the whole step; what exceeds the sum of the three is the engine's own.
-        reason: why so much was drafted, or nothing (`Plan.reason`); empty where the budget was not asked.
+        reason: why so much was drafted, or nothing (`DraftPlan.reason`); empty where the policy was not consulted.
     """
 
     num_sequences: int = 0
@@ -152,7 +150,7 @@ class StepStats:
     reason: str = ""
 
     def add(self, other: StepStats) -> None:
-        """Count a further part of the same step, of other sequences."""
+        """Add another part of the same step, of other sequences."""
         for each in fields(self):
             if each.name != "reason":
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))

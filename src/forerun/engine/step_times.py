@@ -1,4 +1,4 @@
-"""Times of a step's parts at batch 1, measured once: replays price whole generations by them, the predictor a step."""
+"""Measured times of a step's parts at batch 1: replays compute whole generations from them, the predictor a step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CostCurve:
 
     @classmethod
     def of_medians(cls, samples: Mapping[int, Sequence[float]]) -> CostCurve:
-        """Through the median of each count with MIN_SAMPLES samples (of every count, if none has so many)."""
+        """Make a curve through the medians of counts with MIN_SAMPLES samples; of all counts, if none has so many."""
         kept = {count: seconds for count, seconds in samples.items() if len(seconds) >= MIN_SAMPLES} or samples
         if not kept:
             return cls([0], [0.0])
@@ -50,11 +50,11 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class DrafterCosts:
-    """A drafter's time in one step, in seconds by the number of nodes it proposed.
+    """A drafter's time in one step, in seconds by the number of nodes that it proposed.
 
     Attributes:
-        draft: where it was asked: drafting, and learning what became of the draft.
-        idle: where it was not asked: learning alone.
+        draft: of a step that drafts: drafting, and learning the verdict.
+        idle: of a step at K = 0: learning the verdict alone.
         rest: the engine's part of the step: distributions, verification, commits, text.
         hidden_outputs: by which the target's forward is longer, where the drafter reads its hidden states.
     """
@@ -66,7 +66,7 @@ class DrafterCosts:
 
 
 def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
-    """Seconds of one forward by its rows, after `context` cached positions; rounds interleaved, medians."""
+    """Measure the seconds of a forward by its rows, after `context` cached positions: medians of interleaved rounds."""
     cache = model.new_cache()
     filler = [i % model.vocab_size for i in range(context)]
     model.forward([Rows(cache, filler, num_logits=1)])
@@ -85,11 +85,11 @@ def drafter_costs(
     target: LanguageModel,
     tokenizer: Any,
     make: Callable[[], Drafter],
-    budgets: Sequence[int],
+    num_draft_tokens: Sequence[int],
     prompt: Sequence[int],
     params: SamplingParams,
 ) -> DrafterCosts:
-    """Medians by nodes proposed, of one generation at each fixed budget, and of one at a budget of 0.
+    """Measure a drafter in one generation at each K of `num_draft_tokens` and one at K = 0: medians by nodes proposed.
 
     Args:
         make: a fresh drafter, bound to the target.
@@ -98,13 +98,13 @@ def drafter_costs(
     rest: dict[int, list[float]] = defaultdict(list)
     idle: list[float] = []
     beside: list[float] = []
-    for budget in (0, *budgets):
+    for k in (0, *num_draft_tokens):
         drafter = make()
-        # at a budget of 0 the drafter still learns what was committed, and that time is measured
-        for step in verified_steps(target, tokenizer, drafter, budget, prompt, params):
+        # at K = 0 the drafter still learns what was committed, and that time is measured
+        for step in verified_steps(target, tokenizer, drafter, k, prompt, params):
             rest[step.num_draft_tokens].append(step.time_total - step.time_draft - step.time_target)
-            (draft[step.num_draft_tokens] if budget else idle).append(step.time_draft)
-            if not budget:
+            (draft[step.num_draft_tokens] if k else idle).append(step.time_draft)
+            if not k:
                 beside.append(step.time_target)
     hidden_outputs = 0.0
     if drafter.needs.layers:
@@ -124,11 +124,11 @@ def step_costs(
     params: SamplingParams,
     rounds: int = STEP_ROUNDS,
 ) -> StepCosts:
-    """What steps take with chains of 0 to `most` tokens, and without a drafter: the median step of real generations, in
+    """Measure steps with chains of 0 to `most` tokens, and without a drafter: the median step of real generations, in
     the fastest of a few rounds.
 
-    All that the engine does around a drafter is in them: hidden states that the forward hands out, what the drafter is
-    told, and the caches that are brought level after a rejection.
+    They include all that the engine does around a drafter: hidden states that the forward returns, the report to the
+    drafter, and the rollback of caches after a rejection.
 
     Args:
         make: a fresh drafter, bound to the target.
@@ -140,21 +140,23 @@ def step_costs(
     for _ in range(rounds):  # in turn, since machines drift
         alone = verified_steps(target, tokenizer, None, 0, prompt, params)
         plain.append(statistics.median(step.time_total for step in alone))
-        for budget in counts:
-            steps = list(verified_steps(target, tokenizer, drafter, budget, prompt, params))
-            whole = [step for step in steps if step.num_draft_tokens == budget]  # others had no room, or were shorter
+        for num_draft_tokens in counts:
+            steps = list(verified_steps(target, tokenizer, drafter, num_draft_tokens, prompt, params))
+            whole = [
+                step for step in steps if step.num_draft_tokens == num_draft_tokens
+            ]  # drafts near the end, or of unsure drafters, are shorter
             if whole:
                 typical = sorted(whole, key=lambda step: step.time_total)[len(whole) // 2]
-                parts["target"][budget].append(typical.time_target)
-                parts["draft"][budget].append(typical.time_draft)
-                parts["rest"][budget].append(typical.time_total - typical.time_draft - typical.time_target)
+                parts["target"][num_draft_tokens].append(typical.time_target)
+                parts["draft"][num_draft_tokens].append(typical.time_draft)
+                parts["rest"][num_draft_tokens].append(typical.time_total - typical.time_draft - typical.time_target)
     curves = {name: _of_fastest(parts, name) for name in parts}
     return StepCosts(min(plain), *([curve(count) for count in counts] for curve in curves.values()))
 
 
 def _of_fastest(parts: Mapping[str, Mapping[int, Sequence[float]]], name: str) -> CostCurve:
-    """One part of the step of each count in the round in which the whole of it was the fastest: whatever else the
-    machine does in the others is not the step's."""
+    """Return one part of the step of each count, in the round in which the whole step was the fastest. Other rounds
+    hold time that other programs took."""
     counts = sorted(parts[name])
     chosen = []
     for count in counts:
@@ -167,17 +169,17 @@ def verified_steps(
     target: LanguageModel,
     tokenizer: Any,
     drafter: Drafter | None,
-    budget: int,
+    num_draft_tokens: int,
     prompt: Sequence[int],
     params: SamplingParams,
 ) -> Iterator[StepStats]:
-    """The steps of one generation that gave tokens, at a fixed K.
+    """Yield the steps of one generation that gave tokens, at a fixed K.
 
     Raises:
         Exception: what the request ended with.
     """
-    fixed, config = FixedPolicy(budget), EngineConfig(seed=0, prefix_reuse=OFF)
-    engine = Engine(target, drafter, tokenizer=tokenizer, config=config, budget=None if drafter is None else fixed)
+    fixed, config = FixedPolicy(num_draft_tokens), EngineConfig(seed=0, prefix_reuse=OFF)
+    engine = Engine(target, drafter, tokenizer=tokenizer, config=config, policy=None if drafter is None else fixed)
     engine.add(list(prompt), params)
     while engine.has_work:
         for output in engine.step():

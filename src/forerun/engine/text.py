@@ -1,4 +1,4 @@
-"""From tokens to text as they arrive: incremental detokenisation, and stop strings across token borders.
+"""Incremental detokenisation, and stop strings across the borders of tokens.
 
 The text of an answer is what decoding prompt and answer adds to decoding the prompt. It is decoded token by token, and
 what a token adds depends on the tokens before it alone: so streamed text, the whole answer's, and the text of any other
@@ -10,6 +10,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Sequence as Seq
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from forerun.utils.vocabulary import special_tokens
@@ -23,7 +24,7 @@ _MAX_CACHED = 2**14
 
 
 class TokenTexts:
-    """What the tokens of one tokenizer add to a text.
+    """The texts that the tokens of one tokenizer add to a text.
 
     Attributes:
         special: text -> id of the special tokens, which are no part of a decoded text.
@@ -44,7 +45,7 @@ class TokenTexts:
         self.added = lru_cache(_MAX_CACHED)(self._added)
 
     def skips(self, token_id: int) -> bool:
-        """Whether the token is no part of any text: a special token, or an id that stands for nothing."""
+        """Return whether the token is no part of any text: a special token, or an id without a token."""
         return token_id in self._skipped or self._token(token_id) is None
 
     def _added(self, context: int | None, token_ids: tuple[int, ...]) -> str:
@@ -67,7 +68,7 @@ class TokenTexts:
 
 
 class Detokenizer:
-    """Text of a growing list of tokens, never half a UTF-8 character, at constant cost per token.
+    """Decodes a growing list of tokens, never half a UTF-8 character, at constant cost per token.
 
     Bytes that are no UTF-8 become U+FFFD, one for each ill-formed sequence, as in Python's decoding with "replace"
     (tokenizers that replace every byte of such a run agree with it wherever the bytes are UTF-8). A character that the
@@ -83,21 +84,16 @@ class Detokenizer:
         self._shown = 0  # characters of their text that have been returned
         self._utf8 = getincrementaldecoder("utf-8")("replace")  # of tokens that stand for one byte
         self._begun = False  # the prompt ends inside a character of which nothing has been returned
-        end: list[int] = []  # of the prompt, as many tokens that are part of the text as what follows can depend on
-        for token_id in reversed(prompt_ids):
-            if len(end) == _PROMPT_CONTEXT:
-                break
-            if not texts.skips(token_id):
-                end.append(token_id)
-        self.push(end[::-1])
+        shown = (token_id for token_id in reversed(prompt_ids) if not texts.skips(token_id))
+        self.push(list(islice(shown, _PROMPT_CONTEXT))[::-1])  # the tokens of the prompt that the output may depend on
         self._begun = bool(self._pending) or self._utf8.getstate()[0] != b""
 
     def push(self, ids: Seq[int]) -> str:
-        """Text that these tokens complete."""
+        """Append tokens, and return the text that they complete."""
         return self._after_prompt("".join(map(self._push, ids)))
 
     def flush(self) -> str:
-        """What is left at the end: bytes that never became a character, as replacement characters."""
+        """Return the bytes at the end that never became a character, as replacement characters."""
         left = self._texts.added(self._context, tuple(self._pending))[self._shown :] if self._pending else ""
         self._pending, self._shown = [], 0
         return self._after_prompt(left + self._utf8.decode(b"", True))
@@ -133,13 +129,13 @@ class Detokenizer:
         return self._utf8.decode(bytes((value,)))
 
     def _hold(self, text: str) -> str:
-        """All of the pending tokens' text but its last U+FFFD, which further tokens may complete."""
+        """Return the text of all pending tokens but its last U+FFFD, which further tokens may complete."""
         new, self._shown = text[self._shown : -1], len(text) - 1
         for size in range(1, min(4, len(self._pending))):
             head, tail = tuple(self._pending[:-size]), tuple(self._pending[-size:])
-            rest = self._texts.added(self._context, tail)
-            if self._texts.added(self._context, head) + rest == text:  # no sequence of bytes goes over this border
-                self._pending, self._shown = list(tail), len(rest) - 1
+            tail_text = self._texts.added(self._context, tail)
+            if self._texts.added(self._context, head) + tail_text == text:  # no sequence of bytes goes over this border
+                self._pending, self._shown = list(tail), len(tail_text) - 1
                 break
         if len(self._pending) == _MAX_PENDING:
             self._pending, self._shown = [], 0
@@ -148,7 +144,7 @@ class Detokenizer:
 
 
 class TextStream:
-    """The text of one choice as it may be shown: cut before a stop string, holding back what may become one."""
+    """Streams the text of one choice: cut before a stop string, holding back what may become one."""
 
     __slots__ = ("_detokenizer", "_held", "_pieces", "_ready", "_stops")
 
@@ -161,11 +157,11 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """All text that may be shown so far."""
+        """Return all text that may be shown so far."""
         return "".join(self._pieces)
 
     def push(self, ids: Seq[int], num_exempt: int = 0) -> int | None:
-        """Append tokens; how many of them complete the first stop string, or None if none does.
+        """Append tokens. Return how many of them complete the first stop string, or None if none does.
 
         num_exempt: stop strings completed by the first that many tokens are passed over (min_tokens).
         After a stop string the stream is closed: nothing more may be pushed.
@@ -184,7 +180,7 @@ class TextStream:
         return None
 
     def finish(self) -> None:
-        """The choice has ended without a stop string: nothing needs to be held any longer."""
+        """End the choice without a stop string: all held text becomes showable."""
         new = self._detokenizer.flush()
         at = self._find(new)
         text = self._held + new
@@ -192,13 +188,13 @@ class TextStream:
         self._held = ""
 
     def take(self) -> str:
-        """Text that has become showable since the last call."""
+        """Return the text that has become showable since the last call."""
         new = "".join(self._pieces[self._ready :])
         self._ready = len(self._pieces)
         return new
 
     def _find(self, new: str) -> int | None:
-        """Where in held + new the first stop string begins that ends within new."""
+        """Return where in held + new the first stop string begins that ends within new; None without one."""
         if not self._stops or not new:
             return None
         text, old = self._held + new, len(self._held)
@@ -215,8 +211,6 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of text that is a proper prefix of stop."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    """Return the length of the longest suffix of text that is a proper prefix of stop."""
+    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)

@@ -1,25 +1,31 @@
-"""From a step's logits to its verdicts: distributions are made only where more than the argmax decides."""
+"""The verification of one step: from the target's logits to verdicts, or to errors where no token can be chosen."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence as Seq
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from forerun.config import EngineConfig
-from forerun.engine.work import Work
+from forerun.engine.sequence import SequenceStep
 from forerun.models import LanguageModel
+from forerun.models.non_finite import first_non_finite_tensor
 from forerun.sampling import DeadRows, LogitsPipeline, LogitsRow, StepNoise, non_finite_rows, row_argmax
 from forerun.types import PackedDrafts
-from forerun.verification import rule_for, verify_step, walk_tokens
+from forerun.verification import match_sampled_tokens, rule_for, verify_step
 
 
 class Verifying:
-    """The sampling pipeline, the noise and the rules of one engine."""
+    """Verifies drafts with the sampling pipeline, the noise and the acceptance rules of one engine.
+
+    Distributions are computed only where more than the argmax decides.
+    """
 
     def __init__(self, target: LanguageModel, config: EngineConfig) -> None:
+        self._target = target
         self._acceptance = config.acceptance
         self.pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
         self._generator = torch.Generator()
@@ -28,10 +34,13 @@ class Verifying:
         else:
             self._generator.manual_seed(config.seed)
 
-    def verify(self, work: Seq[Work], logits: Tensor) -> None:
-        """Set every verdict; keep the logits that log-probabilities will be taken from."""
-        greedy: list[Work] = []
-        drawn: list[Work] = []
+    def verify(self, work: Seq[SequenceStep], logits: Tensor) -> None:
+        """Set the verdict of every sequence; keep the logits that log-probabilities are taken from.
+
+        logits: [rows, V] of the step, in the order of `work`.
+        """
+        greedy: list[SequenceStep] = []
+        drawn: list[SequenceStep] = []
         greedy_rows: list[int] = []
         drawn_rows: list[int] = []
         at = 0
@@ -49,21 +58,32 @@ class Verifying:
         if drawn:
             self._verify_drawn(drawn, logits if len(drawn_rows) == at else logits[drawn_rows])
 
-    def _verify_greedy(self, work: Seq[Work], logits: Tensor) -> None:
+    @cached_property
+    def non_finite_message(self) -> str:
+        """Explain why logits are NaN or infinite. The weights are searched once, after the first such row."""
+        tensor = first_non_finite_tensor(self._target)
+        cause = "No such number was found in its weights. A wider number format may help: dtype='float32'."
+        if tensor is not None:
+            cause = f"Its weights hold such numbers, first in {tensor}. Get them anew, or another model."
+        return (
+            f"{self._target.name} computed logits that are NaN or infinite, from which no token can be chosen. {cause}"
+        )
+
+    def _verify_greedy(self, work: Seq[SequenceStep], logits: Tensor) -> None:
         packed = PackedDrafts.of([item.draft for item in work if item.draft is not None])
         tokens: list[int] = row_argmax(logits).tolist()
         for row in non_finite_rows(logits, tokens):
             _mark(work, packed, row)
         if any(item.state.sequence.constraint is not None for item in work):
             tokens = row_argmax(self._adjusted(work, packed, logits, self.pipeline.adjust)).tolist()
-        for item, verdict in zip(work, walk_tokens(packed, tokens), strict=True):
+        for item, verdict in zip(work, match_sampled_tokens(packed, tokens), strict=True):
             item.verdict = verdict
 
-    def _verify_drawn(self, work: Seq[Work], logits: Tensor) -> None:
+    def _verify_drawn(self, work: Seq[SequenceStep], logits: Tensor) -> None:
         drafts = [item.draft for item in work if item.draft is not None]
         packed = PackedDrafts.of(drafts)
         bad = non_finite_rows(logits)
-        if bad:  # any distribution will do in their place: a request whose verdict comes by one of them ends
+        if bad:  # replaced by any distribution: a request whose verdict depends on one of them ends
             for row in bad:
                 _mark(work, packed, row)
             logits = logits.index_fill(0, torch.tensor(bad, device=logits.device), 0.0)
@@ -78,12 +98,12 @@ class Verifying:
 
     def _adjusted(
         self,
-        work: Seq[Work],
+        work: Seq[SequenceStep],
         packed: PackedDrafts,
         logits: Tensor,
         adjust: Callable[[Tensor, Seq[LogitsRow], DeadRows], Tensor],
     ) -> Tensor:
-        """What `adjust` makes of the logits; rows whose grammar leaves no token are marked."""
+        """Return the logits as `adjust` changes them, and mark rows whose grammar leaves no token."""
         dead: DeadRows = {}
         logits = adjust(logits, [row for item in work for row in item.logits_rows()], dead)
         for row, error in dead.items():
@@ -91,7 +111,7 @@ class Verifying:
         return logits
 
 
-def _mark(work: Seq[Work], packed: PackedDrafts, row: int, error: Exception | None = None) -> None:
+def _mark(work: Seq[SequenceStep], packed: PackedDrafts, row: int, error: Exception | None = None) -> None:
     """Note for its sequence that a row is bad, or that its grammar leaves no token. row: of the packed drafts."""
     index = bisect_right(packed.offsets, row) - 1
     item, own = work[index], row - packed.offsets[index]

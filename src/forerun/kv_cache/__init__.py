@@ -1,4 +1,4 @@
-"""Keys and values of the committed tokens: pages of a pool, reserve, write, commit a path, roll back, share, free."""
+"""Keys and values of committed tokens, in pages of a pool: written, committed, rolled back, shared and freed."""
 
 from forerun.kv_cache.contiguous import ContiguousCache, bytes_per_page
 from forerun.kv_cache.paged import PagedCache

@@ -15,7 +15,7 @@ from forerun.kv_cache.sequence_cache import SequenceCache
 
 
 def bytes_per_page(shapes: Sequence[Shape], dtype: torch.dtype) -> int:
-    """Bytes of PAGE positions in a contiguous cache."""
+    """Return the bytes of PAGE positions in a contiguous cache."""
     return PAGE * dtype.itemsize * sum(heads * (key + value) for heads, key, value in shapes)
 
 
@@ -27,7 +27,7 @@ class ContiguousCache(SequenceCache):
     lie in one tensor [tensors, H_kv, capacity, width], so that one operation moves a path in all layers.
 
     The slots come out of the pool by count: the pages held have no memory of their own. Published pages are copies,
-    which nobody holds, and adopting copies them.
+    which no cache holds, and adopting copies them.
 
     Attributes:
         keys: by layer, [H_kv, capacity, D]. values: by layer, [H_kv, capacity, D_v].
@@ -49,23 +49,23 @@ class ContiguousCache(SequenceCache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         return sum(stack.nbytes for stack in self._stacks.values())
 
     @torch.inference_mode()
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
-        """As `SequenceCache.write`."""
+        """Store keys and values of scratch rows, see `SequenceCache.write`."""
         start = self.length + row
         self.keys[layer][:, start : start + keys.shape[1]] = keys
         self.values[layer][:, start : start + keys.shape[1]] = values
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """As `SequenceCache.read`: views."""
+        """Return views of keys and values, see `SequenceCache.read`."""
         end = self.length + self.num_scratch
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
     def pages_wanted(self, num_slots: int) -> int:
-        """As `caches.Cache.pages_wanted`."""
+        """Return the number of pages to take, see `types.Cache.pages_wanted`."""
         return max(0, self._capacity_for(num_slots) // PAGE - len(self.held))
 
     @torch.inference_mode()
@@ -109,8 +109,8 @@ class ContiguousCache(SequenceCache):
         if not length:
             return
         self._reserve(length)
-        for kind, stack in self._stacks.items():
-            stack[:, :, :length] = other._stacks[kind][:, :, :length]
+        for shape, stack in self._stacks.items():
+            stack[:, :, :length] = other._stacks[shape][:, :, :length]
 
     def _reserve(self, num_slots: int) -> None:
         capacity = self._capacity_for(num_slots)
@@ -118,29 +118,29 @@ class ContiguousCache(SequenceCache):
             return
         self.pool.take(self.held, capacity // PAGE - len(self.held))
         counts: dict[tuple[int, int], int] = {}
-        places = []
+        tensor_of = []
         for heads, key_width, value_width in self.shapes:
-            for kind in ((heads, key_width), (heads, value_width)):
-                places.append((kind, counts.get(kind, 0)))
-                counts[kind] = counts.get(kind, 0) + 1
-        self._stacks = {kind: self._grown(kind, count, capacity) for kind, count in counts.items()}
-        tensors = [self._stacks[kind][place] for kind, place in places]
+            for shape in ((heads, key_width), (heads, value_width)):
+                tensor_of.append((shape, counts.get(shape, 0)))
+                counts[shape] = counts.get(shape, 0) + 1
+        self._stacks = {shape: self._grown(shape, count, capacity) for shape, count in counts.items()}
+        tensors = [self._stacks[shape][index] for shape, index in tensor_of]
         self.keys, self.values, self._capacity = tensors[::2], tensors[1::2], capacity
 
     def _capacity_for(self, num_slots: int) -> int:
-        """Slots in all, if so many are to be used."""
+        """Return the capacity in slots that holds `num_slots` of them."""
         needed = num_slots + 1  # of a tree, attention reads one slot that no row sees
         capacity = max(KV_BLOCK, self._capacity)
         while capacity < needed:
             capacity *= 2
         return capacity
 
-    def _grown(self, kind: tuple[int, int], count: int, capacity: int) -> Tensor:
-        heads, width = kind
+    def _grown(self, shape: tuple[int, int], count: int, capacity: int) -> Tensor:
+        heads, width = shape
         # zeros, not empty: scratch meets a probability of exactly zero, and 0 * nan would be nan
         new = torch.zeros(count, heads, capacity, width, dtype=self.dtype, device=self.device)
-        if kind in self._stacks:
-            new[:, :, : self._capacity] = self._stacks[kind]
+        if shape in self._stacks:
+            new[:, :, : self._capacity] = self._stacks[shape]
         return new
 
     def _release(self) -> None:

@@ -22,7 +22,7 @@ class PagedCache(SequenceCache):
 
     The first pages may be shared: they are published, or another cache holds them too. Shared pages are never written.
     Where the cache was truncated into one, its first positions are copied to a new page before the next rows are
-    written. Pages that nobody else has are kept until `free`, whatever is dropped or truncated.
+    written. Pages that are not shared are kept until `free`, whatever is dropped or truncated.
 
     Attributes:
         pages: the sequence's pages in order: slot s lies in pages[s // PAGE].
@@ -39,31 +39,31 @@ class PagedCache(SequenceCache):
         self.addresses: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._layout = layout
         self._num_shared = 0  # pages from the start that may be shared
-        self._room = 0  # slots in `pages`
+        self._num_slots = 0  # slots in `pages`
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         return len(self.held) * self._layout.nbytes
 
     @torch.inference_mode()
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
-        """As `SequenceCache.write`; numbers are rounded to the cache's format."""
+        """Store keys and values, rounded to the cache's format, see `SequenceCache.write`."""
         start = self.length + row
         self._layout.write(self.pages, layer, range(start, start + keys.shape[1]), keys, values)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """As `SequenceCache.read`: copies."""
+        """Return copies of keys and values, see `SequenceCache.read`."""
         return self._layout.read(self.pages, layer, range(self.length + self.num_scratch))
 
     def truncate(self, length: int) -> None:
-        """As `SequenceCache.truncate`."""
+        """Truncate to `length` positions, see `SequenceCache.truncate`, and give back pages behind a shared one."""
         super().truncate(length)
         if length < self._num_shared * PAGE:
             self._give_back_beyond()
 
     def pages_wanted(self, num_slots: int) -> int:
-        """As `caches.Cache.pages_wanted`."""
+        """Return the number of pages to take, see `types.Cache.pages_wanted`."""
         kept, copied = len(self.held), 0
         if self.length < self._num_shared * PAGE:
             kept = min(kept, -(-self.length // PAGE))
@@ -77,7 +77,7 @@ class PagedCache(SequenceCache):
     def _reserve(self, num_slots: int) -> None:
         if self.length < self._num_shared * PAGE:
             self._stop_sharing()
-        if num_slots > self._room:
+        if num_slots > self._num_slots:
             try:
                 self.pool.take(self.held, -(-num_slots // PAGE) - len(self.held))
             finally:
@@ -109,7 +109,7 @@ class PagedCache(SequenceCache):
         self._changed()
 
     def _stop_sharing(self) -> None:
-        """Have the page that the length lies in alone."""
+        """Replace the page that the length lies in by a copy, if it is shared."""
         self._give_back_beyond()
         index, rest = divmod(self.length, PAGE)
         if rest and _is_shared(self.held[index]):
@@ -122,7 +122,7 @@ class PagedCache(SequenceCache):
 
     def _give_back_beyond(self) -> None:
         """Give back the pages that lie beyond the length."""
-        self._room = 0
+        self._num_slots = 0
         self.pool.give_back(self.held, -(-self.length // PAGE))
         self._changed()
 
@@ -131,13 +131,13 @@ class PagedCache(SequenceCache):
         self._layout.copy_first(source.content[0], target.content[0], count)
 
     def _changed(self) -> None:
-        """Pages have been added or taken away, or are others."""
+        """Update what depends on the list of pages."""
         self.pages = [page.content[0] for page in self.held]
         self.addresses = np.array([page.data_ptr() for page in self.pages], np.uint64)
-        self._room = len(self.pages) * PAGE
+        self._num_slots = len(self.pages) * PAGE
 
     def _release(self) -> None:
-        self.pages, self.addresses, self._room = [], np.empty(0, np.uint64), 0
+        self.pages, self.addresses, self._num_slots = [], np.empty(0, np.uint64), 0
         self.pool.give_back(self.held)
         self._num_shared = 0
 

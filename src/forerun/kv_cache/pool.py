@@ -1,4 +1,4 @@
-"""The pages of one model's caches: how many there may be, who holds them, which are published (`caches.Pool`)."""
+"""The pages of one model's caches: their bound, their holders, and the published ones (`types.Pool`)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,19 @@ from forerun.errors import ConfigError, OutOfPagesError, PoolIntegrityError
 from forerun.kv_cache.prefix_tree import Node, Page, PrefixTree, tokens_of_page
 from forerun.types import Cache
 
-# Whether a pool's account of its pages adds up: everything counted from the caches and the tree, and compared.
-
-
-class Account(Protocol):
-    """What a pool says of itself."""
-
-    @property
-    def num_pages(self) -> int | None: ...
-
-    @property
-    def num_taken(self) -> int: ...
-
 
 def check_counts(
-    pool: Account, tree: PrefixTree, free: Sequence[Page], held: Sequence[Sequence[Page]], num_unnamed: int
+    num_pages: int | None,
+    num_taken: int,
+    tree: PrefixTree,
+    free: Sequence[Page],
+    held: Sequence[Sequence[Page]],
+    num_unnamed: int,
 ) -> None:
-    """Raises PoolIntegrityError, which names what does not add up.
+    """Compare a pool's counts with its pages. Raises PoolIntegrityError, which names every difference.
 
     Args:
+        num_pages, num_taken: the pool's bound, and its count of taken pages.
         free: pages given back.
         held: of each cache that is alive.
         num_unnamed: of these, caches with pages that ought to have none.
@@ -43,11 +37,12 @@ def check_counts(
     holders = Counter(page for pages in held for page in pages)
     taken = {*published, *holders}
     idle = {page for page in published if not holders[page]}
+    order = {page: index for index, page in enumerate(tree.idle)}
     faults = {
         f"{num_unnamed} caches hold pages and ought to have been freed": num_unnamed > 0,
-        f"{pool.num_taken} pages are said to be taken, and {len(taken)} are": pool.num_taken != len(taken),
-        f"more than the {pool.num_pages} pages of the bound are there": pool.num_pages is not None
-        and len(taken) + len(free) > max(pool.num_pages, len(taken)),
+        f"{num_taken} pages are said to be taken, and {len(taken)} are": num_taken != len(taken),
+        f"more than the {num_pages} pages of the bound are there": num_pages is not None
+        and len(taken) + len(free) > max(num_pages, len(taken)),
         "a page is free and taken": not taken.isdisjoint(free),
         "a page is free twice": len(set(free)) != len(free),
         "a cache holds a page twice": any(len(set(pages)) != len(pages) for pages in held),
@@ -64,21 +59,16 @@ def check_counts(
             for node in tree.nodes()
             for below in node.children.values()
         ),
-        "an idle page is to be evicted before one below it": _is_out_of_order(tree),
+        "an idle page is to be evicted before one below it": any(
+            order[node.page] < order[below.page]
+            for node in tree.nodes()
+            for below in node.children.values()
+            if node.page in order and below.page in order
+        ),
     }
     found = [fault for fault, is_so in faults.items() if is_so]
     if found:
         raise PoolIntegrityError(f"The pool of pages is out of order: {'; '.join(found)}. This is a bug of forerun's.")
-
-
-def _is_out_of_order(tree: PrefixTree) -> bool:
-    place = {page: index for index, page in enumerate(tree.idle)}
-    return any(
-        place[node.page] < place[below.page]
-        for node in tree.nodes()
-        for below in node.children.values()
-        if node.page in place and below.page in place
-    )
 
 
 class Holder(Protocol):
@@ -92,7 +82,7 @@ class Holder(Protocol):
 
 
 class PagePool:
-    """Pages on demand, up to a bound, and those that were given back again. Safe to use from any thread.
+    """A pool of pages on demand, up to a bound. Safe to use from any thread.
 
     A page is allocated when it is first needed. Without a bound, idle pages are taken before new ones are allocated.
 
@@ -114,17 +104,17 @@ class PagePool:
         self._tree = PrefixTree()
         self._free: list[Page] = []
         self._caches: WeakSet[Holder] = WeakSet()
-        self._abandoned: deque[list[Page]] = deque()  # what caches held that nobody freed
+        self._abandoned: deque[list[Page]] = deque()  # pages of caches that were forgotten and not freed
         self._lock = RLock()
 
     @property
     def num_published(self) -> int:
-        """Pages that can be adopted."""
+        """Return the number of pages that can be adopted."""
         return self._tree.num_pages
 
     @property
     def num_available(self) -> int:
-        """As `Pool.num_available`."""
+        """Return the number of pages that can be taken, see `types.Pool.num_available`."""
         if self.num_pages is None:
             return sys.maxsize
         if self._abandoned:
@@ -132,10 +122,10 @@ class PagePool:
         return max(0, self.num_pages - self.num_taken + len(self._tree.idle))
 
     def limit(self, num_pages: int | None) -> None:
-        """As `Pool.limit`."""
+        """Set the bound, see `types.Pool.limit`."""
         self._collect()
         if num_pages is not None and num_pages < 1:
-            raise ConfigError(f"a pool of {num_pages} pages is asked for, but it must have at least one.")
+            raise ConfigError(f"a pool of {num_pages} pages is requested, but it must have at least one.")
         with self._lock:
             self.num_pages = num_pages
             while num_pages is not None and self.num_taken > num_pages and self._tree.idle:
@@ -144,7 +134,7 @@ class PagePool:
                 del self._free[max(0, num_pages - self.num_taken) :]
 
     def register(self, cache: Holder) -> None:
-        """A cache may take pages from now on. If it is forgotten before it is freed, it gives them back then."""
+        """Register a cache that may take pages. If it is forgotten before it is freed, it gives them back then."""
         with self._lock:
             # not at once: a garbage collector may come in the middle of anything, the pool's work included
             finalize(cache, self._abandoned.append, cache.held).atexit = False
@@ -152,10 +142,10 @@ class PagePool:
 
     @torch.inference_mode(False)
     def take(self, pages: list[Page], count: int) -> None:
-        """Append so many pages of zeros. Torch lets anyone write to them, taken within inference mode or not.
+        """Append `count` pages of zeros. Torch lets anyone write to them, taken within inference mode or not.
 
         Raises:
-            OutOfPagesError: so many cannot be had. Nothing was changed.
+            OutOfPagesError: there are not as many. Nothing was changed.
         """
         with self._lock:
             if count > self.num_available:
@@ -167,24 +157,24 @@ class PagePool:
                 page.holders = 1
                 pages.append(page)
 
-    def share(self, pages: list[Page], others: Sequence[Page]) -> None:
-        """Append these pages, which somebody holds already."""
+    def share(self, pages: list[Page], held: Sequence[Page]) -> None:
+        """Append these pages, which some cache holds already."""
         with self._lock:
-            for page in others:
+            for page in held:
                 page.holders += 1
                 pages.append(page)
 
     def adopt(self, pages: list[Page], token_ids: Sequence[int], most: int, tenant: str | None) -> None:
-        """Append the published pages, at most so many, that hold the first of these tokens."""
+        """Append the published pages that hold the first of these tokens, `most` of them at most."""
         with self._lock:
             for page in self._tree.longest(token_ids, most, tenant):
-                self._hold(page)
+                self._add_holder(page)
                 pages.append(page)
 
     def publish(self, pages: list[Page], first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
         """Publish pages[first:end], after those before them, which are published.
 
-        Where the same tokens have been published by another, that page takes the place of this one in the list.
+        If another cache has published the same tokens, its page replaces this one in the list.
 
         Returns:
             How many pages from the start of the list are published now: fewer than `end` where some of them are
@@ -202,9 +192,9 @@ class PagePool:
                         return index
                     self._tree.add(parent, key, page)
                 elif found.page is not None and found.page is not page:
-                    self._hold(found.page)
+                    self._add_holder(found.page)
                     pages[index] = found.page
-                    self._let_go(page)
+                    self._drop_holder(page)
                 parent = pages[index].node
             return end
 
@@ -212,16 +202,17 @@ class PagePool:
         """Take all but the first `keep` pages off the list: their holder reads and writes them no more."""
         with self._lock:
             while len(pages) > keep:
-                self._let_go(pages.pop())
+                self._drop_holder(pages.pop())
 
     def exchange(self, pages: list[Page], index: int, taken: list[Page]) -> None:
-        """Put the one page of `taken` in the place of another."""
+        """Replace the page at `index` by the one page of `taken`."""
         with self._lock:
             page, pages[index] = pages[index], taken.pop()
-            self._let_go(page)
+            self._drop_holder(page)
 
     def recount(self) -> None:
-        """As `Pool.recount`. A page that neither a cache nor the tree has is forgotten."""
+        """Count again what the caches hold, see `types.Pool.recount`. A page that neither a cache nor the tree has is
+        dropped."""
         with self._lock:
             self._collect()
             published = self._tree.pages()
@@ -234,12 +225,13 @@ class PagePool:
             self.num_taken = len({*published, *held})
 
     def check_integrity(self, caches: Iterable[Cache] = ()) -> None:
-        """As `Pool.check_integrity`."""
+        """Compare all counts, see `types.Pool.check_integrity`."""
         with self._lock:
             self._collect()
             named = {id(cache) for cache in caches}
-            others = [cache for cache in self._caches if cache.held and id(cache) not in named]
-            check_counts(self, self._tree, self._free, [cache.held for cache in self._caches], len(others))
+            unnamed = [cache for cache in self._caches if cache.held and id(cache) not in named]
+            held = [cache.held for cache in self._caches]
+            check_counts(self.num_pages, self.num_taken, self._tree, self._free, held, len(unnamed))
 
     def _collect(self) -> None:
         """Take back the pages of caches that were forgotten."""
@@ -247,7 +239,7 @@ class PagePool:
             self.give_back(self._abandoned.popleft())
 
     def _next(self) -> Page:
-        """A page that nobody has."""
+        """Return a page that is not taken."""
         if self._free:
             page = self._free.pop()
         elif self._tree.idle and (self.num_pages is None or self.num_taken >= self.num_pages):
@@ -264,11 +256,11 @@ class PagePool:
             numbers.zero_()  # a sequence that failed may have left NaN there
         return page
 
-    def _hold(self, page: Page) -> None:
+    def _add_holder(self, page: Page) -> None:
         page.holders += 1
         self._tree.idle.pop(page, None)
 
-    def _let_go(self, page: Page) -> None:
+    def _drop_holder(self, page: Page) -> None:
         page.holders -= 1
         if page.holders == 0:
             if page.node is None:

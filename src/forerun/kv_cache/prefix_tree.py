@@ -1,7 +1,7 @@
-"""Published pages by what they hold: a tree in which each page follows the tokens of the pages above it.
+"""A tree of the published pages, in which each page follows the tokens of the pages above it.
 
 Pages that no cache holds are idle. They lie in the order in which they were last used, leaves before what is above
-them: whoever holds a page holds all pages above it, and pages are let go from the last one to the first.
+them: a cache that holds a page holds all pages above it, and gives pages back from the last to the first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Page:
         content: the numbers: as `PageLayout` says, or, of a published page of the PyTorch reference, one tensor for
             each shape. Nothing while a contiguous cache holds the page: its numbers lie in the cache.
         holders: caches that hold it.
-        node: its place among the published pages; None where it is not published.
+        node: its node in the tree of published pages; None if it is not published.
     """
 
     content: list[Tensor] = field(default_factory=list)
@@ -66,7 +66,7 @@ class PrefixTree:
         self.roots: dict[str | None, Node] = {}
 
     def longest(self, token_ids: Sequence[int], most: int, tenant: str | None) -> list[Page]:
-        """The pages, at most so many, that hold the first of these tokens."""
+        """Return the pages that hold the first of these tokens, `most` of them at most."""
         node = self.roots.get(tenant) or Node(tenant)
         pages: list[Page] = []
         while len(pages) < most and node.children:
@@ -85,7 +85,7 @@ class PrefixTree:
         self.num_pages += 1
 
     def evict(self) -> Page:
-        """The idle page that was not used for the longest time: it is published no more."""
+        """Remove the idle page that was not used for the longest time from the tree, and return it."""
         page, _ = self.idle.popitem(last=False)
         node = page.node
         assert node is not None
@@ -99,7 +99,7 @@ class PrefixTree:
         return page
 
     def mend(self) -> None:
-        """Bring the idle pages in line with the pages' holders; in another order where some of them were left out."""
+        """Repair the idle pages by the pages' holders, in another order where some were missing."""
         pages = self.pages()
         idle = {page for page in pages if page.holders == 0}
         for page in set(self.idle) - idle:
@@ -109,11 +109,11 @@ class PrefixTree:
         self.num_pages = len(pages)
 
     def pages(self) -> list[Page]:
-        """All published pages, each after those above it."""
+        """Return all published pages, each after those above it."""
         return [node.page for node in self.nodes() if node.page is not None]
 
     def nodes(self) -> Iterator[Node]:
-        """Of all published pages, each after those above it."""
+        """Yield the nodes of all published pages, each after those above it."""
         waiting = list(self.roots.values())
         while waiting:
             node = waiting.pop()
@@ -123,5 +123,5 @@ class PrefixTree:
 
 
 def tokens_of_page(token_ids: Sequence[int], index: int) -> bytes:
-    """The tokens of the page of this index, as a key."""
+    """Return the tokens of the page of this index, as a key."""
     return array("q", token_ids[index * PAGE : (index + 1) * PAGE]).tobytes()

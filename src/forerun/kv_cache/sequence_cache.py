@@ -1,4 +1,4 @@
-"""What the caches of one sequence have in common: which slots hold what. Where slots lie is up to each kind."""
+"""The state that all caches of one sequence share: which slots hold which positions. Subclasses place the slots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forerun.types import Cache
 
 
 class SequenceCache(ABC):
-    """Keys and values of one sequence, for every layer of one model (`caches.Cache`).
+    """Keys and values of one sequence, for every layer of one model (`types.Cache`).
 
     Position p lies in slot p. `feed` adds a forward's rows to the scratch, which lies in the slots beyond `length` in
     the order in which it was fed; the forward writes their keys and values there; they become part of the sequence only
@@ -47,22 +47,22 @@ class SequenceCache(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
 
     @property
     def num_scratch(self) -> int:
-        """Rows fed since the last commit."""
+        """Return the number of rows fed since the last commit."""
         return len(self.scratch_parents)
 
     def feed(self, parents: Sequence[int]) -> None:
-        """Add rows to the scratch, and make room for them.
+        """Add rows to the scratch, and reserve slots for them.
 
         Args:
             parents: of each new row, the scratch row that it follows, below its own index; -1 for the last position.
 
         Raises:
             ValueError: a parent is not there.
-            OutOfPagesError: the pool has no room for them.
+            OutOfPagesError: the pool has too few pages.
         """
         first = len(self.scratch_parents)
         for row, parent in enumerate(parents, first):
@@ -81,10 +81,11 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys [H_kv, n, D] and values [H_kv, n, D_v] of one layer: the committed positions, then the scratch rows."""
+        """Return keys [H_kv, n, D] and values [H_kv, n, D_v] of one layer: the committed positions, then the scratch
+        rows."""
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep these of the rows fed since the last commit, root to leaf, and drop the others.
+        """Keep these of the rows fed since the last commit, root to leaf, and drop the remaining ones.
 
         Args:
             path: scratch rows, ascending; row i lies in slot `length + i`.
@@ -116,26 +117,26 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def pages_wanted(self, num_slots: int) -> int:
-        """As `caches.Cache.pages_wanted`."""
+        """Return the number of pages to take, see `types.Cache.pages_wanted`."""
 
     def adopt(self, token_ids: Sequence[int], tenant: str | None) -> int:
-        """As `caches.Cache.adopt`."""
+        """Take over a published prefix, see `types.Cache.adopt`."""
         self._be_empty()
         self._num_published = self._adopt(token_ids, max(0, len(token_ids) - 1) // PAGE, tenant)
         self.length = self._num_published * PAGE
         return self.length
 
     def publish(self, token_ids: Sequence[int], tenant: str | None) -> None:
-        """As `caches.Cache.publish`."""
+        """Publish whole pages, see `types.Cache.publish`."""
         end = min(len(token_ids), self.length) // PAGE
         if end > self._num_published:
             self._num_published = self._publish(self._num_published, end, token_ids, tenant)
 
     def fork(self, other: Cache, length: int) -> None:
-        """As `caches.Cache.fork`.
+        """Take over positions of another cache, see `types.Cache.fork`.
 
         Raises:
-            TypeError: the other is of another model, or of another kind.
+            TypeError: the other cache is of another model or class.
             ValueError: it holds fewer positions.
         """
         if not isinstance(other, type(self)) or other.pool is not self.pool:
@@ -147,7 +148,7 @@ class SequenceCache(ABC):
         self.length = length
 
     def _be_empty(self) -> None:
-        """Give back what is kept for later. Raises ValueError if there is anything else."""
+        """Give back pages that are kept for later. Raises ValueError if there is anything else."""
         if self.length or self.scratch_parents:
             raise ValueError(f"a cache of {self.length} positions cannot take over others")
         if self.held:
@@ -155,11 +156,11 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> int:
-        """Hold the positions of published pages, at most so many; how many pages they were."""
+        """Hold the positions of published pages, `most` of them at most. Return how many pages they were."""
 
     @abstractmethod
     def _publish(self, first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
-        """Publish the whole pages from `first` to `end`; how many from the start are published now."""
+        """Publish the whole pages from `first` to `end`. Return how many from the start are published now."""
 
     @abstractmethod
     def _fork(self, other: Self, length: int) -> None:
@@ -167,7 +168,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def _reserve(self, num_slots: int) -> None:
-        """Make room for this many slots in all, of which those beyond `length` and scratch are going to be written."""
+        """Reserve `num_slots` slots in all, of which those beyond `length` and scratch are going to be written."""
 
     @abstractmethod
     def _move(self, slots: Sequence[int], start: int) -> None:
@@ -178,19 +179,16 @@ class SequenceCache(ABC):
         """Give all slots back."""
 
 
-# The part of a cache's contract that deals with pages, for caches that have none.
-
-
 class Unpaged:
-    """A base of stand-ins for caches (`caches.Cache`), of models without a pool: nothing is bounded or published."""
+    """A base for stand-ins of caches (`types.Cache`), of models without a pool: nothing is bounded or published."""
 
     def pages_wanted(self, num_slots: int) -> int:
-        """None."""
+        """Return 0."""
         return 0
 
     def adopt(self, token_ids: Sequence[int], tenant: str | None) -> int:
-        """There is nothing to adopt."""
+        """Adopt nothing."""
         return 0
 
     def publish(self, token_ids: Sequence[int], tenant: str | None) -> None:
-        """Nobody could adopt it."""
+        """Publish nothing."""

@@ -1,9 +1,8 @@
-"""Logits to distributions, and the noise that tokens are drawn with."""
+"""The processing of logits to distributions, and the noise that tokens are drawn with."""
 
 from forerun.sampling.draw import draw_tokens, non_finite_rows, row_argmax
 from forerun.sampling.filters import filters_only, unfiltered
-from forerun.sampling.grammar.constraint import SequenceConstraint
-from forerun.sampling.grammar.mask import DeadRows
+from forerun.sampling.grammar.constraint import DeadRows, SequenceConstraint
 from forerun.sampling.logprobs import TokenLogprob, token_logprobs
 from forerun.sampling.noise import NoiseKey, StepNoise, keyed_gumbel, keyed_uniform
 from forerun.sampling.pipeline import LogitsPipeline, LogitsRow, takes_argmax

@@ -1,4 +1,4 @@
-"""Drawing one token from each of a batch of distributions."""
+"""Drawing one token from each of a batch of distributions, the same for a row whatever the other rows are."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-# Sums along each row, in an order that the other rows do not change.
-
 
 def running_sums(values: Tensor) -> Tensor:
-    """[R, C] float64: at each place the sum up to it. values: [R, C]."""
+    """Return [R, C] float64 sums of each row up to every column. values: [R, C]."""
     if values.device.type == "cpu":
         return values.cumsum(-1, dtype=torch.float64)
     return sums_in_pairs(values)
 
 
 def sums_in_pairs(values: Tensor) -> Tensor:
-    """The same, of each row beside a copy of it.
+    """Return running sums, computed for each row beside a copy of it.
 
     On CUDA devices PyTorch sums a single row by another kernel than several (cub's scan, whose order is not the same at
     every run), and several with as many threads for each as their number leaves it. Two have always the same.
@@ -35,7 +33,7 @@ _CHUNK = 2**15
 
 
 def draw_tokens(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """One token per row by inversion of the cumulative weights.
+    """Draw one token per row by inversion of the cumulative weights.
 
     Args:
         weights: [R, V] on any device, not negative, not necessarily summing to one; each row has a positive entry.
@@ -66,16 +64,16 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def row_argmax(values: Tensor) -> Tensor:
-    """[R] int64, the first index of each row's maximum; of a row with NaN, of the first NaN. values: [R, V]."""
+    """Return [R] int64, the first index of each row's maximum; for a row with NaN, of the first NaN. values: [R, V]."""
     if values.device.type != "cpu" or values.dtype == torch.bfloat16:
         return values.argmax(-1)
     return torch.from_numpy(values.numpy().argmax(-1))  # a tenth of the time of torch's
 
 
 def non_finite_rows(logits: Tensor, argmax: Seq[int] | None = None) -> list[int]:
-    """The rows from which no distribution can be made: some logit is NaN or +inf, or all are -inf.
+    """Return the rows from which no distribution can be made: some logit is NaN or +inf, or all are -inf.
 
-    The row's maximum tells: it is NaN where any logit is.
+    The row's maximum is NaN where any logit is.
 
     Args:
         logits: [R, V].

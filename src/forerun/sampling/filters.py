@@ -1,4 +1,4 @@
-"""Options that look at one row's logits alone, batched over rows. Their meaning follows Transformers.
+"""The options that filter a row's logits (temperature, top_k, top_p, min_p), batched over rows, as Transformers does.
 
 Every function takes [R, V] float logits and one value per row, and what it does to a row never depends on
 the other rows, to the last bit. `scale` (the temperature) comes first: the filters count on rows whose maximum is 0.
@@ -20,19 +20,19 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.sampling.draw import running_sums
 
-_TOP_P_GUESSES = (64, 1024)
+_TOP_P_SIZES = (64, 1024)
 """How many of the most probable tokens are sorted in search of top_p, before all are: most rows need few."""
 _BLOCK = 32
 """Logits of which one maximum is taken, in search of the largest of a row."""
 _BLOCKED_SIZE = 2**14
 """Logits in a row from which that search is faster than sorting out the largest of all."""
 _SPARSE = 16
-"""Where top_k keeps at most one token in so many, the rest is computed of the kept tokens alone."""
+"""Where top_k keeps at most one token in so many, probabilities are computed for the kept tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One option that drops improbable tokens. It never drops the most probable one.
+    """An option that drops improbable tokens. It never drops the most probable one.
 
     Attributes:
         field: the option's name in SamplingParams.
@@ -48,14 +48,14 @@ class Filter:
 
 
 def scale(logits: Tensor, temperatures: Seq[float]) -> Tensor:
-    """(logits - max) / temperature: at most 0, and so finite at the top however small the temperature."""
+    """Return (logits - max) / temperature: at most 0, and finite at the top however small the temperature."""
     smallest = torch.finfo(logits.dtype).tiny
     column = _column([max(value, smallest) for value in temperatures], logits)
     return (logits - logits.amax(-1, keepdim=True)).div_(column)
 
 
 def keep_top_k(logits: Tensor, top_k: Seq[float]) -> Tensor:
-    """Tokens below the k-th largest logit go; all that equal it stay."""
+    """Drop tokens below the k-th largest logit; all that equal it stay."""
     counts = [int(k) if k < logits.shape[-1] else 0 for k in top_k]
     if not any(counts):
         return logits
@@ -65,14 +65,14 @@ def keep_top_k(logits: Tensor, top_k: Seq[float]) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, top_p: Seq[float]) -> Tensor:
-    """The smallest set of most probable tokens whose mass reaches top_p; of equal ones the lowest ids first."""
+    """Keep the smallest set of most probable tokens whose mass reaches top_p; of equal ones the lowest ids first."""
     smallest = torch.finfo(logits.dtype).tiny  # a smaller one would be 0, which no mass is below
     mass = _column([max(value, smallest) for value in top_p], logits)
-    return _cut_nucleus(logits, logits.softmax(-1), mass, _TOP_P_GUESSES)
+    return _cut_nucleus(logits, logits.softmax(-1), mass, _TOP_P_SIZES)
 
 
 def keep_min_p(logits: Tensor, min_p: Seq[float]) -> Tensor:
-    """Tokens less probable than min_p times the most probable one go."""
+    """Drop tokens less probable than min_p times the most probable one."""
     return _drop_below(logits, _column(list(map(math.log, min_p)), logits))
 
 
@@ -85,12 +85,12 @@ FILTERS: tuple[Filter, ...] = (
 
 
 def in_use(params: SamplingParams) -> bool:
-    """Whether any filter may drop a token."""
+    """Return whether any filter may drop a token."""
     return any(getattr(params, each.field) != each.neutral for each in FILTERS)
 
 
 def apply(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
-    """Every filter in turn, on the rows whose option is not neutral.
+    """Apply every filter in turn, to the rows whose option is not neutral.
 
     Args:
         logits: [R, V] as `scale` returns them; not modified.
@@ -109,7 +109,7 @@ def apply(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
 
 
 def log_distributions(logits: Tensor, temperatures: Seq[float], params: Seq[SamplingParams]) -> Tensor:
-    """[R, V] log-probabilities after temperature and filters.
+    """Return [R, V] log-probabilities after temperature and filters.
 
     Args:
         logits: [R, V]; not modified.
@@ -138,7 +138,7 @@ def log_distributions(logits: Tensor, temperatures: Seq[float], params: Seq[Samp
 def _of_top_k(
     logits: Tensor, temperatures: Seq[float], params: Seq[SamplingParams], count: int
 ) -> tuple[Tensor, Tensor, list[bool]]:
-    """Log-probabilities of each row's `count` most probable tokens. count: top_k of every row.
+    """Return log-probabilities of each row's `count` most probable tokens. count: top_k of every row.
 
     Returns:
         [R, count] ids; [R, count] log-probabilities; [R] whether a further token equals the last of them, so that
@@ -152,25 +152,25 @@ def _of_top_k(
 
 
 def unfiltered(params: SamplingParams) -> SamplingParams:
-    """The same options with every filter neutral."""
+    """Return the same options with every filter neutral."""
     neutral: dict[str, Any] = {each.field: each.neutral for each in FILTERS}
     return replace(params, **neutral)
 
 
 def filters_only(params: SamplingParams) -> SamplingParams:
-    """Temperature and filters, all other options at their defaults: what means the same in any vocabulary."""
+    """Return options with temperature and filters alone, which mean the same in any vocabulary."""
     values: dict[str, Any] = {each.field: getattr(params, each.field) for each in FILTERS}
     return type(params)(temperature=params.temperature, **values)
 
 
 def one_hot_log(tokens: Tensor, vocab_size: int, dtype: torch.dtype) -> Tensor:
-    """[R, V] log-probabilities of distributions that hold one token each. tokens: [R] int64."""
+    """Return [R, V] log-probabilities of distributions that hold one token each. tokens: [R] int64."""
     logprobs = torch.full((len(tokens), vocab_size), -math.inf, dtype=dtype, device=tokens.device)
     return logprobs.scatter_(-1, tokens[:, None], 0.0)
 
 
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """[R, count] values, largest first, and token ids of each row's largest logits.
+    """Return the [R, count] largest logits of each row, largest first, and their token ids.
 
     They lie in the `count` blocks with the largest maxima: were one elsewhere, each of those blocks would hold one
     that is as large.
@@ -184,14 +184,14 @@ def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     blocks = logits[:, : width * _BLOCK].view(num_rows, _BLOCK, width)
     best = blocks.amax(1).topk(count, dim=-1, sorted=False).indices[:, None].expand(-1, _BLOCK, -1)
     ids = best + width * torch.arange(_BLOCK, device=logits.device)[:, None]
-    rest = torch.arange(width * _BLOCK, vocab_size, device=logits.device).expand(num_rows, -1)
-    ids = torch.cat([ids.flatten(1), rest], dim=-1)
+    unblocked = torch.arange(width * _BLOCK, vocab_size, device=logits.device).expand(num_rows, -1)
+    ids = torch.cat([ids.flatten(1), unblocked], dim=-1)
     top = logits.gather(-1, ids).topk(count, dim=-1)
     return top.values, ids.gather(-1, top.indices)
 
 
 def _drop_below(logits: Tensor, lowest: Tensor) -> Tensor:
-    """Logits below their row's `lowest` [R, 1] become -inf.
+    """Set logits below their row's `lowest` [R, 1] to -inf.
 
     Written without a mask, which costs three times as much: where the difference is not negative it is
     above the logit itself, which is at most 0.
@@ -201,9 +201,9 @@ def _drop_below(logits: Tensor, lowest: Tensor) -> Tensor:
     return torch.minimum(logits, torch.threshold_(difference, -limits.tiny, -math.inf), out=difference)
 
 
-def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, guesses: Seq[int]) -> Tensor:
+def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, sizes: Seq[int]) -> Tensor:
     vocab_size = logits.shape[-1]
-    count = min([*guesses[:1], vocab_size])
+    count = min([*sizes[:1], vocab_size])
     top_values, top_ids = _largest(logits, count)
     accept_probs = probs.gather(-1, top_ids)
     num_kept = ((running_sums(accept_probs) - accept_probs) < top_p).sum(-1, keepdim=True)
@@ -217,15 +217,15 @@ def _cut_nucleus(logits: Tensor, probs: Tensor, top_p: Tensor, guesses: Seq[int]
         kept[tied] = _drop_ties(kept[tied], lowest[tied], num_kept[tied])
     short = [row for row, (number, _) in enumerate(found) if number == count < vocab_size]
     if short:
-        kept[short] = _cut_nucleus(logits[short], probs[short], top_p[short], guesses[1:])
+        kept[short] = _cut_nucleus(logits[short], probs[short], top_p[short], sizes[1:])
     return kept
 
 
 def _drop_ties(logits: Tensor, lowest: Tensor, num_kept: Tensor) -> Tensor:
-    """Of the logits equal to `lowest`, keeps the first, so many that num_kept remain in all."""
+    """Keep only the first of the logits equal to `lowest`, so that num_kept remain in all."""
     ties = logits == lowest
-    room = num_kept - (logits > lowest).sum(-1, keepdim=True)
-    return logits.masked_fill(ties & (ties.cumsum(-1) > room), -math.inf)
+    num_tied = num_kept - (logits > lowest).sum(-1, keepdim=True)
+    return logits.masked_fill(ties & (ties.cumsum(-1) > num_tied), -math.inf)
 
 
 def _column(values: Seq[float], like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the `logprobs` options report: log-probabilities of the model itself, before any processing."""
+"""The log-probabilities that the `logprobs` options report: those of the model, before any processing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token's report.
+    """The log-probability of one token, and the most probable tokens beside it.
 
     Attributes:
         token_id: the token.
@@ -24,7 +24,7 @@ class TokenLogprob:
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor | list[int], num_top: int) -> list[TokenLogprob]:
-    """Reports for a batch of rows.
+    """Report the log-probabilities of a batch of rows.
 
     Args:
         logits: [R, V] the model's raw logits.
@@ -45,7 +45,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor | list[int], num_top: int) 
 
 
 def _top_ids(logprobs: Tensor, count: int) -> Tensor:
-    """[R, count] ids, by falling float32 value and rising id.
+    """Return [R, count] ids, by falling float32 value and rising id.
 
     `topk` leaves the order of equal values open, and bfloat16 models have many. So rank by one integer:
     the value's bits made monotone, then the complement of the id.

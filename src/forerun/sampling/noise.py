@@ -1,12 +1,12 @@
 """Random numbers: counter-based noise for requests with a seed, a generator's for the others.
 
 The noise of a seeded request is a function of (seed, choice, absolute position, token id) and of
-nothing else: not of the batch, the vocabulary's padding, the drafter, or how often it is asked for.
+nothing else: not of the batch, the vocabulary's padding, the drafter, or the number of calls.
 So drafter and target that both take argmax(logprob + noise) agree wherever their distributions do, and the
 text depends on the seed and the target alone.
 
 The hash is SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA
-2014): the key chooses a place in its sequence, the token id counts on from there.
+2014): the key chooses a position in its sequence, the token id counts on from there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ONE = 0x3FF0000000000000
 
 
 class NoiseKey(NamedTuple):
-    """What the noise of one row depends on.
+    """The values that the noise of one row depends on.
 
     Attributes:
         seed: the request's seed.
@@ -47,7 +47,7 @@ class NoiseKey(NamedTuple):
 def keyed_uniform(
     keys: Seq[NoiseKey], vocab_size: int, device: torch.device | str = "cpu", token_ids: Tensor | None = None
 ) -> Tensor:
-    """[len(keys), V] float64 in (0, 1), never 0 or 1: odd multiples of 2^-53.
+    """Return [len(keys), V] float64 in (0, 1), never 0 or 1: odd multiples of 2^-53.
 
     token_ids: [n] int64 on the device; these columns alone, [len(keys), n], with the same bits.
     """
@@ -62,7 +62,7 @@ def keyed_uniform(
 def keyed_gumbel(
     keys: Seq[NoiseKey], vocab_size: int, device: torch.device | str = "cpu", token_ids: Tensor | None = None
 ) -> Tensor:
-    """[len(keys), V] float64 standard Gumbel noise, -log(-log(u)) of `keyed_uniform`, which explains token_ids."""
+    """Return [len(keys), V] float64 standard Gumbel noise, -log(-log(u)) of `keyed_uniform` (see its token_ids)."""
     return _to_gumbel(keyed_uniform(keys, vocab_size, device, token_ids))
 
 
@@ -89,7 +89,7 @@ class StepNoise:
         self._device = device
         self._sequences = sequences
         self._packed = packed
-        self._keys: list[NoiseKey | None] | None = None  # made when first asked for: most steps draw none
+        self._keys: list[NoiseKey | None] | None = None  # computed when first needed: most steps draw none
 
     def uniform(self, size: int) -> Tensor:
         return torch.rand(size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
@@ -108,7 +108,7 @@ class StepNoise:
         return noise
 
     def key(self, row: int) -> NoiseKey | None:
-        """The key of a packed row; None if its request has no seed."""
+        """Return the key of a packed row; None if its request has no seed."""
         if self._keys is None:
             self._keys = [
                 key
@@ -119,7 +119,7 @@ class StepNoise:
 
 
 def _keys_of(sequence: Sequence, draft: Draft) -> list[NoiseKey | None]:
-    """One key per row of the sequence: the row after the last committed token, then one per node."""
+    """Return one key per row of the sequence: the row after the last committed token, then one per node."""
     seed = sequence.params.seed
     if seed is None:
         return [None] * (len(draft) + 1)
@@ -167,7 +167,7 @@ def _steps_to(token_ids: Tensor) -> Tensor:
 
 
 def _uniform_array(starts: Seq[int], steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """`keyed_uniform` in numpy, whose unsigned integers shift logically: half the time of the tensors.
+    """Compute `keyed_uniform` in numpy, whose unsigned integers shift logically: half the time of the tensors.
 
     starts: [R] hashes of the keys; steps: [n] what each token adds to them.
     """
@@ -186,7 +186,7 @@ def _uniform_array(starts: Seq[int], steps: NDArray[np.int64]) -> NDArray[np.flo
 
 
 def _uniform_tensor(starts: Seq[int], steps: Tensor) -> Tensor:
-    """The same on any device. steps: [n] int64, whose wrapping products have the bits of unsigned ones."""
+    """Compute `keyed_uniform` on any device. steps: [n] int64, whose wrapping products have unsigned ones' bits."""
     bits = torch.tensor([_signed(start) for start in starts], device=steps.device)[:, None] + steps
     scratch = torch.empty_like(bits)
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, None)):
@@ -197,6 +197,6 @@ def _uniform_tensor(starts: Seq[int], steps: Tensor) -> Tensor:
 
 
 def _shift_right(bits: Tensor, shift: int, out: Tensor) -> Tensor:
-    """Logical shift: torch's is arithmetic."""
+    """Shift logically, where torch's shift is arithmetic."""
     torch.bitwise_right_shift(bits, shift, out=out)
     return out.bitwise_and_(2 ** (64 - shift) - 1)

@@ -1,4 +1,4 @@
-"""Options that change the logits of particular tokens: bias, penalties, and holding back the end.
+"""The options that change the logits of particular tokens: bias, penalties, and min_tokens.
 
 Only the tokens concerned are touched, and what the sequence holds is counted as it grows: a step costs
 the number of distinct tokens so far, and never rescans the prompt.
@@ -18,17 +18,17 @@ from forerun.types import Sequence
 
 
 def penalises(params: SamplingParams) -> bool:
-    """Whether logits depend on the tokens that the sequence holds."""
+    """Return whether logits depend on the tokens that the sequence holds."""
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
 def in_use(params: SamplingParams) -> bool:
-    """Whether any option of this module is in use."""
+    """Return whether any option of this module is in use."""
     return bool(params.logit_bias) or params.min_tokens > 0 or penalises(params)
 
 
 class SequencePenalties:
-    """One sequence's options that name tokens, made ready to apply.
+    """The options of one sequence that name tokens, prepared to apply.
 
     Args:
         sequence: whose options and tokens.
@@ -47,7 +47,7 @@ class SequencePenalties:
         self._counts = _TokenCounts(sequence, vocab_size) if penalises(params) else None
 
     def apply(self, logits: Tensor, paths: Seq[Seq[int]]) -> None:
-        """Changes [R, V] logits in place; row r stands after the sequence's tokens and paths[r]."""
+        """Change [R, V] logits in place; row r stands after the sequence's tokens and paths[r]."""
         params, device = self.sequence.params, logits.device
         if len(self._bias):
             limit = torch.finfo(logits.dtype).max / 4  # a logit and two such numbers add up to a finite one
@@ -92,7 +92,7 @@ class _TokenCounts:
         self._output = np.zeros(64)
 
     def update(self) -> None:
-        """Counts what was appended since the last call; recounts if the sequence became shorter."""
+        """Count the tokens that were appended since the last call; recount if the sequence became shorter."""
         tokens = self._sequence.token_ids
         if len(tokens) < self._counted:
             self._reset()
@@ -108,7 +108,7 @@ class _TokenCounts:
         self._counted = len(tokens)
 
     def with_paths(self, paths: Seq[Seq[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """The tokens of the sequence and of the paths after it.
+        """Count the tokens of the sequence and of the paths after it.
 
         Returns:
             [n] int64 distinct tokens; [R, n] bool, whether a row's prefix holds them; [R, n] float64, how often

@@ -1,4 +1,4 @@
-"""Logits to distributions, position by position, for target and drafter alike.
+"""The pipeline from logits to distributions, position by position, for target and drafter alike.
 
 Order and meaning are those of Transformers' processors in `generate` (5.x): logit bias, repetition
 penalty, [presence and frequency penalty, as in OpenAI's interface and vLLM], min_tokens, [the grammar], temperature,
@@ -18,8 +18,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.sampling import filters, penalties
 from forerun.sampling.draw import row_argmax
-from forerun.sampling.grammar import mask as grammar_mask
-from forerun.sampling.grammar.mask import DeadRows
+from forerun.sampling.grammar.constraint import DeadRows, mask_logits, no_token
 from forerun.sampling.penalties import SequencePenalties
 from forerun.types import Sequence
 
@@ -36,7 +35,7 @@ class LogitsRow:
 
 
 class LogitsPipeline:
-    """Turns rows of logits into the distributions that the requests ask for.
+    """Turns rows of logits into the distributions that the requests' options define.
 
     Keeps token counts of the sequences whose options need them, from their first row to `stop`.
 
@@ -51,15 +50,15 @@ class LogitsPipeline:
         self._penalties: dict[int, SequencePenalties] = {}
 
     def stop(self, sequence: Sequence) -> None:
-        """The sequence leaves; its counts are freed."""
+        """Free the counts of a sequence that leaves."""
         self._penalties.pop(sequence.id, None)
 
     def is_identity(self, params: SamplingParams) -> bool:
-        """Whether the request takes the argmax of the raw logits: greedy, and no option moves it."""
+        """Return whether the request takes the argmax of the raw logits: greedy, and no option moves it."""
         return takes_argmax(params) and params.grammar is None
 
     def process(self, logits: Tensor, rows: Seq[LogitsRow], dead: DeadRows | None = None) -> Tensor:
-        """The processed distributions, as log-probabilities.
+        """Compute the processed distributions, as log-probabilities.
 
         Args:
             logits: [R, V] float32 or float64; not modified.
@@ -81,9 +80,10 @@ class LogitsPipeline:
         return logprobs
 
     def probabilities(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
-        """[R, V] the exponentials of `process`, to rounding: what a drafter draws from, and rejection judges it by.
+        """Return [R, V] the exponentials of `process`, to rounding: drafters draw from them, and rejection compares
+        them.
 
-        Where no option but the temperature is in use, in one operation, whose last bits are others.
+        Where no option but the temperature is in use, in one operation, with different last bits.
         """
         if not all(_is_plain(row.sequence) for row in rows):
             return self.process(logits, rows).exp_()
@@ -93,7 +93,7 @@ class LogitsPipeline:
         return logits.softmax(-1)
 
     def adjust(self, logits: Tensor, rows: Seq[LogitsRow], dead: DeadRows | None = None) -> Tensor:
-        """The logits after everything that depends on token ids or on the prefix; arguments as of `process`.
+        """Apply all options that depend on token ids or on the prefix to logits; arguments as of `process`.
 
         Returns:
             [R, V], a copy unless no row has such an option.
@@ -111,13 +111,13 @@ class LogitsPipeline:
                 self._penalties_of(sequence).apply(part, paths)
                 part.clamp_(max=torch.finfo(part.dtype).max / 4)  # a penalty below 1 may overflow a large bias
             if sequence.constraint is not None:
-                errors = grammar_mask.apply(part, sequence.constraint.allowed(sequence, paths))
+                errors = mask_logits(part, sequence.constraint.allowed(sequence, paths))
                 found |= {start + row: error for row, error in errors.items()}
             start += len(members)
         for row in (adjusted.amax(-1) == -math.inf).nonzero()[:, 0].tolist():
             adjusted[row] = logits[row]
             if rows[row].sequence.constraint is not None:
-                found[row] = grammar_mask.no_token()
+                found[row] = no_token()
         if dead is not None:
             dead.update(found)
         return adjusted
@@ -130,12 +130,12 @@ class LogitsPipeline:
 
 
 def takes_argmax(params: SamplingParams) -> bool:
-    """Whether a request takes the argmax, of the raw logits or of those that its grammar allows."""
+    """Return whether a request takes the argmax, of the raw logits or of those that its grammar allows."""
     return params.greedy and not penalties.in_use(params)
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether the temperature alone changes the distribution, and dividing by it cannot overflow."""
+    """Return whether the temperature alone changes the distribution, and dividing by it cannot overflow."""
     params = sequence.params
     if params.temperature < _PLAIN_TEMPERATURE or sequence.constraint is not None:
         return False
@@ -143,7 +143,7 @@ def _is_plain(sequence: Sequence) -> bool:
 
 
 def _warp(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
-    """[R, V] log-probabilities after temperature and filters; greedy rows without the temperature."""
+    """Return [R, V] log-probabilities after temperature and filters; greedy rows without the temperature."""
     temperatures = [1.0 if each.greedy else each.temperature for each in params]
     filtered = any(filters.in_use(each) for each in params)
     if not filtered and all(temperature == 1 for temperature in temperatures):

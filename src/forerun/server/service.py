@@ -16,8 +16,7 @@ from starlette.requests import Request
 
 from forerun.config import SamplingParams
 from forerun.engine import LLM, EngineThread, Generation, StepOutput
-from forerun.engine.loop_inbox import LoopInbox
-from forerun.engine.outputs import generation
+from forerun.engine.engine_thread import LoopInbox
 from forerun.errors import QueueFullError, RequestBodyError, RequestTimeoutError
 from forerun.server.body_inspector import LARGE_BODY, BodyInspector, Limits, longest_token
 from forerun.server.logs import LOGGER
@@ -64,7 +63,7 @@ class Answering:
 
     @property
     def generations(self) -> list[Generation]:
-        return [generation(prompt, outputs) for prompt, outputs in zip(self._prompts, self._ended, strict=True)]
+        return [Generation.of(prompt, outputs) for prompt, outputs in zip(self._prompts, self._ended, strict=True)]
 
     def submit(self) -> None:
         """Let the prompts be computed; all of them or none.

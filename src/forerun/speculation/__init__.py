@@ -1,4 +1,4 @@
-"""How much to draft: acceptance and costs as they are measured, and the budget of each step that follows from them."""
+"""The choice of how much to draft, from measured acceptance and costs."""
 
 from forerun.speculation.acceptance import AcceptanceStats, Rates, bin_centres, bin_of
 from forerun.speculation.automatic import AutomaticPolicy, automatic_policy

@@ -1,4 +1,4 @@
-"""How often a draft's nodes are accepted, by their place in it: for all sequences, and for each."""
+"""Statistics of how often a draft's nodes are accepted, by their position in it: for all sequences, and for each."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ ACCEPTANCE_STATE_WEIGHT = 8.0
 ACCEPTANCE_SEQUENCE_WEIGHT = 8.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
 ACCEPTANCE_MOST = 0.999
-"""Largest chance of a step."""
+"""Largest probability of a step."""
 ACCEPTANCE_REFRESH = 16
 """Drafts after which the shared steps are computed again."""
 ACCEPTANCE_RESTORED = 24.0
-"""Most trials of a place that are taken over from what was learned before: others' text soon tells more."""
+"""Most trials of a place that are restored: the present text soon gives more."""
 LENGTH_WEIGHT = 2.0
-"""Pseudo-trials of the prior that a drafter proposes as many nodes as it is asked for."""
+"""Pseudo-trials of the prior that a drafter proposes as many nodes as are requested."""
 
 _TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(4)
 _REJECTED, _PARTLY, _FULLY = range(3)
-"""What became of a sequence's last draft. Acceptance of the next one depends on it where text comes in bursts."""
+"""The outcome of a sequence's last draft. Acceptance of the next one depends on it where text comes in bursts."""
 _EVEN = (1.0, 1.0)
 
 
 class AcceptanceStats:
-    """The chance that node r of a draft is there and accepted, when at least r + 1 nodes were asked for.
+    """Estimates the probability that node r of a draft is there and accepted, if at least r + 1 nodes were requested.
 
-    Nodes are ordered by their chance, so the expected acceptance of a draft cut shorter is the sum of its first
-    chances, chain or tree. A chance is a product of steps, each learned only where the step before came true: r
-    accepted where r - 1 was (for a chain, the acceptance conditional on reaching the position), and r drafted where
-    r - 1 was (look-ups often find nothing, and drafters stop by themselves). The prior of a step is the mean of those
-    before it.
+    Nodes are ordered by their probability, so the expected acceptance of a draft cut shorter is the sum of its
+    first probabilities, chain or tree. A probability is a product of steps, each learned only where the step before
+    came true: r accepted where r - 1 was (for a chain, the acceptance conditional on reaching the position), and r
+    drafted where r - 1 was (n-gram drafters often find nothing, and drafters stop by themselves). The prior of a
+    step is the mean of those before it.
 
     All sequences together teach these steps, for each outcome of the sequence's last draft. A sequence differs from
     the others by one factor on the odds of all its steps.
@@ -68,41 +68,44 @@ class AcceptanceStats:
         self._own: dict[Hashable, list[float]] = {}
         self._odds: dict[Hashable, tuple[float, float]] = {}
 
-    def observe(self, key: Hashable, budget: int, drafted: int, accepted: Seq[int], forget: float = 1.0) -> None:
-        """A draft has been verified.
+    def observe(
+        self, key: Hashable, num_draft_tokens: int, drafted: int, accepted: Seq[int], forget: float = 1.0
+    ) -> None:
+        """Learn from a verified draft.
 
         Args:
             key: of the sequence.
-            budget: nodes that were asked for.
+            num_draft_tokens: nodes that were requested.
             drafted: nodes that came and could be accepted.
             accepted: indices of those that were.
             forget: factor on the weight of the sequence's earlier drafts; 1 unless they are long ago.
         """
-        budget = min(budget, self.size)
-        if budget == 0:
+        num_draft_tokens = min(num_draft_tokens, self.size)
+        if num_draft_tokens == 0:
             return
-        accepted = [node for node in accepted if node < budget]
-        drafted = min(drafted, budget)
-        tried = [0, *(node + 1 for node in accepted if node + 1 < budget)]
-        opened = min(drafted + 1, budget)
+        accepted = [node for node in accepted if node < num_draft_tokens]
+        drafted = min(drafted, num_draft_tokens)
+        tried = [0, *(node + 1 for node in accepted if node + 1 < num_draft_tokens)]
+        opened = min(drafted + 1, num_draft_tokens)
         fate = self._fate.get(key, _PARTLY)
         self._learn_own(key, fate, tried, len(accepted), opened, drafted, ACCEPTANCE_DECAY * forget)
         decay, counts = ACCEPTANCE_SHARED_DECAY, self._counts[fate]
         for row, places in ((counts[_TRIED], tried), (counts[_ACCEPTED], accepted)):
-            row[:budget] = [count * decay for count in row[:budget]]
+            row[:num_draft_tokens] = [count * decay for count in row[:num_draft_tokens]]
             for place in places:
                 row[place] += 1
         for row, length in ((counts[_OPEN], opened), (counts[_DRAFTED], drafted)):
-            row[:budget] = [
+            row[:num_draft_tokens] = [
                 *[count * decay + 1 for count in row[:length]],
-                *[count * decay for count in row[length:budget]],
+                *[count * decay for count in row[length:num_draft_tokens]],
             ]
         self._num_new += 1
         if drafted:
             self._fate[key] = _REJECTED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
 
     def state(self) -> list[list[list[float]]]:
-        """What all sequences together have taught, as plain numbers: by outcome of the last draft, kind and place."""
+        """Return the counts of all sequences together, as plain numbers: by outcome of the last draft, count and
+        position."""
         used = (place + 1 for counts in self._counts for row in counts for place, count in enumerate(row) if count)
         length = max(used, default=0)
         return [[[round(count, 4) for count in row[:length]] for row in counts] for counts in self._counts]
@@ -127,13 +130,13 @@ class AcceptanceStats:
         self._compute_steps(max(1, max(lengths)))
 
     def stop(self, key: Hashable) -> None:
-        """The sequence leaves."""
+        """Forget a sequence that leaves."""
         self._own.pop(key, None)
         self._odds.pop(key, None)
         self._fate.pop(key, None)
 
     def expect(self, keys: Seq[Hashable], places: int) -> tuple[Array, Array]:
-        """For each sequence and place: the chance of an accepted node, and that of a node at all.
+        """Return for each sequence and position the probability of an accepted node, and that of a node at all.
 
         Returns:
             Two arrays [len(keys), places].
@@ -147,7 +150,7 @@ class AcceptanceStats:
         return accept_probs[:, 0], accept_probs[:, 1]
 
     def expect_one(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
-        """The same of one sequence, two lists [places]."""
+        """Return what `expect` returns for one sequence, as two lists [places]."""
         self._refresh(places)
         accepts, drafts, _ = self._steps[self._fate.get(key, _PARTLY)]
         odds, odds_drafted = self._odds.get(key, _EVEN)
@@ -169,7 +172,7 @@ class AcceptanceStats:
     def _learn_own(
         self, key: Hashable, fate: int, tried: list[int], num_accepted: int, opened: int, drafted: int, decay: float
     ) -> None:
-        """How the sequence differs from what was to be expected of any."""
+        """Learn how the sequence differs from the expectation of any sequence."""
         if len(self._steps[fate][0]) <= max(tried[-1], opened):
             self._compute_steps(max(tried[-1], opened) + 1)
         accepts, _, sums = self._steps[fate]
@@ -193,14 +196,14 @@ class AcceptanceStats:
         totals = [[sum(three) for three in zip(*rows, strict=True)] for rows in each]
         weight, state = ACCEPTANCE_WEIGHT, ACCEPTANCE_STATE_WEIGHT
         accepts_of_any, drafts_of_any = [], []
-        guess, seen, good = ACCEPTANCE_FIRST, weight, weight * ACCEPTANCE_NEXT
+        prior, seen, good = ACCEPTANCE_FIRST, weight, weight * ACCEPTANCE_NEXT
         for place, (tried, accepted, opened, drafted) in enumerate(zip(*totals, strict=True)):
-            accepts_of_any.append((accepted + weight * guess) / (tried + weight))
+            accepts_of_any.append((accepted + weight * prior) / (tried + weight))
             drafts_of_any.append((drafted + LENGTH_WEIGHT) / (opened + LENGTH_WEIGHT))
             if place:  # the prior of a place is the acceptance of the places before it, all but the first together
                 seen += tried
                 good += accepted
-            guess = good / seen
+            prior = good / seen
         steps = []
         for counts in self._counts:
             accepts, drafts = [
@@ -219,12 +222,10 @@ class AcceptanceStats:
 
 
 def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
-    """Odds over those expected, with a prior of no difference."""
+    """Return the odds over the expected ones, with a prior of no difference."""
     weight = ACCEPTANCE_SEQUENCE_WEIGHT
     return (came + weight) / (expected + weight) * (feared + weight) / (failed + weight)
 
-
-# Acceptance rates by level, with a prior and a decay.
 
 RATE_DECAY = 0.98
 """Weight that earlier trials keep when one more of the same level is observed: about the last fifty count."""
@@ -233,7 +234,7 @@ RATE_PRIOR_WEIGHT = 2.0
 
 
 class Rates:
-    """Acceptance by level: of each position, match length, or bin of a drafter's confidence.
+    """Acceptance rates by level: of each position, match length, or bin of a drafter's confidence.
 
     The estimate is that of a beta prior around `prior`, after trials whose weight decays with every new trial of the
     same level. Only uncensored trials count: a node is one if its parent was accepted (or is the last committed
@@ -258,29 +259,29 @@ class Rates:
         return len(self._prior)
 
     def rate(self, level: int) -> float:
-        """The chance that something of this level is accepted; levels beyond the last count as the last."""
+        """Return the probability that something of this level is accepted; levels beyond the last count as the last."""
         level = min(level, len(self._prior) - 1)
         weight = self._weight
         return (self._accepted[level] + weight * self._prior[level]) / (self._tried[level] + weight)
 
     def observe(self, level: int, accepted: bool) -> None:
-        """One uncensored trial."""
+        """Count one uncensored trial."""
         level = min(level, len(self._prior) - 1)
         self._tried[level] = self._tried[level] * self._decay + 1
         self._accepted[level] = self._accepted[level] * self._decay + accepted
 
     def trials(self, level: int) -> float:
-        """Decayed number of trials of a level."""
+        """Return the decayed number of trials of a level."""
         return self._tried[min(level, len(self._prior) - 1)]
 
 
 def bin_of(confidence: float, num_bins: int) -> int:
-    """The level of a confidence in [0, 1] among equally wide bins; what is out of it, or NaN, counts as 0 or as 1."""
+    """Return the level of a confidence in [0, 1] among equally wide bins; NaN and values out of it count as 0 or 1."""
     if not confidence > 0:
         return 0
     return int(min(confidence * num_bins, num_bins - 1))
 
 
 def bin_centres(num_bins: int) -> list[float]:
-    """The prior that takes a drafter's confidence at its word."""
+    """Return the prior that takes a drafter's confidence as a probability."""
     return [(i + 0.5) / num_bins for i in range(num_bins)]

@@ -1,8 +1,8 @@
-"""The budget that chooses K by itself, 0 included, from measured acceptance and costs.
+"""The policy that chooses K automatically, 0 included, from measured acceptance and costs.
 
 It maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec, 2406.14066), and
-its price is the chance of acceptance below which a further node lowers them. Drafters whose drafts come whole
-get another automatic budget (`automatic_policy`).
+its `min_acceptance_prob` is the probability of acceptance below which a further node lowers them. Drafters of
+fixed-length drafts get another policy (`automatic_policy`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from forerun.speculation.goodput import (
 from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Sequence
 
-# What steps teach: acceptance of drafts, costs of each kind of step, and how much time probes may take.
-
 PROBE_FORGETS = 0.8
 """Weight that a sequence's earlier trials keep when it drafts after a pause, since much may have changed."""
 PARTLY_RESTED = 0.25
@@ -38,10 +36,10 @@ PARTLY_RESTED = 0.25
 
 @dataclass(slots=True)
 class _PlannedStep:
-    """What one step asked of the drafter.
+    """The drafting of one step.
 
     Attributes:
-        count: sequences that were to draft. longest: their largest budget.
+        count: sequences that were to draft. longest: their largest K.
         rested: those of them that drafted for the first time, or after a pause.
         lag: tokens that the drafter had not seen of these.
     """
@@ -53,7 +51,7 @@ class _PlannedStep:
 
     @property
     def share(self) -> float:
-        """What the step counts of what drafts usually cost; nothing if the drafter had to catch up with all of them."""
+        """Return the weight of the step among drafts of usual cost; 0 if all drafts included the drafter's prefill."""
         return 1.0 if not self.rested else PARTLY_RESTED if self.rested < self.count else 0.0
 
 
@@ -75,7 +73,7 @@ class Lessons:
         self.steps = 0
 
     def note(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
-        """A step is done."""
+        """Note a step that is done."""
         self.steps += 1
         self._noted.append((self.steps, cost, outcomes))
 
@@ -86,7 +84,7 @@ class Lessons:
             planned_kind: of requests, in steps of so many sequences (`num_planned`).
 
         Returns:
-            Tokens that came in those of these steps in which somebody drafted.
+            Tokens that came in those of these steps in which some sequence drafted.
         """
         noted, self._noted = self._noted, []
         kinds: dict[tuple[str, int, int, int, int, float], list[tuple[StepCost, _PlannedStep]]] = {}
@@ -112,7 +110,7 @@ class Lessons:
         return tokens
 
     def _learn_costs(self, kind: str, batch: int, num_rows: int, steps: Seq[tuple[StepCost, _PlannedStep]]) -> None:
-        """Of steps of one kind."""
+        """Learn the costs of steps of one kind."""
         count, asked = len(steps), steps[0][1]
         seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost, _ in steps]
         drafting = [cost.time_draft for cost, _ in steps]
@@ -128,26 +126,26 @@ class Lessons:
         self._probes.earn(sum(seconds) + sum(drafting), count)
 
     def _learn_acceptance(self, number: int, outcomes: Seq[DraftOutcome]) -> _PlannedStep:
-        """Of one step."""
+        """Learn the acceptance of one step."""
         asked = _PlannedStep()
         for outcome in outcomes:
-            budget, sequence, draft = outcome.budget, outcome.sequence, outcome.draft
-            if budget == 0:
+            num_draft_tokens, sequence, draft = outcome.num_draft_tokens, outcome.sequence, outcome.draft
+            if num_draft_tokens == 0:
                 continue
             lag = self._pauses.lag(sequence, number)
             forget = PROBE_FORGETS if self._pauses.has_paused(sequence, number) else 1.0
             self._pauses.drafted(sequence, number)
             asked.count += 1
-            asked.longest = max(asked.longest, budget)
+            asked.longest = max(asked.longest, num_draft_tokens)
             asked.rested += lag > 0
             asked.lag += lag
             drafted = min(draft.num_candidates, len(draft))
-            self._acceptance.observe(sequence, budget, drafted, outcome.verdict.path, forget)
+            self._acceptance.observe(sequence, num_draft_tokens, drafted, outcome.verdict.path, forget)
         return asked
 
 
 def kind_of(sequences: Seq[Sequence]) -> str:
-    """Of requests: what logits cost after the forward depends on it."""
+    """Return the kind of requests, on which the cost of logits after the forward depends."""
     return "greedy" if all(sequence.params.greedy for sequence in sequences) else "drawn"
 
 
@@ -158,24 +156,24 @@ PLAN_STEPS = 4
 PLAIN_CELL = (0, 0)
 """Of `Prospects.rates_together`: no sequence drafts."""
 PLACES_ALONE = 16
-"""Budgets that are compared for a single sequence; or twice the standing one, if that is more."""
+"""Values of K that are compared for a single sequence; or twice the standing one, if that is more."""
 PLAN_MARGIN = 0.01
 """Relative gain in tokens per second by which another plan must beat the standing one."""
 PLACES_REASON = 8
-"""Budgets by which a batch that does not draft is compared with one sequence alone."""
+"""Values of K by which a batch that does not draft is compared with one sequence alone."""
 HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
 START_MARGIN = 1.5
-"""Factor on the time of catching up that drafts must save: the best of many plans is believed better than it is."""
+"""Factor on the time of the drafter's prefill that drafts must save, against the optimistic bias of the maximum."""
 PROBE_LENGTHS = (1, 2)
 """Steps, in turn, of probes in which sequences draft that did not. In the first the drafter may have to catch up:
 only the second shows what it costs otherwise."""
 
 
 class AutomaticPolicy(SpeculationPolicy):
-    """Chooses every sequence's K, 0 included, and the price: the chance of acceptance that a draft's nodes must reach.
+    """Chooses every sequence's K, 0 included, and the probability of acceptance that a draft's nodes must reach.
 
-    What the engine writes does not depend on it, only how fast.
+    The choice changes the speed of the engine, and not its output.
 
     Args:
         stored: measured costs, shared with other engines; None begins with none, and keeps none.
@@ -203,17 +201,17 @@ class AutomaticPolicy(SpeculationPolicy):
         self._planned: list[Sequence] = []
         self._kind = ""
         self._prospects: Prospects | ProspectsAlone | None = None  # from which it was made
-        self._places = 1  # largest budget that was considered
-        self._price = 0.0
+        self._places = 1  # largest K that was considered
+        self._min_acceptance_prob = 0.0
         self._left = 0  # steps for which it stands
         self._rate = 0.0  # tokens per second that it is expected to give
         self._reason: Reason = "measuring"
-        self._plain: DraftPlan | None = None  # the plan itself, where nobody drafts
+        self._plain: DraftPlan | None = None  # the plan itself, where no sequence drafts
         self._alone = 0  # the last K of a single sequence
         self._cell = PLAIN_CELL  # the last threshold and limit of several
         self._turn = self._trials = 0
         self._forgone = 0.0  # tokens that plain decoding would give in the time of the present probe; 0 without one
-        self._trial: list[int] | None = None  # the budgets of its second step, until that is planned
+        self._trial: list[int] | None = None  # the numbers of draft tokens of its second step, until that is planned
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         standing = self._left > 0 and self._planned == sequences
@@ -226,15 +224,15 @@ class AutomaticPolicy(SpeculationPolicy):
                 return DraftPlan(_within_room(trial, sequences), reason="probe")
             if self._plain is not None:
                 return self._plain
-        budgets = _within_room([self._chosen[sequence] for sequence in sequences], sequences)
+        num_draft_tokens = _within_room([self._chosen[sequence] for sequence in sequences], sequences)
         if not standing and self._rate > 0 and self._probes.due:
-            probe = self._probe(sequences, budgets)
+            probe = self._probe(sequences, num_draft_tokens)
             if probe is not None:
                 return DraftPlan(probe, reason="probe")
         reason = self._reason
-        if reason == "gain" and not any(budgets):
+        if reason == "gain" and not any(num_draft_tokens):
             reason = "no room"
-        plan = DraftPlan(budgets, self._price, reason)
+        plan = DraftPlan(num_draft_tokens, self._min_acceptance_prob, reason)
         if self._left and not any(self._chosen[sequence] for sequence in sequences):
             self._plain = plan
         return plan
@@ -280,17 +278,21 @@ class AutomaticPolicy(SpeculationPolicy):
             return
         draft = self.costs.draft(batch, places)
         if batch == 1:
-            rate, budgets = self._best_alone(sequences[0], target.tolist(), draft.tolist())
+            rate, num_draft_tokens = self._best_alone(sequences[0], target.tolist(), draft.tolist())
         else:
-            rate, budgets = self._best_together(sequences, target, draft)
-        self._settle(sequences, budgets, rate, prob_that_pays(rate, budgets, target, draft))
-        self._reason = "gain" if any(budgets) else "full batch" if self._gains_alone(batch, context) else "no gain"
+            rate, num_draft_tokens = self._best_together(sequences, target, draft)
+        self._settle(sequences, num_draft_tokens, rate, prob_that_pays(rate, num_draft_tokens, target, draft))
+        self._reason = (
+            "gain" if any(num_draft_tokens) else "full batch" if self._gains_alone(batch, context) else "no gain"
+        )
 
-    def _settle(self, sequences: Seq[Sequence], budgets: list[int], rate: float, min_acceptance_prob: float) -> None:
-        longest = max(budgets)
-        kept = all(self._chosen.get(sequence) == budget for sequence, budget in zip(sequences, budgets, strict=True))
-        self._chosen.update(zip(sequences, budgets, strict=True))
-        self._rate, self._price = rate, min_acceptance_prob
+    def _settle(
+        self, sequences: Seq[Sequence], num_draft_tokens: list[int], rate: float, min_acceptance_prob: float
+    ) -> None:
+        longest = max(num_draft_tokens)
+        kept = all(self._chosen.get(sequence) == k for sequence, k in zip(sequences, num_draft_tokens, strict=True))
+        self._chosen.update(zip(sequences, num_draft_tokens, strict=True))
+        self._rate, self._min_acceptance_prob = rate, min_acceptance_prob
         steps = 2 * PLAN_STEPS if kept else PLAN_STEPS
         self._left = (steps if longest else max(PLAN_STEPS, math.ceil(self._probes.wait))) - 1
         if longest:
@@ -299,7 +301,7 @@ class AutomaticPolicy(SpeculationPolicy):
             self._left = 0  # the first of its kind is judged at once
 
     def _best_alone(self, sequence: Sequence, target: Seq[float], draft: Seq[float]) -> tuple[float, list[int]]:
-        """Tokens per second, and the budget that gives them; the standing one, unless another is clearly better."""
+        """Return the tokens per second and K of one sequence; the standing K, unless another is clearly better."""
         gains, accept_probs = self.acceptance.expect_one(sequence, self._places)
         prospects = self._prospects = ProspectsAlone(gains, accept_probs, target, draft)
         rates = prospects.rates
@@ -314,7 +316,7 @@ class AutomaticPolicy(SpeculationPolicy):
         return rates[best], [best]
 
     def _best_together(self, sequences: Seq[Sequence], target: Table, draft: Table) -> tuple[float, list[int]]:
-        """The same of several sequences."""
+        """Return the tokens per second and K of several sequences."""
         gains, accept_probs = self.acceptance.expect(sequences, self._places)
         prospects = self._prospects = Prospects(gains, accept_probs, target, draft, self.costs.growth)
         grid, choices = prospects.rates_together()
@@ -326,16 +328,16 @@ class AutomaticPolicy(SpeculationPolicy):
         if not pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
             best = PLAIN_CELL
         self._cell = best
-        rate, plain, budgets = float(grid[best]), float(grid[PLAIN_CELL]), choices[best].tolist()
+        rate, plain, num_draft_tokens = float(grid[best]), float(grid[PLAIN_CELL]), choices[best].tolist()
         starts = [self._earns_its_start(sequence, rate, plain) for sequence in sequences]
-        earning = [budget if earns else 0 for budget, earns in zip(budgets, starts, strict=True)]
-        if earning != budgets:
+        earning = [k if earns else 0 for k, earns in zip(num_draft_tokens, starts, strict=True)]
+        if earning != num_draft_tokens:
             tokens, seconds = prospects.outlook(earning)
             rate = tokens / seconds
         return rate, earning
 
     def _earns_its_start(self, sequence: Sequence, rate: float, plain: float) -> bool:
-        """Whether its drafts will have saved the time in which the drafter first catches up with it.
+        """Return whether its drafts will save more time than the drafter's prefill takes.
 
         rate, plain: tokens per second of all sequences together with drafts and without.
         """
@@ -345,12 +347,12 @@ class AutomaticPolicy(SpeculationPolicy):
         )
 
     def _catching_up(self, sequences: Seq[Sequence]) -> float:
-        """Seconds until the drafter has computed with all tokens of these, if they are to draft."""
+        """Return the seconds of the drafter's prefill of these sequences, if they are to draft."""
         step = self._lessons.steps + 1
         return self.costs.catch_up(sum([self._pauses.lag(sequence, step) for sequence in sequences]))
 
     def _gains_alone(self, batch: int, context: float) -> bool:
-        """Whether drafting as good as it is on average in this batch would pay for one sequence alone."""
+        """Return whether drafting at this batch's mean acceptance would pay for one sequence alone."""
         prospects = self._prospects
         if not isinstance(prospects, Prospects):
             return False
@@ -361,21 +363,21 @@ class AutomaticPolicy(SpeculationPolicy):
         rates = ProspectsAlone(gains, accept_probs, target.tolist(), self.costs.draft(1, places).tolist()).rates
         return pays(max(rates[1:]), rates[0], GAIN_ALONE, goes_on=False)
 
-    def _probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int] | None:
-        """Other budgets for this step, if some that might show something new can be afforded."""
+    def _probe(self, sequences: Seq[Sequence], num_draft_tokens: list[int]) -> list[int] | None:
+        """Return other numbers of draft tokens to try in this step, if some can be afforded; else None."""
         if self._prospects is None:
             return None
         self._turn += 1
-        idle = not any(budgets)
-        other = self._idle_probe(sequences) if idle else self._busy_probe(sequences, budgets)
+        idle = not any(num_draft_tokens)
+        other = self._idle_probe(sequences) if idle else self._busy_probe(sequences, num_draft_tokens)
         other = _within_room(other, sequences)
-        if other == budgets:
+        if other == num_draft_tokens:
             return None
         tokens, seconds = self._prospects.outlook(other)
         if not idle:
             return other if self._probes.buy(seconds - tokens / self._rate) else None
         steps = PROBE_LENGTHS[self._trials % len(PROBE_LENGTHS)]
-        asked = [sequence for sequence, budget in zip(sequences, other, strict=True) if budget]
+        asked = [sequence for sequence, k in zip(sequences, other, strict=True) if k]
         if not self._probes.buy(steps * (seconds - tokens / self._rate) + self._catching_up(asked)):
             return None
         self._trials += 1
@@ -385,37 +387,40 @@ class AutomaticPolicy(SpeculationPolicy):
         return other
 
     def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
-        """Some of the sequences draft, those that have not for longest."""
+        """Choose sequences that draft in a probe: those that have not for longest."""
         assert self._prospects is not None
         if isinstance(self._prospects, ProspectsAlone):
             return [max(range(1, min(5, len(self._prospects.rates))), key=self._prospects.rates.__getitem__)]
         order = sorted(range(len(sequences)), key=lambda i: self._pauses.last(sequences[i]))
         return cheapest_trial(self._prospects, order, self._rate)
 
-    def _busy_probe(self, sequences: Seq[Sequence], budgets: list[int]) -> list[int]:
-        """In turn: longer drafts, sequences that do not draft, and a plain step, where it may be the better one."""
+    def _busy_probe(self, sequences: Seq[Sequence], num_draft_tokens: list[int]) -> list[int]:
+        """Choose in turn longer drafts, sequences that do not draft, and a plain step, where it may be better."""
         assert self._prospects is not None
         if self._turn % 3 == 0:
-            tokens, seconds = self._prospects.outlook([0] * len(budgets))
-            rows = self.costs.seen_rows(self._kind, len(budgets), len(budgets))
-            return [0] * len(budgets) if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds else budgets
-        if self._turn % 3 == 1 and 0 in budgets:
-            zeros = [i for i, budget in enumerate(budgets) if budget == 0]
+            tokens, seconds = self._prospects.outlook([0] * len(num_draft_tokens))
+            rows = self.costs.seen_rows(self._kind, len(num_draft_tokens), len(num_draft_tokens))
+            return (
+                [0] * len(num_draft_tokens)
+                if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds
+                else num_draft_tokens
+            )
+        if self._turn % 3 == 1 and 0 in num_draft_tokens:
+            zeros = [i for i, k in enumerate(num_draft_tokens) if k == 0]
             longest = min(zeros, key=lambda i: self._pauses.last(sequences[i]))
-            return [max(budget, int(i == longest)) for i, budget in enumerate(budgets)]
-        return [min(budget + (budget + 1) // 2, self._places) for budget in budgets]
+            return [max(k, int(i == longest)) for i, k in enumerate(num_draft_tokens)]
+        return [min(k + (k + 1) // 2, self._places) for k in num_draft_tokens]
 
 
 def automatic_policy(
     *, fixed_length_draft: int | None, cost_key: tuple[str, ...] | None, catches_up: bool = False
 ) -> SpeculationPolicy:
-    """K chosen by measurement.
+    """Make the policy that chooses K by measurement.
 
     Args:
-        fixed_length_draft: nodes of the drafter's drafts, where they come whole or not at all; None for every other
-        drafter.
+        fixed_length_draft: nodes of the drafter's fixed-length drafts; None for every other drafter.
         cost_key: all that costs depend on besides machine and threads (models, their number format, the drafter):
-            the budget begins with the costs that earlier engines of the same key measured, and keeps what it
+            the policy begins with the costs that earlier engines of the same key measured, and keeps what it
             measures. None begins with nothing and keeps nothing.
         catches_up: as `Lessons` has it.
     """
@@ -426,5 +431,5 @@ def automatic_policy(
     return AutomaticPolicy(StoredCosts(costs_setting(cost_key)), acceptance=prior(cost_key), catches_up=catches_up)
 
 
-def _within_room(budgets: Seq[int], sequences: Seq[Sequence]) -> list[int]:
-    return [min(budget, max(sequence.room, 0)) for budget, sequence in zip(budgets, sequences, strict=True)]
+def _within_room(num_draft_tokens: Seq[int], sequences: Seq[Sequence]) -> list[int]:
+    return [min(k, max(sequence.room, 0)) for k, sequence in zip(num_draft_tokens, sequences, strict=True)]

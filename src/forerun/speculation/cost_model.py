@@ -1,4 +1,4 @@
-"""What a step costs by what it does, learned while it is done."""
+"""The measured costs of a step, learned while it runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
-
-# Seconds as a function of a count, learned from noisy observations while it is being used.
 
 Table = NDArray[np.float64]
 
@@ -30,7 +28,7 @@ COST_TOLERANCE = 0.01
 
 
 class Curve:
-    """What something costs by a whole number: rows of a forward, or nodes asked of a drafter.
+    """The cost as a function of a whole number: rows of a forward, or nodes requested of a drafter.
 
     Each count seen has a mean of its own, so that steps (kernels that pad) show; between them the shape is
     interpolated, and beyond them it continues the weighted regression line through all of them. Counts never seen are
@@ -59,20 +57,20 @@ class Curve:
         self._stale = False
 
     def __bool__(self) -> bool:
-        """Whether anything was seen."""
+        """Return whether any observation was made."""
         return bool(self._means)
 
     @property
     def largest(self) -> int:
-        """The largest count seen; 0 if none."""
+        """Return the largest count seen; 0 if none."""
         return max(self._means, default=0)
 
     def weight(self, count: int) -> float:
-        """Observations of this count, as they are weighted now."""
+        """Return the weight of the observations of this count."""
         return self._weights.get(min(count, self._size - 1), 0.0)
 
     def add(self, count: int, seconds: float, share: float = 1.0) -> None:
-        """One observation. share: its weight; n for the mean of n."""
+        """Add one observation. share: its weight; n for the mean of n."""
         count = min(count, self._size - 1)
         mean, weight = self._means.get(count), self._weights.get(count, 0.0)
         if mean is None:
@@ -91,7 +89,7 @@ class Curve:
             self._stale = True
 
     def table(self, most: int | None = None) -> Table:
-        """[most or more] seconds by count, up to `size`; all if None. Read only."""
+        """Return [most or more] seconds by count, up to `size`; all if None. Read only."""
         most = self._size if most is None else min(most, self._size)
         form = None
         if self._shape is not None and len(self._shape._means) > 1:
@@ -104,7 +102,7 @@ class Curve:
         return self._table
 
     def state(self) -> dict[str, list[float]]:
-        """Means and weights by count, as JSON holds them."""
+        """Return means and weights by count, as JSON holds them."""
         return {str(x): [mean, self._weights[x]] for x, mean in self._means.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -124,12 +122,13 @@ class Curve:
         self._stale = True
 
     def take(self, other: Curve) -> None:
-        """Learn what another curve has."""
+        """Add what another curve has observed."""
         for count, mean in other._means.items():
             self.add(count, mean, other._weights[count])
 
     def _compute(self, base: Table, lowered: bool) -> Table:
-        """[most] where most is beyond the largest count seen: the table rises from there on by itself.
+        """Return [most] seconds, where `most` is beyond the largest count seen: the table rises from there on by
+        itself.
 
         Args:
             base: [most], to be bent.
@@ -153,7 +152,7 @@ class Curve:
         return smooth
 
     def _line(self, most: int) -> Table:
-        """[most] the regression line through the means, rising and positive; zeros without any."""
+        """Return [most] the regression line through the means, rising and positive; zeros without any."""
         if not self._means:
             return np.zeros(most)
         counts = np.arange(most, dtype=np.float64)
@@ -172,7 +171,7 @@ class Curve:
 
 
 def clipped_mean(seconds: Sequence[float]) -> float:
-    """The mean, where what exceeds the median by the factor COST_CLIP counts as so much."""
+    """Return the mean, with values clipped at COST_CLIP times the median."""
     most = COST_CLIP * sorted(seconds)[(len(seconds) - 1) // 2]
     return sum(min(each, most) for each in seconds) / len(seconds)
 
@@ -196,7 +195,7 @@ COST_GROWTH = 0.5
 class CostModel:
     """Seconds of a step's parts: the target by rows, batch and context, the drafter by nodes asked of it.
 
-    Two things move all costs together and must not be mistaken for a difference between budgets: the context grows,
+    Two things move all costs together and must not be mistaken for a difference between values of K: the context grows,
     and the machine's speed changes. Context has a slope, and the machine a pace, by which every observation
     is divided before it is learned.
 
@@ -217,7 +216,7 @@ class CostModel:
         self._pace = 1.0
 
     def target(self, kind: str, batch: int, context: float, most: int = COST_SIZE) -> Table | None:
-        """[most at most] seconds by rows of a step without prompt chunks; None if no such step was seen.
+        """Return [most at most] seconds by rows of a step without prompt chunks; None if no such step was seen.
 
         Args:
             kind: of requests, "greedy" or "drawn": what logits cost after the forward depends on it.
@@ -233,14 +232,14 @@ class CostModel:
         return table + extra if extra >= 0 else np.maximum(table + extra, table / 4)
 
     def seen_rows(self, kind: str, batch: int, rows: int) -> float:
-        """Observations of steps of so many rows, as they are weighted now."""
+        """Return the weight of observed steps with this number of rows."""
         curve = self._target.get((kind, bucket(batch)))
         return 0.0 if curve is None else curve.weight(rounded(rows))
 
     def draft(self, batch: int, places: int) -> Table:
-        """[places + 1] seconds in the drafter by the largest budget of `batch` sequences; zeros if none was measured.
+        """Return [places + 1] seconds in the drafter by the largest K of `batch` sequences; zeros if none was measured.
 
-        At 0 it is not asked, and the cost is that of being told what happened.
+        At 0 it does not draft, and the cost is that of its update with the verdicts.
         """
         wanted = bucket(batch)
         key = min((key for key, curve in self._draft.items() if curve), key=lambda key: abs(key - wanted), default=None)
@@ -256,7 +255,7 @@ class CostModel:
 
     @property
     def growth(self) -> float:
-        """Power of the number of sequences with which drafting grows, from 0 to 1."""
+        """Return the power of the number of sequences with which drafting grows, from 0 to 1."""
         seen = sorted(key for key, curve in self._draft.items() if curve)
         if len(seen) < 2:
             return COST_GROWTH
@@ -267,11 +266,11 @@ class CostModel:
 
     @property
     def largest_draft(self) -> int:
-        """The largest budget that was tried."""
+        """Return the largest K that was tried."""
         return max((curve.largest for curve in self._draft.values()), default=0)
 
     def add_target(self, kind: str, batch: int, context: float, rows: int, seconds: float, share: float = 1.0) -> None:
-        """A step without prompt chunks has been computed: forward, verdicts and what the engine did besides.
+        """Add a step without prompt chunks: forward, verification and the engine's other work.
 
         share: its weight; n where context and seconds are the means of n such steps.
         """
@@ -291,26 +290,28 @@ class CostModel:
         curve.add(rows, seconds, share)
         self._shapes[kind].add(rows, seconds, share)
 
-    def add_draft(self, batch: int, budget: int, seconds: float, share: float = 1.0) -> None:
-        """A drafter has been asked for at most `budget` nodes of each of `batch` sequences."""
-        self._draft[bucket(batch)].add(budget, seconds / self._pace, share)
+    def add_draft(self, batch: int, num_draft_tokens: int, seconds: float, share: float = 1.0) -> None:
+        """Add a drafter's time for at most `num_draft_tokens` nodes of each of `batch` sequences."""
+        self._draft[bucket(batch)].add(num_draft_tokens, seconds / self._pace, share)
 
-    def add_first_draft(self, batch: int, budget: int, lag: int, seconds: float) -> None:
-        """The same after a pause: what exceeds the usual cost was for `lag` tokens that had come meanwhile."""
+    def add_first_draft(self, batch: int, num_draft_tokens: int, lag: int, seconds: float) -> None:
+        """Add a drafter's time after a pause: what exceeds the usual cost was the prefill of `lag` tokens."""
         paced, curve = seconds / self._pace, self._draft.get(bucket(batch))
         if curve:
-            usual = float(curve.table(budget + 1)[budget])
+            usual = float(curve.table(num_draft_tokens + 1)[num_draft_tokens])
             self._catch_up = _added(self._catch_up, max(paced - usual, 0.0), lag)
             if paced * FIRST_CLEAR < usual:  # without catching up it would have been even less
-                curve.add(budget, paced, FIRST_SHARE)
+                curve.add(num_draft_tokens, paced, FIRST_SHARE)
             return
         lacking = 0 if self._following[0] else lag  # prompts that were followed have been computed with already
         at_least = paced / (1 + CATCH_UP_SHARE * lacking)
-        elsewhere = float(self.draft(batch, budget)[budget]) / self._pace  # as other batches have it; 0 without any
-        self._draft[bucket(batch)].add(budget, max(at_least, min(elsewhere, paced)), FIRST_SHARE)
+        elsewhere = (
+            float(self.draft(batch, num_draft_tokens)[num_draft_tokens]) / self._pace
+        )  # as other batches have it; 0 without any
+        self._draft[bucket(batch)].add(num_draft_tokens, max(at_least, min(elsewhere, paced)), FIRST_SHARE)
 
     def add_following(self, seconds: float, tokens: int) -> None:
-        """A drafter that might have put it off has computed with prompts beside the target.
+        """Add the time of a drafter that has computed prompts beside the target, and might have put it off.
 
         Args:
             seconds: in the drafter, in steps that held prompts and in which nobody drafted.
@@ -320,14 +321,13 @@ class CostModel:
         self._following = _added(self._following, max(seconds / self._pace - idle, 0.0), tokens)
 
     def catch_up(self, lag: int) -> float:
-        """Seconds that drafting costs more where so many tokens have come since the sequence drafted; those that were
-        spent before the first draft, to follow it, included."""
+        """Return the seconds of the drafter's prefill of `lag` tokens, time spent before the first draft included."""
         return (
             self._pace * lag * sum(seconds / tokens for seconds, tokens in (self._catch_up, self._following) if tokens)
         )
 
     def add_idle(self, seconds: float, share: float = 1.0) -> None:
-        """A step has passed in which the drafter was not asked; it was told what happened."""
+        """Add the drafter's time in a step that drafted nothing."""
         self._idle.add(0, seconds / self._pace, share)
 
     def _new_curve(self, key: tuple[str, int]) -> Curve:
@@ -336,7 +336,7 @@ class CostModel:
         return curve
 
     def state(self) -> dict[str, Any]:
-        """All of it as plain numbers, for the next process."""
+        """Return the model as plain numbers, for the next process."""
         return {
             "target": [[*key, self._context[key], curve.state()] for key, curve in self._target.items() if curve],
             "draft": [[key, curve.state()] for key, curve in self._draft.items() if curve],
@@ -347,7 +347,7 @@ class CostModel:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> CostModel:
-        """A model that begins with what `state` once gave.
+        """Make a model that begins with what `state` once gave.
 
         Raises:
             ValueError, TypeError, KeyError, AttributeError, OverflowError: it is something else.
@@ -384,7 +384,7 @@ class _Slope:
 
 
 def bucket(batch: int) -> int:
-    """Batches that share a curve: each alone up to 4, then four to every doubling."""
+    """Return the batch size whose curve is shared: each alone up to 4, then four to every doubling."""
     if batch <= 4:
         return batch
     step = 1 << (batch.bit_length() - 3)
@@ -392,13 +392,13 @@ def bucket(batch: int) -> int:
 
 
 def rounded(rows: int) -> int:
-    """Rows that share a mean: each alone up to 16, then eight to every doubling."""
+    """Return the rows whose mean is shared: each alone up to 16, then eight to every doubling."""
     step = 1 << max(0, rows.bit_length() - 4)
     return min((rows + step // 2) // step * step, COST_SIZE - 1)
 
 
 def _nearest(curves: Mapping[tuple[str, int], Curve], wanted: tuple[str, int]) -> tuple[str, int] | None:
-    """The key whose curve to read: the wanted one if it was measured, else that of the nearest batch."""
+    """Return the key whose curve to read: the wanted one if it was measured, else that of the nearest batch."""
     if curves.get(wanted):
         return wanted
     return min(
@@ -409,19 +409,19 @@ def _nearest(curves: Mapping[tuple[str, int], Curve], wanted: tuple[str, int]) -
 
 
 def _added(account: tuple[float, float], seconds: float, tokens: int) -> tuple[float, float]:
-    """Seconds and tokens, with more of them; those before lose weight."""
+    """Add seconds and tokens to decayed sums."""
     kept = 1 - 1 / COST_MEMORY
     return account[0] * kept + seconds, account[1] * kept + tokens
 
 
 def _account(state: Mapping[str, Any], name: str) -> tuple[float, float]:
-    """Seconds and tokens, if the state has any."""
+    """Return the state's seconds and tokens, zeros if it has none."""
     seconds, tokens = state.get(name, (0.0, 0.0))
     return _within(seconds, 1e6), _within(tokens, 1e9)
 
 
 def _within(value: Any, most: float) -> float:
-    """The number, if it lies in 0..most; a ValueError otherwise."""
+    """Return the number if it lies in 0..most. Raises ValueError otherwise."""
     number = float(value)
     if not 0 <= number <= most:
         raise ValueError(f"{number} lies outside 0..{most}")

@@ -33,7 +33,7 @@ _warned: set[Path] = set()
 
 
 def cache_file() -> Path | None:
-    """Where costs are kept, in forerun's folder. None without one, or where FORERUN_COST_CACHE is 0.
+    """Return the file of costs in forerun's folder. None without one, or where FORERUN_COST_CACHE is 0.
 
     Raises:
         ConfigError: it is neither 0 nor 1.
@@ -74,20 +74,19 @@ class StoredCosts:
 
 
 def key_here(setting: tuple[str, ...]) -> str:
-    """The key of a setting on this machine."""
+    """Return the key of a setting on this machine."""
     machine = (platform.node(), platform.machine(), str(os.cpu_count()))
-    return hashlib.sha256("\n".join((*setting, *machine)).encode()).hexdigest()[:32]
+    return _plain_key((*setting, *machine))
 
 
 def suggest(key: str, costs: CostModel) -> None:
-    """Costs of a setting on this machine that were measured earlier, for engines to begin with; those that are known
-    already stay."""
+    """Set costs of a setting on this machine that were measured earlier, unless it has costs already."""
     if key not in _known and key not in _read():
         _known[key] = costs
 
 
 def _read() -> dict[str, CostModel]:
-    """Key -> costs of every sound entry, the oldest first; empty if there is no readable file of this version."""
+    """Read key -> costs of every sound entry, the oldest first; empty if there is no readable file of this version."""
     file = cache_file()
     if file is None or not os.path.lexists(file):
         return {}
@@ -115,31 +114,28 @@ def _set_aside(file: Path) -> Path:
 
 
 def _warn(file: Path, consequence: str) -> None:
-    """Once a file and process."""
+    """Log a warning, once for a file and process."""
     if file not in _warned:
         _warned.add(file)
         _log.warning("The file of measured costs %s is damaged. %s Costs are measured again.", file, consequence)
 
 
-# What automatic budgets begin with: costs and acceptance that were measured before, in a file (`forerun tune`).
+# Start files of automatic policies: costs and acceptance that were measured before (`forerun tune`).
 #
 # Costs hold for the machine and the number of threads that they were measured on, and are left out on others.
-# Acceptance
-# depends on the models, the drafter and the prompts; it has the weight of a few trials.
+# Acceptance depends on the models, the drafter and the prompts; it has the weight of a few trials.
 
-_start_VERSION = 1
-
-"""What a damaged file may raise."""
+_START_VERSION = 1
 _acceptance: dict[str, Any] = {}
 
 
 def costs_setting(cost_key: tuple[str, ...]) -> tuple[str, ...]:
-    """All that costs depend on besides the machine."""
+    """Return all that costs depend on besides the machine."""
     return (*cost_key, str(torch.get_num_threads()))
 
 
 def prior(cost_key: tuple[str, ...]) -> AcceptanceStats:
-    """Acceptance as it begins for these models and drafter: with what a file has told, or with nothing."""
+    """Return the acceptance to begin with for these models and drafter: from a start file, or empty."""
     acceptance = AcceptanceStats()
     state = _acceptance.get(_plain_key(cost_key))
     if state is not None:
@@ -148,7 +144,7 @@ def prior(cost_key: tuple[str, ...]) -> AcceptanceStats:
 
 
 def entry(cost_key: tuple[str, ...], costs: CostModel, acceptance: AcceptanceStats) -> dict[str, Any]:
-    """What a file holds of one budget."""
+    """Return a start file's entry for one policy."""
     return {
         "setting": _plain_key(cost_key),
         "costs_setting": key_here(costs_setting(cost_key)),
@@ -159,20 +155,20 @@ def entry(cost_key: tuple[str, ...], costs: CostModel, acceptance: AcceptanceSta
 
 def write_start(path: Path, entries: list[Mapping[str, Any]]) -> None:
     """Write a file that `read_start` reads. Raises ConfigError where it cannot be written."""
-    write_json(path, {"version": _start_VERSION, "entries": entries}, error=ConfigError, indent=None)
+    write_json(path, {"version": _START_VERSION, "entries": entries}, error=ConfigError, indent=None)
 
 
 def read_start(path: Path) -> None:
-    """Have budgets that are made from now on begin with what a file tells.
+    """Have policies that are made from now on begin with the costs and acceptance of a file.
 
     Raises:
         ConfigError: it cannot be read, or is something else.
     """
     fields = Fields.read(path, ConfigError, remedy="Give a start file that forerun tune wrote.")
     version = fields.integer("version")
-    if version != _start_VERSION:
+    if version != _START_VERSION:
         raise ConfigError(
-            f"{path} has version {version}, but this forerun reads {_start_VERSION}. Run forerun tune again."
+            f"{path} has version {version}, but this forerun reads {_START_VERSION}. Run forerun tune again."
         )
     try:
         for each in fields.list_of("entries", dict):

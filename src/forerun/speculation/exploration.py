@@ -1,4 +1,4 @@
-"""When another budget than the best may be tried, and what that may cost."""
+"""Probes: when to try other numbers of draft tokens than the best, and what that may cost."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PROBE_TOLERANCE = 1.25
 class Probes:
     """An account of time: every step pays a small share of itself in, a probe is bought with what it will lose.
 
-    So probing never costs more than that share of the time, however slow the probed budget is, and budgets that lose
-    next to nothing are probed often.
+    So probing never costs more than that share of the time, however slow the probed K is, and values of K that
+    lose next to nothing are probed often.
 
     Attributes:
         wait: steps until a probe may be bought, at most 0 if it may now.
@@ -40,18 +40,18 @@ class Probes:
         self.wait = float(PROBE_STEPS)
 
     def earn(self, seconds: float, steps: int = 1) -> None:
-        """So many steps were made, which took so many seconds together."""
+        """Earn from `steps` steps that took `seconds` together."""
         self._income = self._share * seconds / steps
         self._balance += self._share * seconds
         self.wait -= steps
 
     @property
     def due(self) -> bool:
-        """Whether a probe may be bought now."""
+        """Return whether a probe may be bought now."""
         return self.wait <= 0
 
     def buy(self, loss: float) -> bool:
-        """Whether a probe that loses so many seconds may be made now; it then has been paid for."""
+        """Buy a probe that loses `loss` seconds, if it can be paid for. Return whether it can."""
         if self._balance < loss:  # not asked again before it can be paid for
             steps = (loss - self._balance) / self._income if self._income else 0.0
             self.wait = min(max(steps, PROBE_STEPS / 2), PROBE_PATIENCE)
@@ -61,12 +61,13 @@ class Probes:
         return True
 
     def judge(self, gained: bool) -> None:
-        """A probe gained or lost time: later ones may cost as much as at first, or less and come more rarely."""
+        """Adjust the share of later probes by whether one gained or lost time."""
         self._share = PROBE_SHARE if gained else max(self._share * PROBE_FADE, PROBE_LEAST_SHARE)
 
 
 def cheapest_trial(prospects: Prospects, order: Seq[int], rate: float) -> list[int]:
-    """[B] budgets, where some of several sequences that do not draft are to be tried with one node each.
+    """Return [B] numbers of draft tokens, with which some of the sequences that do not draft are tried with one node
+    each.
 
     They are so many that a trial loses little, since a drafter's forward costs about the same for one as for all; and
     no more than that, so that the probe can be paid for soon.
@@ -87,9 +88,6 @@ def cheapest_trial(prospects: Prospects, order: Seq[int], rate: float) -> list[i
     return next(probe for probe, loss in zip(probes, losses, strict=True) if loss <= most)
 
 
-# Which sequences have not drafted for a while, and how many tokens their drafter has not computed with since.
-
-
 class Pauses:
     """The first draft after a pause, or of a sequence, may cost more than the next ones.
 
@@ -104,40 +102,40 @@ class Pauses:
         self._came = 0
 
     def __len__(self) -> int:
-        """Sequences that are followed."""
+        """Return the number of sequences that are followed."""
         return len(self._steps)
 
     def come(self, sequence: Sequence, step: int) -> None:
-        """It takes part from the next step on; nothing happens if it does already."""
+        """Note that a sequence takes part from the next step on, unless it does already."""
         if sequence not in self._steps:
             self._steps[sequence] = step
             self._came += len(sequence.token_ids)
 
     def tokens_that_came(self) -> int:
-        """Those of the sequences that have come since this was asked."""
+        """Return the tokens of the sequences that have come since the last call."""
         count, self._came = self._came, 0
         return count
 
     def drafted(self, sequence: Sequence, step: int) -> None:
-        """It has been asked for a draft in this step."""
+        """Note that a sequence has drafted in this step."""
         self._steps[sequence] = step
         self._lengths[sequence] = len(sequence.token_ids)
 
     def stop(self, sequence: Sequence) -> None:
-        """It leaves."""
+        """Forget a sequence that leaves."""
         self._steps.pop(sequence, None)
         self._lengths.pop(sequence, None)
 
     def last(self, sequence: Sequence) -> int:
-        """The last step in which it drafted, or the one before it came."""
+        """Return the last step in which it drafted, or the one before it came."""
         return self._steps[sequence]
 
     def has_paused(self, sequence: Sequence, step: int) -> bool:
-        """Whether it has been there without a draft until this step."""
+        """Return whether it has been there without a draft until this step."""
         return step > self._steps.get(sequence, step) + 1
 
     def lag(self, sequence: Sequence, step: int) -> int:
-        """Tokens that have come since it drafted, with a pause until this step; all of them if it never has."""
+        """Return the tokens that have come since it drafted, with a pause until this step; all if it never has."""
         if sequence not in self._lengths:
             return len(sequence.token_ids)
         return max(len(sequence.token_ids) - self._lengths[sequence], 1) if self.has_paused(sequence, step) else 0

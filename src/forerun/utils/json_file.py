@@ -1,4 +1,4 @@
-"""The reader of JSON that somebody else may have written: any content gives values or an error that names the place.
+"""A reader of untrusted JSON: any content gives values, or an error that names file and key.
 
 fields = Fields.read(folder / "config.json", ModelLoadError)
 layers = fields.integer("num_hidden_layers", low=1)
@@ -32,7 +32,7 @@ _brief.maxlevel, _brief.maxstring, _brief.maxother, _brief.maxlong = 2, 60, 60, 
 
 
 def read_json(path: str | Path, error: ErrorType, *, remedy: str = REMEDY, max_bytes: int = MAX_BYTES) -> Any:
-    """The value that a file holds.
+    """Read the value that a file holds.
 
     Args:
         error: makes the exception from its message.
@@ -51,7 +51,7 @@ def read_json(path: str | Path, error: ErrorType, *, remedy: str = REMEDY, max_b
 
 
 def parse_json(content: str | bytes, place: str, error: ErrorType, *, remedy: str = REMEDY) -> Any:
-    """The value that JSON text stands for. Infinity and NaN are taken, since Python writes them.
+    """Parse JSON text. Infinity and NaN are accepted, since Python writes them.
 
     Args:
         content: bytes are read as UTF-8.
@@ -77,7 +77,7 @@ def parse_json(content: str | bytes, place: str, error: ErrorType, *, remedy: st
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object of a JSON file: each method gives the value of a key, of the type in its name, or raises `error`.
+    """An object of a JSON file: each method returns the value of a key, of the type in its name, or raises `error`.
 
     A key that is missing or null has the default; without a default, it must be there. A whole float such as 4096.0
     is taken for an integer, and an integer for a number; booleans are neither. Numbers are finite.
@@ -98,47 +98,46 @@ class Fields:
 
     @classmethod
     def read(cls, path: str | Path, error: ErrorType, *, remedy: str = REMEDY) -> Fields:
-        """The object that a file holds. Raises `error` as `read_json`, and where the file holds something else."""
+        """Read the object that a file holds. Raises `error` like `read_json`, and if the file holds another value."""
         return cls.of(read_json(path, error, remedy=remedy), str(path), error, remedy=remedy)
 
     @classmethod
     def parse(
         cls, content: str | bytes, place: str, error: ErrorType, *, remedy: str = REMEDY, private: bool = False
     ) -> Fields:
-        """The object that JSON text stands for. Raises `error` as `parse_json`, and where it is something else."""
-        value = parse_json(content, place, error, remedy=remedy)
-        return cls.of(value, place, error, remedy=remedy, private=private)
+        """Parse the object in JSON text. Raises `error` like `parse_json`, and for another value."""
+        return cls.of(parse_json(content, place, error, remedy=remedy), place, error, remedy=remedy, private=private)
 
     @classmethod
     def of(cls, value: object, place: str, error: ErrorType, *, remedy: str = REMEDY, private: bool = False) -> Fields:
-        """A value that must be an object. Raises `error` where it is not."""
+        """Check that a value is an object. Raises `error` if it is not."""
         if not isinstance(value, dict):
             raise error(f"{place}: it holds {_kind(value)}, but must hold an object. {remedy}")
         return cls(place, value, error, remedy, private)
 
     def __contains__(self, key: str) -> bool:
-        """Whether the key is there and not null."""
+        """Return whether the key is there and not null."""
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: D = REQUIRED, low: float = -math.inf, high: float = math.inf) -> int | D:
-        """A whole number in low..high."""
+        """Return a whole number in low..high."""
         return self._get(key, default, lambda value: _integer(value, low, high), f"a whole number{_range(low, high)}")
 
     def number(self, key: str, default: D = REQUIRED, low: float = -math.inf, high: float = math.inf) -> float | D:
-        """A finite number in low..high."""
+        """Return a finite number in low..high."""
         return self._get(key, default, lambda value: _number(value, low, high), f"a number{_range(low, high)}")
 
     def string(self, key: str, default: D = REQUIRED, choices: tuple[str, ...] = ()) -> str | D:
-        """A string, one of `choices` if there are any."""
+        """Return a string, one of `choices` if there are any."""
         expected = f"one of {', '.join(map(repr, choices))}" if choices else "a string"
         return self._get(key, default, lambda value: _string(value, choices), expected)
 
     def flag(self, key: str, default: D = REQUIRED) -> bool | D:
-        """true or false."""
+        """Return true or false."""
         return self._get(key, default, lambda value: _instance(value, bool), "true or false")
 
     def list_of(self, key: str, kind: type[T], default: D = REQUIRED) -> list[T] | D:
-        """A list of int, float, str, bool, dict or list, each checked as by the method of that kind."""
+        """Return a list of int, float, str, bool, dict or list, each checked like a single value of that type."""
         check, noun = _KINDS[kind]
 
         def checked(value: object) -> list[T]:
@@ -147,14 +146,14 @@ class Fields:
         return self._get(key, default, checked, f"a list of {noun}")
 
     def fields(self, key: str, default: D = REQUIRED) -> Fields | D:
-        """An object inside this one."""
+        """Return an object inside this one."""
         found: dict[str, Any] | D = self._get(key, default, lambda value: _instance(value, dict), "an object")
         if not isinstance(found, dict):
             return found
         return Fields(f"{self.place}: {key}", found, self.error, self.remedy, self.private)
 
     def wrong(self, key: str, expected: str) -> Exception:
-        """The error that says what a key's value is and what it must be, for checks of the caller's."""
+        """Make the error that says what a key's value is and what it must be, for the caller's own checks."""
         value = self.values.get(key)
         said = _kind(value) if self.private else _brief.repr(value)
         found = f"{key} is {said}, but" if key in self.values else f"{key} is missing; it"
@@ -171,7 +170,7 @@ class Fields:
 
 
 def _content(path: str | Path, max_bytes: int) -> bytes:
-    """The first bytes of a regular file, one more than `max_bytes` at most. Raises OSError, ValueError."""
+    """Read the first bytes of a regular file, `max_bytes` + 1 at most. Raises OSError, ValueError."""
     # opening a pipe would wait for its other end
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -186,7 +185,7 @@ def _instance(value: object, kind: type[T]) -> T:
 
 
 def _kind(value: object) -> str:
-    """What a value is: its type in words, of what cannot be a text of the user's the value itself."""
+    """Describe a value: its type in words, or the value itself if it cannot be a text of the user's."""
     words: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
     return words.get(type(value)) or _brief.repr(value)
 

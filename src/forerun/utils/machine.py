@@ -1,10 +1,11 @@
-"""The processor of this machine: its name, and what its instruction set holds."""
+"""The machine's processor, with its instruction set, and its memory, bounded by cgroups."""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -15,39 +16,33 @@ _FEATURES = ("flags", "Features")
 
 
 def model() -> str:
-    """Its name, as the system gives it."""
+    """Return the processor's name, as the system reports it."""
     facts = _facts()
     names = [facts[key] for key in _NAMES if key in facts]
     return names[0] if names else platform.processor() or "unknown processor"
 
 
 def features() -> tuple[str, ...]:
-    """What its instruction set holds, in Linux's words ("avx2", "asimd"), sorted; empty where the system tells none."""
+    """Return the instruction sets in Linux's words ("avx2", "asimd"), sorted; empty if the system reports none."""
     facts = _facts()
     return tuple(sorted({word for key in _FEATURES for word in facts.get(key, "").split()}))
 
 
 @cache
 def _facts() -> dict[str, str]:
-    """What Linux tells of the first processor; empty elsewhere."""
+    """Read Linux's facts about the first processor; empty elsewhere."""
     facts = {}
-    try:
-        with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                key, separator, value = line.partition(":")
-                if not separator:
-                    break
-                facts[key.strip()] = value.strip()
-    except OSError:
-        pass
+    with suppress(OSError), _CPUINFO.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            key, separator, value = line.partition(":")
+            if not separator:
+                break
+            facts[key.strip()] = value.strip()
     return facts
 
 
-# How much memory the machine has, and how much of it can be had now: by the system, or by a cgroup if that is less.
-#
-# A cgroup (of a container, a service or a job) bounds its processes together. What it holds of files can be given
-# back,
-# and counts as available, as it does in MemAvailable of /proc/meminfo.
+# A cgroup (of a container, a service or a job) bounds the memory of its processes together. Its file cache can be
+# freed, and counts as available, as in MemAvailable of /proc/meminfo.
 
 GIB = 2**30
 _V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -56,7 +51,7 @@ _V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "")
 
 
 def total_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of memory, at most what a cgroup allows; None where the system does not tell.
+    """Return the bytes of memory, at most what a cgroup allows; None if the system does not report it.
 
     root: of the file system that is read.
     """
@@ -65,7 +60,7 @@ def total_memory(root: Path = Path("/")) -> int | None:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that can be had now without swapping; None where the system does not tell.
+    """Return the bytes that are free now without swapping; None if the system does not report it.
 
     root: of the file system that is read.
     """
@@ -80,7 +75,7 @@ def _some(number: int | None) -> list[int]:
 
 
 def _sysconf(name: str) -> int | None:
-    """Bytes of a count of pages."""
+    """Return the bytes of a count of pages; None if it is unknown."""
     try:
         count, size = os.sysconf(name), os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -89,24 +84,21 @@ def _sysconf(name: str) -> int | None:
 
 
 def _mem_available(root: Path) -> int | None:
-    for line in _read(root / "proc/meminfo").splitlines():
-        key, _, rest = line.partition(":")
-        words = rest.split()
-        if key == "MemAvailable" and len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
-            return int(words[0]) * 1024
-    return None
+    values = dict(line.partition(":")[::2] for line in _read(root / "proc/meminfo").splitlines())
+    words = values.get("MemAvailable", "").split()
+    return int(words[0]) * 1024 if len(words) == 2 and words[0].isdecimal() and words[1] == "kB" else None
 
 
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use of this process's cgroup and of those that it lies in, as far as they have a limit."""
+    """Yield limit and use of this process's cgroup and of its ancestors, as far as they have a limit."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and "memory" not in controllers.split(","):
             continue
         mount, *names = _V1 if controllers else _V2
         # Inside a container the path may be that of the host; its own files lie at the mount then.
-        place = PurePosixPath("/", path)
-        for folder in (place, *place.parents):
+        cgroup = PurePosixPath("/", path)
+        for folder in (cgroup, *cgroup.parents):
             yield from _limit(root / mount / folder.relative_to("/"), *names)
 
 
@@ -119,7 +111,7 @@ def _limit(folder: Path, limit_file: str, use_file: str, prefix: str) -> Iterato
 
 
 def _read(path: Path) -> str:
-    """A file's text; nothing where it cannot be read."""
+    """Read a file's text; empty if it cannot be read."""
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:

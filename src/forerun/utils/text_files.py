@@ -1,4 +1,4 @@
-"""Texts from files, folders and JSON lines."""
+"""Texts read from files, folders and JSON lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT_PATTERNS = (
     *("*.go", "*.rs", "*.js", "*.jsx", "*.ts", "*.tsx", "*.rb", "*.php", "*.pl", "*.lua", "*.r", "*.jl", "*.sh"),
     *("*.sql", "*.html", "*.css", "*.tex", "*.txt", "*.md", "*.rst", "*.toml", "*.yaml", "*.yml", "*.ini", "*.cfg"),
 )
-"""What is taken from a folder unless patterns are given."""
+"""The files that are read from a folder unless patterns are given."""
 JSON_LINES = ".jsonl"
 
 
@@ -31,7 +31,7 @@ def find_files(
     patterns: Sequence[str] = TEXT_PATTERNS,
     remedy: str = "Give other sources, or --glob.",
 ) -> list[tuple[Path, bool]]:
-    """The files that the sources stand for, and whether each was named itself rather than found in a folder.
+    """Return the files that the sources stand for, and whether each was named itself rather than found in a folder.
 
     Folders are searched through, in the order of their paths; what lies in or is a hidden file is left out.
 
@@ -58,7 +58,7 @@ def find_files(
 
 
 def read_documents(path: Path, named: bool, field_name: str, skipped: list[Path]) -> Iterator[TextDocument]:
-    """The documents of one file: one of a text, one per line of JSON lines.
+    """Yield the documents of one file: one of a text, one per line of JSON lines.
 
     Args:
         named: the user named this very file: what is not UTF-8 is then an error, and not skipped.

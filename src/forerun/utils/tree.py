@@ -1,4 +1,4 @@
-"""A rooted tree of tokens, as lists: what drafters grow, the target computes in one forward, and verifiers judge."""
+"""A rooted tree of tokens, as lists: drafters grow it, the target computes it in one forward, verifiers judge it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Tree:
     """Tokens that may follow the committed ones. A chain is a tree of width one.
 
     Attributes:
-        token_ids: [n], a list, or an int64 tensor on a device that nobody has read yet.
+        token_ids: [n], a list, or an int64 tensor on a device that has not been read yet.
         parents: [n], each below its own index; ROOT stands for the last committed token.
     """
 
@@ -28,14 +28,14 @@ class Tree:
 
     @property
     def ids(self) -> list[int]:
-        """token_ids as a list. Of a tensor it is read from the device at the first call, which waits for it."""
+        """Return token_ids as a list. A tensor is read from its device at the first call, which waits for it."""
         if not isinstance(self.token_ids, list):
             self.token_ids = self.token_ids.tolist() if isinstance(self.token_ids, Tensor) else list(self.token_ids)
         return self.token_ids
 
     @property
     def depths(self) -> list[int]:
-        """[n], 1 for the children of the root."""
+        """Return [n] depths, 1 for the children of the root."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 1)
@@ -43,29 +43,29 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Depth of the deepest node; 0 for the empty tree."""
+        """Return the depth of the deepest node; 0 for the empty tree."""
         return max(self.depths, default=0)
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node's parent is the node before it."""
+        """Return whether every node's parent is the node before it."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def children(self) -> list[list[int]]:
-        """[n + 1] the children of each row in order; row 0 is the root, row i + 1 stands for node i."""
+        """Return [n + 1] the children of each row in order; row 0 is the root, row i + 1 stands for node i."""
         children: list[list[int]] = [[] for _ in range(len(self) + 1)]
         for node, parent in enumerate(self.parents):
             children[parent + 1].append(node)
         return children
 
     def add(self, token_id: int, parent: int) -> int:
-        """Append a node below `parent`; its index."""
+        """Append a node below `parent`, and return its index."""
         self.ids.append(token_id)
         self.parents.append(parent)
         return len(self.parents) - 1
 
     def path_to(self, node: int) -> list[int]:
-        """The nodes from below the root to `node`; none for ROOT."""
+        """Return the nodes from below the root to `node`; none for ROOT."""
         path: list[int] = []
         while node >= 0:
             path.append(node)
@@ -73,14 +73,14 @@ class Tree:
         return path[::-1]
 
     def paths(self) -> list[list[int]]:
-        """[n] `path_to` every node."""
+        """Return [n] `path_to` every node."""
         paths: list[list[int]] = []
         for node, parent in enumerate(self.parents):
             paths.append([*paths[parent], node] if parent >= 0 else [node])
         return paths
 
     def follow(self, token_ids: Seq[int]) -> list[int]:
-        """The nodes, root to leaf, that hold these tokens one after the other, as far as there are any.
+        """Return the nodes, root to leaf, that hold these tokens one after the other, as far as there are any.
 
         Of siblings that hold the same token the first one is taken.
         """
@@ -105,7 +105,7 @@ class Tree:
             node = self.add(token_id, node)
 
     def first_path(self) -> list[int]:
-        """The nodes of the path that takes the first child everywhere."""
+        """Return the nodes of the path that takes the first child everywhere."""
         path: list[int] = []
         for node, parent in enumerate(self.parents):
             if parent == (path[-1] if path else ROOT):
@@ -113,8 +113,8 @@ class Tree:
         return path
 
     def part(self, nodes: Iterable[int]) -> Tree:
-        """These nodes alone. nodes: parents before their children."""
+        """Return the tree of these nodes alone. nodes: parents before their children."""
         chosen = list(nodes)
-        place = {ROOT: ROOT} | {node: i for i, node in enumerate(chosen)}
+        new_index = {ROOT: ROOT} | {node: i for i, node in enumerate(chosen)}
         ids = self.ids
-        return Tree([ids[node] for node in chosen], [place[self.parents[node]] for node in chosen])
+        return Tree([ids[node] for node in chosen], [new_index[self.parents[node]] for node in chosen])

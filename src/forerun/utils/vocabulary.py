@@ -1,4 +1,4 @@
-"""What the tokens of a tokenizer stand for, in bytes, so that two vocabularies can be compared."""
+"""The vocabularies of tokenizers: token texts and bytes, their comparison, and fingerprints."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from typing import Any
 
 from forerun.errors import IncompatibleDrafterError
 
-# What a Transformers tokenizer tells of its tokens. Fast and slow ones have no type in common that tells all of it.
-
 
 def tokens_by_id(tokenizer: Any) -> dict[int, str]:
-    """Id -> token, special and added tokens included."""
+    """Return id -> token, special and added tokens included."""
     return {token_id: token for token, token_id in tokenizer.get_vocab().items()}
 
 
 def added_tokens(tokenizer: Any) -> dict[int, str]:
-    """Id -> text of the tokens that were added to the vocabulary as they are."""
+    """Return id -> text of the tokens that were added to the vocabulary as they are."""
     return {token_id: str(token) for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Text -> id of the special tokens, named (such as the end of text) or merely added as special."""
+    """Return text -> id of the special tokens, named (such as the end of text) or merely added as special."""
     texts, ids = getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ())
     special = dict(zip(texts, ids, strict=True))
     for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
@@ -35,14 +33,14 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def backend(tokenizer: Any) -> dict[str, Any]:
-    """The contents of its tokenizer.json; empty for slow tokenizers, which have none."""
+    """Return the contents of its tokenizer.json; empty for slow tokenizers, which have none."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     contents: dict[str, Any] = {} if fast is None else json.loads(fast.to_str())
     return contents
 
 
 def encode_text(tokenizer: Any, text: str, *, special: bool) -> list[int]:
-    """Token ids of a text; special: with what the tokenizer puts before and after one, such as the start of text."""
+    """Encode a text to token ids; special: with the tokens that the tokenizer puts before and after a text."""
     # not verbose: it would warn of texts longer than the length in its configuration, which says nothing of the model
     ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
     return ids
@@ -53,7 +51,7 @@ _SPACE_MARK = "\u2581"
 
 
 def token_bytes(tokenizer: Any) -> dict[int, bytes]:
-    """Id -> the bytes that the token adds to a text. Special tokens are left out: they stand for no text.
+    """Return id -> the bytes that the token adds to a text. Special tokens are left out: they stand for no text.
 
     Byte-level vocabularies (GPT-2 and its descendants) write each byte as a printable character; SentencePiece
     vocabularies write a space as U+2581 and single bytes as <0x0A>.
@@ -78,7 +76,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
 
 
 def shared_tokens(target: dict[int, bytes], draft: dict[int, bytes]) -> dict[int, int]:
-    """Draft id -> target id of the tokens that add the same bytes. One to one: of several the lowest id counts."""
+    """Map draft id -> target id of tokens that add the same bytes. One to one: the lowest id counts."""
     of_target: dict[bytes, int] = {}
     for index in sorted(target):
         of_target.setdefault(target[index], index)
@@ -109,15 +107,12 @@ def _from_byte_level(token: str) -> bytes | None:
 
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
+    """Return GPT-2's alphabet: printable bytes stand for themselves, the others follow from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    table.update({chr(256 + place): byte for place, byte in enumerate(others)})
+    unprintable = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(256 + index): byte for index, byte in enumerate(unprintable)})
     return table
-
-
-# Do two tokenizers mean the same by every id? Compared by vocabulary, not by size.
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +122,7 @@ class Vocabulary:
     Attributes:
         name: of the model, for messages.
         size: width of its logits.
-        tokenizer: what tells the meaning of the ids; None if there is none.
+        tokenizer: maps texts to the ids; None if there is none.
     """
 
     name: str
@@ -136,7 +131,7 @@ class Vocabulary:
 
 
 def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
-    """Refuse a draft model whose token ids mean something else than the target's.
+    """Raise IncompatibleDrafterError if the draft model's token ids mean other tokens than the target's.
 
     A model's logits may be wider than its vocabulary (padding): that is no difference. Where neither model has
     a tokenizer, ids are all there is, and the widths must agree.
@@ -148,7 +143,7 @@ def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
         if target.size != draft.size:
             raise IncompatibleDrafterError(
                 f"{draft.name} has {draft.size} token ids and {target.name} has {target.size}, and without "
-                "tokenizers there is no telling whether the rest is padding. Put the tokenizers beside the weights."
+                "tokenizers it is unknown whether the remaining ids are padding. Put the tokenizers beside the weights."
             )
         return
     if target.tokenizer is None or draft.tokenizer is None:
@@ -167,7 +162,7 @@ def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
 
 
 def first_difference(ours: dict[int, str], theirs: dict[int, str]) -> tuple[int, str | None, str | None] | None:
-    """The lowest id that stands for different tokens, with both; None stands for no token at all."""
+    """Return the lowest id that stands for different tokens, with both; None stands for no token at all."""
     if ours == theirs:
         return None
     token_id = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
@@ -175,34 +170,27 @@ def first_difference(ours: dict[int, str], theirs: dict[int, str]) -> tuple[int,
 
 
 def shown(token: str | None) -> str:
-    """A token in a message."""
+    """Format a token for a message."""
     return "absent" if token is None else repr(token)
 
 
-# Hashes that tell tokenizers apart, for files that hold token ids.
-#
-# They do not depend on the file the tokenizer came from, nor on settings such as truncation, nor on the version of
-# the
-# library that read it. The two are parts of file formats: their values must not change.
+# Both hashes are parts of file formats: their values must not change. They do not depend on the tokenizer's file, on
+# settings such as truncation, or on the version of the library.
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Of the vocabulary (added tokens included) and the merges: how text is cut as well. Empty for None."""
+    """Hash the vocabulary (added tokens included) and the merges. Empty for None."""
     if tokenizer is None:
         return ""
     vocabulary = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
-    content = json.dumps([vocabulary, _merges(tokenizer)], ensure_ascii=True)
+    merges = backend(tokenizer).get("model", {}).get("merges") or []  # none but for byte-pair encodings
+    joined = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    content = json.dumps([vocabulary, joined], ensure_ascii=True)
     return blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def ids_fingerprint(tokenizer: Any) -> str:
-    """Of the vocabulary alone: what each id stands for. Empty for None."""
+    """Hash the vocabulary alone. Empty for None."""
     if tokenizer is None:
         return ""
     return sha256(json.dumps(sorted(tokens_by_id(tokenizer).items())).encode()).hexdigest()
-
-
-def _merges(tokenizer: Any) -> list[str]:
-    """The merges in their order, as "left right"; none for tokenizers that are not byte-pair encodings."""
-    merges = backend(tokenizer).get("model", {}).get("merges") or []
-    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]

@@ -1,4 +1,4 @@
-"""Workloads: prompts as JSON lines, one object a line, the bundled ones and a user's files.
+"""Workloads: prompts as JSON lines, bundled ones and a user's files.
 
 A line holds one of "prompt" (raw text), "messages" (a chat, each message with "role" and "content"), "turns" (user
 messages put one after another, the model's answers between them) and "question" (one such turn). It may hold "category"
@@ -17,6 +17,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ WORKLOADS = ASSETS / "workloads"
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 """Of their files."""
 OVERLAP_WORDS = 13
-"""Words in a row that prompts and training texts may share by chance no more."""
+"""Words in a row that prompts and training texts may share by chance at most."""
 _WORD = re.compile(r"\w+")
 _REMEDY = "Put the line right: one JSON object with its texts as strings."
 _FORMS = ("prompt", "messages", "turns", "question")
@@ -43,7 +44,7 @@ class Case:
     """One prompt of a workload: a text, a chat, or turns. Two of `prompt`, `messages` and `turns` are empty.
 
     Attributes:
-        name: its id, the file that it was cut from, or the place of its line.
+        name: its id, the file that it was cut from, or its line.
         prompt: the text that the model is given, raw.
         reference: the text that followed the prompt in its file; empty if unknown.
         temperature: the temperature to sample it at; None leaves that to the measurement.
@@ -62,29 +63,29 @@ class Case:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it needs a chat template."""
+        """Return whether the case needs a chat template."""
         return bool(self.messages or self.turns)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that it says to the model."""
+        """Return all texts that the case gives to the model."""
         return (self.prompt, *(message["content"] for message in self.messages), *self.turns)
 
     @property
     def opening(self) -> str | list[dict[str, str]]:
-        """What the model is given first, as `LLM.generate` takes it: the text, the chat, or the first turn."""
+        """Return the first prompt, as `LLM.generate` takes it: the text, the chat, or the first turn."""
         if self.turns:
             return [{"role": "user", "content": self.turns[0]}]
         return [dict(message) for message in self.messages] or self.prompt
 
 
 def names() -> list[str]:
-    """The bundled workloads."""
+    """Return the names of the bundled workloads."""
     return sorted(path.name.partition(".jsonl")[0] for path in WORKLOADS.glob("*.jsonl*"))
 
 
 def load(workload: str, limit: int | None = None) -> list[Case]:
-    """The first `limit` cases of a bundled workload, or of a JSONL file with a prompt, a chat or turns on every line.
+    """Load the first `limit` cases of a bundled workload, or of a JSONL file with a prompt, chat or turns on each line.
 
     Raises:
         ConfigError: there is no such workload, or a line of it cannot be read.
@@ -98,11 +99,7 @@ def load(workload: str, limit: int | None = None) -> list[Case]:
         )
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as lines:
-            cases: list[Case] = []
-            for record in read_records(lines, path.name):
-                if limit is not None and len(cases) >= limit:
-                    break
-                cases.append(_case(record))
+            cases = [_case(record) for record in islice(read_records(lines, path.name), limit)]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"The workload {path} cannot be read: {error}. Give a JSONL file in UTF-8.") from None
     if not cases:
@@ -116,18 +113,15 @@ def save(cases: Sequence[Case], path: Path) -> None:
     """Write cases so that `load` reads them; the folder is made if it is missing."""
     records = []
     for case in cases:
-        record: dict[str, Any] = {"file": case.name}
-        for form in _SAVED:
-            if held := getattr(case, form):
-                record[form] = held
-        record["reference"] = case.reference
+        forms = {form: held for form in _SAVED if (held := getattr(case, form))}
+        record: dict[str, Any] = {"file": case.name, **forms, "reference": case.reference}
         optional = {"temperature": case.temperature, "category": case.category or None}
         records.append(record | {key: value for key, value in optional.items() if value is not None})
     write_bytes(path, written(records).encode(), error=ConfigError)
 
 
 def categories_in_turn(cases: Sequence[Case]) -> list[Case]:
-    """The first case of each category, the second of each, and so on; without categories, all as they are."""
+    """Return the first case of each category, the second of each, and so on; without categories, all in their order."""
     seen: dict[str, int] = {}
     ranked = []
     for case in cases:
@@ -137,18 +131,18 @@ def categories_in_turn(cases: Sequence[Case]) -> list[Case]:
 
 
 def word_runs(text: str) -> Iterator[tuple[str, ...]]:
-    """OVERLAP_WORDS words in a row, from each word on, by which the same text is seen in two places."""
+    """Return every run of OVERLAP_WORDS words, by which the same text is found in two files."""
     words = _WORD.findall(text.lower())
-    return (tuple(words[place : place + OVERLAP_WORDS]) for place in range(len(words) - OVERLAP_WORDS + 1))
+    return (tuple(words[start : start + OVERLAP_WORDS]) for start in range(len(words) - OVERLAP_WORDS + 1))
 
 
 def temperatures(cases: Sequence[Case]) -> list[float]:
-    """The temperatures that the cases ask for, in ascending order; empty if they leave that open."""
+    """Return the temperatures of the cases, in ascending order; empty if they have none."""
     return sorted({case.temperature for case in cases if case.temperature is not None})
 
 
 def read_records(lines: Iterable[str], file_name: str) -> Iterator[Fields]:
-    """The object of every line that is not blank; its place is FILE:LINE.
+    """Yield the object of every line that is not blank; its place is FILE:LINE.
 
     Raises:
         ConfigError: a line is not a JSON object; the message names the file and the line, and shows nothing of it.
@@ -159,7 +153,7 @@ def read_records(lines: Iterable[str], file_name: str) -> Iterator[Fields]:
 
 
 def written(records: Iterable[dict[str, Any]]) -> str:
-    """The records as JSON lines."""
+    """Return the records as JSON lines."""
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
@@ -170,10 +164,11 @@ def _case(record: Fields) -> Case:
         raise ConfigError(f"{record.place}: one of {', '.join(_FORMS)} must be there, but it holds {found}. {_REMEDY}")
     if not record.values[forms[0]]:
         raise ConfigError(f"{record.place}: {forms[0]} is empty. {_REMEDY}")
+    has_answers = "turns" in record and isinstance(record.values.get("reference"), list)
     return Case(
         _name(record),
         record.string("prompt", ""),
-        "" if _has_answers(record) else record.string("reference", "") or record.string("canonical_solution", ""),
+        "" if has_answers else record.string("reference", "") or record.string("canonical_solution", ""),
         record.number("temperature", None, low=0),
         _messages(record),
         _turns(record),
@@ -182,7 +177,7 @@ def _case(record: Fields) -> Case:
 
 
 def _name(record: Fields) -> str:
-    """What the case is called; its place where it has no name."""
+    """Return the name of a case; its line where it has none."""
     number = record.values.get("question_id")
     if isinstance(number, int) and not isinstance(number, bool):
         return f"question {number}"
@@ -190,13 +185,8 @@ def _name(record: Fields) -> str:
     return next(filter(None, names), record.place)
 
 
-def _has_answers(record: Fields) -> bool:
-    """Whether the reference is a list of answers to the turns."""
-    return "turns" in record and isinstance(record.values.get("reference"), list)
-
-
 def _messages(record: Fields) -> tuple[Mapping[str, str], ...]:
-    """The chat, checked message by message. Raises ConfigError."""
+    """Check the chat message by message. Raises ConfigError."""
     messages: list[Mapping[str, str]] = []
     for number, value in enumerate(record.list_of("messages", dict, [])):
         message = Fields.of(value, f"{record.place}: messages[{number}]", ConfigError, remedy=_REMEDY, private=True)
@@ -210,7 +200,7 @@ def _messages(record: Fields) -> tuple[Mapping[str, str], ...]:
 
 
 def _turns(record: Fields) -> tuple[str, ...]:
-    """The user's messages. Raises ConfigError."""
+    """Check the user's messages. Raises ConfigError."""
     turns = (record.string("question"),) if "question" in record else tuple(record.list_of("turns", str, []))
     if not all(turns):
         raise ConfigError(f"{record.place}: one of the turns is empty. {_REMEDY}")

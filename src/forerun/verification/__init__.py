@@ -1,7 +1,7 @@
-"""The acceptance rules: which drafted tokens are kept, and which token follows them."""
+"""The acceptance rules, which decide the accepted draft tokens and the token that follows them."""
 
 from forerun.verification.acceptance_rules import VERIFIERS, check_acceptance, rule_for, verify_step
 from forerun.verification.chain_rejection_math import UnsoundProbsError
-from forerun.verification.sample_and_match import walk_tokens
+from forerun.verification.sample_and_match import match_sampled_tokens
 
-__all__ = ["VERIFIERS", "UnsoundProbsError", "check_acceptance", "rule_for", "verify_step", "walk_tokens"]
+__all__ = ["VERIFIERS", "UnsoundProbsError", "check_acceptance", "match_sampled_tokens", "rule_for", "verify_step"]

@@ -1,4 +1,4 @@
-"""The acceptance rules by name, which of them a request gets, and a step that mixes them."""
+"""The acceptance rules by name, the choice of a rule for a request, and the verification of a step by several."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from forerun.types import Draft, Noise, PackedDrafts, Verdict, Verifier
 from forerun.verification.chain_rejection import Rejection
 from forerun.verification.chain_rejection_math import BLOCK, TOKEN
 from forerun.verification.lossy import Threshold, in_top_k, in_top_p, typical
-from forerun.verification.sample_and_match import Coupled, Walk
+from forerun.verification.sample_and_match import Coupled, SampleAndMatch
 from forerun.verification.tree_rejection import TreeRejection
 from forerun.verification.tree_rejection_math import multi_step, traversal
 
 VERIFIERS: Mapping[str, Verifier] = {
-    "walk": Walk(),
+    "walk": SampleAndMatch(),
     "token": Rejection(TOKEN),
     "block": Rejection(BLOCK),
     "multi-step": TreeRejection(multi_step),
@@ -34,13 +34,13 @@ _OF_TREES: Mapping[str, str] = {same: name for name, same in _OF_CHAINS.items()}
 
 
 def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None) -> str:
-    """The rule that verifies this draft of this request.
+    """Return the name of the rule that verifies this draft of this request.
 
-    Greedy requests walk and requests with a seed stay coupled, whatever is asked for: both promise a text
-    that depends on the target alone. Drafts without distributions cannot be rejected from, and walk.
+    Greedy requests get walk and requests with a seed coupled, whatever rule is named: both promise a text that depends
+    on the target alone. Drafts without distributions allow no rejection, and get walk.
 
     Args:
-        acceptance: the rule asked for by name; None takes the lossless one that fits: block for drawn chains,
+        acceptance: the named rule; None takes the lossless one that fits: block for drawn chains,
             traversal for drawn trees, walk for all else. Block on a tree is traversal and token multi-step,
             and the other way round on a chain.
 
@@ -63,7 +63,7 @@ def rule_for(params: SamplingParams, draft: Draft, acceptance: str | None = None
 
 
 def check_acceptance(acceptance: str) -> None:
-    """Raises ConfigError, with the names there are, if no rule has this name."""
+    """Raise ConfigError, with the names there are, if no rule has this name."""
     if acceptance not in VERIFIERS:
         lossy = ", ".join(name for name, each in VERIFIERS.items() if not each.lossless)
         names = ", ".join(name for name, each in VERIFIERS.items() if each.lossless)
@@ -74,7 +74,7 @@ def check_acceptance(acceptance: str) -> None:
 
 
 def verify_step(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: Noise) -> list[Verdict]:
-    """Verifies one step's drafts, the sequences of each rule together.
+    """Verify one step's drafts, the sequences of each rule together.
 
     Args:
         packed: the drafts of B sequences.
@@ -98,7 +98,7 @@ def verify_step(packed: PackedDrafts, logprobs: Tensor, rules: Seq[str], noise: 
 
 
 class _NoiseOfRows:
-    """The step's noise as some of its rows see it."""
+    """The step's noise for some of its rows, numbered from 0."""
 
     def __init__(self, noise: Noise, rows: Seq[int]) -> None:
         self._noise = noise

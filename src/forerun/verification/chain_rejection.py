@@ -39,11 +39,11 @@ class Rejection:
         return [Verdict(list(range(length)), token) for length, token in zip(accepted, tokens, strict=True)]
 
     def weigh(self, drafts: PackedDrafts, target: Tensor) -> tuple[list[list[float]], Tensor, list[float]]:
-        """What the decision depends on, beside chance. target: [rows, V] probabilities.
+        """Compute what the decision depends on besides random numbers. target: [rows, V] probabilities.
 
         Returns:
-            Of each chain, the chances that the comparisons at its drafted tokens succeed; [rows, V], the weights of
-            the token that follows when the chain ends at the row; and [rows], their sums.
+            For each chain, the probabilities that the comparisons at its drafted tokens succeed; [rows, V], the
+            weights of the token that follows when the chain ends at the row; and [rows], their sums.
         """
         probs = [checked_probs(draft, target) for draft in drafts.drafts]
         draft_probs = probs[0] if len(probs) == 1 else torch.cat(probs)
@@ -68,14 +68,14 @@ class Rejection:
 
 
 def _ratios(drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> list[list[float]]:
-    """Of each chain, target / draft at each drafted token. target, draft_probs: [rows, V] probabilities."""
+    """Return target / draft at each drafted token of each chain. target, draft_probs: [rows, V] probabilities."""
     vocab_size = target.shape[-1]
-    places = [
+    flat = [
         (start + node) * vocab_size + token_id
         for draft, start in zip(drafts.drafts, drafts.offsets, strict=False)
         for node, token_id in enumerate(draft.ids[: draft.num_candidates])
     ]
-    index = torch.tensor(places, dtype=torch.int64, device=target.device)
+    index = torch.tensor(flat, dtype=torch.int64, device=target.device)
     theirs, drawn = torch.stack([target.take(index), draft_probs.take(index)]).tolist()
     if not all(each > 0 for each in drawn):  # NaN is not either
         raise UnsoundProbsError
@@ -84,7 +84,8 @@ def _ratios(drafts: PackedDrafts, target: Tensor, draft_probs: Tensor) -> list[l
 
 
 def checked_probs(draft: Draft, like: Tensor) -> Tensor:
-    """[n + 1, V] the draft's distributions, in the type and on the device of `like` [..., V]; a zero row for no draft.
+    """Return the draft's distributions [n + 1, V], in the type and on the device of `like` [..., V]; a zero row for an
+    empty draft.
 
     Raises:
         ValueError: the draft has no distributions, or distributions of another shape.

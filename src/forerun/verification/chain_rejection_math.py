@@ -34,12 +34,12 @@ class UnsoundProbsError(ValueError):
 
 
 def excess(carry: Array, target: Array, draft: Array) -> Array:
-    """(carry * target - draft)+: what the target's distribution holds beyond the draft's.
+    """Return (carry * target - draft)+, the excess of the target's distribution over the draft's.
 
     carry: [R, 1]; target, draft: [R, V] distributions. Returns [R, V].
     """
     left = carry * target
-    left -= draft  # in place: fresh memory costs more than the subtraction
+    left -= draft  # in index: fresh memory costs more than the subtraction
     return left.clamp_(min=0) if isinstance(left, Tensor) else left.clip(min=0)
 
 
@@ -49,8 +49,8 @@ class ChainRule:
 
     Attributes:
         carry: ratios [n] -> [n + 1]; entry i is the weight of the target in the excess after i tokens.
-        acceptance: (ratios [n], carries [n + 1], masses [n + 1]) -> [n] chances; entry i - 1 is the chance that token
-            i's comparison with a uniform number succeeds. masses: the sum of the excess after i tokens.
+        acceptance: (ratios [n], carries [n + 1], masses [n + 1]) -> [n] probabilities; entry i - 1 is that with which
+            token i's comparison with a uniform number succeeds. masses: the sum of the excess after i tokens.
         length: outcomes of the comparisons [n] -> how many tokens are accepted.
     """
 
@@ -60,12 +60,12 @@ class ChainRule:
 
 
 def unit_carry(ratios: Seq[float]) -> list[float]:
-    """Token-level rejection recovers from (p - q)+ wherever it stops."""
+    """Return n + 1 ones: token-level rejection recovers from (p - q)+ wherever it stops."""
     return [1] * (len(ratios) + 1)
 
 
 def block_carry(ratios: Seq[float]) -> list[float]:
-    """a_0 = 1, a_i = min(1, a_{i-1} * ratio_i): the chance that at least i of these tokens are accepted."""
+    """Return a_0 = 1, a_i = min(1, a_{i-1} * ratio_i), the probability that at least i of these tokens are accepted."""
     carries: list[float] = [1]
     for ratio in ratios:
         carries.append(min(carries[-1] * ratio, 1))
@@ -73,12 +73,12 @@ def block_carry(ratios: Seq[float]) -> list[float]:
 
 
 def token_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]) -> list[float]:
-    """min(1, ratio_i) (Leviathan et al., 2211.17192; Chen et al., 2302.01318)."""
+    """Return min(1, ratio_i) (Leviathan et al., 2211.17192; Chen et al., 2302.01318)."""
     return [min(ratio, 1) for ratio in ratios]
 
 
 def block_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]) -> list[float]:
-    """Z_i / (Z_i + 1 - a_i), where 0 / 0 is 1; a_n at the chain's end (Sun et al., 2403.10444)."""
+    """Return Z_i / (Z_i + 1 - a_i), where 0 / 0 is 1; a_n at the chain's end (Sun et al., 2403.10444)."""
     accept_probs: list[float] = []
     for carry, mass in zip(carries[1:-1], masses[1:-1], strict=True):
         whole = mass + 1 - carry
@@ -87,13 +87,13 @@ def block_acceptance(ratios: Seq[float], carries: Seq[float], masses: Seq[float]
 
 
 def up_to_first_failure(accepted: Seq[bool]) -> int:
-    """How many comparisons in a row succeeded, from the first on."""
-    return next((place for place, success in enumerate(accepted) if not success), len(accepted))
+    """Return how many comparisons in a row succeeded, from the first on."""
+    return next((index for index, success in enumerate(accepted) if not success), len(accepted))
 
 
 def up_to_last_success(accepted: Seq[bool]) -> int:
-    """The last comparison that succeeded, counted from 1; 0 if none did. Failures before it do not matter."""
-    return max((place for place, success in enumerate(accepted, 1) if success), default=0)
+    """Return the last comparison that succeeded, counted from 1; 0 if none did. Failures before it do not matter."""
+    return max((index for index, success in enumerate(accepted, 1) if success), default=0)
 
 
 TOKEN = ChainRule(unit_carry, token_acceptance, up_to_first_failure)

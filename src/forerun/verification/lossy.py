@@ -1,7 +1,7 @@
-"""Acceptance by threshold: faster, and not the target's distribution. Refused unless asked for by name.
+"""Acceptance by threshold: faster, and not the target's distribution. Used only if named.
 
-A node is accepted if its parent is and the target finds its token good enough; the longest accepted path is taken (of
-equal ones the most probable), and the next token is drawn from the target's distribution at its end.
+A node is accepted if its parent is and its token passes the threshold under the target. The longest accepted path is
+taken (of equal ones the most probable), and the next token is drawn from the target's distribution at its end.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ GoodEnough = Callable[[Tensor, Tensor], Tensor]
 
 
 def typical(target: Tensor, tokens: Tensor) -> Tensor:
-    """p(token) > min(epsilon, delta * exp(-entropy)) (Medusa, 2401.10774, equation in its section 2.3)."""
+    """Return p(token) > min(epsilon, delta * exp(-entropy)) (Medusa, 2401.10774, equation in its section 2.3)."""
     entropy = torch.special.entr(target).sum(-1)
     return _accept_prob(target, tokens) > (TYPICAL_DELTA * torch.exp(-entropy)).clamp(max=TYPICAL_EPSILON)
 
 
 def in_top_k(target: Tensor, tokens: Tensor) -> Tensor:
-    """Fewer than ACCEPT_TOP_K tokens are more probable."""
+    """Return whether fewer than ACCEPT_TOP_K tokens are more probable."""
     accept_prob = _accept_prob(target, tokens)
     return ((target > accept_prob[:, None]).sum(-1) < ACCEPT_TOP_K) & (accept_prob > 0)
 
 
 def in_top_p(target: Tensor, tokens: Tensor) -> Tensor:
-    """More probable tokens have less than ACCEPT_TOP_P of the mass."""
+    """Return whether more probable tokens have less than ACCEPT_TOP_P of the mass."""
     accept_prob = _accept_prob(target, tokens)
     above = torch.where(target > accept_prob[:, None], target, 0).sum(-1)
     return (above < ACCEPT_TOP_P) & (accept_prob > 0)
 
 
 class Threshold:
-    """One lossy rule."""
+    """A lossy rule that accepts tokens by a threshold."""
 
     lossless = False
 

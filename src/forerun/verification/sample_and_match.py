@@ -1,8 +1,8 @@
-"""Walking the draft with tokens drawn from the target: exact for any draft, however it was made.
+"""Verification that samples a token of the target for every row and matches it with the draft: exact for any draft.
 
-One token is drawn for every row beforehand; from the root, descend while a child holds the row's token.
-The token of the row where the walk ends is the recovered or bonus token. Greedy decoding is the walk
-with each row's argmax, a request with a seed the walk with argmax(logprob + keyed noise).
+One token is sampled for every row beforehand; from the root, descend while a child holds the row's token.
+The token of the last row is the recovered or bonus token. Greedy decoding takes each row's argmax, a request with a
+seed argmax(logprob + keyed noise).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SPARSE = 4
 """Noise is made for the tokens of positive probability alone where the vocabulary has this many times as many."""
 
 
-def walk_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Verdict]:
-    """The walk itself. row_tokens: [rows] int64, the token drawn for each row.
+def match_sampled_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Verdict]:
+    """Match each draft with sampled tokens, from the root down. row_tokens: [rows] int64, the token of each row.
 
     Of siblings that hold the same token the lowest index is taken. Probes are never entered.
     """
@@ -42,18 +42,18 @@ def walk_tokens(packed: PackedDrafts, row_tokens: Tensor | Seq[int]) -> list[Ver
     return verdicts
 
 
-class Walk:
-    """Tokens drawn with fresh noise."""
+class SampleAndMatch:
+    """Samples tokens with fresh noise."""
 
     lossless = True
 
     def verify(self, drafts: PackedDrafts, target_logprobs: Tensor, noise: Noise) -> list[Verdict]:
         uniforms = noise.uniform(len(target_logprobs))
-        return walk_tokens(drafts, draw_tokens(target_logprobs.exp(), uniforms))
+        return match_sampled_tokens(drafts, draw_tokens(target_logprobs.exp(), uniforms))
 
 
 class Coupled:
-    """Tokens drawn with noise keyed by seed, choice and position, which the drafter may share.
+    """Samples tokens with noise keyed by seed, choice and position, which the drafter may share.
 
     Gumbel coupling (Daliri, Musco, Suresh, 2408.07978): the output depends on the noise and the target
     alone; a drafter that takes argmax(logprob + the same noise) only raises the acceptance rate.
@@ -68,13 +68,14 @@ class Coupled:
         for start in range(0, num_rows, at_once):
             logprobs = target_logprobs[start : start + at_once]
             tokens.append(_perturbed_argmax(logprobs, range(start, start + len(logprobs)), noise))
-        return walk_tokens(drafts, torch.cat(tokens))
+        return match_sampled_tokens(drafts, torch.cat(tokens))
 
 
 def _perturbed_argmax(logprobs: Tensor, rows: Seq[int], noise: Noise) -> Tensor:
-    """[R] argmax(logprob + Gumbel noise), of equal sums the lowest id. logprobs: [R, V], of these rows of the step.
+    """Return [R] argmax(logprob + Gumbel noise), the lowest id of equal sums. logprobs: [R, V], of these rows of the
+    step.
 
-    Filters leave few tokens, and a token's noise does not depend on which others are asked for.
+    Filters leave few tokens, and a token's noise does not depend on which other tokens are requested.
     """
     vocab_size = logprobs.shape[-1]
     if logprobs.device.type == "cpu":  # elsewhere the number of tokens would have to be read back

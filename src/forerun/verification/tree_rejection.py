@@ -20,8 +20,8 @@ TreeRule: TypeAlias = Callable[[DrawnTree[Any], Accept], tuple[int, Any]]
 class TreeRejection:
     """Accepts a path of each drawn tree by a rule of `tree_rejection_math`, then draws one token from what is left.
 
-    Uniform numbers are asked for as `Rejection` asks: one for every node and one for the token that follows,
-    whatever is decided; on chains both give the same verdicts for the same numbers.
+    Uniform numbers are drawn as in `Rejection`: one for every node and one for the token that follows, whatever is
+    decided; on chains both give the same verdicts for the same numbers.
     """
 
     lossless = True
@@ -35,7 +35,7 @@ class TreeRejection:
         paths, weights = [], []
         for draft, start, numbers in zip(drafts.drafts, drafts.offsets, uniforms.tolist(), strict=False):
             tree = drawn_tree(draft, target_logprobs[start : start + len(draft) + 1])
-            row, left = self.rule(tree, _Below(numbers))
+            row, left = self.rule(tree, _below(numbers))
             paths.append(draft.path_to(row - 1))
             weights.append(torch.as_tensor(left))
         if not paths:
@@ -44,20 +44,15 @@ class TreeRejection:
         return [Verdict(path, token) for path, token in zip(paths, next_tokens, strict=True)]
 
 
-class _Below:
-    """Whether a node's uniform number lies below its chance; strictly, so that a chance of 0 never holds."""
-
-    def __init__(self, uniforms: Seq[float]) -> None:
-        self._uniforms = uniforms
-
-    def __call__(self, node: int, accept_prob: float) -> bool:
-        return self._uniforms[node] < accept_prob
+def _below(uniforms: Seq[float]) -> Accept:
+    """Return the comparison of a node's uniform number with its probability; strict, so that 0 never holds."""
+    return lambda node, accept_prob: bool(uniforms[node] < accept_prob)
 
 
 def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:
-    """The tree of a draft's candidates. target_logprobs: [n + 1, V].
+    """Make the tree of a draft's candidates. target_logprobs: [n + 1, V].
 
-    A row's distribution is computed when a rule first asks for it: rules visit few rows, and of leaves the last alone.
+    A row's distribution is computed when a rule first needs it: rules visit few rows, and of leaves the last alone.
 
     Raises:
         ValueError: the draft has no distributions, or distributions of another shape.
@@ -77,5 +72,5 @@ def drawn_tree(draft: Draft, target_logprobs: Tensor) -> DrawnTree[Any]:
 
 
 def _fast(row: Tensor) -> Tensor | Numbers:
-    """On the CPU a numpy array, whose operations cost half of torch's where rows are short."""
+    """Return a row on the CPU as a numpy array, whose operations cost half of torch's where rows are short."""
     return row.numpy() if row.device.type == "cpu" else row

@@ -6,7 +6,7 @@ with fractions and prove that it is exact.
 Notation: p and q are the target's and the draft's distribution at a row of the tree (row 0 is the root, row i + 1
 follows node i), and x_1, x_2, ... the row's children, drawn from q in this order: with replacement each from
 q, without it each from what the draws before it left of q, renormalised. A rule decides by comparisons of
-chances with uniform numbers, one comparison for a node at most; where it ends, it leaves the weights that
+probabilities with uniform numbers, one comparison per node at most; where it ends, it leaves the weights that
 the recovered or bonus token is drawn from.
 """
 
@@ -19,10 +19,10 @@ from typing import Any, Generic, TypeAlias
 from forerun.verification.chain_rejection_math import Array, UnsoundProbsError, excess
 
 Accept: TypeAlias = Callable[[int, Any], bool]
-"""(node, chance) -> whether the node's comparison succeeds: it must with this chance."""
+"""(node, probability) -> whether the node's comparison succeeds, with this probability."""
 
 _NOTHING = 1e-30
-"""Mass at or below which an excess is one of rounding, or is reached with a chance as small."""
+"""Mass at or below which an excess is one of rounding, or is reached with a probability as small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DrawnTree(Generic[Array]):
     Attributes:
         tokens: of each node.
         children: [rows] each row's nodes in the order in which they were drawn.
-        target: row -> [V] the target's distribution; asked for only where it is needed.
+        target: row -> [V] the target's distribution; computed only where it is needed.
         draft: row -> [V] the distribution the row's children were drawn from.
         replacement: siblings were drawn with replacement.
         one: 1, in the number type to calculate with.
@@ -47,10 +47,10 @@ class DrawnTree(Generic[Array]):
 
 
 class Residual(Generic[Array]):
-    """What is left of the distributions at one row while its children are offered, in draw order, and rejected.
+    """The remainder of the distributions at one row while its children are offered, in draw order, and rejected.
 
     Attributes:
-        share: the weight of the target's distribution against the draft's: of the chance that was meant for this row,
+        share: the weight of the target's distribution against the draft's: of the probability meant for this row,
             the part not yet given to the children that were offered. 1 at the root.
     """
 
@@ -62,14 +62,16 @@ class Residual(Generic[Array]):
 
     @property
     def weights(self) -> Array:
-        """[V] the target's distribution, less what was meant for the rejected children; not normalised."""
+        """Return [V] the target's distribution, less what was meant for the rejected children; not normalised."""
         return self._tree.target(self._row) if self._target is None else self._target
 
     def offers(self) -> Iterator[tuple[int, Any]]:
-        """Each child with its chance, min(1, share * p(x) / q(x)); to take the next one is to reject the last.
+        """Yield each child with its probability, min(1, share * p(x) / q(x)); to take the next one is to reject the
+        last.
 
         A child that q could not draw any more, since the same token was drawn before it, is passed over, as if it were
-        not there: it says nothing about the others, and no chance of accepting it would be right.
+        not there: it carries no information about the others, and no probability of accepting it would be
+        right.
 
         Raises:
             UnsoundProbsError: q itself gives a child nothing.
@@ -103,7 +105,7 @@ class Residual(Generic[Array]):
 
 
 def traversal(tree: DrawnTree[Array], accept: Accept) -> tuple[int, Array]:
-    """Traversal verification (2505.12398): block verification of a tree, from the leaves to the root.
+    """Verify by traversal (2505.12398): block verification of a tree, from the leaves to the root.
 
     The first node in post-order whose comparison succeeds is accepted, with its path. On a chain it is
     block verification.
@@ -127,7 +129,7 @@ def _traverse(tree: DrawnTree[Array], accept: Accept, row: int, share: Any) -> t
 
 
 def multi_step(tree: DrawnTree[Array], accept: Accept) -> tuple[int, Array]:
-    """Multi-step speculative sampling, from the root down: go to the first child that is accepted.
+    """Verify by multi-step speculative sampling, from the root down: go to the first child that is accepted.
 
     With replacement SpecInfer (2305.09781), without it EAGLE (2401.15077) and Sequoia (2402.12374). On a
     chain it is token-level rejection. Returns as `traversal`.
@@ -142,12 +144,12 @@ def multi_step(tree: DrawnTree[Array], accept: Accept) -> tuple[int, Array]:
 
 
 def _without(distribution: Array, token: int) -> Array:
-    """A copy of the distribution with nothing for the token; not renormalised."""
+    """Return a copy of the distribution with nothing for the token; not renormalised."""
     left = distribution * 1
     left[token] = 0
     return left
 
 
 def _number(value: Any) -> Any:
-    """A Python number of numpy's and torch's, whose own would drag scalars down to the distributions' precision."""
+    """Return a scalar of numpy or torch as a Python number, which keeps its precision in further arithmetic."""
     return value.item() if hasattr(value, "item") else value

@@ -58,8 +58,8 @@ class Recording(Block):
         super().__init__(head)
         self.made: list[tuple[list[int], list[int]]] = []
 
-    def draft(self, sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
-        drafts = super().draft(sequences, budgets, min_acceptance_prob)
+    def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+        drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
         self.made += [(list(sequence.token_ids), draft.ids) for sequence, draft in zip(sequences, drafts, strict=True)]
         return drafts
 

@@ -121,7 +121,7 @@ def test_each_drafter_is_told_the_rows_that_it_needs() -> None:
     """Check that each drafter gets its part of what all of them need."""
     fake: Any = FakeModel()
     seen: dict[str, set[int]] = {"one": set(), "three": set()}
-    drafters = {name: Scripted(lambda sequence, budget: [1] * budget) for name in seen}
+    drafters = {name: Scripted(lambda sequence, num_draft_tokens: [1] * num_draft_tokens) for name in seen}
     drafters["one"].needs, drafters["three"].needs = Needs(top_tokens=1), Needs(top_tokens=3, layers=(2,))
     llm = LLM(fake, ByRequest(drafters), num_draft_tokens=2)
     llm.generate(PROMPTS, [SamplingParams(max_tokens=5, seed=1, drafter=("one", "three")[i % 2]) for i in range(12)])
@@ -134,7 +134,7 @@ def test_each_drafter_is_told_the_rows_that_it_needs() -> None:
 def test_a_failing_drafter_ends_its_requests_alone() -> None:
     fake: Any = FakeModel()
 
-    def fail(sequence: Sequence, budget: int) -> list[int]:
+    def fail(sequence: Sequence, num_draft_tokens: int) -> list[int]:
         raise ValueError("no")
 
     drafters = {"right": pair(fake)["right"], "failing": Scripted(fail)}
@@ -149,6 +149,6 @@ def test_a_failing_drafter_ends_its_requests_alone() -> None:
 def test_each_budget_says_what_is_drafted_beside_prompts() -> None:
     sequences = [Sequence(number, [0] * 4, 1, SamplingParams(), max_length=50) for number in range(3)]
     names = {0: "fixed", 1: "auto", 2: None}
-    budget = PolicyByRequest({"fixed": FixedPolicy(3), "auto": AutomaticPolicy()}, lambda each: names[each.id])
-    assert budget.beside_prompts(sequences).budgets == [3, 0, 0]
-    assert budget.beside_prompts(sequences[1:]).reason == "prompts"
+    policy = PolicyByRequest({"fixed": FixedPolicy(3), "auto": AutomaticPolicy()}, lambda each: names[each.id])
+    assert policy.beside_prompts(sequences).num_draft_tokens == [3, 0, 0]
+    assert policy.beside_prompts(sequences[1:]).reason == "prompts"

@@ -60,9 +60,13 @@ def test_behind_other_drafts_it_is_fed_rightly_too() -> None:
         inner = eagle.draft
 
         def draft(
-            sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0, inner: Any = inner, wrong: Any = wrong
+            sequences: Any,
+            num_draft_tokens: Any,
+            min_acceptance_prob: float = 0.0,
+            inner: Any = inner,
+            wrong: Any = wrong,
         ) -> Any:
-            drafts = inner(sequences, budgets, min_acceptance_prob)
+            drafts = inner(sequences, num_draft_tokens, min_acceptance_prob)
             for sequence, each in zip(sequences, drafts, strict=True):
                 wrong += [each.ids] if each.ids != AdditiveModel().greedy(sequence.token_ids, len(each)) else []
             return drafts
@@ -118,8 +122,8 @@ class Recording(Eagle):
         super().__init__(head)
         self.made: list[tuple[list[int], list[int]]] = []
 
-    def draft(self, sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
-        drafts = super().draft(sequences, budgets, min_acceptance_prob)
+    def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+        drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
         self.made += [(list(sequence.token_ids), draft.ids) for sequence, draft in zip(sequences, drafts, strict=True)]
         return drafts
 

@@ -70,9 +70,9 @@ def test_drawn_drafts_carry_their_distribution_and_the_cache_is_left_as_it_was(t
     seen = []
     inner = drafter.draft
 
-    def draft(sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> Any:
+    def draft(sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> Any:
         lengths = [each.cache.length for each in sequences]
-        drafts = inner(sequences, budgets, min_acceptance_prob)
+        drafts = inner(sequences, num_draft_tokens, min_acceptance_prob)
         assert [each.cache.length for each in sequences] == lengths
         seen.extend(drafts)
         return drafts
@@ -107,9 +107,9 @@ def test_a_chain_that_a_price_ends_has_the_states_of_its_nodes(target: Model, mi
     llm = LLM(target, drafter, num_draft_tokens=6, seed=0)
     inner: Any = drafter.draft
 
-    def draft(sequences: Any, budgets: Any, _: float = 0.0) -> Any:
-        drafts = inner(sequences, budgets, min_acceptance_prob)
-        for budget, each in zip(budgets, drafts, strict=True):
+    def draft(sequences: Any, num_draft_tokens: Any, _: float = 0.0) -> Any:
+        drafts = inner(sequences, num_draft_tokens, min_acceptance_prob)
+        for budget, each in zip(num_draft_tokens, drafts, strict=True):
             assert each.hidden is None or len(each.hidden) == len(each) + 1
             lengths.append((budget, len(each)))
         return drafts

@@ -44,9 +44,9 @@ def timed(clock: Clock, seconds: float, drafter: Scripted) -> Scripted:
     """Return a drafter whose every draft takes so long."""
     inner = drafter.draft
 
-    def draft(sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
         clock.now += seconds
-        return inner(sequences, budgets, min_acceptance_prob)
+        return inner(sequences, num_draft_tokens, min_acceptance_prob)
 
     drafter.draft = draft  # type: ignore[method-assign]
     return drafter
@@ -199,9 +199,11 @@ class Asked(Scripted):
     def traits(self) -> Traits:
         return self._traits
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
-        self.budgets.update(budgets)
-        return super().draft(sequences, budgets, min_acceptance_prob)
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        self.budgets.update(num_draft_tokens)
+        return super().draft(sequences, num_draft_tokens, min_acceptance_prob)
 
 
 @pytest.mark.parametrize("mode", ["first", "merge"])

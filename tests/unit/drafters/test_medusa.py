@@ -72,9 +72,13 @@ def test_behind_other_drafts_they_are_fed_rightly_too() -> None:
         inner = medusa.draft
 
         def draft(
-            sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0, inner: Any = inner, wrong: Any = wrong
+            sequences: Any,
+            num_draft_tokens: Any,
+            min_acceptance_prob: float = 0.0,
+            inner: Any = inner,
+            wrong: Any = wrong,
         ) -> Any:
-            drafts = inner(sequences, budgets, min_acceptance_prob)
+            drafts = inner(sequences, num_draft_tokens, min_acceptance_prob)
             for sequence, each in zip(sequences, drafts, strict=True):
                 wrong += [each.ids] if each.ids != AdditiveModel().greedy(sequence.token_ids, len(each)) else []
             return drafts
@@ -116,8 +120,8 @@ def test_drafts_are_those_of_the_reference(sequential: bool, family: Model) -> N
     medusa, made = Medusa(head), []
     inner = medusa.draft
 
-    def draft(sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> Any:
-        drafts = inner(sequences, budgets, min_acceptance_prob)
+    def draft(sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> Any:
+        drafts = inner(sequences, num_draft_tokens, min_acceptance_prob)
         made.extend((list(each.token_ids), draft.ids) for each, draft in zip(sequences, drafts, strict=True))
         return drafts
 

@@ -83,8 +83,8 @@ def test_a_layer_of_the_checkpoint_drafts_what_its_formulas_say(
     drafter, made = Mtp(), []
     inner = drafter.draft
 
-    def draft(sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> Any:
-        drafts = inner(sequences, budgets, min_acceptance_prob)
+    def draft(sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> Any:
+        drafts = inner(sequences, num_draft_tokens, min_acceptance_prob)
         made.extend((list(each.token_ids), draft.ids) for each, draft in zip(sequences, drafts, strict=True))
         return drafts
 

@@ -147,9 +147,9 @@ def test_whole_numbers_of_numpy_are_taken() -> None:
 
 
 class Lazy(Scripted):
-    def draft(
+    def draft(  # type: ignore[override]
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
-    ) -> Iterator[Draft]:  # type: ignore[override]
+    ) -> Iterator[Draft]:
         yield from ()
 
 

@@ -60,8 +60,8 @@ def test_a_prediction_that_cannot_be_used_is_refused(prediction: Any, drafter: A
     [
         ([], {}, PromptError, "is empty"),
         ([1] * 8, {}, PromptError, "8 tokens, but the context of fake holds 8"),
-        ([1, 11], {}, PromptError, "Token 11 at place 1"),
-        ([1, -1], {}, PromptError, "Token -1 at place 1"),
+        ([1, 11], {}, PromptError, "Token 11 at position 1"),
+        ([1, -1], {}, PromptError, "Token -1 at position 1"),
         ([1], {"stop_token_ids": [3, 12]}, SamplingError, "stop_token_ids names token 12"),
         ([1], {"logit_bias": {11: 1.0}}, SamplingError, "logit_bias names token 11"),
         ([1], {"stop": ["x"]}, SamplingError, "Use stop_token_ids"),

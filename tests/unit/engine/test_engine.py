@@ -171,13 +171,13 @@ def test_text_without_the_token_that_ended_it_and_decoded_once() -> None:
 
 @pytest.mark.parametrize("k", [1, 4, 20])
 def test_nothing_is_drafted_beyond_the_end(k: int) -> None:
-    """Neither beyond max_tokens nor beyond the context; K is fixed, the budget is not."""
+    """Neither beyond max_tokens nor beyond the context; K is fixed, the number of draft tokens is not."""
     fake = model(context_length=12)
     asked: list[int] = []
 
-    def propose(sequence: object, budget: int) -> list[int]:
-        asked.append(budget)
-        return [0] * budget
+    def propose(sequence: object, num_draft_tokens: int) -> list[int]:
+        asked.append(num_draft_tokens)
+        return [0] * num_draft_tokens
 
     longest = 0
 
@@ -269,8 +269,8 @@ def poisoned(place: str, fake: FakeModel, plan: Scripted) -> None:
     if place == "start":
         plan.start = lambda sequence: (inner(sequence), check(sequence.token_ids[0]))[0]
     elif place == "draft":
-        plan.draft = lambda sequences, budgets, min_acceptance_prob: (
-            [check(each.token_ids[0]) for each in sequences] and inner(sequences, budgets, min_acceptance_prob)
+        plan.draft = lambda sequences, num_draft_tokens, min_acceptance_prob: (
+            [check(each.token_ids[0]) for each in sequences] and inner(sequences, num_draft_tokens, min_acceptance_prob)
         )
     else:
         plan.commit = lambda steps: [check(each.sequence.token_ids[0]) for each in steps] and inner(steps)
@@ -362,7 +362,7 @@ def test_ctrl_c_in_a_step_loses_nothing() -> None:
         Draft([1, 2], [0, 0]),
         Draft([1, 2], [-1]),
     ],
-    ids=["over budget", "above the vocabulary", "below 0", "its own parent", "a parent too few"],
+    ids=["too many nodes", "above the vocabulary", "below 0", "its own parent", "a parent too few"],
 )
 def test_a_drafter_that_breaks_its_contract_is_named(proposal: Draft | list[int]) -> None:
     engine = Engine(model(), Scripted(lambda *_: proposal), config=EngineConfig(num_draft_tokens=4))
@@ -375,9 +375,9 @@ def test_statistics() -> None:
     fake = model()
     reference = fake.greedy(PROMPTS[1], 40)
     wrong_third = Scripted(
-        lambda sequence, budget: [
+        lambda sequence, num_draft_tokens: [
             token_id if i != 2 else (token_id + 1) % 11
-            for i, token_id in enumerate(reference[sequence.num_output : sequence.num_output + budget])
+            for i, token_id in enumerate(reference[sequence.num_output : sequence.num_output + num_draft_tokens])
         ]
     )
     engine = Engine(fake, wrong_third, config=EngineConfig(num_draft_tokens=4))
@@ -444,7 +444,7 @@ def test_logprobs_are_the_models_own(kind: str, chunk: int) -> None:
     [
         ([], {}, PromptError, "empty"),
         ([1] * 20, {}, PromptError, "Shorten"),
-        ([1, 11], {}, PromptError, "Token 11 at place 1"),
+        ([1, 11], {}, PromptError, "Token 11 at position 1"),
         ([1, -1], {}, PromptError, "Token -1"),
         ([1], {"stop": ["x"]}, SamplingError, "no tokenizer"),
         ([1], {"stop_token_ids": [11]}, SamplingError, "stop_token_ids names token 11"),
@@ -472,11 +472,11 @@ def test_zero_draft_tokens_leave_the_drafter_alone() -> None:
     assert plan.steps == []
 
 
-def test_a_budget_keeps_its_drafter_at_zero_draft_tokens() -> None:
+def test_a_policy_keeps_its_drafter_at_zero_draft_tokens() -> None:
     for k in (0, 3):
         fake = model()
         plan = drafter(fake, "right")
-        engine = Engine(fake, plan, config=EngineConfig(num_draft_tokens=0), budget=FixedPolicy(k))
+        engine = Engine(fake, plan, config=EngineConfig(num_draft_tokens=0), policy=FixedPolicy(k))
         engine.add(PROMPTS[0], GREEDY)
         assert tokens(run(engine)[0, 0]) == fake.greedy(PROMPTS[0], 14)
         assert plan.steps
@@ -489,7 +489,7 @@ def test_a_short_draft_reaches_no_further_than_it_is_long() -> None:
     reference = fake.greedy(PROMPTS[1], 60)
     lengths = iter([1] * 9 + [3] * 4)
 
-    def propose(sequence: Sequence, budget: int) -> list[int]:
+    def propose(sequence: Sequence, num_draft_tokens: int) -> list[int]:
         length = next(lengths, 0)
         ids = reference[sequence.num_output : sequence.num_output + length]
         return ids if length < 2 else [ids[0], *((token_id + 1) % 11 for token_id in ids[1:])]

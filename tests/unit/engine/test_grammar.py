@@ -59,24 +59,26 @@ def tokens(made: Engine, asked: list[SamplingParams]) -> list[list[list[int]]]:
 
 def scripted(seed: int, make: Callable[[torch.Generator, Sequence, int], Draft]) -> Scripted:
     generator = torch.Generator().manual_seed(seed)
-    return Scripted(lambda sequence, budget: make(generator, sequence, budget))
+    return Scripted(lambda sequence, num_draft_tokens: make(generator, sequence, num_draft_tokens))
 
 
-def chain(generator: torch.Generator, sequence: Sequence, budget: int) -> Draft:
-    return Draft.chain(torch.randint(0, VOCAB, (budget,), generator=generator))
+def chain(generator: torch.Generator, sequence: Sequence, num_draft_tokens: int) -> Draft:
+    return Draft.chain(torch.randint(0, VOCAB, (num_draft_tokens,), generator=generator))
 
 
-def tree(generator: torch.Generator, sequence: Sequence, budget: int) -> Draft:
-    parents = [int(torch.randint(-1, node, (1,), generator=generator)) if node else -1 for node in range(budget)]
-    draft = Draft(torch.randint(0, VOCAB, (budget,), generator=generator), parents)
+def tree(generator: torch.Generator, sequence: Sequence, num_draft_tokens: int) -> Draft:
+    parents = [
+        int(torch.randint(-1, node, (1,), generator=generator)) if node else -1 for node in range(num_draft_tokens)
+    ]
+    draft = Draft(torch.randint(0, VOCAB, (num_draft_tokens,), generator=generator), parents)
     return draft if draft.depth <= sequence.room else Draft.empty()
 
 
-def right_below_the_grammar(generator: torch.Generator, sequence: Sequence, budget: int) -> Draft:
+def right_below_the_grammar(generator: torch.Generator, sequence: Sequence, num_draft_tokens: int) -> Draft:
     """Several children at every place along a path that the grammar allows, so that much is accepted."""
     draft, node = Draft([], []), -1
     path: list[int] = []
-    while len(draft) + VOCAB <= budget and len(path) < sequence.room:
+    while len(draft) + VOCAB <= num_draft_tokens and len(path) < sequence.room:
         first = len(draft)
         for token_id in range(VOCAB):
             draft.add(token_id, node)
@@ -91,9 +93,9 @@ def right_below_the_grammar(generator: torch.Generator, sequence: Sequence, budg
     return Draft(draft.ids, draft.parents)
 
 
-def probed(generator: torch.Generator, sequence: Sequence, budget: int) -> Draft:
-    draft = chain(generator, sequence, budget)
-    draft.num_candidates = budget // 2
+def probed(generator: torch.Generator, sequence: Sequence, num_draft_tokens: int) -> Draft:
+    draft = chain(generator, sequence, num_draft_tokens)
+    draft.num_candidates = num_draft_tokens // 2
     return draft
 
 
@@ -126,8 +128,8 @@ def test_drawn_drafts_that_know_no_grammar(acceptance: str | None) -> None:
     """What is written is a sentence of the grammar, whatever the rule."""
     probs = torch.randn(VOCAB, generator=torch.Generator().manual_seed(2)).softmax(-1)
 
-    def drawn(generator: torch.Generator, sequence: Sequence, budget: int) -> Draft:
-        parents = [-1, -1, 0, 1, 2, 2][:budget]
+    def drawn(generator: torch.Generator, sequence: Sequence, num_draft_tokens: int) -> Draft:
+        parents = [-1, -1, 0, 1, 2, 2][:num_draft_tokens]
         tokens = torch.multinomial(probs, len(parents), replacement=True, generator=generator)
         draft = Draft(tokens, parents, probs.repeat(len(parents) + 1, 1))
         return draft if draft.depth <= sequence.room else Draft.empty()
@@ -155,12 +157,12 @@ def test_forced_tokens_are_drafts_from_the_grammar() -> None:
     assert other.stats.num_draft_tokens == 0
 
 
-def test_without_a_grammar_nobody_is_asked_for_a_budget() -> None:
+def test_without_a_grammar_there_is_no_policy() -> None:
     made = engine(random_automaton(0, VOCAB), k="auto")
-    assert made._loop.budget is None
+    assert made._loop.policy is None
     made.add([1, 2], SamplingParams(max_tokens=3, grammar=ANY))
     run(made)
-    assert made._loop.budget is None
+    assert made._loop.policy is None
 
 
 def test_choices_go_their_own_ways() -> None:
@@ -216,7 +218,9 @@ def test_what_stands_before_a_dead_end_is_told(count: int) -> None:
     line = {at: {at + 1: at + 1} for at in range(count)}
     automaton = Automaton(line | {count: {}}, frozenset({count}), VOCAB)
     for k in range(8):
-        drafter = Scripted(lambda sequence, budget: [*range(sequence.num_output + 1, VOCAB)][:budget])
+        drafter = Scripted(
+            lambda sequence, num_draft_tokens: [*range(sequence.num_output + 1, VOCAB)][:num_draft_tokens]
+        )
         made = engine(automaton, drafter, k=k)
         made.add([1], SamplingParams(max_tokens=9, min_tokens=9, grammar=ANY, temperature=0), stream=True)
         outputs = []

@@ -125,7 +125,7 @@ def test_an_interrupt_elsewhere_loses_nothing(place: str) -> None:
     engine = Engine(fake, plan, config=EngineConfig(num_draft_tokens=2))
     ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
     engine.step()
-    owner: Any = engine._loop._budget if place == "observe" else plan
+    owner: Any = engine._loop._policy if place == "observe" else plan
     inner, hits = getattr(owner, place), iter([True])
 
     def interrupt(*arguments: Any) -> Any:

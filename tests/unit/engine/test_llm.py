@@ -148,7 +148,7 @@ def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) ->
         ([[]], "nothing to continue"),
         (b"x", "type bytes cannot be read. .* Decode the bytes"),
         ([b"x"], "Decode the bytes"),
-        ([5.0], "an entry of type float at place 0, which is no token id"),
+        ([5.0], "an entry of type float at index 0, which is no token id"),
         ([None], "type NoneType"),
         ("a\ud800", "lone surrogates"),
         ([{"role": "user", "content": "a\udcff"}], "lone surrogates"),

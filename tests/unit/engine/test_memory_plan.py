@@ -17,7 +17,7 @@ from forerun.drafters import Binding, make_drafter
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.folder import save_head
 from forerun.engine import Engine, llm as target_module, memory_plan
-from forerun.engine.memory_plan import MemoryPlan, Room, num_draft_pages, num_pages
+from forerun.engine.memory_plan import AvailableMemory, MemoryPlan, num_draft_pages, num_pages
 from forerun.errors import ModelLoadError, NotEnoughMemoryError
 from forerun.models import load_model
 from forerun.utils.machine import GIB
@@ -118,14 +118,14 @@ def test_shipped_heads_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_automatic_pool_shrinks_to_what_is_left() -> None:
     config, page, drafts = EngineConfig(max_batch=8), MIB, [MIB // 4]
-    assert num_pages(config, 100, page, drafts, Room(None, None)) == 100
-    assert num_pages(config, 100, page, drafts, Room(50 * MIB, None)) == 25
-    room = Room(GIB, 80 * MIB)
+    assert num_pages(config, 100, page, drafts, AvailableMemory(None, None)) == 100
+    assert num_pages(config, 100, page, drafts, AvailableMemory(50 * MIB, None)) == 25
+    room = AvailableMemory(GIB, 80 * MIB)
     count = num_pages(config, 100, page, drafts, room)
     taken = [count + more for more in (0, 1)]
     sizes = [target * page + num_draft_pages(target, config) * drafts[0] for target in taken]
     assert sizes[0] <= 80 * MIB < sizes[1]
-    assert num_pages(config, 100, page, drafts, Room(GIB, 0)) == 1
+    assert num_pages(config, 100, page, drafts, AvailableMemory(GIB, 0)) == 1
 
 
 def test_the_engine_bounds_its_pool_by_the_same_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +162,4 @@ def test_what_is_wrong_with_a_model_is_told_by_loading_it(tmp_path: Any) -> None
 def test_a_device_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 5 * GIB))
     limit(monkeypatch, 1)
-    assert Room.on(torch.device("cuda", 0)) == Room(5 * GIB, 3 * GIB)
+    assert AvailableMemory.on(torch.device("cuda", 0)) == AvailableMemory(5 * GIB, 3 * GIB)

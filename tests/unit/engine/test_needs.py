@@ -41,11 +41,11 @@ class Curious(Scripted):
         self.num_told: dict[int, int] = {}
         self.num_accepted = 0
 
-    def tree(self, sequence: Sequence, budget: int) -> Draft:
+    def tree(self, sequence: Sequence, num_draft_tokens: int) -> Draft:
         token_ids: list[int] = []
         parents: list[int] = []
         paths: list[list[int]] = [[]]
-        for _ in range(self.rng.randint(0, budget)):
+        for _ in range(self.rng.randint(0, num_draft_tokens)):
             parent = self.rng.choice([row for row, path in enumerate(paths) if len(path) < sequence.room]) - 1
             above = paths[parent + 1]
             right = int(self.fake.logits_after([*sequence.token_ids, *above]).argmax())
@@ -162,9 +162,9 @@ def test_sources_are_counted_without_probes_and_as_committed() -> None:
     fake = FakeModel()
     right = fake.greedy(PROMPTS[0], 14)
 
-    def propose(sequence: Sequence, budget: int) -> Draft:
+    def propose(sequence: Sequence, num_draft_tokens: int) -> Draft:
         """The right token from "a", a wrong sibling from "b", the right next ones from "b"; a probe from "c"."""
-        first, *more = right[sequence.num_output :][: budget - 2]
+        first, *more = right[sequence.num_output :][: num_draft_tokens - 2]
         token_ids = [first, (first + 1) % 11, *more, 0]
         parents = [-1, -1, *([0, *range(2, 1 + len(more))] if more else []), 0]
         if not more:
@@ -196,8 +196,8 @@ def test_sources_are_counted_without_probes_and_as_committed() -> None:
 def test_broken_drafts_end_their_own_sequence(change: dict[str, Any], words: str) -> None:
     fake = FakeModel()
 
-    def propose(sequence: Sequence, budget: int) -> Draft:
-        draft = Draft.chain([1, 2][:budget])
+    def propose(sequence: Sequence, num_draft_tokens: int) -> Draft:
+        draft = Draft.chain([1, 2][:num_draft_tokens])
         return replace(draft, **change) if sequence.token_ids[0] == 1 and len(draft) == 2 else draft
 
     engine = Engine(fake, Scripted(propose), config=EngineConfig(num_draft_tokens=5))

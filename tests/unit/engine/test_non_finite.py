@@ -57,7 +57,11 @@ def params(kind: str, **rest: Any) -> SamplingParams:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_request_ends_and_others_go_on(kind: str, value: str) -> None:
     fake: Any = broken(FakeModel(), BAD, value)
-    engine = Engine(fake, Scripted(lambda _, budget: [0] * budget), config=EngineConfig(num_draft_tokens=3, seed=1))
+    engine = Engine(
+        fake,
+        Scripted(lambda _, num_draft_tokens: [0] * num_draft_tokens),
+        config=EngineConfig(num_draft_tokens=3, seed=1),
+    )
     ids = [engine.add(prompt, params(kind)) for prompt in (GOOD, BAD, GOOD)]
     last = run(engine)
     assert isinstance(last[ids[1]].error, NonFiniteError)
@@ -91,9 +95,9 @@ def uniform(rows: int) -> torch.Tensor:
 def after_right(fake: FakeModel, shape: str, drawn: bool) -> Any:
     """The greedy path and others, chosen or drawn from the uniform distribution."""
 
-    def propose(sequence: Any, budget: int) -> Draft:
-        ids = fake.greedy(sequence.token_ids, min(budget, 2))
-        if shape == "chain" or len(ids) < 2 or budget < 4:
+    def propose(sequence: Any, num_draft_tokens: int) -> Draft:
+        ids = fake.greedy(sequence.token_ids, min(num_draft_tokens, 2))
+        if shape == "chain" or len(ids) < 2 or num_draft_tokens < 4:
             return Draft.chain(ids, uniform(len(ids) + 1) if drawn else None)
         others = [(token_id + 1) % 11 for token_id in ids]
         tokens, parents = [ids[0], others[0], ids[1], others[1]], [-1, -1, 0, 0]

@@ -210,14 +210,14 @@ def test_a_long_prompt_goes_in_parts_beside_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "reason", "rows"),
+    ("policy", "reason", "rows"),
     [(FixedPolicy(3), "fixed", 12), (AutomaticPolicy(), "prompts", 9)],
     ids=["K=3", "auto"],
 )
-def test_auto_drafts_nothing_beside_prompts(budget: SpeculationPolicy, reason: str, rows: int) -> None:
+def test_auto_drafts_nothing_beside_prompts(policy: SpeculationPolicy, reason: str, rows: int) -> None:
     fake = FakeModel()
     drafter = adversaries({(1, 2): fake.greedy([1, 2], 60)}, fake.vocab_size)["right"]
-    engine = Engine(fake, drafter, config=EngineConfig(prefill_chunk=8), budget=budget)
+    engine = Engine(fake, drafter, config=EngineConfig(prefill_chunk=8), policy=policy)
     engine.add([1, 2], replace(GREEDY, max_tokens=60, ignore_eos=True))
     engine.step()
     engine.add([3] * 40, GREEDY)

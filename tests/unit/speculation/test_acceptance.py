@@ -11,12 +11,14 @@ from forerun.speculation import AcceptanceStats, Probes, Prospects
 from forerun.speculation.goodput import ProspectsAlone, min_acceptance_prob
 
 
-def feed(acceptance: AcceptanceStats, key: str, accept_prob: float, count: int, budget: int = 6, seed: int = 0) -> None:
+def feed(
+    acceptance: AcceptanceStats, key: str, accept_prob: float, count: int, num_draft_tokens: int = 6, seed: int = 0
+) -> None:
     """Chains whose every token is accepted with this chance, once the one before was."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        path = list(itertools.takewhile(lambda _: rng.random() < accept_prob, range(budget)))
-        acceptance.observe(key, budget, budget, path)
+        path = list(itertools.takewhile(lambda _: rng.random() < accept_prob, range(num_draft_tokens)))
+        acceptance.observe(key, num_draft_tokens, num_draft_tokens, path)
 
 
 def test_a_chain_is_a_product_and_goes_on_as_it_was_beyond_what_was_seen() -> None:
@@ -88,9 +90,9 @@ def alone_of(one: Prospects) -> ProspectsAlone:
 def test_alone_and_together_are_the_same_calculation() -> None:
     one = prospects(1, 0.8)
     alone = alone_of(one).rates
-    grid, budgets = one.rates_together()
+    grid, num_draft_tokens = one.rates_together()
     for cell in np.ndindex(grid.shape):
-        assert grid[cell] == pytest.approx(alone[budgets[cell][0]])
+        assert grid[cell] == pytest.approx(alone[num_draft_tokens[cell][0]])
     for own in (one, alone_of(one)):
         tokens, seconds = own.outlook([7])
         assert tokens / seconds == pytest.approx(alone[7])
@@ -109,8 +111,8 @@ def test_the_price_stands_where_the_best_chain_ends() -> None:
 def test_what_rows_cost_is_spent_on_the_better_sequences() -> None:
     gains = np.stack([0.9 ** np.arange(1, 9), 0.2 ** np.arange(1, 9)])
     both = Prospects(gains, np.ones_like(gains), 1 + 0.2 * np.arange(19), np.zeros(9))
-    grid, budgets = both.rates_together()
-    good, bad = budgets[np.unravel_index(int(grid.argmax()), grid.shape)]
+    grid, num_draft_tokens = both.rates_together()
+    good, bad = num_draft_tokens[np.unravel_index(int(grid.argmax()), grid.shape)]
     assert good >= 3 > 1 >= bad
 
 

@@ -1,4 +1,4 @@
-"""The automatic budget in worlds whose best choice is known. Time is counted, never measured."""
+"""The automatic policy in worlds whose best choice is known. Time is counted, never measured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def line(rows: int) -> float:
 
 def chain(each: float) -> object:
     """A model that drafts token by token; more sequences cost a little more."""
-    return lambda budget, asked: each * budget * (1 + 0.05 * (asked - 1))
+    return lambda num_draft_tokens, asked: each * num_draft_tokens * (1 + 0.05 * (asked - 1))
 
 
 WORLDS = {
@@ -42,11 +42,11 @@ WORLDS = {
     "poor drafts": World(lambda s, t, d: 0.4, chain(0.1), line),
     "not worth it": World(lambda s, t, d: 0.1, chain(0.2), line),
     "always wrong": World(lambda s, t, d: 0.0, chain(0.1), flat),
-    "always wrong and slow": World(lambda s, t, d: 0.0, lambda budget, asked: 8 + 2 * budget, flat),
-    "seldom found": World(lambda s, t, d: 0.9, lambda budget, asked: 0.01, line, found=lambda s, t: 0.15),
-    "in bursts": World(lambda s, t, d: 0.95 if t // 40 % 2 else 0.1, lambda budget, asked: 0.01, line),
+    "always wrong and slow": World(lambda s, t, d: 0.0, lambda k, asked: 8 + 2 * k, flat),
+    "seldom found": World(lambda s, t, d: 0.9, lambda k, asked: 0.01, line, found=lambda s, t: 0.15),
+    "in bursts": World(lambda s, t, d: 0.95 if t // 40 % 2 else 0.1, lambda k, asked: 0.01, line),
     "easy and hard": World(lambda s, t, d: 0.9 if s % 2 else 0.2, chain(0.1), flat),
-    "in one go": World(lambda s, t, d: 0.8 * 0.95**d, lambda budget, asked: 0.3, flat),
+    "in one go": World(lambda s, t, d: 0.8 * 0.95**d, lambda k, asked: 0.3, flat),
     "eight": World(lambda s, t, d: 0.7, chain(0.08), lambda rows: 1 + 0.03 * rows, batch=8),
     "eight, easy and hard": World(lambda s, t, d: 0.9 if s % 2 else 0.1, chain(0.05), line, batch=8),
     "thirty-two": World(lambda s, t, d: 0.6, chain(0.08), line, batch=32),
@@ -56,7 +56,7 @@ FEW = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_within_three_per_cent_of_the_best_fixed_number(name: str) -> None:
-    """Learning included. A budget that knew the world from the start would reach 1."""
+    """Learning included. A policy that knew the world from the start would reach 1."""
     world = WORLDS[name]
     num_steps = NUM_STEPS if world.batch == 1 else NUM_STEPS // 2
     best = best_fixed(world, num_steps, FEW if world.batch == 1 else FEW[:8])
@@ -78,12 +78,12 @@ def test_noise_costs_little_and_a_hiccup_does_not_stick() -> None:
 
     steps = iter(range(10**6))
 
-    def hiccups(budget: int, asked: int) -> float:
-        return 0.05 * budget * (20 if next(steps) % 25 == 3 else 1)
+    def hiccups(num_draft_tokens: int, asked: int) -> float:
+        return 0.05 * num_draft_tokens * (20 if next(steps) % 25 == 3 else 1)
 
     hiccuping = World(quiet.accept, hiccups, quiet.target)
-    budgets = live(hiccuping, AutomaticPolicy(), NUM_STEPS).budgets
-    assert np.mean([own[0] == 0 for own in budgets[20:]]) < 0.1
+    num_draft_tokens = live(hiccuping, AutomaticPolicy(), NUM_STEPS).num_draft_tokens
+    assert np.mean([own[0] == 0 for own in num_draft_tokens[20:]]) < 0.1
 
 
 @pytest.mark.parametrize("before", [0.0, 0.9])
@@ -93,8 +93,12 @@ def test_a_change_of_regime_is_noticed(before: float) -> None:
     turn = 16 if before else 4  # a few hundred steps either way
     world = World(lambda s, t, d: before if s < turn else after, chain(0.05), flat)
     lived = live(world, AutomaticPolicy(), 1200)
-    first = [own[0] for own in lived.budgets[100:200]] if before else [own[0] for own in lived.budgets[200:400]]
-    last = [own[0] for own in lived.budgets[-200:]]
+    first = (
+        [own[0] for own in lived.num_draft_tokens[100:200]]
+        if before
+        else [own[0] for own in lived.num_draft_tokens[200:400]]
+    )
+    last = [own[0] for own in lived.num_draft_tokens[-200:]]
     few, many = (last, first) if before else (first, last)
     assert np.mean([own > 0 for own in few]) < 0.3
     assert np.mean(many) > 3
@@ -102,123 +106,123 @@ def test_a_change_of_regime_is_noticed(before: float) -> None:
 
 def test_probing_is_bounded_by_what_it_costs() -> None:
     for seconds in (0.1, 1.0, 8.0):
-        world = World(lambda s, t, d: 0.0, lambda budget, asked, own=seconds: own * budget, flat)
+        world = World(lambda s, t, d: 0.0, lambda k, asked, own=seconds: own * k, flat)
         lived = live(world, AutomaticPolicy(), 3000)
         assert lived.speed(20) >= 0.985
-        assert any(own[0] > 0 for own in lived.budgets[1500:])  # but it never gives up
+        assert any(own[0] > 0 for own in lived.num_draft_tokens[1500:])  # but it never gives up
 
 
 def test_no_flapping() -> None:
     """Where plain decoding and drafting are as good as each other, one of them is kept."""
-    world = World(lambda s, t, d: 0.5, lambda budget, asked: 0.48 * budget, flat)
-    budgets = [own[0] for own in live(world, AutomaticPolicy(), 1000).budgets[100:]]
-    changes = sum((a == 0) != (b == 0) for a, b in pairwise(budgets))
+    world = World(lambda s, t, d: 0.5, lambda k, asked: 0.48 * k, flat)
+    num_draft_tokens = [own[0] for own in live(world, AutomaticPolicy(), 1000).num_draft_tokens[100:]]
+    changes = sum((a == 0) != (b == 0) for a, b in pairwise(num_draft_tokens))
     assert changes < 250
 
 
 def test_the_price_is_what_a_node_must_be_worth() -> None:
     """At the optimum tokens per second times what one more node costs: here a node costs 0.05 + 0.01 of a second."""
-    budget = AutomaticPolicy()
-    live(WORLDS["cheap drafts"], budget, 300)
+    policy = AutomaticPolicy()
+    live(WORLDS["cheap drafts"], policy, 300)
     sequence = Sequence(10**6, [0], 1, GREEDY, max_length=100)
-    plan = next(plan for plan in (budget.plan([sequence]) for _ in range(20)) if plan.min_acceptance_prob > 0)
+    plan = next(plan for plan in (policy.plan([sequence]) for _ in range(20)) if plan.min_acceptance_prob > 0)
     rate = live(WORLDS["cheap drafts"], AutomaticPolicy(), 300).speed()
     assert plan.min_acceptance_prob == pytest.approx(rate * 0.06, rel=0.35)
-    assert plan.budgets[0] > 1
+    assert plan.num_draft_tokens[0] > 1
 
 
 def test_nothing_beyond_the_room() -> None:
-    budget = AutomaticPolicy()
-    live(WORLDS["nearly always right"], budget, 100)
+    policy = AutomaticPolicy()
+    live(WORLDS["nearly always right"], policy, 100)
     for room in (-1, 0, 1, 3):
         sequence = Sequence(10**6, [0] * 8, 1, GREEDY, max_length=9 + room)
-        assert 0 <= budget.plan([sequence]).budgets[0] <= max(0, room)
+        assert 0 <= policy.plan([sequence]).num_draft_tokens[0] <= max(0, room)
 
 
 def test_nothing_beyond_the_most() -> None:
-    world = World(lambda s, t, d: 1.0, lambda budget, asked: 0.0, lambda rows: 1.0, length=4000)
+    world = World(lambda s, t, d: 1.0, lambda k, asked: 0.0, lambda rows: 1.0, length=4000)
     lived = live(world, AutomaticPolicy(), 100)
-    assert max(own[0] for own in lived.budgets) == MAX_NUM_DRAFT_TOKENS
-    assert max(own[0] for own in live(world, AutomaticPolicy(max_tokens=6), 60).budgets) == 6
+    assert max(own[0] for own in lived.num_draft_tokens) == MAX_NUM_DRAFT_TOKENS
+    assert max(own[0] for own in live(world, AutomaticPolicy(max_tokens=6), 60).num_draft_tokens) == 6
 
 
 def test_steps_with_prompt_chunks_teach_no_costs() -> None:
-    budget = AutomaticPolicy()
+    policy = AutomaticPolicy()
     sequence = Sequence(0, [1], 1, GREEDY, max_length=100)
     outcome = DraftOutcome(sequence, 2, Draft.chain([1, 2]), Verdict([0], 3))
-    budget.observe(StepCost(260, 257, 5, 9.0, 9.0, 0.0), [outcome])
-    assert budget.costs.target("greedy", 1, 5) is None
-    assert budget.costs.largest_draft == 0
+    policy.observe(StepCost(260, 257, 5, 9.0, 9.0, 0.0), [outcome])
+    assert policy.costs.target("greedy", 1, 5) is None
+    assert policy.costs.largest_draft == 0
 
 
 def test_greedy_and_drawn_requests_have_costs_of_their_own() -> None:
-    budget = AutomaticPolicy()
+    policy = AutomaticPolicy()
     for number, (params, seconds) in enumerate(((GREEDY, 1.0), (SamplingParams(), 2.0))):
         sequence = Sequence(number, [1], 1, params, max_length=100)
         for _ in range(10):
-            budget.observe(
+            policy.observe(
                 StepCost(1, 0, 1, 0.0, seconds, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 1))]
             )
-    greedy, drawn = budget.costs.target("greedy", 1, 1), budget.costs.target("drawn", 1, 1)
+    greedy, drawn = policy.costs.target("greedy", 1, 1), policy.costs.target("drawn", 1, 1)
     assert greedy is not None and drawn is not None
     assert drawn[1] / greedy[1] == pytest.approx(2, rel=0.2)
 
 
 def test_state_goes_with_the_sequence() -> None:
-    budget = AutomaticPolicy()
+    policy = AutomaticPolicy()
     world = World(lambda s, t, d: 0.5, chain(0.1), flat, batch=4, length=20)
-    live(world, budget, 400)
-    assert len(budget._chosen) <= 8
-    assert len(budget._pauses) <= 4
-    assert len(budget.acceptance._own) <= 4
+    live(world, policy, 400)
+    assert len(policy._chosen) <= 8
+    assert len(policy._pauses) <= 4
+    assert len(policy.acceptance._own) <= 4
 
 
 def test_plans_stand_and_probes_that_lose_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed for a plan is computed for many steps, and for more of them the longer nothing pays."""
     made: list[int] = []
-    budget = AutomaticPolicy()
-    target = budget.costs.target
+    policy = AutomaticPolicy()
+    target = policy.costs.target
 
     def counted(*args: object) -> object:
-        made.append(budget._lessons.steps)
+        made.append(policy._lessons.steps)
         return target(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(budget.costs, "target", counted)
-    lived = live(WORLDS["always wrong"], budget, 2000)
-    early, late = ([own[0] > 0 for own in lived.budgets[first : first + 400]] for first in (100, 1600))
+    monkeypatch.setattr(policy.costs, "target", counted)
+    lived = live(WORLDS["always wrong"], policy, 2000)
+    early, late = ([own[0] > 0 for own in lived.num_draft_tokens[first : first + 400]] for first in (100, 1600))
     assert sum(early) > sum(late) > 0
     assert len([step for step in made if step >= 1000]) < 1000 / 10
     made.clear()
-    live(WORLDS["cheap drafts"], budget, 1000)
+    live(WORLDS["cheap drafts"], policy, 1000)
     assert len(made) < 1000 / 3
 
 
 def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
-    budget = AutomaticPolicy()
+    policy = AutomaticPolicy()
     world = World(lambda s, t, d: 0.0, chain(0.3), flat, length=2000)
-    live(world, budget, 300)
-    seen = budget.costs.seen_rows("greedy", 1, 1)
+    live(world, policy, 300)
+    seen = policy.costs.seen_rows("greedy", 1, 1)
     sequence = Sequence(10**6, [0] * 400, 1, GREEDY, max_length=10**6)
-    while budget._plain is None or budget._left < 3:
-        budget.plan([sequence])
-        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))])
+    while policy._plain is None or policy._left < 3:
+        policy.plan([sequence])
+        policy.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))])
     assert seen > 4
     for _ in range(2):
-        assert budget.plan([sequence]).budgets == [0]
-        budget.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))])
-    assert budget._lessons._noted
-    budget.stop(sequence)
-    assert not budget._lessons._noted and not budget._chosen.get(sequence)
+        assert policy.plan([sequence]).num_draft_tokens == [0]
+        policy.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))])
+    assert policy._lessons._noted
+    policy.stop(sequence)
+    assert not policy._lessons._noted and not policy._chosen.get(sequence)
 
 
-def test_a_plan_gives_every_sequence_its_budget_while_it_stands() -> None:
+def test_a_plan_gives_every_sequence_its_number_while_it_stands() -> None:
     """Room shrinks within a standing plan."""
-    budget = AutomaticPolicy()
-    live(WORLDS["nearly always right"], budget, 200)
+    policy = AutomaticPolicy()
+    live(WORLDS["nearly always right"], policy, 200)
     sequence = Sequence(10**6, [0] * 8, 1, GREEDY, max_length=60)
     for _ in range(6):
         room = sequence.room
-        (own,) = budget.plan([sequence]).budgets
+        (own,) = policy.plan([sequence]).num_draft_tokens
         assert own <= room
         sequence.token_ids += [0] * 10
         sequence.token_ids = sequence.token_ids[:59]

@@ -10,9 +10,7 @@ from forerun.speculation.exploration import Pauses
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, live
 
-PAYING = World(
-    lambda s, t, d: 0.8, lambda budget, asked: 0.1 * budget, lambda rows: 1 + 0.02 * rows, prompt=200, catch_up=0.01
-)
+PAYING = World(lambda s, t, d: 0.8, lambda k, asked: 0.1 * k, lambda rows: 1 + 0.02 * rows, prompt=200, catch_up=0.01)
 """Catching up with a prompt costs two plain steps, a draft of four tokens 0.4."""
 
 
@@ -21,16 +19,16 @@ def test_a_costly_first_draft_does_not_end_drafting(batch: int) -> None:
     world = World(**{**PAYING.__dict__, "batch": batch})
     lived = live(world, AutomaticPolicy(), 600)
     assert lived.speed() >= 0.95 * best_fixed(world, 600)
-    assert np.mean([any(own) for own in lived.budgets[100:]]) > 0.9
+    assert np.mean([any(own) for own in lived.num_draft_tokens[100:]]) > 0.9
 
 
 def test_a_wrong_first_impression_is_corrected() -> None:
     """The second step of a probe shows a drafter as it is that two slow drafts have made look slow."""
-    budget = AutomaticPolicy()
+    policy = AutomaticPolicy()
     for _ in range(2):
-        budget.costs.add_draft(1, 1, 2.0)
-    lived = live(PAYING, budget, 3000)
-    drafts = [own[0] > 0 for own in lived.budgets]
+        policy.costs.add_draft(1, 1, 2.0)
+    lived = live(PAYING, policy, 3000)
+    drafts = [own[0] > 0 for own in lived.num_draft_tokens]
     assert not any(drafts[:8])
     assert np.mean(drafts[1500:]) > 0.9
 
@@ -65,16 +63,16 @@ def test_what_a_first_draft_costs_beyond_the_usual_is_that_of_its_tokens() -> No
 
 def test_following_a_prompt_is_a_cost_of_drafting_where_it_might_have_been_put_off() -> None:
     for catches_up in (True, False):
-        budget, own = AutomaticPolicy(catches_up=catches_up), Sequence(0, [0] * 101, 100, GREEDY, max_length=400)
+        policy, own = AutomaticPolicy(catches_up=catches_up), Sequence(0, [0] * 101, 100, GREEDY, max_length=400)
         prompt = StepCost(num_rows=50, num_prompt_rows=50, context=0, time_draft=0.5, time_target=1.0, time_verify=0.0)
         for _ in range(2):
-            budget.observe(prompt, [])
+            policy.observe(prompt, [])
         for _ in range(8):  # plain ones, in which the drafter is told what happened
-            plan = budget.plan([own])
+            plan = policy.plan([own])
             cost = StepCost(1, 0, len(own.token_ids), 0.0, 1.0, 0.0)
-            budget.observe(cost, [DraftOutcome(own, plan.budgets[0], Draft.empty(), Verdict([], 0))])
+            policy.observe(cost, [DraftOutcome(own, plan.num_draft_tokens[0], Draft.empty(), Verdict([], 0))])
             own.token_ids.append(0)
-        assert budget.costs.catch_up(202) == pytest.approx(2.0 if catches_up else 0.0, rel=0.1)
+        assert policy.costs.catch_up(202) == pytest.approx(2.0 if catches_up else 0.0, rel=0.1)
 
 
 def test_what_prompts_take_in_the_drafter_is_kept_with_the_other_costs() -> None:

@@ -1,4 +1,4 @@
-"""The automatic budget in batches that do not draft for the moment: what it tries, and when."""
+"""The automatic policy in batches that do not draft for the moment: what it tries, and when."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ def test_a_poor_beginning_is_got_over_in_a_batch() -> None:
     """The drafter's forward costs as much for one as for all, so that one sequence alone would be tried but rarely."""
     world = World(
         lambda s, t, d: 0.0 if s < 8 and t < 8 else 0.85,
-        lambda budget, asked: 0.12 * budget,
+        lambda k, asked: 0.12 * k,
         lambda rows: 0.6 + 0.04 * rows,
         batch=8,
         length=200,
     )
     lived = live(world, AutomaticPolicy(), 400)
     assert lived.speed() >= 0.97 * best_fixed(world, 400, (0, 1, 2, 3))
-    assert np.mean([any(own) for own in lived.budgets[150:]]) > 0.9
+    assert np.mean([any(own) for own in lived.num_draft_tokens[150:]]) > 0.9
 
 
 def test_steps_with_prompts_pay_for_probes_too() -> None:
     """In a crowd nearly every step holds a prompt."""
-    budget = AutomaticPolicy()
-    world = World(lambda s, t, d: 0.0, lambda budget, asked: 0.3 * budget, lambda rows: 0.5 + 0.1 * rows, batch=8)
-    live(world, budget, 100)
+    policy = AutomaticPolicy()
+    world = World(lambda s, t, d: 0.0, lambda k, asked: 0.3 * k, lambda rows: 0.5 + 0.1 * rows, batch=8)
+    live(world, policy, 100)
     sequences = [Sequence(10**6 + i, [0] * 8, 1, GREEDY, max_length=1000) for i in range(8)]
     reasons = []
     for _ in range(400):
-        plan = budget.plan(sequences)
+        plan = policy.plan(sequences)
         reasons.append(plan.reason)
         outcomes = [
             DraftOutcome(each, own, Draft.chain([1] * own) if own else Draft.empty(), Verdict([], 0))
-            for each, own in zip(sequences, plan.budgets, strict=True)
+            for each, own in zip(sequences, plan.num_draft_tokens, strict=True)
         ]
-        budget.observe(StepCost(40, 32, 64, 0.0, 4.5, 0.0), outcomes)
+        policy.observe(StepCost(40, 32, 64, 0.0, 4.5, 0.0), outcomes)
     assert "probe" in reasons[100:]

@@ -13,8 +13,8 @@ def sequences(count: int, room: int = 100) -> list[Sequence]:
     return [Sequence(10**6 + i, [0] * 8, 1, GREEDY, max_length=9 + room) for i in range(count)]
 
 
-def chain(budget: int, asked: int) -> float:
-    return 0.05 * budget
+def chain(num_draft_tokens: int, asked: int) -> float:
+    return 0.05 * num_draft_tokens
 
 
 def test_a_fixed_number_is_fixed_but_for_room() -> None:
@@ -24,29 +24,29 @@ def test_a_fixed_number_is_fixed_but_for_room() -> None:
 
 
 def test_reasons_of_auto() -> None:
-    budget = AutomaticPolicy()
-    assert budget.plan(sequences(1)).reason == "measuring"
-    live(World(lambda s, t, d: 0.9, chain, lambda rows: 1.0), budget, 100)
-    seen = {(plan.reason, plan.budgets[0] > 0) for plan in (budget.plan(sequences(1)) for _ in range(5))}
+    policy = AutomaticPolicy()
+    assert policy.plan(sequences(1)).reason == "measuring"
+    live(World(lambda s, t, d: 0.9, chain, lambda rows: 1.0), policy, 100)
+    seen = {(plan.reason, plan.num_draft_tokens[0] > 0) for plan in (policy.plan(sequences(1)) for _ in range(5))}
     assert ("gain", True) in seen
-    assert budget.plan(sequences(1, room=0)).reason == "no room"
+    assert policy.plan(sequences(1, room=0)).reason == "no room"
     poor = AutomaticPolicy()
     live(World(lambda s, t, d: 0.0, chain, lambda rows: 1.0 + 0.1 * rows), poor, 100)
     assert poor.plan(sequences(1)).reason in ("no gain", "probe")
 
 
 def test_what_pays_alone_but_not_in_a_batch_is_told() -> None:
-    budget = AutomaticPolicy()
+    policy = AutomaticPolicy()
     alone = World(lambda s, t, d: 0.7, chain, lambda rows: max(1.0, rows / 6))
-    live(alone, budget, 100)
-    live(World(alone.accept, alone.draft, alone.target, batch=16), budget, 100)
-    reasons = {budget.plan(sequences(16)).reason for _ in range(3)}
+    live(alone, policy, 100)
+    live(World(alone.accept, alone.draft, alone.target, batch=16), policy, 100)
+    reasons = {policy.plan(sequences(16)).reason for _ in range(3)}
     assert "full batch" in reasons
 
 
 def test_reasons_of_whole_drafts() -> None:
-    budget = FixedLengthPolicy(7)
-    reasons = [budget.plan(sequences(1)).reason for _ in range(4)]
+    policy = FixedLengthPolicy(7)
+    reasons = [policy.plan(sequences(1)).reason for _ in range(4)]
     assert reasons == ["measuring"] * 3 + ["probe"]
 
 

@@ -1,4 +1,4 @@
-"""What budgets begin with, from a file."""
+"""Policies that begin with costs and acceptance of a file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from forerun.speculation.cost_store import entry, prior, read_start, write_start
 from worlds import World, live
 
 KEY = ("model", "a drafter of this test")
-WORLD = World(lambda s, t, d: 0.95, lambda budget, asked: 0.05 * budget, lambda rows: 1 + 0.01 * rows)
+WORLD = World(
+    lambda s, t, d: 0.95, lambda num_draft_tokens, asked: 0.05 * num_draft_tokens, lambda rows: 1 + 0.01 * rows
+)
 
 
 def learned() -> AutomaticPolicy:
-    budget = AutomaticPolicy()
-    live(WORLD, budget, 300)
-    return budget
+    policy = AutomaticPolicy()
+    live(WORLD, policy, 300)
+    return policy
 
 
 def test_acceptance_is_taken_over_with_the_weight_of_a_few_trials(tmp_path: Path) -> None:
-    budget = learned()
-    write_start(tmp_path / "s.json", [entry(KEY, budget.costs, budget.acceptance)])
+    policy = learned()
+    write_start(tmp_path / "s.json", [entry(KEY, policy.costs, policy.acceptance)])
     read_start(tmp_path / "s.json")
     known, fresh = prior(KEY), AcceptanceStats()
     assert prior(("model", "another")).expect_one(0, 4) == fresh.expect_one(0, 4)
@@ -38,8 +40,8 @@ def test_acceptance_is_taken_over_with_the_weight_of_a_few_trials(tmp_path: Path
 def test_the_first_steps_are_as_good_as_later_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORERUN_COST_CACHE", "0")
     key = ("model", "first steps")
-    budget = learned()
-    write_start(tmp_path / "s.json", [entry(key, budget.costs, budget.acceptance)])
+    policy = learned()
+    write_start(tmp_path / "s.json", [entry(key, policy.costs, policy.acceptance)])
     read_start(tmp_path / "s.json")
     warm = live(WORLD, automatic_policy(fixed_length_draft=None, cost_key=key), 20).speed()
     cold = live(WORLD, AutomaticPolicy(), 20).speed()
@@ -70,8 +72,8 @@ def test_a_file_that_is_not_there_is_told_with_what_writes_one(tmp_path: Path) -
 
 @pytest.mark.parametrize("value", [-1, 1e12, "x"])
 def test_counts_that_cannot_be_are_refused(tmp_path: Path, value: object) -> None:
-    budget = learned()
-    made = entry(KEY, budget.costs, budget.acceptance)
+    policy = learned()
+    made = entry(KEY, policy.costs, policy.acceptance)
     made["acceptance"][0][0][0] = value
     (tmp_path / "s.json").write_text(json.dumps({"version": 1, "entries": [made]}))
     with pytest.raises(ConfigError, match="damaged"):

@@ -17,7 +17,7 @@ from forerun.sampling import SequenceConstraint
 from forerun.sampling.grammar.drafts import with_grammar
 from forerun.types import Draft, PackedDrafts, Sequence, is_allowed
 from forerun.verification.chain_rejection_math import BLOCK, TOKEN
-from forerun.verification.sample_and_match import walk_tokens
+from forerun.verification.sample_and_match import match_sampled_tokens
 from grammars import ANY, Automaton
 
 from .enumeration import Distributions, total_variation
@@ -107,7 +107,7 @@ def test_the_walk():
             accept_prob = Fraction(1)
             for context, token in zip(contexts, drawn):
                 accept_prob *= target[context][token]
-            (verdict,) = walk_tokens(PackedDrafts.of([draft]), list(drawn))
+            (verdict,) = match_sampled_tokens(PackedDrafts.of([draft]), list(drawn))
             distribution[(*(draft.ids[node] for node in verdict.path), verdict.next_token)] += accept_prob
         assert total_variation(completed(distribution), target, 3) == 0
 

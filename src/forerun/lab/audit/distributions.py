@@ -212,9 +212,11 @@ class DrawnDrafts(Drafter):
     def start(self, sequence: Sequence) -> None:
         """Nothing is kept of a sequence."""
 
-    def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
+    def draft(
+        self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
         """A chain for each."""
-        return [self._draft(one, min(most, one.room)) for one, most in zip(sequences, budgets, strict=True)]
+        return [self._draft(one, min(most, one.room)) for one, most in zip(sequences, num_draft_tokens, strict=True)]
 
     def commit(self, steps: Seq[Step]) -> None:
         """Nothing is learned."""

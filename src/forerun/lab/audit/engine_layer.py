@@ -58,7 +58,7 @@ class AuditRun:
     varying: bool = False
     prefill_chunk: int = 256
 
-    def budget(self, seed: int) -> SpeculationPolicy:
+    def policy(self, seed: int) -> SpeculationPolicy:
         """K of each step."""
         if self.varying:
             return VaryingPolicy(self.num_draft_tokens, seed)
@@ -74,8 +74,8 @@ class VaryingPolicy(SpeculationPolicy):
         self._random = random.Random(seed)
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        budgets = [self._random.randint(0, self._most) if sequence.room > 0 else 0 for sequence in sequences]
-        return DraftPlan(budgets, self._random.choice((0.0, 0.0, _PRICE)))
+        num_draft_tokens = [self._random.randint(0, self._most) if sequence.room > 0 else 0 for sequence in sequences]
+        return DraftPlan(num_draft_tokens, self._random.choice((0.0, 0.0, _PRICE)))
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self.plan(sequences)
@@ -124,7 +124,7 @@ class Audited:
             drafter if drafts else None,
             tokenizer=self.tokenizer,
             config=config,
-            budget=run.budget(seed) if drafts else None,
+            policy=run.policy(seed) if drafts else None,
         )
         try:
             return _drive(engine, asked, run.arrivals or len(asked))

@@ -160,9 +160,9 @@ class WrappedDrafter(Drafter):
         self.drafter.start(sequence)
 
     def draft(
-        self, sequences: Sequence[Tokens], budgets: Sequence[int], min_acceptance_prob: float = 0.0
+        self, sequences: Sequence[Tokens], num_draft_tokens: Sequence[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        return self.drafter.draft(sequences, budgets, min_acceptance_prob)
+        return self.drafter.draft(sequences, num_draft_tokens, min_acceptance_prob)
 
     def commit(self, steps: Sequence[Step]) -> None:
         self.drafter.commit(steps)
@@ -206,11 +206,11 @@ class PricedDrafter(WrappedDrafter):
         self._clock = clock
 
     def draft(
-        self, sequences: Sequence[Tokens], budgets: Sequence[int], min_acceptance_prob: float = 0.0
+        self, sequences: Sequence[Tokens], num_draft_tokens: Sequence[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        drafts = super().draft(sequences, budgets, min_acceptance_prob)
-        for draft, budget in zip(drafts, budgets, strict=True):
-            if budget:  # the curve includes learning what became of the draft, which `commit` adds
+        drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
+        for draft, k in zip(drafts, num_draft_tokens, strict=True):
+            if k:  # the curve includes learning what became of the draft, which `commit` adds
                 self._clock.now += max(0.0, self._costs.draft(len(draft)) - self._costs.idle)
         return drafts
 
@@ -270,7 +270,7 @@ class PricedPolicy(SpeculationPolicy):
             self.num_tokens += len(outcome.verdict.path) + 1
             self.num_steps += 1
             self.num_nodes += nodes
-            self.num_idle += outcome.budget == 0
+            self.num_idle += outcome.num_draft_tokens == 0
         self._clock.now += target + rest
         self._observed = self._clock.now
         priced = replace(cost, time_draft=drafting, time_target=target, time_verify=0.0, time_rest=rest)
@@ -342,7 +342,7 @@ class PricedRun:
 
 def priced_run(
     setting: Setting,
-    budget: SpeculationPolicy,
+    policy: SpeculationPolicy,
     name: str,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
@@ -361,10 +361,10 @@ def priced_run(
         Exception: what a request ended with.
     """
     clock = VirtualClock()
-    priced = PricedPolicy(budget, setting.target, setting.rest, clock, setting.hidden_outputs)
+    priced = PricedPolicy(policy, setting.target, setting.rest, clock, setting.hidden_outputs)
     plain, config, echo = setting.plain, EngineConfig(seed=0, prefix_reuse=OFF), EchoModel(setting.plain.target)
     target = echo if texts else plain.target
-    engine = Engine(target, setting.make(clock), tokenizer=plain.tokenizer, config=config, budget=priced)
+    engine = Engine(target, setting.make(clock), tokenizer=plain.tokenizer, config=config, policy=priced)
     for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
         if texts:
             echo.text = texts[number]

@@ -123,8 +123,8 @@ def compare(
     """Every K of `counts`, and auto."""
     texts = answers(setting.plain, prompts, params) if setting.echo else []
     runs = [priced_run(setting, FixedPolicy(k), f"K={k}", prompts, params, texts) for k in counts]
-    budget = automatic_policy(fixed_length_draft=setting.make(VirtualClock()).traits.fixed_length_draft, cost_key=None)
-    return Comparison(label, runs, priced_run(setting, budget, AUTO, prompts, params, texts), setting.plain_speed)
+    policy = automatic_policy(fixed_length_draft=setting.make(VirtualClock()).traits.fixed_length_draft, cost_key=None)
+    return Comparison(label, runs, priced_run(setting, policy, AUTO, prompts, params, texts), setting.plain_speed)
 
 
 def timed_setting(

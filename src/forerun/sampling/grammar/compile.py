@@ -1,4 +1,4 @@
-"""Grammars prepared for one target's tokens: each once, within limits of size and work, before anything is computed."""
+"""Grammars compiled for one target's tokens, once each, within limits of size and work, and llguidance's matcher."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-# llguidance's matcher in forerun's terms.
-
-
 class GuidanceMatcher:
-    """One place in a text (`forerun.types.Matcher`).
+    """A position in a text under a grammar (`forerun.types.Matcher`), by llguidance.
 
-    What llguidance refuses it refuses for good where it was told to consume it, and not where it was told to try. End
-    tokens are none of its business: it does not count them among the tokens that it takes back.
+    llguidance recovers from a token that it refuses in `try_consume_tokens`, and not in `consume_tokens`. It never gets
+    end tokens: it would not count them among the tokens that `rollback` undoes.
 
     Args:
         matcher: this one's alone.
@@ -52,7 +49,7 @@ class GuidanceMatcher:
 
     @property
     def error(self) -> str:
-        """Why it is of no further use; empty if it is."""
+        """Return why the matcher is of no further use; empty if it is usable."""
         return said(self._matcher.get_error())
 
     def forced(self) -> list[int]:
@@ -60,7 +57,7 @@ class GuidanceMatcher:
 
 
 def said(message: str) -> str:
-    """llguidance's message in one line, without the parser's state."""
+    """Return llguidance's message in one line, without the parser's state."""
     return " ".join(message.replace("<non-verbose/>", "").split())[:300].rstrip(" .;")
 
 
@@ -75,9 +72,9 @@ INSTALL = "Install it: pip install 'forerun[grammar]'"
 
 
 class Grammars:
-    """The grammars of one target's requests. May be called from any thread.
+    """The compiled grammars of one target's requests. May be called from any thread.
 
-    What ends an output is the request's business: the token that llguidance takes for the end is never looked at.
+    The request decides which tokens end an output: llguidance's own end token is never read.
 
     Args:
         tokenizer: the target's; None if it has none.
@@ -92,7 +89,7 @@ class Grammars:
         self._prepared: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     def prepare(self, grammar: Grammar) -> Callable[[], Matcher]:
-        """What makes matchers of this grammar, at their beginning.
+        """Compile a grammar. Return a function that makes matchers of it, at their beginning.
 
         Raises:
             GrammarError: it is invalid, takes too much work, or allows nothing; the target's tokenizer does not serve;
@@ -145,7 +142,7 @@ class Grammars:
             raise _refused(grammar, str(error)) from None
 
     def _make_tokenizer(self, package: ModuleType) -> LLTokenizer:
-        """llguidance's view of the tokenizer, which takes up to a second to make."""
+        """Return llguidance's view of the tokenizer, which takes up to a second to make."""
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = self._read_tokenizer(package)
@@ -171,7 +168,7 @@ class Grammars:
 
 
 def _package() -> ModuleType:
-    """The package. Raises GrammarError where it is not there."""
+    """Import llguidance. Raises GrammarError where it is not installed."""
     try:
         import llguidance
     except ImportError as error:
@@ -186,7 +183,7 @@ def _refused(grammar: Grammar, reason: str) -> GrammarError:
 
 
 def _source(package: ModuleType, grammar: Grammar) -> str:
-    """The grammar as llguidance takes it. Raises ValueError."""
+    """Return the grammar as llguidance takes it. Raises ValueError."""
     make = package.LLMatcher
     if grammar.kind == JSON_OBJECT:
         return str(make.grammar_from_json_schema({"type": "object"}, defaults=_JSON))

@@ -1,14 +1,17 @@
-"""One sequence held to its grammar, position by position, along the sequence and along drafted paths."""
+"""The constraint that holds one sequence to its grammar, along drafted paths too, and its mask on logits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence as Seq
 from time import thread_time
+from typing import TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from forerun.errors import GrammarDeadEndError
-from forerun.sampling.grammar.mask import no_token
 from forerun.types import Allowed, Matcher, Sequence, allow, is_allowed
 from forerun.utils.tree import Tree
 
@@ -16,11 +19,15 @@ _SECONDS, _SECONDS_PER_POSITION = 1.0, 0.02
 """Processor time that a grammar may take: most take a hundredth, and one that takes more holds up everybody's steps."""
 
 
-class SequenceConstraint:
-    """Asks a matcher along the sequence's tokens, and along paths after them.
+DeadRows: TypeAlias = dict[int, GrammarDeadEndError]
+"""Rows from which no token can be drawn, and why."""
 
-    The matcher is moved from one place to the next by taking tokens back and giving others. Where it stands is told by
-    tokens alone, so that nothing has to be undone when a step is: it is moved, or made anew, when it is asked.
+
+class SequenceConstraint:
+    """Runs a matcher along the sequence's tokens, and along paths after them.
+
+    The matcher is moved from one position to the next by undoing tokens and accepting others. Its position follows from
+    tokens alone, so that an undone step needs nothing: the matcher is moved, or made again, at the next call.
 
     Args:
         new_matcher: makes a matcher that has seen nothing.
@@ -31,7 +38,7 @@ class SequenceConstraint:
     def __init__(self, new_matcher: Callable[[], Matcher], end_ids: Iterable[int], vocab_size: int) -> None:
         self._new_matcher = new_matcher
         self._end_ids = frozenset(token_id for token_id in end_ids if token_id < vocab_size)
-        self._matcher: Matcher | None = None  # None: it has to be made anew
+        self._matcher: Matcher | None = None  # None: it has to be made again
         self._committed = 0  # the output's tokens, as many as were there at the last call
         self._given: list[int] = []  # the tokens that the matcher has taken, committed ones and those after them
         self._refused: GrammarDeadEndError | None = None  # of a committed token
@@ -77,7 +84,7 @@ class SequenceConstraint:
         return path
 
     def _follow(self, sequence: Sequence) -> None:
-        """Count what was committed since the last call among the committed tokens."""
+        """Add the tokens that were committed since the last call to the committed tokens."""
         length = sequence.num_output
         if length < self._committed:  # another sequence's tokens, or fewer than there were
             self._memory.clear()
@@ -91,7 +98,8 @@ class SequenceConstraint:
         self._committed = length
 
     def _move(self, sequence: Sequence, path: Seq[int]) -> bool:
-        """Have the matcher stand after the committed tokens and this path; False if it refuses one of the path's.
+        """Move the matcher to the end of this path after the committed tokens. Return False if it refuses one of the
+        path's.
 
         It then stands as far as it came. An interrupt leaves no matcher.
         """
@@ -149,8 +157,30 @@ class SequenceConstraint:
         return bits if bits.any() else no_token()
 
 
+def mask_logits(logits: Tensor, allowed: Seq[Allowed]) -> DeadRows:
+    """Change [R, V] logits in place, and return the rows for which there is an error. allowed: [R]."""
+    rows = [row for row, bits in enumerate(allowed) if isinstance(bits, np.ndarray)]
+    if rows:
+        packed = np.stack([bits for bits in allowed if isinstance(bits, np.ndarray)])
+        unpacked = np.unpackbits(packed, axis=-1, count=logits.shape[-1], bitorder="little")
+        mask = torch.from_numpy(unpacked).to(logits.device) == 0
+        if len(rows) == len(allowed):
+            logits.masked_fill_(mask, -math.inf)
+        else:
+            logits[rows] = logits[rows].masked_fill_(mask, -math.inf)
+    return {row: error for row, error in enumerate(allowed) if isinstance(error, GrammarDeadEndError)}
+
+
+def no_token() -> GrammarDeadEndError:
+    """Make the error of a position where the grammar allows no token."""
+    return GrammarDeadEndError(
+        "The grammar allows no token here together with the request's other options, and the text is not complete. "
+        "If min_tokens or ignore_eos is set, leave it out; else widen the grammar."
+    )
+
+
 def _only(bits: Allowed) -> int | None:
-    """The token that alone may follow; None if there are more, or none."""
+    """Return the token that alone may follow; None if there are more, or none."""
     if not isinstance(bits, np.ndarray) or np.count_nonzero(bits) != 1:
         return None
     at = int(bits.argmax())

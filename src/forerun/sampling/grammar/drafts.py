@@ -1,6 +1,6 @@
-"""What a grammar does to drafts: tokens that it forces are proposed, tokens that it refuses are not verified.
+"""The effect of a grammar on drafts: tokens that it forces are proposed, tokens that it refuses are not verified.
 
-Exactness does not depend on either. What is decided for a drawn draft depends on the sequence's tokens alone, or
+Exactness does not depend on either. The decision on a drawn draft depends on the sequence's tokens alone, or
 concerns nodes below one that the grammar refuses, which no rule accepts.
 """
 
@@ -13,30 +13,28 @@ from forerun.types import Draft, Sequence
 from forerun.utils.tree import ROOT, Tree
 
 SOURCE = "grammar"
-"""Of forced tokens, in statistics."""
+"""The source of forced tokens, in statistics."""
 _DRAFTER = "drafter"
-"""Of the others beside them, where the drafter gives no name."""
+"""Of the drafter's tokens beside them, where the drafter gives no name."""
 
 
-def forced_tokens(sequences: Seq[Sequence], budgets: Seq[int]) -> list[list[int]]:
-    """[B] the tokens that each sequence's grammar forces, as many as its budget and its room allow."""
+def forced_tokens(sequences: Seq[Sequence], num_draft_tokens: Seq[int]) -> list[list[int]]:
+    """Return [B] the tokens that each sequence's grammar forces, at most `num_draft_tokens` and those that fit."""
     return [
-        []
-        if sequence.constraint is None or budget == 0
-        else sequence.constraint.forced(sequence, min(budget, sequence.room))
-        for sequence, budget in zip(sequences, budgets, strict=True)
+        [] if sequence.constraint is None or k == 0 else sequence.constraint.forced(sequence, min(k, sequence.room))
+        for sequence, k in zip(sequences, num_draft_tokens, strict=True)
     ]
 
 
-def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, budget: int) -> Draft:
-    """The draft of a sequence under a grammar: the forced tokens first, then the drafter's that the grammar accepts.
+def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, num_draft_tokens: int) -> Draft:
+    """Combine the forced tokens with the drafter's that the grammar accepts.
 
-    A draft that was drawn, or whose rows the drafter has use for beside their acceptance, is not mixed with others. A
-    drawn one is taken; of the others, the longer.
+    A draft that was drawn, or whose rows the drafter uses beside their acceptance, is not merged. A
+    drawn draft is taken; otherwise, the longer of forced tokens and draft.
 
     Args:
-        forced: tokens, at most `budget`.
-        draft: the drafter's; empty if it was not asked.
+        forced: tokens, at most `num_draft_tokens`.
+        draft: the drafter's; empty if it was not called.
     """
     chain = Draft(list(forced), list(range(-1, len(forced) - 1)), sources=(SOURCE,) * len(forced))
     if not len(draft):
@@ -48,27 +46,27 @@ def with_grammar(sequence: Sequence, forced: Seq[int], draft: Draft, budget: int
     if draft.probs is not None or not forced:
         return draft
     tree = Tree()
-    tree.graft(forced, budget)
+    tree.graft(forced, num_draft_tokens)
     sources = [SOURCE] * len(tree)
-    places = {ROOT: ROOT}
-    children = {place: node for node, place in enumerate(zip(tree.parents, tree.ids, strict=True))}
+    merged = {ROOT: ROOT}
+    children = {key: node for node, key in enumerate(zip(tree.parents, tree.ids, strict=True))}
     for node, (token_id, parent) in enumerate(zip(draft.ids, draft.parents, strict=True)):
-        above = places.get(parent)
+        above = merged.get(parent)
         if above is None:
             continue
         found = children.get((above, token_id))
         if found is None:
-            if len(tree) == budget:
+            if len(tree) == num_draft_tokens:
                 continue
             found = children[above, token_id] = tree.add(token_id, above)
             sources.append(draft.sources[node] if draft.sources else _DRAFTER)
-        places[node] = found
+        merged[node] = found
     return Draft(tree.ids, tree.parents, sources=tuple(sources))
 
 
 def _viable(sequence: Sequence, draft: Draft) -> Draft:
-    """The draft without nodes that the grammar refuses. Of a drawn one they stay, without those below: their draw was
-    looked at."""
+    """Return the draft without nodes that the grammar refuses. Of a drawn draft they stay, without those below: their
+    draw was looked at."""
     constraint = sequence.constraint
     assert constraint is not None
     viable = constraint.viable(sequence, draft)

@@ -10,7 +10,6 @@ from queue import SimpleQueue
 from typing import Any
 
 from forerun.engine import LLM, EngineThread, Generation, StepOutput
-from forerun.engine.outputs import generation
 from forerun.errors import DeviceError, ForerunError, QueueFullError
 from forerun.server.batch.lines import BatchLine, answer, answer_name, refusal
 from forerun.server.protocol.requests import CompletionRequest, with_seed
@@ -178,7 +177,7 @@ class BatchRun:
         if error is not None:
             self._fail(line, error)
         elif line.error is None:
-            self._count(piece, generation(piece.prompt, piece.outputs))
+            self._count(piece, Generation.of(piece.prompt, piece.outputs))
         self._leave(piece)
 
     def _count(self, piece: _Piece, answered: Generation) -> None:

@@ -110,8 +110,8 @@ def test_auto_is_near_the_best_and_never_below_plain() -> None:
         def start(self, sequence: Sequence) -> None: ...
         def commit(self, steps: Any) -> None: ...
         def stop(self, sequence: Sequence) -> None: ...
-        def draft(self, sequences: Any, budgets: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
-            return [Draft.chain([9] * min(budget, s.room)) for s, budget in zip(sequences, budgets)]
+        def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+            return [Draft.chain([9] * min(k, s.room)) for s, k in zip(sequences, num_draft_tokens)]
 
     def wrong() -> Drafter:
         return Wrong()

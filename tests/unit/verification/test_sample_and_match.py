@@ -12,7 +12,7 @@ from forerun.config import SamplingParams
 from forerun.sampling import StepNoise
 from forerun.types import Draft, PackedDrafts, Sequence, Verdict
 from forerun.verification import VERIFIERS
-from forerun.verification.sample_and_match import walk_tokens
+from forerun.verification.sample_and_match import match_sampled_tokens
 
 VOCAB = 3
 
@@ -78,13 +78,13 @@ def total_variation(distribution, length=5):
 
 
 def walk(draft, drawn, probs):
-    verdict = walk_tokens(PackedDrafts.of([draft]), drawn)[0]
+    verdict = match_sampled_tokens(PackedDrafts.of([draft]), drawn)[0]
     yield (*(int(draft.token_ids[node]) for node in verdict.path), verdict.next_token), Fraction(1)
 
 
 def walk_redrawing_after_a_mismatch(draft, drawn, probs):
     """The next token is drawn anew instead of being the one that did not match."""
-    path = walk_tokens(PackedDrafts.of([draft]), drawn)[0].path
+    path = match_sampled_tokens(PackedDrafts.of([draft]), drawn)[0].path
     for token, accept_prob in enumerate(probs[path[-1] + 1 if path else 0]):
         yield (*(int(draft.token_ids[node]) for node in path), token), accept_prob
 
@@ -106,7 +106,7 @@ def test_paths():
         *[1, 2, 1, 9, 9],  # node 3 follows, but is a probe
         *[7],
     ]
-    assert walk_tokens(PackedDrafts.of(drafts), torch.tensor(rows)) == [
+    assert match_sampled_tokens(PackedDrafts.of(drafts), torch.tensor(rows)) == [
         Verdict([1, 3], 8),
         Verdict([0, 2, 4], 9),
         Verdict([0, 1], 1),
@@ -116,7 +116,7 @@ def test_paths():
 
 def test_greedy_takes_each_rows_argmax():
     packed = PackedDrafts.of([Draft.chain([3, 1]), Draft.chain([2])])
-    assert walk_tokens(packed, torch.tensor([3, 0, 5, 2, 4])) == [Verdict([0], 0), Verdict([0], 4)]
+    assert match_sampled_tokens(packed, torch.tensor([3, 0, 5, 2, 4])) == [Verdict([0], 0), Verdict([0], 4)]
 
 
 def test_drawn_tokens_come_from_the_rows_distribution(fresh_noise):
@@ -178,7 +178,7 @@ def test_coupled_takes_the_argmax_over_all_tokens_however_few_can_be_drawn(kept)
     packed = PackedDrafts.of([draft])
     noise = StepNoise(generator, [sequence], packed)
     expected = (noise.gumbel(range(4), 2000) + logprobs).argmax(-1)
-    assert VERIFIERS["coupled"].verify(packed, logprobs, noise) == walk_tokens(packed, expected)
+    assert VERIFIERS["coupled"].verify(packed, logprobs, noise) == match_sampled_tokens(packed, expected)
 
 
 def test_coupled_takes_the_lowest_of_equal_sums(given_noise):

@@ -14,17 +14,17 @@ NODES = 15
 
 
 def live(
-    gain: float, cost: float, steps: int = 4000, batch: int = 1, budget: FixedLengthPolicy | None = None
+    gain: float, cost: float, steps: int = 4000, batch: int = 1, policy: FixedLengthPolicy | None = None
 ) -> list[bool]:
     """Steps in a world where a drafted step gives `gain` tokens and takes `cost`, a plain one 1 and 1."""
-    budget = budget or FixedLengthPolicy(NODES)
+    policy = policy or FixedLengthPolicy(NODES)
     sequences = [Sequence(i, [1, 2], 2, SamplingParams(), max_length=2**40) for i in range(batch)]
     draft = Draft(torch.zeros(NODES, dtype=torch.int64), torch.arange(-1, NODES - 1))
     drafted, owed = [], 0.0
     for _ in range(steps):
-        plan = budget.plan(sequences)
-        asked = plan.budgets[0] > 0
-        assert plan.budgets == [NODES if asked else 0] * batch
+        plan = policy.plan(sequences)
+        asked = plan.num_draft_tokens[0] > 0
+        assert plan.num_draft_tokens == [NODES if asked else 0] * batch
         owed += gain - 1 if asked else 0
         accepted, owed = int(owed), owed - int(owed)
         outcomes = [
@@ -34,7 +34,7 @@ def live(
             for each in sequences
         ]
         seconds = cost if asked else 1.0
-        budget.observe(StepCost(batch, 0, 100, 0.0, seconds, 0.0), outcomes)
+        policy.observe(StepCost(batch, 0, 100, 0.0, seconds, 0.0), outcomes)
         drafted.append(asked)
     return drafted
 
@@ -54,22 +54,22 @@ def test_what_does_not_pay_is_tried_ever_more_rarely(gain: float, cost: float) -
 
 
 def test_loads_are_told_apart_and_a_change_is_noticed() -> None:
-    budget = FixedLengthPolicy(NODES)
-    assert sum(live(2.0, 1.2, 500, 1, budget)) > 400
-    assert sum(live(1.5, 4.0, 500, 16, budget)) < 100
-    assert sum(live(2.0, 1.2, 500, 1, budget)) > 450
-    assert sum(live(1.0, 2.0, 1000, 1, budget)) < 300
+    policy = FixedLengthPolicy(NODES)
+    assert sum(live(2.0, 1.2, 500, 1, policy)) > 400
+    assert sum(live(1.5, 4.0, 500, 16, policy)) < 100
+    assert sum(live(2.0, 1.2, 500, 1, policy)) > 450
+    assert sum(live(1.0, 2.0, 1000, 1, policy)) < 300
 
 
 def test_prompts_say_nothing() -> None:
-    budget = FixedLengthPolicy(NODES)
-    budget.observe(StepCost(40, 39, 100, 0.0, 99.0, 0.0), [])
-    assert sum(live(2.0, 1.2, 500, 1, budget)) > 400
+    policy = FixedLengthPolicy(NODES)
+    policy.observe(StepCost(40, 39, 100, 0.0, 99.0, 0.0), [])
+    assert sum(live(2.0, 1.2, 500, 1, policy)) > 400
 
 
 def test_a_trial_of_whole_drafts_ends_when_it_has_lost_enough() -> None:
     drafted = live(1.0, 20.0, 150)
     assert sum(drafted) == 1
-    budget = FixedLengthPolicy(NODES)
-    live(1.0, 1.6, 100, 1, budget)
-    assert sum(live(1.0, 5.0, 100, 32, budget)) == 0  # what lost in a small batch is not tried at once
+    policy = FixedLengthPolicy(NODES)
+    live(1.0, 1.6, 100, 1, policy)
+    assert sum(live(1.0, 5.0, 100, 32, policy)) == 0  # what lost in a small batch is not tried at once
