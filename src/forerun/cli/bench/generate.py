@@ -68,8 +68,9 @@ def generate(
     model = chosen_model(model)
     chosen = choose_drafters(model, draft, compared.drafters)
     watch = begin(threads, json)
+    from forerun.lab.bench.compare import PLAIN
     from forerun.lab.bench.generate import Methods
-    from forerun.lab.bench.methods import PLAIN, Reference, beside, method_name
+    from forerun.lab.bench.methods import Reference, beside, method_name
     from forerun.lab.bench.prompts import prepare
     from forerun.lab.bench.recorded import drafter_facts, target_facts
 
@@ -132,7 +133,7 @@ class Speeds:
     ) -> None:
         """Measure every method on the prompts of a workload at one temperature; rows by category too."""
         from forerun.lab.bench import generate as bench
-        from forerun.lab.bench.methods import PLAIN
+        from forerun.lab.bench.compare import PLAIN
         from forerun.lab.bench.recorded import method_figures, prompt_facts, run_rows
 
         heat = params.temperature

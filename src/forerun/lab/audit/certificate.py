@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from forerun.kernels.environment import Environment
-from forerun.lab.audit.statistics import FOUND, Deviation, GTest, detectable
+from forerun.lab.audit.statistics import FOUND, Deviation, GTest, Numbers, detectable, deviation
 from forerun.lab.bench.tables import markdown_table
 from forerun.lab.results.files import without_folders
 from forerun.lab.results.schema import DrafterFacts, Figure, Results, TableFacts, TargetFacts
@@ -18,7 +20,7 @@ _WORST_FIRST: tuple[Verdict, ...] = ("fail", "inconclusive", "measured", "pass",
 
 FORMAT = 1
 """Version of the JSON object."""
-_TOLD = ("name", "about", "verdict", "power", "reason", "findings", "notes", "tests")
+_LAYER_KEYS = ("name", "about", "verdict", "power", "reason", "findings", "notes", "tests")
 """Of a layer, in the JSON object."""
 _SAYS = (
     "A pass of Bits says that the compared answers are equal, to the last bit of each log-probability; of Rule and "
@@ -78,6 +80,20 @@ class Check:
             found=found,
             **rest,
         )
+
+    @classmethod
+    def measured(cls, name: str, strata: Seq[tuple[Numbers, Numbers]], **rest: Any) -> Check:
+        """Measure the deviation of a lossy rule.
+
+        Args:
+            strata: counts [C] and probabilities [C] of each prompt's cells, which count as cells of their own.
+            rest: other attributes.
+        """
+        counts = np.concatenate([seen for seen, _ in strata])
+        total = max(float(counts.sum()), 1.0)
+        cells = np.concatenate([probabilities * (seen.sum() / total) for seen, probabilities in strata])
+        found = deviation(counts, cells)
+        return cls(name, "measured", num_samples=int(total), freedom=len(counts) - 1, deviation=found, **rest)
 
 
 @dataclass(slots=True)
@@ -190,7 +206,7 @@ class Certificate:
             "subject": dict(self.subject),
             "family_error": self.family_error,
             "seconds": round(self.seconds, 1),
-            "layers": [{name: getattr(layer, name) for name in _TOLD} for layer in self.layers],
+            "layers": [{name: getattr(layer, name) for name in _LAYER_KEYS} for layer in self.layers],
             "machine": dict(self.environment),
         }
 

@@ -185,7 +185,9 @@ def remote_audit(
     else:
         engine.reason = "--requests is 0"
     switch = _switch(speculative, plain)
-    rules = Layer("Rule", "Acceptance rules on cached laws of the model.", reason="a server's rules cannot be called")
+    rules = Layer(
+        "Rule", "Acceptance rules on cached distributions of the model.", reason="a server's rules cannot be called"
+    )
     if switch.verdict != "pass":
         for layer in (bits, engine):
             layer.tests = [replace(test, verdict="inconclusive", note=_NOT_CONFIRMED) for test in layer.tests]

@@ -61,18 +61,19 @@ def g_test(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers, le
     Args:
         least: samples that a cell expects at least.
     """
-    seen, chances = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
-    chances = chances / chances.sum()
+    seen, cells = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
+    cells = cells / cells.sum()
     total = float(seen.sum())
     if total == 0:
         return NOTHING
-    if seen[chances == 0].any():
-        return GTest(inf, max(int((chances > 0).sum()) - 1, 0), int(total))
-    seen, expected = _merged(seen, chances * total, least)
+    if seen[cells == 0].any():
+        return GTest(inf, max(int((cells > 0).sum()) - 1, 0), int(total))
+    seen, expected = _merged(seen, cells * total, least)
     freedom = len(expected) - 1
     if freedom < 1:
         return GTest(0.0, 0, int(total))
-    return GTest(_g(seen, expected) / _williams(expected, total, freedom), freedom, int(total))
+    correction = 1 + (float((total / expected).sum()) - 1) / (6 * total * freedom)
+    return GTest(_g(seen, expected) / correction, freedom, int(total))
 
 
 def homogeneity(first: Seq[float] | Numbers, second: Seq[float] | Numbers, least: float = LEAST_EXPECTED) -> GTest:
@@ -108,18 +109,20 @@ def power(num_samples: float, freedom: int, level: float, distance: float) -> fl
     return float(stats.ncx2.sf(stats.chi2.isf(level, freedom), freedom, 4 * num_samples * distance**2))
 
 
-def detectable(num_samples: float, freedom: int, level: float, chance: float = FOUND) -> float:
+def detectable(num_samples: float, freedom: int, level: float, probability: float = FOUND) -> float:
     """The smallest total variation that is found with this chance; 1 where none is."""
     if freedom < 1 or num_samples <= 0:
         return 1.0
-    if power(num_samples, freedom, level, 1.0) < chance:
+    if power(num_samples, freedom, level, 1.0) < probability:
         return 1.0
-    return float(_scipy("optimize").brentq(lambda each: power(num_samples, freedom, level, each) - chance, 0.0, 1.0))
+    return float(
+        _scipy("optimize").brentq(lambda each: power(num_samples, freedom, level, each) - probability, 0.0, 1.0)
+    )
 
 
-def share_found(num_trials: int, chance: float = FOUND) -> float:
+def share_found(num_trials: int, probability: float = FOUND) -> float:
     """The smallest share of wrong trials of which at least one is among `num_trials` with this chance."""
-    return 1 - (1 - chance) ** (1 / num_trials) if num_trials else 1.0
+    return 1 - (1 - probability) ** (1 / num_trials) if num_trials else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +146,15 @@ def deviation(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers)
     Both bounds are McDiarmid's inequality: one sample moves the distance by at most 1/n, and its expectation lies
     between the true distance and that plus half the sum of the cells' standard errors.
     """
-    seen, chances = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
+    seen, cells = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
     total = float(seen.sum())
     if total == 0:
         return Deviation(0.0, 0.0, 1.0)
-    chances = chances / chances.sum()
-    impossible = float(seen[chances == 0].sum())
-    seen, expected = _merged(seen, chances * total, LEAST_EXPECTED)
-    shares, chances = np.append(seen, impossible) / total, np.append(expected, 0.0) / total
-    distance = float(np.abs(shares - chances).sum()) / 2
+    cells = cells / cells.sum()
+    impossible = float(seen[cells == 0].sum())
+    seen, expected = _merged(seen, cells * total, LEAST_EXPECTED)
+    shares, cells = np.append(seen, impossible) / total, np.append(expected, 0.0) / total
+    distance = float(np.abs(shares - cells).sum()) / 2
     spread = float(np.sqrt(shares * (1 - shares) / total).sum()) / 2
     slack = sqrt(log(2 / 0.05) / (2 * total))
     return Deviation(distance, max(0.0, distance - spread - slack), min(1.0, distance + slack))
@@ -166,10 +169,6 @@ def more_often(first: tuple[int, int], second: tuple[int, int]) -> float:
 def _g(seen: Numbers, expected: Numbers) -> float:
     positive = seen > 0
     return 2 * float((seen[positive] * np.log(seen[positive] / expected[positive])).sum())
-
-
-def _williams(expected: Numbers, total: float, freedom: int) -> float:
-    return 1 + (float((total / expected).sum()) - 1) / (6 * total * freedom)
 
 
 def _merged(seen: Numbers, expected: Numbers, least: float) -> tuple[Numbers, Numbers]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from math import comb
 
 from forerun.errors import ConfigError
+from forerun.lab.bench.compare import PLAIN
 from forerun.lab.bench.measure import LEVEL, Interval
 from forerun.lab.bench.tables import Columns
 from forerun.lab.results.schema import Results, RunRow
 
-PLAIN = "forerun, plain"
 SPEED, GAIN, ACCEPTANCE = "speed", "gain", "acceptance"
 WHAT = (SPEED, GAIN, ACCEPTANCE)
 """Tokens per second; those over plain decoding's in the same file, which another machine changes less; tokens per

@@ -15,10 +15,10 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from forerun.errors import ConfigError
-from forerun.kernels.environment import machine as machine
 from forerun.utils.json_file import Fields
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -58,11 +58,11 @@ def timed(run: Callable[[], T]) -> Timed[T]:
 
 
 def interleave(
-    methods: Mapping[str, Callable[[], T]],
+    methods: Mapping[Key, Callable[[], T]],
     rounds: int,
     warmup: int = 1,
-    after: Callable[[str, Timed[T]], None] | None = None,
-) -> dict[str, list[Timed[T]]]:
+    after: Callable[[Key, Timed[T]], None] = lambda *_: None,
+) -> dict[Key, list[Timed[T]]]:
     """Run every method once per round, in the order given, and return its timed runs, one per round.
 
     Warm-up rounds come first and are thrown away. `after` is called, outside the timing, after every run that counts.
@@ -70,13 +70,11 @@ def interleave(
     for _ in range(warmup):
         for run in methods.values():
             run()
-    runs: dict[str, list[Timed[T]]] = {name: [] for name in methods}
+    runs: dict[Key, list[Timed[T]]] = {name: [] for name in methods}
     for _ in range(rounds):
         for name, run in methods.items():
-            result = timed(run)
-            runs[name].append(result)
-            if after is not None:
-                after(name, result)
+            runs[name].append(timed(run))
+            after(name, runs[name][-1])
     return runs
 
 

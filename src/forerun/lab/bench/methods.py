@@ -1,13 +1,10 @@
-"""forerun's engines as methods of a measurement: their names, how they are opened, and one generation of each."""
+"""The methods that a measurement compares: forerun's engines over one target, and Transformers with its weights."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,14 +13,11 @@ from torch import Tensor
 from forerun.config import AUTO, OFF, NumDraftTokens, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import LLM, SequenceStats
-from forerun.engine.results import StepOutput
 from forerun.lab.bench.compare import MethodRun
-from forerun.lab.bench.peers.worker import TokenTimes
+from forerun.lab.bench.peers.worker import generate_greedily
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.models import load_transformers_model
 from forerun.utils.workloads import Case
-
-PLAIN = "forerun, plain"
 
 
 def method_name(drafter: str, k: NumDraftTokens) -> str:
@@ -55,14 +49,11 @@ def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case 
 
 
 def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> MethodRun:
-    """One generation. prompt: text or token ids."""
+    """Generate once. prompt: text or token ids. params: one choice."""
     generation: Any = llm.generate(prompt, params)
-    return _run(generation.token_ids, generation.stats)
-
-
-def _run(token_ids: Sequence[int], stats: SequenceStats) -> MethodRun:
+    stats: SequenceStats = generation.stats
     return MethodRun(
-        token_ids,
+        generation.token_ids,
         stats.num_forwards,
         stats.num_draft_tokens,
         stats.num_accepted_tokens,
@@ -72,43 +63,6 @@ def _run(token_ids: Sequence[int], stats: SequenceStats) -> MethodRun:
         time_target=stats.time_target,
         time_draft=stats.time_draft,
     )
-
-
-def generate_watched(llm: LLM, prompt: list[int], params: SamplingParams) -> MethodRun:
-    """The same, step by step, with the times between tokens. Nothing is done that `LLM.generate` does not do.
-
-    params: one choice.
-    """
-    ids: list[int] = []
-    inbox: deque[StepOutput] = deque()
-    arrivals: list[tuple[float, int]] = []
-    try:
-        llm.shared.add(prompt, params, False, ids, inbox)
-        while not inbox:
-            llm.shared.advance(inbox, lambda: False)
-            if count := llm.engine.last_step.num_tokens:
-                arrivals.append((perf_counter(), count))
-    finally:
-        llm.shared.forget(ids)
-    output = inbox.popleft()
-    if output.error is not None:
-        raise output.error
-    assert output.choice is not None
-    return replace(_run(output.choice.token_ids, output.choice.stats), gaps=gaps_of(arrivals))
-
-
-def gaps_of(arrivals: Sequence[tuple[float, int]]) -> list[float]:
-    """Seconds between tokens: those that come together share the time since the tokens before.
-
-    arrivals: (seconds, tokens) of everything that came.
-    """
-    found: list[float] = []
-    for (before, _), (now, count) in pairwise(arrivals):
-        found += [(now - before) / count] * count
-    return found
-
-
-# Hugging Face Transformers as the thing to compare with: same weights, same process, same threads, its code.
 
 
 def quieten() -> None:
@@ -165,25 +119,10 @@ class Reference:
         """
         settings: dict[str, Any] = {}
         if draft is not None:
-            settings_of_draft = draft.model.generation_config
-            settings_of_draft.num_assistant_tokens = num_draft_tokens
-            settings_of_draft.num_assistant_tokens_schedule = "constant"
-            settings_of_draft.assistant_confidence_threshold = 0.0
+            draft_config = draft.model.generation_config
+            draft_config.num_assistant_tokens = num_draft_tokens
+            draft_config.num_assistant_tokens_schedule = "constant"
+            draft_config.assistant_confidence_threshold = 0.0
             settings["assistant_model"] = draft.model
-        ids = torch.tensor([list(prompt)])
-        watch = TokenTimes()
-        start = perf_counter()
-        with torch.inference_mode():
-            output = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_tokens,
-                do_sample=False,
-                eos_token_id=sorted(ends) or None,
-                pad_token_id=0,
-                streamer=watch,
-                **settings,
-            )
-        times = watch.times[1:]  # the prompt comes first
-        gaps = [now - before for before, now in pairwise(times)] if draft is None else []
-        return MethodRun(output[0, len(prompt) :].tolist(), first_seconds=times[0] - start, gaps=gaps)
+        token_ids, times, _ = generate_greedily(self.model, list(prompt), max_tokens, sorted(ends) or None, **settings)
+        return MethodRun(token_ids, first_seconds=times[0])

@@ -16,7 +16,6 @@ from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter, Traits
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
-from forerun.engine.stats import SequenceStats
 from forerun.engine.step_times import CostCurve, DrafterCosts
 from forerun.kv_cache import Unpaged
 from forerun.models import Forward, LanguageModel, Rows, StandIn
@@ -127,56 +126,6 @@ class EchoModel(StandIn):
             scratch.append((int(token_id), place if on_text else -1))
 
 
-# A drafter that another one works for: what a bench measures or prices passes through it.
-
-
-class WrappedDrafter(Drafter):
-    """Does what `drafter`, which is bound already, does. A bench overrides what it looks at.
-
-    Attributes:
-        drafter: that does the work.
-    """
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-
-    @property
-    def needs(self) -> Needs:
-        return self.drafter.needs
-
-    @property
-    def traits(self) -> Traits:
-        return self.drafter.traits
-
-    @property
-    def nbytes(self) -> int:
-        return self.drafter.nbytes
-
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        return self.drafter.pools
-
-    def start(self, sequence: Tokens) -> None:
-        self.drafter.start(sequence)
-
-    def draft(
-        self, sequences: Sequence[Tokens], budgets: Sequence[int], min_acceptance_prob: float = 0.0
-    ) -> list[Draft]:
-        return self.drafter.draft(sequences, budgets, min_acceptance_prob)
-
-    def commit(self, steps: Sequence[Step]) -> None:
-        self.drafter.commit(steps)
-
-    def stop(self, sequence: Tokens) -> None:
-        self.drafter.stop(sequence)
-
-    def rewind(self, sequence: Tokens, length: int) -> None:
-        self.drafter.rewind(sequence, length)
-
-    def reset(self) -> None:
-        self.drafter.reset()
-
-
 @dataclass(slots=True)
 class VirtualClock:
     """A clock that only the priced parts of a run move.
@@ -191,36 +140,62 @@ class VirtualClock:
         return self.now
 
 
-class PricedDrafter(WrappedDrafter):
+class PricedDrafter(Drafter):
     """A drafter whose work moves a virtual clock by its measured costs.
 
     Args:
-        drafter: bound to the target.
+        drafter: does the work; bound to the target.
         costs: its measured costs.
         clock: the run's clock.
     """
 
     def __init__(self, drafter: Drafter, costs: DrafterCosts, clock: VirtualClock) -> None:
-        super().__init__(drafter)
-        self._costs = costs
-        self._clock = clock
+        self._drafter, self._costs, self._clock = drafter, costs, clock
+
+    @property
+    def needs(self) -> Needs:
+        return self._drafter.needs
+
+    @property
+    def traits(self) -> Traits:
+        return self._drafter.traits
+
+    @property
+    def nbytes(self) -> int:
+        return self._drafter.nbytes
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return self._drafter.pools
+
+    def start(self, sequence: Tokens) -> None:
+        self._drafter.start(sequence)
 
     def draft(
         self, sequences: Sequence[Tokens], budgets: Sequence[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        drafts = super().draft(sequences, budgets, min_acceptance_prob)
+        drafts = self._drafter.draft(sequences, budgets, min_acceptance_prob)
         for draft, budget in zip(drafts, budgets, strict=True):
             if budget:  # the curve includes learning what became of the draft, which `commit` adds
                 self._clock.now += max(0.0, self._costs.draft(len(draft)) - self._costs.idle)
         return drafts
 
     def commit(self, steps: Sequence[Step]) -> None:
-        super().commit(steps)
+        self._drafter.commit(steps)
         self._clock.now += self._costs.idle * sum(step.verdict is not None for step in steps)
+
+    def stop(self, sequence: Tokens) -> None:
+        self._drafter.stop(sequence)
+
+    def rewind(self, sequence: Tokens, length: int) -> None:
+        self._drafter.rewind(sequence, length)
+
+    def reset(self) -> None:
+        self._drafter.reset()
 
 
 class PricedPolicy(SpeculationPolicy):
-    """A budget that is told the priced costs of each step, and adds them up.
+    """A policy that observes the priced costs of each step in place of wall-clock times, and adds them up.
 
     Args:
         inner: decides.
@@ -230,9 +205,9 @@ class PricedPolicy(SpeculationPolicy):
         hidden_outputs: seconds by which each forward is longer for the drafter's sake.
 
     Attributes:
-        seconds: of the verified steps so far; draft_seconds, target_seconds: of these.
+        seconds: of the verified steps so far.
         num_tokens: committed in them.
-        num_steps, num_nodes, num_idle: verified steps, nodes proposed, steps with a budget of 0.
+        num_steps, num_nodes, num_idle: verified steps, nodes proposed, steps without a draft.
     """
 
     def __init__(
@@ -243,13 +218,10 @@ class PricedPolicy(SpeculationPolicy):
         clock: VirtualClock,
         hidden_outputs: float = 0.0,
     ) -> None:
-        self._inner = inner
+        self._inner, self._target, self._rest, self._clock = inner, target, rest, clock
         self._hidden_outputs = hidden_outputs
-        self._target = target
-        self._rest = rest
-        self._clock = clock
         self._observed = clock.now
-        self.seconds = self.draft_seconds = self.target_seconds = 0.0
+        self.seconds = 0.0
         self.num_tokens = self.num_steps = self.num_nodes = self.num_idle = 0
 
     def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
@@ -265,8 +237,6 @@ class PricedPolicy(SpeculationPolicy):
             nodes = len(outcome.draft)
             target, rest = self._target(nodes + 1) + self._hidden_outputs, self._rest(nodes)
             self.seconds += drafting + target + rest
-            self.draft_seconds += drafting
-            self.target_seconds += target
             self.num_tokens += len(outcome.verdict.path) + 1
             self.num_steps += 1
             self.num_nodes += nodes
@@ -307,21 +277,6 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class PricedAnswer:
-    """One answer of a run.
-
-    Attributes:
-        seconds: by the cost curves, without the prompt's; draft_seconds, target_seconds: of these.
-        stats: as the engine counts them; its times are the clock's on the wall.
-    """
-
-    seconds: float
-    draft_seconds: float
-    target_seconds: float
-    stats: SequenceStats
-
-
-@dataclass(frozen=True, slots=True)
 class PricedRun:
     """One way of choosing K on one workload.
 
@@ -347,7 +302,6 @@ def priced_run(
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     texts: Sequence[Sequence[int]] = (),
-    told: Callable[[PricedAnswer], None] = lambda _: None,
 ) -> PricedRun:
     """One engine answers all prompts, one after the other.
 
@@ -355,7 +309,6 @@ def priced_run(
         budget: a fresh one.
         params: one per prompt.
         texts: prompts with the target's answers, where the setting has an echo.
-        told: of each answer.
 
     Raises:
         Exception: what a request ended with.
@@ -369,19 +322,10 @@ def priced_run(
         if texts:
             echo.text = texts[number]
         engine.add(list(prompt), each)
-        seconds, drafting, verifying = priced.seconds, priced.draft_seconds, priced.target_seconds
         while engine.has_work:
             for output in engine.step():
                 if output.error is not None:
                     raise output.error
-                if output.choice is not None:
-                    answer = PricedAnswer(
-                        priced.seconds - seconds,
-                        priced.draft_seconds - drafting,
-                        priced.target_seconds - verifying,
-                        output.choice.stats,
-                    )
-                    told(answer)
     steps = max(1, priced.num_steps)
     return PricedRun(
         name,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from forerun.lab.bench.acceptance import AcceptanceRow
-from forerun.lab.bench.compare import MethodRun
+from forerun.lab.bench.compare import MethodRow, MethodRun
 from forerun.lab.bench.forward import ForwardRow, Roof
-from forerun.lab.bench.generate import POSITIONS, MethodRow
+from forerun.lab.bench.generate import POSITIONS
 from forerun.lab.bench.measure import Interval, Timed, is_cost_padded
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.quality import QualityRow
@@ -89,18 +89,17 @@ def run_rows(
     ]
 
 
-def figure(name: str, labels: Labels, value: Interval | float | None, samples: int | None = None) -> Figure:
-    """A number, or a median with its interval."""
-    if isinstance(value, Interval):
-        return Figure(name, labels, value.median, value.low, value.high, samples)
-    return Figure(name, labels, value, samples=samples)
-
-
 def figures_of(
     labels: Labels, values: Mapping[str, Interval | float | None], samples: int | None = None
 ) -> list[Figure]:
-    """By name, those that could be had."""
-    return [figure(name, labels, value, samples) for name, value in values.items() if value is not None]
+    """Return a figure for each value that is known; a median has its interval."""
+    return [
+        Figure(name, labels, value.median, value.low, value.high, samples)
+        if isinstance(value, Interval)
+        else Figure(name, labels, value, samples=samples)
+        for name, value in values.items()
+        if value is not None
+    ]
 
 
 _OF_METHOD: Mapping[str, str] = {
@@ -138,8 +137,6 @@ def method_figures(
     return found
 
 
-# The figures of forwards, of acceptance and of number formats, in the schema of results.
-
 ROOFLINE = "roofline"
 """As a method."""
 
@@ -148,18 +145,16 @@ def forward_figures(rows: Sequence[ForwardRow], prefix: int, rounds: int, roof: 
     """Times of forwards, and the roofline beside them."""
     found: list[Figure] = []
     for row in rows:
-        for k, milliseconds in row.milliseconds.items():
-            labels: dict[str, Any] = {"dtype": row.dtype, "method": row.method, "rows": k, "prefix": prefix}
-            values = {
-                "forward": _seconds(milliseconds),
-                "forward_over_transformers": row.ratios.get(k),
-                "forward_growth": row.growth.get(k),
-            }
-            found += figures_of(labels, values, rounds)
-    for row in {row.dtype: row for row in rows}.values():
-        for k in row.milliseconds:
-            labels = {"dtype": row.dtype, "method": ROOFLINE, "rows": k, "prefix": prefix}
-            found += figures_of(labels, {ROOFLINE: roof.seconds(row.parameters, row.dtype, k)})
+        labels: dict[str, Any] = {"dtype": row.dtype, "method": row.method, "rows": row.rows, "prefix": prefix}
+        values = {
+            "forward": row.seconds,
+            "forward_over_transformers": row.over_transformers,
+            "forward_growth": row.growth,
+        }
+        found += figures_of(labels, values, rounds)
+    for dtype, k, parameters in dict.fromkeys((row.dtype, row.rows, row.parameters) for row in rows):
+        labels = {"dtype": dtype, "method": ROOFLINE, "rows": k, "prefix": prefix}
+        found.append(Figure(ROOFLINE, labels, roof.seconds(parameters, dtype, k)))
     return found
 
 
@@ -191,8 +186,3 @@ def quality_figures(rows: Sequence[QualityRow]) -> list[Figure]:
         }
         found += figures_of(labels, values, row.tokens)
     return found
-
-
-def _seconds(milliseconds: Interval) -> Interval:
-    low, high = (None if each is None else each / 1e3 for each in (milliseconds.low, milliseconds.high))
-    return Interval(milliseconds.median / 1e3, low, high)

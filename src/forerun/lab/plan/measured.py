@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, SamplingParams
 from forerun.drafters import Binding, make_drafter
 from forerun.engine.step_times import CostCurve, step_costs, target_costs
 from forerun.errors import ConfigError
+from forerun.lab.bench.measure import timed
 from forerun.lab.plan.machines import Machine, Overheads, Placed
 from forerun.lab.plan.options import PlanOptions
 from forerun.lab.plan.shapes import model_shape
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.speculation.predictor import StepCosts
-from forerun.utils import machine as processor, workloads
-from forerun.utils.machine import total_memory
+from forerun.utils import workloads
+from forerun.utils.machine import model as processor_name, total_memory
 
 _SIZES = (4, 16, 64, 256)
 """MiB at which the bandwidth is measured: caches are faster than memory."""
@@ -39,28 +41,24 @@ _BFLOAT16 = 2
 def measured_machine(say: Callable[[str], None] = lambda _: None) -> Machine:
     """This one, by some seconds of measuring."""
     say("measuring this machine: bandwidth and arithmetic")
-    bare = Machine(processor.model(), total_memory(), bandwidth_curve(_SIZES), _flops())
+    bandwidth = CostCurve([size * 2**20 for size in _SIZES], list(map(read_bandwidth, _SIZES)))
+    bare = Machine(
+        processor_name(), total_memory(), bandwidth, max(map(product_flops, (torch.float32, torch.bfloat16)))
+    )
     say("measuring this machine: what layers, rows and steps take beside them")
-    return Machine(bare.name, bare.memory, bare.bandwidth, bare.flops, _overheads(bare))
+    return replace(bare, overheads=_overheads(bare))
 
 
-def bandwidth_curve(sizes: Sequence[int]) -> CostCurve:
-    """Bytes a second by the bytes that are read. sizes: in MiB."""
-    found = []
-    for size in sizes:
-        numbers = torch.ones(size * 2**18)
-        seconds = _seconds(lambda numbers=numbers: numbers.sum())  # type: ignore[misc]
-        found.append(size * 2**20 / seconds)
-    return CostCurve([size * 2**20 for size in sizes], found)
+def read_bandwidth(size: int) -> float:
+    """Measure the bytes per second at which so many MiB are read."""
+    numbers = torch.ones(size * 2**18)
+    return size * 2**20 / _seconds(numbers.sum)
 
 
-def _flops() -> float:
-    """Operations a second of a product of bfloat16 or float32 matrices, whichever is faster."""
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
-        found.append(2 * _SIDE**3 / _seconds(lambda matrix=matrix: matrix @ matrix))  # type: ignore[misc]
-    return max(found)
+def product_flops(dtype: torch.dtype) -> float:
+    """Measure the operations per second of a product of matrices."""
+    matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
+    return 2 * _SIDE**3 / _seconds(partial(torch.matmul, matrix, matrix))
 
 
 def _overheads(bare: Machine) -> Overheads:
@@ -70,9 +68,7 @@ def _overheads(bare: Machine) -> Overheads:
     layer, layer_row = fit(samples)
     with torch.inference_mode():
         costs = _bundled_steps(target)
-    one = Placed(
-        model_shape(BUNDLED_DRAFT), Machine(bare.name, None, bare.bandwidth, bare.flops, Overheads(layer, layer_row))
-    )
+    one = Placed(model_shape(BUNDLED_DRAFT), replace(bare, overheads=Overheads(layer, layer_row)))
     forward = one.forward(1, 1, _CONTEXT)
     tokens = [(costs.draft[k] + costs.rest[k] - costs.rest[0]) / k - forward for k in range(1, _MOST + 1)]
     return Overheads(layer, layer_row, costs.rest[0], max(0.0, statistics.median(tokens)))
@@ -109,13 +105,8 @@ def _bundled_steps(target: LanguageModel) -> StepCosts:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The shortest of a few rounds: what interrupts one is not the machine's."""
-    times = []
-    for _ in range(_ROUNDS):
-        started = perf_counter()
-        work()
-        times.append(perf_counter() - started)
-    return min(times)
+    """Return the seconds of the shortest of a few rounds: interruptions are not the machine's."""
+    return min(timed(work).seconds for _ in range(_ROUNDS))
 
 
 # Steps of a target with its drafter, measured in the engine on this machine.

@@ -105,9 +105,3 @@ def hybrids(ranked: Sequence[str]) -> list[str]:
     if copying is None or other is None:
         return []
     return [f"{HYBRID}:sources={copying}+{other}", f"{HYBRID}:sources={copying}+{other},mode=merge"]
-
-
-def quantised_drafts(texts: Sequence[str]) -> list[str]:
-    """Draft models with weights in fewer bits, which change no bit of the text."""
-    name = "draft-model"
-    return [f"{name}:quantize=int8" for text in texts if text == name]

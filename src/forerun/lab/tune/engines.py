@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
@@ -41,7 +40,7 @@ class EngineTrials:
         self._plain, self._requests, self._params = plain, requests, params
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[TuningArm, Engine] = {}
-        self._budgets: dict[TuningArm, SpeculationPolicy] = {}
+        self._policies: dict[TuningArm, SpeculationPolicy] = {}
         self._texts: dict[int, list[int]] = {}  # of plain decoding, by prompt
         self._began = perf_counter()
 
@@ -70,8 +69,16 @@ class EngineTrials:
         if arm not in self._engines:
             config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
             drafter = None if arm == PLAIN else self.drafter(arm.drafter)
-            budget = None if drafter is None or not arm.is_auto else self._automatic(arm, drafter)
-            engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config, budget=budget)
+            if (
+                drafter is not None and arm.is_auto
+            ):  # it begins with the costs that are known here
+                self._policies[arm] = automatic_policy(
+                    fixed_length_draft=drafter.traits.fixed_length_draft,
+                    cost_key=self._cost_key(drafter),
+                    catches_up=drafter.traits.catches_up,
+                )
+            policy = self._policies.get(arm)
+            engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config, budget=policy)
             self._engines[arm] = engine
             tokens = self._params.max_tokens if arm.is_auto else WARM_TOKENS
             self._answers(arm, engine, range(0, 2 * level, 2), tokens)  # of those by which arms are chosen
@@ -89,23 +96,14 @@ class EngineTrials:
 
     def start(self, arm: TuningArm) -> dict[str, Any] | None:
         """What the arm's budget has learned, for the next process; None where it learns nothing that can be kept."""
-        budget = self._budgets.get(arm)
-        if not isinstance(budget, AutomaticPolicy):
+        policy = self._policies.get(arm)
+        if not isinstance(policy, AutomaticPolicy):
             return None
-        return entry(self._cost_key(self.drafter(arm.drafter)), budget.costs, budget.acceptance)
+        return entry(self._cost_key(self.drafter(arm.drafter)), policy.costs, policy.acceptance)
 
     def params(self, prompt: int, drafter: Drafter | None) -> SamplingParams:
         """Of one of the prompts."""
         return with_prediction(replace(self._params, seed=prompt), drafter, self._requests[prompt])
-
-    def _automatic(self, arm: TuningArm, drafter: Drafter) -> SpeculationPolicy:
-        """A budget that begins with the costs that are known here, as that of any other engine."""
-        key, traits = self._cost_key(drafter), drafter.traits
-        budget = automatic_policy(
-            fixed_length_draft=traits.fixed_length_draft, cost_key=key, catches_up=traits.catches_up
-        )
-        self._budgets[arm] = budget
-        return budget
 
     def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:
         return (identity(self._plain.target), *drafter.traits.cost_key)
@@ -163,6 +161,4 @@ def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Tria
 
 
 def _summed(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    length = max(map(len, counts), default=0)
-    padded = torch.tensor([[*each, *[0] * (length - len(each))] for each in counts])
-    return tuple(padded.sum(0).tolist()) if length else ()
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))

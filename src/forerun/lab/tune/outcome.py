@@ -10,13 +10,13 @@ from forerun.config import NO_DRAFTER
 from forerun.kernels.environment import Environment
 from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.prompts import BenchPrompt
+from forerun.lab.bench.recorded import prompt_facts
 from forerun.lab.bench.tables import Table, decimal, percent
 from forerun.lab.results.files import without_folders
-from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
+from forerun.lab.results.schema import DrafterFacts, Figure, Results, RunRow, TableFacts, TargetFacts
 from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
 from forerun.lab.tune.ledger import Ledger, run_heat
 from forerun.lab.tune.search import can_win
-from forerun.utils.files import digest
 
 # What is written in the end: a drafter with K, or none; from units that had no part in the choice of the finalists.
 
@@ -186,7 +186,7 @@ class TuningOutcome:
             target=target,
             settings=settings,
             drafters=_drafters(every),
-            prompts=[_prompt(request, without_folders(self.workload)) for request in self.requests],
+            prompts=prompt_facts(self.workload, self.requests),
             rows=[*self._rows(self.search, 0), *self._rows(self.report, len(self.search.rounds))],
             figures=[figure for arm in every for figure in self._figures(arm)],
             tables=self._tables_of_file(),
@@ -203,7 +203,7 @@ class TuningOutcome:
     def _tables_of_file(self) -> list[TableFacts]:
         """The tables with verdict and what was left out, without folders."""
         tables = [
-            Table("TuningVerdict", ["chosen", "why"], [[str(self.verdict.arm), self.verdict.reason]]),
+            Table("Verdict", ["chosen", "why"], [[str(self.verdict.arm), self.verdict.reason]]),
             *self.tables(),
         ]
         if self.left_out:
@@ -257,11 +257,6 @@ def _drafters(arms: Sequence[TuningArm]) -> list[DrafterFacts]:
     for arm in arms:
         counts.setdefault(arm.drafter, []).append(arm.num_draft_tokens)
     return [DrafterFacts(without_folders(text), without_folders(text), each) for text, each in counts.items()]
-
-
-def _prompt(request: BenchPrompt, workload: str) -> PromptFacts:
-    tokens = repr(request.token_ids).encode()
-    return PromptFacts(request.name, workload, request.category, len(request.token_ids), digest(tokens)[:16])
 
 
 def _length(trials: Sequence[Trial]) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from forerun.engine.step_times import CostCurve
 from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
-from forerun.lab.tune.candidates import hybrids, is_tree, quantised_drafts
+from forerun.lab.tune.candidates import hybrids, is_tree
 from forerun.lab.tune.ledger import Ledger, run_heat
 from forerun.speculation.predictor import SpeedPrediction, StepCosts
 
@@ -115,8 +115,8 @@ def promising(target: CostCurve, ledger: Ledger) -> list[TuningArm]:
     arms: list[TuningArm] = []
     for text in best[:BEST]:
         arms += [TuningArm(text, k) for k in (TREE_NODES if is_tree(text) else _counts(text, target, ledger))]
-    mixed = [*hybrids(best), *quantised_drafts(best[:BEST])]
-    arms += [TuningArm(text) for text in mixed]
+    quantised = [f"{text}:quantize=int8" for text in best[:BEST] if text == "draft-model"]  # changes no bit of the text
+    arms += [TuningArm(text) for text in [*hybrids(best), *quantised]]
     return list(dict.fromkeys(arms))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.kernels.environment import machine, machine_describe as describe
+from forerun.kernels.environment import describe_machine, machine
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, is_cost_padded, ratio
 
 
@@ -74,10 +74,10 @@ def test_an_interval_formats_itself() -> None:
 def test_the_machine_is_described() -> None:
     facts = machine()
     assert facts["cores"] >= 1
-    assert facts["torch"] in describe(facts)
-    assert "(abc+)" in describe({**facts, "commit": "abc+"})
-    assert "None" not in describe({**facts, "commit": None, "kernels": None})
-    assert ", kernels native avx2, " in describe({**facts, "kernels": "native avx2"})
+    assert facts["torch"] in describe_machine(facts)
+    assert "(abc+)" in describe_machine({**facts, "commit": "abc+"})
+    assert "None" not in describe_machine({**facts, "commit": None, "kernels": None})
+    assert ", kernels native avx2, " in describe_machine({**facts, "kernels": "native avx2"})
 
 
 def test_a_padded_model_is_known_by_its_configuration(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from forerun.lab.results.files import load
 from forerun.lab.results.schema import DrafterFacts, Figure, Results
 from measured import QUIET, forwards, generated, loads, qualities
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 Change = Callable[[Results], Results]
@@ -70,8 +70,8 @@ def test_each_figure_and_what_it_was_measured_on_has_a_picture(tmp_path: Path) -
     assert [path.stem for path in made] == [
         "generate-over_plain-workload-mine.jsonl-temperature-0.0",
         "forward-forward-by-rows-dtype-int8",
-        "load-tokens_per_second-by-outstanding-part-loop",
-        "load-first_token-by-outstanding-part-loop",
+        "serve-tokens_per_second-by-outstanding-part-loop",
+        "serve-first_token-by-outstanding-part-loop",
         "quality-perplexity_lost-workload-prose",
         "tune-over_plain-part-report",
         "tune-over_plain-part-choosing",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ class Peers:
             self._leave_out(f"{peer.name}, {method}", peer.refused[method])
         return answer
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End all processes."""
         for peer in self.running.values():
             peer.worker.stop()
@@ -93,16 +92,6 @@ class Peers:
     def _leave_out(self, name: str, reason: str) -> None:
         self.left_out.append(LeftOut(name, reason))
         self.say(f"going on without {name}: {reason}")
-
-
-@contextmanager
-def running(say: Say) -> Iterator[Peers]:
-    """Peers that are ended with the block, whatever happens in it."""
-    peers = Peers(say)
-    try:
-        yield peers
-    finally:
-        peers.stop()
 
 
 def measure(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, rounds: int) -> MeasuredPeers:
@@ -114,34 +103,25 @@ def measure(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, roun
     answers: dict[tuple[str, str], list[PeerAnswer]] = {}
     interrupted = False
     try:
-        _measure(peers, requests, max_tokens, rounds, answers)
-    except KeyboardInterrupt:
-        interrupted = True
-    left = {(peer.name, method) for peer in peers.running.values() for method in peer.methods}
-    count = min((len(answers.get(key, ())) for key in left), default=0) // rounds * rounds
-    if interrupted and not count:
-        raise KeyboardInterrupt
-    kept = {key: each[:count] for key, each in answers.items() if key in left}
-    return MeasuredPeers(list(peers.running.values()), kept, list(peers.left_out), interrupted)
-
-
-def _measure(
-    peers: Peers,
-    requests: Sequence[BenchPrompt],
-    max_tokens: int,
-    rounds: int,
-    answers: dict[tuple[str, str], list[PeerAnswer]],
-) -> None:
-    for number, request in enumerate(requests, 1):
-        peers.say(f"prompt {number} of {len(requests)}: {sum(len(p.methods) for p in peers.running.values())} methods")
-        for turn in range(rounds + (number == 1)):
-            for peer in list(peers.running.values()):
-                for method in list(peer.methods):
+        for number, request in enumerate(requests, 1):
+            peers.say(
+                f"prompt {number} of {len(requests)}: {sum(len(p.methods) for p in peers.running.values())} methods"
+            )
+            for turn in range(rounds + (number == 1)):
+                for peer, method in [(each, method) for each in peers.running.values() for method in each.methods]:
+                    if peer.name not in peers.running:
+                        continue
                     answer = peers.generate(peer, method, request.token_ids, max_tokens)
                     if answer is not None and (number > 1 or turn > 0):
                         answers.setdefault((peer.name, method), []).append(answer)
-                    if peer.name not in peers.running:
-                        break
+    except KeyboardInterrupt:
+        interrupted = True
+    complete = {(peer.name, method) for peer in peers.running.values() for method in peer.methods}
+    count = min((len(answers.get(key, ())) for key in complete), default=0) // rounds * rounds
+    if interrupted and not count:
+        raise KeyboardInterrupt
+    kept = {key: each[:count] for key, each in answers.items() if key in complete}
+    return MeasuredPeers(list(peers.running.values()), kept, list(peers.left_out), interrupted)
 
 
 def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Callable[[list[int]], str]:

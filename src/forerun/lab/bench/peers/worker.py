@@ -65,7 +65,6 @@ class Transformers:
         torch.set_num_threads(options["threads"])
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        self._torch = torch
         self._model = self._load(options["model"], options["dtype"])
         self._draft = self._load(options["draft"], options["dtype"]) if options["draft"] else None
         self._lookup = options["lookup"]
@@ -97,25 +96,40 @@ class Transformers:
             settings["prompt_lookup_num_tokens"] = self._lookup
         elif method == DRAFT:
             settings["assistant_model"] = self._draft
-        ids = self._torch.tensor([token_ids])
-        watch = TokenTimes()
-        start = time.perf_counter()
-        with self._torch.inference_mode():
-            output = self._model.generate(
-                ids,
-                attention_mask=self._torch.ones_like(ids),
-                max_new_tokens=max_tokens,
-                eos_token_id=None,
-                streamer=watch,
-                **settings,
-            )
-        seconds = time.perf_counter() - start
-        return {
-            "token_ids": output[0, len(token_ids) :].tolist(),
-            "seconds": seconds,
-            "first_seconds": watch.times[1] - start,
-            "steps": len(watch.times) - 1,
-        }
+        tokens, times, seconds = generate_greedily(self._model, token_ids, max_tokens, **settings)
+        return {"token_ids": tokens, "seconds": seconds, "first_seconds": times[0], "steps": len(times)}
+
+
+def generate_greedily(
+    model: Any, token_ids: list[int], max_tokens: int, ends: list[int] | None = None, **settings: Any
+) -> tuple[list[int], list[float], float]:
+    """Generate greedily with a model of Transformers.
+
+    Args:
+        ends: tokens that end the text; None for none.
+        settings: further arguments of its `generate`.
+
+    Returns:
+        The new tokens, the seconds until those of each forward came, and the seconds of the whole generation.
+    """
+    import torch
+
+    ids = torch.tensor([token_ids], device=model.device)
+    watch = TokenTimes()
+    start = time.perf_counter()
+    with torch.inference_mode():
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=ends,
+            pad_token_id=0,
+            streamer=watch,
+            **settings,
+        )
+    seconds = time.perf_counter() - start
+    return output[0, len(token_ids) :].tolist(), [each - start for each in watch.times[1:]], seconds
 
 
 class TokenTimes:

@@ -14,7 +14,7 @@ _BEGIN, _END = "<!-- figures: {name}, made by make report -->", "<!-- end of fig
 
 
 def sections(every: Sequence[Results]) -> Mapping[str, str]:
-    """Markdown by name: "speed" with drafters and texts, "audit" and "plan"; empty where there are no such results."""
+    """Return Markdown by name, "speed" and "audit"; empty where there are no such results."""
     ordered = in_order(every)
     timed = [each for each in ordered if each.kind == "generate" and _is_of_text(each)]
     rows = [row for results in timed for row in _rows(results)]
@@ -25,7 +25,6 @@ def sections(every: Sequence[Results]) -> Mapping[str, str]:
     return {
         "speed": "\n\n".join(table),
         "audit": "\n".join(_audited(each) for each in ordered if each.kind == "audit"),
-        "plan": "\n".join(_planned(each) for each in ordered if each.kind == "plan"),
     }
 
 
@@ -102,7 +101,13 @@ def _audited(results: Results) -> str:
         layer = str(each.labels.get("layer"))
         if each.name == "compared" and layer in counts and each.labels["method"] in stated:
             counts[layer] += each.value or 0.0
-    found = {layer: max((each.value or 0.0 for each in _of_layer(results, layer)), default=None) for layer in counts}
+    found = {
+        layer: max(
+            (each.value or 0.0 for each in results.figures if each.name == "found" and each.labels["layer"] == layer),
+            default=None,
+        )
+        for layer in counts
+    }
     name = target.name if target is not None else ""
     drafter = results.drafters[0].name if results.drafters else ""
     return (
@@ -112,23 +117,6 @@ def _audited(results: Results) -> str:
         f"{_finely(found['Rule'])} in any of them, and {counts['Engine']:,.0f} requests through the engine one of "
         f"{_finely(found['Engine'])} under any of the options, each with probability 0.9."
     )
-
-
-def _planned(results: Results) -> str:
-    """A plan in a line."""
-    speeds = [each for each in results.figures if each.name == "over_plain_predicted" and each.value is not None]
-    best = max(speeds, key=lambda each: each.value or 0.0)
-    edges = [each.value or 0.0 for each in results.figures if each.name == "break_even"]
-    bound = " at most" if results.details.get("source") == "bound" else ""
-    pays = f"; it pays from an acceptance of {min(edges):.2f} on" if edges else "; it never pays"
-    return (
-        f"- `{results.command}`: {best.value:.2f} times plain decoding{bound}, with "
-        f"K={best.labels['num_draft_tokens']}{pays}."
-    )
-
-
-def _of_layer(results: Results, layer: str) -> list[Figure]:
-    return [each for each in results.figures if each.name == "found" and each.labels.get("layer") == layer]
 
 
 def _decimal(figure: Figure | None, digits: int) -> str:

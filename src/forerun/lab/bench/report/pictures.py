@@ -38,25 +38,18 @@ class PictureKind:
 
 _SPEED, _FIRST = PictureKind(["over_plain"]), PictureKind(["first_token"], scale=1e3, unit="ms")
 _POSITIONS = PictureKind(["position_acceptance"], "position")
-_LOADS = (
-    PictureKind(["tokens_per_second"], "outstanding"),
-    PictureKind(["over_plain"], "outstanding"),
-    PictureKind(["first_token"], "outstanding", 1e3, "ms"),
-    PictureKind(["between_tokens"], "outstanding", 1e3, "ms"),
-    PictureKind(["per_token"], "outstanding", 1e3, "ms"),
-)
 KINDS: Mapping[str, Sequence[PictureKind]] = {
     "generate": (_SPEED, _POSITIONS, _FIRST),
     "acceptance": (PictureKind(["acceptance_length"]), _POSITIONS),
     "forward": tuple(PictureKind(["forward", "roofline"], each, 1e3, "ms") for each in ("rows", "sequences")),
-    "load": _LOADS,
-    "serve": _LOADS,
+    "serve": (
+        PictureKind(["tokens_per_second"], "outstanding"),
+        PictureKind(["over_plain"], "outstanding"),
+        PictureKind(["first_token"], "outstanding", 1e3, "ms"),
+        PictureKind(["per_token"], "outstanding", 1e3, "ms"),
+    ),
     "quality": (PictureKind(["perplexity_lost"]),),
     "tune": (PictureKind(["over_plain"], part="report"), PictureKind(["over_plain"], part="choosing")),
-    "plan": (
-        PictureKind(["over_plain_predicted"], "num_draft_tokens"),
-        PictureKind(["break_even"], "num_draft_tokens"),
-    ),
 }
 """By the kind of results."""
 
@@ -112,8 +105,8 @@ def _drawn(kind: PictureKind, figures: Sequence[Figure], about: str) -> Any:
     canvas = Canvas(figsize=(6.4, 3.8 if kind.at else 1.6 + 0.3 * len(methods)), layout="constrained")
     axes = canvas.add_subplot()
     axes.set_title(about, fontsize="medium")
-    told = FIGURES[kind.figures[0]]
-    value_title = f"{told.title}, {kind.unit or told.unit}".rstrip(", ")
+    unit, value_title = FIGURES[kind.figures[0]]
+    value_title = f"{value_title}, {kind.unit or unit}".rstrip(", ")
     for place, method in enumerate(methods):
         mine = [each for each in figures if str(each.labels.get("method", "")) == method]
         values = [kind.scale * (each.value or 0.0) for each in mine]
@@ -130,7 +123,7 @@ def _drawn(kind: PictureKind, figures: Sequence[Figure], about: str) -> Any:
     else:
         axes.set_yticks(range(len(methods)), methods)
         axes.set(xlabel=value_title, ylim=(len(methods) - 0.5, -0.5))
-    if told.unit == "times":
+    if unit == "times":
         (axes.axhline if kind.at else axes.axvline)(1, color="grey", linestyle="--")
     axes.grid(alpha=0.3)
     return canvas
