@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any
 
 from forerun.config import SamplingParams
@@ -83,12 +83,10 @@ def _row(
     workload: str, drafter: str, k: int, temperature: float, category: str, stats: Sequence[SequenceStats]
 ) -> AcceptanceRow:
     drafted = sum(each.num_draft_tokens for each in stats)
-    depth = max((len(each.reached_per_position) for each in stats), default=0)
-    reached, accepted = [0] * depth, [0] * depth
-    for each in stats:
-        for place, (tried, kept) in enumerate(zip(each.reached_per_position, each.accepted_per_position, strict=True)):
-            reached[place] += tried
-            accepted[place] += kept
+    reached, accepted = (
+        [sum(position) for position in zip_longest(*(getattr(each, name) for each in stats), fillvalue=0)]
+        for name in ("reached_per_position", "accepted_per_position")
+    )
     return AcceptanceRow(
         workload,
         drafter,

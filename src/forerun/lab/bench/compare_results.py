@@ -87,7 +87,13 @@ def compare(old: Results, new: Results, wanted: Sequence[str] = WHAT, tolerance:
                 ratios[method, what] = found
     level = 1 - (1 - LEVEL) / max(1, len(ratios))
     return [
-        _judged(method, what, found, level, tolerance, judged or what == ACCEPTANCE)
+        ComparedFigure(
+            method,
+            what,
+            (interval := median_interval(found, level)),
+            len(found),
+            verdict(interval, tolerance) if judged or what == ACCEPTANCE else NOT_JUDGED,
+        )
         for (method, what), found in ratios.items()
     ]
 
@@ -117,13 +123,6 @@ def verdict(ratio: Interval, tolerance: float) -> str:
     if ratio.low > 1 + tolerance:
         return BETTER
     return SAME if ratio.low >= 1 - tolerance and ratio.high <= 1 + tolerance else INCONCLUSIVE
-
-
-def _judged(
-    method: str, what: str, ratios: list[float], level: float, tolerance: float, judged: bool
-) -> ComparedFigure:
-    found = median_interval(ratios, level)
-    return ComparedFigure(method, what, found, len(ratios), verdict(found, tolerance) if judged else NOT_JUDGED)
 
 
 _Runs = dict[tuple[str, str, float], list[RunRow]]

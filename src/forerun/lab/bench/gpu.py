@@ -131,17 +131,13 @@ _BITS = {"bfloat16": 16, "float32": 32, "int8": 8, "int4": 5}
 """Of a weight, the scales and minima of groups included."""
 
 
-def weight_bytes(model: Model) -> float:
-    """Bytes that a step reads of the weights, about. A tied embedding is read as the output layer; another is not."""
-    return model.num_parameters * _BITS[number_format(model)] / 8
-
-
 def step_times(model: Model, bandwidth: float, context: int) -> Table:
     """Forwards of so many rows of one sequence after `context` positions.
 
     bandwidth: of a copy, bytes a second.
     """
-    ideal = weight_bytes(model) / bandwidth
+    # a tied embedding is read as the output layer; another is not, and is counted all the same
+    ideal = model.num_parameters * _BITS[number_format(model)] / 8 / bandwidth
     times = {rows: _forward_seconds(model, rows, context) for rows in ROWS}
     rows = [
         [str(count), f"{1000 * each:.3f}", f"{ideal / each:.2f}", f"{each / times[16]:.2f}"]

@@ -150,9 +150,9 @@ def compared(
     divergences: list[float] = []
     same = 0
     for text in texts:
-        for theirs, ours, wanted in zip(_logprobs(reference, text), _logprobs(model, text), _wanted(text), strict=True):
-            before += theirs.gather(1, wanted)[:, 0].neg().tolist()
-            after += ours.gather(1, wanted)[:, 0].neg().tolist()
+        for (tokens, theirs), (_, ours) in zip(_logprobs(reference, text), _logprobs(model, text), strict=True):
+            before += theirs.gather(1, tokens)[:, 0].neg().tolist()
+            after += ours.gather(1, tokens)[:, 0].neg().tolist()
             divergences += F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1).tolist()
             same += int((ours.argmax(1) == theirs.argmax(1)).sum())
     more = [ours - theirs for ours, theirs in zip(after, before, strict=True)]
@@ -171,26 +171,12 @@ def compared(
     )
 
 
-def _parts(text: Scored) -> Iterator[tuple[int, int]]:
-    """Rows that are computed together; the last token is given to no model."""
-    last = len(text.token_ids) - 1
+def _logprobs(model: LanguageModel, text: Scored) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield scored tokens, [R, 1], with the log-probabilities, [R, V] in float64, before each: a part at a time."""
+    cache, last = model.new_cache(), len(text.token_ids) - 1  # the last token is given to no model
     for start in range(0, last, PREFILL_CHUNK):
         end = min(start + PREFILL_CHUNK, last)
-        yield start, end
-
-
-def _wanted(text: Scored) -> Iterator[Tensor]:
-    """[R, 1] the scored tokens of each part."""
-    for start, end in _parts(text):
-        first = max(start + 1, text.first)
-        yield torch.tensor(text.token_ids[first : end + 1], dtype=torch.int64)[:, None]
-
-
-def _logprobs(model: LanguageModel, text: Scored) -> Iterator[Tensor]:
-    """[R, V] of the scored tokens of each part, in float64."""
-    cache = model.new_cache()
-    for start, end in _parts(text):
-        num_logits = max(0, end + 1 - max(start + 1, text.first))
-        logits = model.forward([Rows(cache, text.token_ids[start:end], num_logits=num_logits)]).logits
+        scored = text.token_ids[max(start + 1, text.first) : end + 1]
+        logits = model.forward([Rows(cache, text.token_ids[start:end], num_logits=len(scored))]).logits
         cache.commit(range(end - start))
-        yield logits.double().log_softmax(-1).cpu()
+        yield torch.tensor(scored, dtype=torch.int64)[:, None], logits.double().log_softmax(-1).cpu()

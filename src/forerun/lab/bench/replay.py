@@ -82,7 +82,7 @@ def measure(
     drafters: Mapping[str, str],
     target: CostCurve,
     prompts: Mapping[str, Sequence[BenchPrompt]],
-    heats: Mapping[str, Sequence[float]],
+    temperatures: Mapping[str, Sequence[float]],
     counts: Sequence[int],
     max_tokens: int,
     say: Callable[[str], None] = lambda _: None,
@@ -94,7 +94,7 @@ def measure(
         drafters: name -> the drafter's text.
         target: seconds of the target's forward, by rows.
         prompts: by workload.
-        heats: the temperatures that each workload asks for; none stands for TEMPERATURES.
+        temperatures: the temperatures that each workload asks for; none stands for TEMPERATURES.
         counts: the fixed values of K.
     """
     rows = []
@@ -104,7 +104,7 @@ def measure(
         echo = not (reader.needs.rows or reader.traits.writes_cache)
         setting = replace(timed_setting(plain, spec, target, counts, first, max_tokens, say), echo=echo)
         for workload, asked in prompts.items():
-            for temperature in heats[workload] or TEMPERATURES:
+            for temperature in temperatures[workload] or TEMPERATURES:
                 say(f"replaying {name} on {workload} at temperature {temperature:g}")
                 one = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
                 params = [with_prediction(replace(one, seed=i), reader, each) for i, each in enumerate(asked)]

@@ -10,8 +10,6 @@ is made on the device that computes it, and is saved nowhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -139,8 +137,8 @@ def widen(model: Wide, shape: WideShape, device: torch.device, seed: int = 0) ->
     config.num_key_value_heads = shape.num_kv_heads
     config.rms_norm_eps = model.config.rms_norm_eps / shape.factor
     torch.manual_seed(seed)
-    with torch.device(device), _default_dtype(model.dtype):
-        wide = type(model)(config)
+    with torch.device(device):
+        wide = type(model)._from_config(config, dtype=model.dtype)
     with torch.no_grad():
         _fill(wide, model, shape)
     return wide.eval().requires_grad_(False)
@@ -174,13 +172,3 @@ def _place_heads(target: Tensor, source: Tensor, name: str, config: LlamaConfig,
         place = head // old_group * new_group + head % old_group
         rows = source[head * width : (head + 1) * width]
         target[place * width : (place + 1) * width, :inputs] = rows
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

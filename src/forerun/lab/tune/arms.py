@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from forerun.config import AUTO, NO_DRAFTER, NumDraftTokens
 
@@ -35,20 +35,8 @@ class TuningArm:
 PLAIN = TuningArm(NO_DRAFTER, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """What one trial answers: some prompts at once.
-
-    Attributes:
-        prompts: their numbers; as many as the level of load.
-    """
-
-    prompts: tuple[int, ...]
-
-    @property
-    def level(self) -> int:
-        """Requests at once."""
-        return len(self.prompts)
+Unit: TypeAlias = tuple[int, ...]
+"""The numbers of prompts that one trial answers at once: as many as the level of load."""
 
 
 @dataclass(frozen=True, slots=True)

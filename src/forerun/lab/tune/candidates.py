@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from forerun.drafters import Drafter
 from forerun.drafters.registry import DRAFTERS
@@ -17,58 +16,38 @@ CHAIN_K, TREE_K = 4, 16
 _TREES = ("draft-tree", "eagle-tree", "medusa-tree", "recycling", "rest")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """What may be tried.
-
-    Attributes:
-        texts: of drafters that are bound to the target.
-        refused: text or name -> why it is not tried.
-    """
-
-    texts: tuple[str, ...]
-    refused: Mapping[str, str]
-
-    @property
-    def arms(self) -> list[TuningArm]:
-        """With K chosen step by step for all of them first, then at one fixed K each."""
-        return [*(TuningArm(text) for text in self.texts), *(TuningArm(text, probe(text)) for text in self.texts)]
-
-
-def probe(text: str) -> int:
-    """The K at which a drafter is looked at first."""
-    return TREE_K if is_tree(text) else CHAIN_K
-
-
 def is_tree(text: str) -> bool:
     """Whether it drafts branching trees."""
     return text.partition(":")[0] in _TREES
 
 
 def candidates(
-    model: str,
-    named: Sequence[str],
-    draft: str | None,
-    bind: Callable[[str], Drafter],
-) -> Candidates:
-    """The drafters for a target.
+    model: str, named: Sequence[str], draft: str | None, bind: Callable[[str], Drafter]
+) -> tuple[list[str], dict[str, str]]:
+    """Find the drafters for a target.
 
     Args:
         model: the target's name.
         named: texts of drafters; empty: all that there are.
         draft: a draft model, for whichever drafter takes one.
-        bind: the drafter of a text, bound to the target. Raises ArmFailedError.
+        bind: returns the drafter of a text, bound to the target. Raises ArmFailedError.
+
+    Returns:
+        The texts of the drafters that were bound, and text or name -> why it is not tried.
     """
     texts, refused = (dict.fromkeys(named), {}) if named else _of_table(model, draft)
-    fitting = []
     for text in texts:
         try:
             bind(text)
         except ArmFailedError as error:
             refused[text] = error.reason
-        else:
-            fitting.append(text)
-    return Candidates(tuple(fitting), refused)
+    return [text for text in texts if text not in refused], refused
+
+
+def first_arms(texts: Sequence[str]) -> list[TuningArm]:
+    """Return the arms that are tried first: each drafter with K chosen step by step, then at one fixed K."""
+    fixed = [TuningArm(text, TREE_K if is_tree(text) else CHAIN_K) for text in texts]
+    return [*map(TuningArm, texts), *fixed]
 
 
 def _of_table(model: str, draft: str | None) -> tuple[dict[str, None], dict[str, str]]:

@@ -69,9 +69,7 @@ class EngineTrials:
         if arm not in self._engines:
             config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
             drafter = None if arm == PLAIN else self.drafter(arm.drafter)
-            if (
-                drafter is not None and arm.is_auto
-            ):  # it begins with the costs that are known here
+            if drafter is not None and arm.is_auto:  # it begins with the costs that are known here
                 self._policies[arm] = automatic_policy(
                     fixed_length_draft=drafter.traits.fixed_length_draft,
                     cost_key=self._cost_key(drafter),
@@ -86,11 +84,11 @@ class EngineTrials:
 
     def run(self, arm: TuningArm, unit: Unit) -> Trial:
         """As `Trials.run`."""
-        engine = self.engine(arm, unit.level)
+        engine = self.engine(arm, len(unit))
         if arm != PLAIN:
             self.drafter(arm.drafter).reset()  # no arm profits from text that another has seen
         started = perf_counter()
-        choices = self._answers(arm, engine, unit.prompts, self._params.max_tokens)
+        choices = self._answers(arm, engine, unit, self._params.max_tokens)
         seconds = perf_counter() - started
         return _trial(seconds, choices, self._is_same(arm, unit, choices))
 
@@ -136,9 +134,9 @@ class EngineTrials:
     def _is_same(self, arm: TuningArm, unit: Unit, choices: Sequence[Choice]) -> bool | None:
         """Whether the texts are those of plain decoding, which is tried first."""
         if arm == PLAIN:
-            self._texts |= {prompt: choice.token_ids for prompt, choice in zip(unit.prompts, choices, strict=True)}
+            self._texts |= {prompt: choice.token_ids for prompt, choice in zip(unit, choices, strict=True)}
             return None
-        known = [self._texts.get(prompt) for prompt in unit.prompts]
+        known = [self._texts.get(prompt) for prompt in unit]
         return all(text == choice.token_ids for text, choice in zip(known, choices, strict=True))
 
 

@@ -66,7 +66,7 @@ class Round:
     beside: dict[TuningArm, float] = field(default_factory=dict)
 
     def cost(self, arm: TuningArm) -> float:
-        """The arm's seconds, where the machine is as fast as it was on average over the heat."""
+        """The arm's seconds, where the machine is as fast as it was on average over the round_."""
         mean = sum(trial.seconds for trial in self.plain) / len(self.plain)
         if arm == PLAIN:
             return mean
@@ -90,11 +90,11 @@ class Ledger:
         level: of load; None: all of them.
         """
         sums: dict[Unit, list[float]] = {}  # a unit that was tried several times is one pair
-        for heat in self.rounds:
-            if arm in heat.trials and (over == PLAIN or over in heat.trials) and level in (None, heat.unit.level):
-                pair = sums.setdefault(heat.unit, [0.0, 0.0])
-                pair[0] += heat.cost(over)
-                pair[1] += heat.cost(arm)
+        for round_ in self.rounds:
+            if arm in round_.trials and (over == PLAIN or over in round_.trials) and level in (None, len(round_.unit)):
+                pair = sums.setdefault(round_.unit, [0.0, 0.0])
+                pair[0] += round_.cost(over)
+                pair[1] += round_.cost(arm)
         if not sums:
             return None
         return ratio_of_sums([pair[0] for pair in sums.values()], [pair[1] for pair in sums.values()])
@@ -102,8 +102,8 @@ class Ledger:
     def trials(self, arm: TuningArm) -> list[Trial]:
         """Of an arm, in their order."""
         if arm == PLAIN:
-            return [trial for heat in self.rounds for trial in heat.plain]
-        return [heat.trials[arm] for heat in self.rounds if arm in heat.trials]
+            return [trial for round_ in self.rounds for trial in round_.plain]
+        return [round_.trials[arm] for round_ in self.rounds if arm in round_.trials]
 
     def ranked(self, arms: Iterable[TuningArm]) -> list[TuningArm]:
         """Those that did not fail and were tried, the fastest first."""
@@ -111,7 +111,7 @@ class Ledger:
         return sorted(speeds, key=speeds.__getitem__, reverse=True)
 
 
-def run_heat(
+def run_round(
     trials: Trials,
     ledger: Ledger,
     unit: Unit,
@@ -123,11 +123,11 @@ def run_heat(
 
     until: on the clock of the trials.
     """
-    heat = Round(unit)
+    round_ = Round(unit)
     last: list[TuningArm] = []  # since the last trial of plain decoding
     whole = True
     try:
-        heat.plain.append(trials.run(PLAIN, unit))
+        round_.plain.append(trials.run(PLAIN, unit))
         for arm in arms:
             if arm in ledger.failed:
                 continue
@@ -135,30 +135,30 @@ def run_heat(
                 whole = False
                 break
             try:
-                heat.trials[arm] = trials.run(arm, unit)
+                round_.trials[arm] = trials.run(arm, unit)
             except ArmFailedError as error:
                 ledger.failed[arm] = error.reason
                 continue
             last.append(arm)
             after(arm)
             if len(last) == ARMS_BETWEEN:
-                _pair(heat, last, trials.run(PLAIN, unit))
+                _pair(round_, last, trials.run(PLAIN, unit))
                 last = []
         if last:
-            _pair(heat, last, trials.run(PLAIN, unit))
+            _pair(round_, last, trials.run(PLAIN, unit))
             last = []
     finally:  # of an interrupt, too: what is known stays
         if last:
-            _pair(heat, last, heat.plain[-1])
-        if heat.trials:
-            ledger.rounds.append(heat)
+            _pair(round_, last, round_.plain[-1])
+        if round_.trials:
+            ledger.rounds.append(round_)
     return whole
 
 
-def _pair(heat: Round, arms: Sequence[TuningArm], after: Trial) -> None:
+def _pair(round_: Round, arms: Sequence[TuningArm], after: Trial) -> None:
     """Note plain decoding after these arms, beside that before them."""
-    before = heat.plain[-1]
+    before = round_.plain[-1]
     for arm in arms:
-        heat.beside[arm] = (before.per_token + after.per_token) / 2
+        round_.beside[arm] = (before.per_token + after.per_token) / 2
     if after is not before:
-        heat.plain.append(after)
+        round_.plain.append(after)

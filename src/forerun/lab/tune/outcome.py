@@ -15,7 +15,7 @@ from forerun.lab.bench.tables import Table, decimal, percent
 from forerun.lab.results.files import without_folders
 from forerun.lab.results.schema import DrafterFacts, Figure, Results, RunRow, TableFacts, TargetFacts
 from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
-from forerun.lab.tune.ledger import Ledger, run_heat
+from forerun.lab.tune.ledger import Ledger, run_round
 from forerun.lab.tune.search import can_win
 
 # What is written in the end: a drafter with K, or none; from units that had no part in the choice of the finalists.
@@ -65,7 +65,7 @@ def confirm(
         say(f"{' and '.join(map(str, arms))} on {len(units)} prompts, round {number + 1}")
         for unit in units:
             first = not ledger.rounds
-            if not run_heat(trials, ledger, unit, arms, float("inf") if first else until, after):
+            if not run_round(trials, ledger, unit, arms, float("inf") if first else until, after):
                 return
         if not can_win(ledger, arms):
             return
@@ -133,7 +133,7 @@ class TuningOutcome:
     @property
     def arms(self) -> list[TuningArm]:
         """All that were tried, the finalists first, then by speed."""
-        tried = dict.fromkeys(arm for heat in self.search.rounds for arm in heat.trials)
+        tried = dict.fromkeys(arm for round_ in self.search.rounds for arm in round_.trials)
         ranked = self.search.ranked(tried)
         rest = [arm for arm in [*ranked, *self.failed] if arm not in self.finalists]
         return [*self.finalists, *dict.fromkeys(rest)]
@@ -145,7 +145,7 @@ class TuningOutcome:
 
     def levels(self) -> list[int]:
         """Levels of load that were measured."""
-        return sorted({heat.unit.level for heat in self.report.rounds})
+        return sorted({len(round_.unit) for round_ in self.report.rounds})
 
     def tables(self) -> list[Table]:
         """For people."""
@@ -216,10 +216,10 @@ class TuningOutcome:
     def _rows(self, ledger: Ledger, first: int) -> list[RunRow]:
         """The trials of one request at a time; of several at once the seconds are no prompt's own."""
         return [
-            _row(heat.unit.prompts[0], arm, trial, first + number, self.temperature)
-            for number, heat in enumerate(ledger.rounds)
-            if heat.unit.level == 1
-            for arm, trial in [*((PLAIN, plain) for plain in heat.plain[:1]), *heat.trials.items()]
+            _row(round_.unit[0], arm, trial, first + number, self.temperature)
+            for number, round_ in enumerate(ledger.rounds)
+            if len(round_.unit) == 1
+            for arm, trial in [*((PLAIN, plain) for plain in round_.plain[:1]), *round_.trials.items()]
         ]
 
     def _figures(self, arm: TuningArm) -> list[Figure]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from forerun.engine.step_times import CostCurve
 from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
 from forerun.lab.tune.candidates import hybrids, is_tree
-from forerun.lab.tune.ledger import Ledger, run_heat
+from forerun.lab.tune.ledger import Ledger, run_round
 from forerun.speculation.predictor import SpeedPrediction, StepCosts
 
 FINALISTS = 2
@@ -49,14 +49,14 @@ def search(
         say(f"{len(left)} arms on {count} prompt{'s' if count > 1 else ''}")
         whole = True
         for number in range(used, used + count):
-            whole = run_heat(trials, ledger, units[number % len(units)], left, until, after) and whole
+            whole = run_round(trials, ledger, units[number % len(units)], left, until, after) and whole
             if not whole:
                 break
         ranked = ledger.ranked(left)
         if used == 0 and whole:
             fresh = [arm for arm in more(ledger) if arm not in left]
             for unit in units[:count] if fresh else ():
-                run_heat(trials, ledger, unit, fresh, until, after)
+                run_round(trials, ledger, unit, fresh, until, after)
             ranked = ledger.ranked([*left, *fresh])
         used += count
         if len(ranked) <= FINALISTS or trials.now() >= until or not can_win(ledger, ranked):
@@ -110,7 +110,7 @@ def promising(target: CostCurve, ledger: Ledger) -> list[TuningArm]:
         target: seconds of a forward, by rows.
         ledger: of the first trials.
     """
-    ranked = ledger.ranked([arm for heat in ledger.rounds for arm in heat.trials])
+    ranked = ledger.ranked([arm for round_ in ledger.rounds for arm in round_.trials])
     best = list(dict.fromkeys(arm.drafter for arm in ranked))
     arms: list[TuningArm] = []
     for text in best[:BEST]:
@@ -122,7 +122,7 @@ def promising(target: CostCurve, ledger: Ledger) -> list[TuningArm]:
 
 def _counts(text: str, target: CostCurve, ledger: Ledger) -> list[int]:
     """The K that is predicted to be the fastest for a chain, and those beside it."""
-    looked = [arm for heat in ledger.rounds for arm in heat.trials if arm.drafter == text and not arm.is_auto]
+    looked = [arm for round_ in ledger.rounds for arm in round_.trials if arm.drafter == text and not arm.is_auto]
     plain = ledger.trials(PLAIN)
     if not looked or not plain:
         return []

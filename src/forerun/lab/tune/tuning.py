@@ -16,7 +16,7 @@ from forerun.engine.step_times import target_costs
 from forerun.errors import ConfigError
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.tune.arms import PLAIN, TuningArm, Unit
-from forerun.lab.tune.candidates import candidates
+from forerun.lab.tune.candidates import candidates, first_arms
 from forerun.lab.tune.engines import EngineTrials
 from forerun.lab.tune.ledger import Ledger
 from forerun.lab.tune.options import LEAST_PROMPTS
@@ -103,7 +103,7 @@ def tune(task: Task, watcher: Watcher) -> TuningOutcome:
 def units(prompts: Sequence[int], levels: Sequence[int]) -> list[Unit]:
     """The prompts, one unit of each level in turn; at each level, all prompts that fill a unit."""
     by_level = [
-        [Unit(tuple(prompts[start : start + level])) for start in range(0, len(prompts) - level + 1, level)]
+        [tuple(prompts[start : start + level]) for start in range(0, len(prompts) - level + 1, level)]
         for level in levels
     ]
     longest = max(map(len, by_level))
@@ -120,8 +120,8 @@ def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: W
     watcher.say("plain decoding")
     taken = _check_time(trials, first[0], task.seconds)
     watcher.say("looking for drafters")
-    found = candidates(task.model, task.drafters, task.draft, trials.drafter)
-    outcome.refused.update(found.refused)
+    texts, outcome.refused = candidates(task.model, task.drafters, task.draft, trials.drafter)
+    arms = first_arms(texts)
     watcher.say("timing the target's forward")
     curve = target_costs(task.plain.target, min(CONTEXT, task.plain.target.context_length // 2), _ROUNDS, _ROWS)
 
@@ -129,9 +129,9 @@ def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: W
         return promising(curve, ledger)
 
     until = SELECTION_SHARE * task.seconds
-    count = int(FIRST_SHARE * until / max(1, len(found.arms)) / taken)
+    count = int(FIRST_SHARE * until / max(1, len(arms)) / taken)
     outcome.finalists = search(
-        trials, outcome.search, found.arms, first, until, more, watcher.say, after, max(1, min(count, MOST_AT_FIRST))
+        trials, outcome.search, arms, first, until, more, watcher.say, after, max(1, min(count, MOST_AT_FIRST))
     )
     if outcome.finalists:
         confirm(trials, outcome.report, outcome.finalists, last, REPORT_SHARE * task.seconds, watcher.say, after)
@@ -154,7 +154,7 @@ def _judge_what_is_known(outcome: TuningOutcome) -> None:
     if outcome.report.rounds:
         outcome.verdict = judge(outcome.report, outcome.finalists)
         return
-    ranked = outcome.search.ranked({arm for heat in outcome.search.rounds for arm in heat.trials})
+    ranked = outcome.search.ranked({arm for round_ in outcome.search.rounds for arm in round_.trials})
     choosing = [arm for arm in ranked if arm.is_auto][:1]
     verdict = judge(outcome.search, choosing)
     outcome.verdict = TuningVerdict(

@@ -247,11 +247,7 @@ def _is_count(text: str) -> bool:
 # From what the user asks for to the peers that are started: forerun first.
 
 FORERUN = "forerun"
-
-
-def module(name: str) -> list[str]:
-    """What starts a worker in this interpreter."""
-    return [sys.executable, "-m", f"forerun.lab.bench.peers.{name}"]
+_MODULES = "forerun.lab.bench.peers"
 
 
 def own_start(
@@ -259,13 +255,21 @@ def own_start(
 ) -> PeerStart:
     """forerun. drafters: name -> the drafter's text."""
     options: dict[str, Any] = {"model": model, "drafters": dict(drafters), "dtype": dtype, "quantize": quantize}
-    return PeerStart(FORERUN, module("forerun_worker"), {"kind": FORERUN, "name": "", **options, "threads": threads})
+    return PeerStart(
+        FORERUN,
+        [sys.executable, "-m", f"{_MODULES}.forerun_worker"],
+        {"kind": FORERUN, "name": "", **options, "threads": threads},
+    )
 
 
 def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
     """A peer of the user's. model: forerun's target, for a peer that was given none."""
     is_llama = spec.kind == LLAMA
-    command = module("llama_worker") if is_llama else [spec.program, str(Path(__file__).with_name("worker.py"))]
+    command = (
+        [sys.executable, "-m", f"{_MODULES}.llama_worker"]
+        if is_llama
+        else [spec.program, str(Path(__file__).with_name("worker.py"))]
+    )
     options = {
         "kind": spec.kind,
         "name": spec.name,

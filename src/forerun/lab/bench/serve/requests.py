@@ -192,7 +192,8 @@ class EventReader:
         if b"\r" in held:
             held = held.replace(b"\r\n", b"\n")
         *whole, self._rest = held.split(b"\n\n")
-        return [data for data in map(_data, whole) if data]
+        lines = [[line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")] for event in whole]
+        return [data for data in map(b"\n".join, lines) if data]
 
 
 def error_of(body: object) -> str:
@@ -200,11 +201,6 @@ def error_of(body: object) -> str:
     told = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     message = told.get("message", told) if isinstance(told, dict) else told
     return " ".join(str(message).split())[:300] if message else "no reason is given"
-
-
-def _data(event: bytes) -> bytes:
-    lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-    return b"\n".join(lines)
 
 
 def _texts(body: Mapping[str, Any]) -> Iterator[str]:

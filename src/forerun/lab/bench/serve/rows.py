@@ -190,15 +190,11 @@ def figures(rows: Sequence[ServeRow]) -> list[Figure]:
         ):
             values |= {name: times.median, f"{name}_p90": times.p90, f"{name}_p99": times.p99}
         numbers = {name: value for name, value in values.items() if value == value}  # NaN: there was nothing to time
-        found += figures_of(_labels(row), numbers, row.samples)
+        load: Labels = {"part": "loop", "outstanding": row.load.concurrency or 1}
+        if row.load.rate is not None:
+            load = {"part": "open", "rate": row.load.rate}
+        found += figures_of({**load, "method": row.arm.name}, numbers, row.samples)
     return found
-
-
-def _labels(row: ServeRow) -> Labels:
-    """What the figures of a row are of."""
-    if row.load.rate is not None:
-        return {"part": "open", "rate": row.load.rate, "method": row.arm.name}
-    return {"part": "loop", "outstanding": row.load.concurrency or 1, "method": row.arm.name}
 
 
 def run_rows(measured: MeasuredLoad, temperature: float) -> Iterator[RunRow]:
