@@ -44,7 +44,7 @@ _ULPS = 16
 
 
 def runs(most: int) -> list[AuditRun]:
-    """The speculative runs. most: the largest K."""
+    """Return the speculative runs. most: the largest K."""
     found = [
         AuditRun("K=1, one at a time", 1),
         AuditRun(f"K={min(3, most)}, batches of 4", min(3, most), 4),
@@ -57,7 +57,7 @@ def runs(most: int) -> list[AuditRun]:
 def bits_layer(
     audited: Audited, prompts: Seq[Seq[int]], settings: AuditOptions, say: Callable[[str], None] = lambda _: None
 ) -> Layer:
-    """Compare. prompts: token ids."""
+    """Compare plain and speculative answers. prompts: token ids."""
     layer = Layer(
         "Bits",
         "Plain and speculative answers to the same greedy and seeded requests: tokens, text, log-probabilities.",
@@ -111,7 +111,7 @@ def _compared(
     expected: Answers,
     answers: Answers,
 ) -> Check:
-    """One run's test; what is wrong goes into the layer's findings."""
+    """Check one run; findings about wrong answers are added to the layer."""
     wrong: dict[str, int] = {}
     differences: list[str] = []
     near_ties = compared = left_open = 0
@@ -155,7 +155,7 @@ def _compared(
 
 
 def difference(plain: Choice, other: Choice) -> str | None:
-    """How two answers differ, without any of their tokens; None if they do not."""
+    """Describe how two answers differ, without quoting any of their tokens; None if they do not."""
     logprobs = zip(plain.logprobs or [], other.logprobs or [], strict=False)
     for position, (ours, theirs) in enumerate(zip(plain.token_ids, other.token_ids, strict=False)):
         if ours != theirs:
@@ -210,7 +210,7 @@ def unexplained(
 
 @torch.inference_mode()
 def _replayed(target: LanguageModel, tokens: Seq[int], num_prompt: int) -> tuple[Tensor, Tensor]:
-    """[n + 1, V] logits that follow the prompt and each token after it: each row alone, and all together."""
+    """Return the logits [n + 1, V] after the prompt and after each token: computed one by one, and all together."""
     cache = target.new_cache()
     try:
         start = num_prompt - 1
@@ -229,7 +229,7 @@ def _replayed(target: LanguageModel, tokens: Seq[int], num_prompt: int) -> tuple
 
 
 def _chosen(target: LanguageModel, logits: Tensor, sequence: Sequence) -> int:
-    """The token that a greedy or seeded request takes from these logits."""
+    """Return the token that a greedy or seeded request takes from these logits [V]."""
     pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
     logprobs = pipeline.process(logits[None], [LogitsRow(sequence)])
     seed = sequence.params.seed
@@ -240,7 +240,7 @@ def _chosen(target: LanguageModel, logits: Tensor, sequence: Sequence) -> int:
 
 
 def _common(first: Seq[int], second: Seq[int]) -> int:
-    """How many tokens two answers have in common from the start."""
+    """Count the tokens that two answers have in common from the start."""
     return next(
         (index for index, (one, two) in enumerate(zip(first, second, strict=False)) if one != two),
         min(len(first), len(second)),

@@ -64,7 +64,7 @@ class Check:
 
     @classmethod
     def of(cls, name: str, outcome: GTest, level: float, **rest: Any) -> Check:
-        """Of a G-test: passed unless its p-value is below the level. rest: other attributes."""
+        """Judge a G-test: it passes unless its p-value is below the level. rest: other attributes."""
         p_value = outcome.p_value
         found = detectable(outcome.num_samples, outcome.freedom, level)
         verdict: Verdict = "fail" if p_value < level else "pass"
@@ -118,12 +118,12 @@ class Layer:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its tests'."""
+        """Return the worst verdict of its tests."""
         return worst([test.verdict for test in self.tests])
 
     @property
     def power(self) -> str:
-        """What its tests would have found, in a sentence."""
+        """Return a sentence on what its tests would have found."""
         found = [test.found for test in self.tests if test.found is not None]
         if not found:
             return ""
@@ -153,17 +153,17 @@ class Certificate:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the layers'."""
+        """Return the worst verdict of the layers."""
         return worst([layer.verdict for layer in self.layers])
 
     @property
     def failed(self) -> list[str]:
-        """Names of the layers that failed."""
+        """Return the names of the layers that failed."""
         return [layer.name for layer in self.layers if layer.verdict == "fail"]
 
     @property
     def headline(self) -> str:
-        """The outcome in a sentence."""
+        """Return the outcome in a sentence."""
         drafter = self.subject.get("drafter")
         match self.verdict:
             case "fail":
@@ -178,7 +178,7 @@ class Certificate:
         return f"No loss was found with {drafter}." if drafter else "No loss was found."
 
     def markdown(self) -> str:
-        """The certificate for people."""
+        """Format the certificate as Markdown."""
         parts = [f"# {self.headline}"]
         for layer in self.layers:
             parts += [f"## {layer.name}: {layer.verdict}", layer.about]
@@ -197,7 +197,7 @@ class Certificate:
         return "\n\n".join(parts)
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON; dataclasses are left in it."""
+        """Return the object that is written as JSON; dataclasses are left in it."""
         return {
             "format": FORMAT,
             "verdict": self.verdict,
@@ -215,14 +215,14 @@ COLUMNS = ("test", "verdict", "compared", "df", "p", "level", f"found with {FOUN
 
 
 def table_of(tests: Seq[Check]) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of a layer's tests, without columns that are empty in all."""
+    """Return the header and the rows of a layer's tests, without columns that are empty in all."""
     rows = [_row(test) for test in tests]
     used = [column for column in range(len(COLUMNS)) if any(row[column] for row in rows)]
     return [COLUMNS[column] for column in used], [[row[column] for column in used] for row in rows]
 
 
 def _row(test: Check) -> list[str]:
-    """The cells of a test's line under COLUMNS."""
+    """Return the cells of a test's line under COLUMNS."""
     note = test.note
     if test.deviation is not None:
         seen = test.deviation
@@ -241,12 +241,12 @@ def _row(test: Check) -> list[str]:
 
 
 def worst(verdicts: Seq[Verdict]) -> Verdict:
-    """The worst of several verdicts; "not run" of none."""
+    """Return the worst of several verdicts; "not run" of none."""
     return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), "not run")
 
 
 def audit_results(certificate: Certificate, command: str, environment: Environment) -> Results:
-    """The certificate of a model in this process, in the schema of results. No text is in it."""
+    """Convert the certificate of a model in this process to the schema of results, without any text of prompts."""
     subject = certificate.subject
     drafter = without_folders(str(subject["drafter"]))
     figures, tables = [], []

@@ -52,7 +52,7 @@ class TargetDistributions:
                 self._cache.commit(range(len(chunk)))
 
     def logits(self, path: Path) -> Tensor:
-        """[V] of the token after the prompt and these tokens, as the model gives them."""
+        """Return the logits [V] after the prompt and a path, as the model gives them."""
         if path not in self._logits:
             with torch.inference_mode():
                 rows = Rows(self._cache, [self.prompt[-1], *path], num_logits=1)
@@ -71,7 +71,7 @@ class TargetDistributions:
         return found
 
     def close(self) -> None:
-        """Give the cache's memory back."""
+        """Free the cache."""
         self._cache.free()
 
 
@@ -131,7 +131,7 @@ class ContinuationCells:
         return self._cells.get((path, False), len(self.probabilities) - 1)
 
     def counts(self, answers: Seq[Seq[int]]) -> Numbers:
-        """[cells] how many of the answers fall into each."""
+        """Count how many of the answers fall into each cell, [C]."""
         cells = [self.cell(answer) for answer in answers]
         return np.bincount(cells, minlength=len(self.probabilities)).astype(np.float64)
 
@@ -186,21 +186,21 @@ class DrawnDrafts(Drafter):
 
     @property
     def traits(self) -> Traits:
-        """Costs nothing that need be stored."""
+        """Return traits without costs that would be stored."""
         return Traits(("DrawnDrafts",))
 
     def start(self, sequence: Sequence) -> None:
-        """Nothing is kept of a sequence."""
+        """Do nothing: no state is kept of a sequence."""
 
     def draft(self, sequences: Seq[Sequence], budgets: Seq[int], min_acceptance_prob: float = 0.0) -> list[Draft]:
-        """A chain for each."""
+        """Draw a chain for each sequence."""
         return [self._draft(one, min(most, one.room)) for one, most in zip(sequences, budgets, strict=True)]
 
     def commit(self, steps: Seq[Step]) -> None:
-        """Nothing is learned."""
+        """Do nothing: the drafter does not learn."""
 
     def stop(self, sequence: Sequence) -> None:
-        """Nothing is kept of a sequence."""
+        """Do nothing: no state is kept of a sequence."""
 
     def _draft(self, sequence: Sequence, budget: int) -> Draft:
         table = self._tables.get(tuple(sequence.token_ids[: sequence.num_prompt]))

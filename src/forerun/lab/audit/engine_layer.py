@@ -94,7 +94,7 @@ class Audited:
     def answers(
         self, requests: Seq[AuditRequest], run: AuditRun, seed: int, drafter: Drafter | None = None
     ) -> list[list[Choice] | Exception]:
-        """The choices of each request, or the error that ended it.
+        """Return the choices of each request, or the error that ended it.
 
         Args:
             seed: of the engine's noise and of the run's budget.
@@ -144,13 +144,13 @@ def _drive(engine: Engine, requests: Seq[AuditRequest], arrivals: int) -> list[l
 
 
 def num_drafted(answers: Seq[list[Choice] | Exception]) -> tuple[int, int]:
-    """Draft tokens verified in all answers, and those accepted."""
+    """Count the draft tokens verified in all answers, and those accepted."""
     every = [choice.stats for found in answers if not isinstance(found, Exception) for choice in found]
     return sum(stats.num_draft_tokens for stats in every), sum(stats.num_accepted_tokens for stats in every)
 
 
 def broken(answers: Seq[list[Choice] | Exception]) -> list[str]:
-    """The kinds of errors that ended requests, with their numbers."""
+    """Count the types of errors that ended requests; return a phrase for each."""
     counts: dict[str, int] = {}
     for found in answers:
         if isinstance(found, Exception):
@@ -180,7 +180,7 @@ def engine_layer(
     say: Callable[[str], None] = lambda _: None,
     grid: Seq[Sampled] = SAMPLED,
 ) -> Layer:
-    """Answer and count.
+    """Run every test of the grid and check its answers.
 
     Args:
         num_requests: answers of all tests together.

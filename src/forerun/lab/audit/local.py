@@ -32,7 +32,7 @@ def audit(
     subject: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Certificate:
-    """All layers.
+    """Run all layers.
 
     Args:
         prompts: token ids, as long as they are.
@@ -69,8 +69,8 @@ def audit(
 
 
 def audit_prompts(prompts: Seq[Seq[int]], count: int, context_length: int, max_tokens: int) -> list[list[int]]:
-    """`count` prompts of token ids. Every second is said twice, so that drafters which copy find something; the last
-    one is long, where the context lets it.
+    """Cut and repeat token ids to `count` prompts. Every second one is repeated, so that drafters that copy find
+    something; the last one is long, where the context permits.
 
     Raises:
         ConfigError: there is no prompt, or the context is too short for any.

@@ -77,7 +77,7 @@ class AuditedServer:
         self.model = model or self._first_model()
 
     def complete(self, bodies: Seq[Body], at_once: int) -> list[Texts]:
-        """The answers to bodies of /v1/completions, so many at a time; their drafts are counted.
+        """Send bodies to /v1/completions, so many at a time, count their draft tokens and return the texts.
 
         Raises:
             AuditError: the server does not answer, or refuses a body.
@@ -93,7 +93,7 @@ class AuditedServer:
         return [texts for texts, _ in answers]
 
     def counter(self) -> float | None:
-        """Draft tokens verified since the server started, by its /metrics; None where it does not tell."""
+        """Return the draft tokens verified since the server started, by its /metrics; None where it reports none."""
         try:
             response = self._http.get(f"{self.url}/metrics")
         except self._error:
@@ -101,11 +101,11 @@ class AuditedServer:
         return draft_counter(response.text) if response.status_code == 200 else None
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._http.close()
 
     def _complete(self, body: Body) -> tuple[Texts, int | None]:
-        """The texts of an answer's choices, and the draft tokens verified for it, where it tells."""
+        """Return the texts of an answer's choices, and the draft tokens verified for it if the server reports them."""
         found = self._json("POST", "/v1/completions", {"model": self.model, **body, **self.extra})
         choices = found.get("choices")
         if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
@@ -144,7 +144,7 @@ class AuditedServer:
 
 
 def draft_counter(metrics: str) -> float | None:
-    """The sum of the counters of draft tokens in a text of Prometheus'; None where there is none."""
+    """Sum the counters of draft tokens in Prometheus' text format; None where there is none."""
     numbers = [
         float(value)
         for name, value in _COUNTER.findall(metrics)
@@ -163,7 +163,7 @@ def remote_audit(
     subject: Mapping[str, Any] | None = None,
     say: Say = lambda _: None,
 ) -> Certificate:
-    """Audit a server.
+    """Audit a server from outside.
 
     Args:
         speculative, plain: the same model, with speculation and without.
@@ -222,7 +222,7 @@ def _bits(
     level: float,
     say: Callable[[str], None],
 ) -> Layer:
-    """Greedy texts. Plain decoding one at a time is compared with itself under load, and with speculation."""
+    """Compare greedy texts: plain decoding one at a time against itself under load, and against speculation."""
     layer = Layer("Bits", "Greedy texts with and without speculation; how often plain decoding differs from itself.")
     bodies = [
         {"prompt": prompts[number % len(prompts)], "max_tokens": settings.max_tokens, "temperature": 0, **options}
@@ -260,7 +260,7 @@ def _sampled(
     level: float,
     say: Say,
 ) -> None:
-    """Two plain samples against each other, and both against one with speculation."""
+    """Compare two plain samples with each other, and both with one with speculation."""
     each = max(settings.requests // (3 * len(SAMPLED)), 2 * _CHOICES)
     for name, options in SAMPLED.items():
         say(f"Engine: {name}")
@@ -280,8 +280,8 @@ def _sampled(
 
 
 def _compared(bodies: Seq[Body], first: Seq[Seq[Texts]], second: Seq[Seq[Texts]]) -> GTest:
-    """The test of two groups of samples, prompt by prompt. A text is a cell; rare ones are merged in order, so
-    that texts that begin alike are."""
+    """Test two groups of samples, prompt by prompt. Each text is a cell; rare cells are merged in sorted order, so that
+    texts that begin alike are merged."""
     outcome = NOTHING
     for prompt in dict.fromkeys(body["prompt"] for body in bodies):
         sides = [

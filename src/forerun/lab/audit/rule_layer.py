@@ -121,7 +121,7 @@ def rule_layer(
 
 
 def _counts(tried: RuleCase, distributions: SymbolDistributions, num_samples: int, rng: np.random.Generator) -> Numbers:
-    """[cells] how often each string of symbols was written."""
+    """Count how often each string of symbols is written, [NUM_SYMBOLS ** LENGTH]."""
     counts = np.zeros(NUM_SYMBOLS**LENGTH)
     drafts = tried.drafts(distributions)
     cumulative = {context: np.cumsum(row).tolist() for context, row in distributions.target.items()}
@@ -147,7 +147,7 @@ def _counts(tried: RuleCase, distributions: SymbolDistributions, num_samples: in
 def _written(
     tried: RuleCase, drafts: PossibleDrafts, drawn: Seq[int], packed: PackedDrafts, noise: Noise
 ) -> list[tuple[int, ...]]:
-    """The symbols that the rule writes for each of the drafts that were drawn."""
+    """Return the symbols that the rule writes for each of the drawn drafts."""
     logprobs = drafts.logprobs[torch.tensor(drawn)].flatten(0, 1)
     verdicts = verify_step(packed, logprobs, [tried.rule] * len(drawn), noise)
     ids = [drafts.drafts[index].ids for index in drawn]
@@ -172,7 +172,7 @@ class BoundNoise:
 
 
 def _at_bounds(layer: Layer, grid: Seq[RuleCase], sets: Seq[SymbolDistributions], rng: np.random.Generator) -> Check:
-    """No rule may write a token that the target gives no chance, whatever the noise."""
+    """Check that no rule writes a token of probability 0, whatever the noise."""
     for tried in grid:
         count = 0
         for distributions in sets:

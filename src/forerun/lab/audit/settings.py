@@ -32,7 +32,7 @@ class AuditOptions(Checked):
 
 
 def quick(settings: AuditOptions) -> AuditOptions:
-    """The same grid in half a minute on the bundled pair: no size is larger than these."""
+    """Limit the sizes, so that the same grid takes half a minute on the bundled pair."""
     return replace(
         settings,
         samples=min(settings.samples, 8_000),

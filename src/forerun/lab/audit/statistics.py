@@ -40,13 +40,13 @@ class GTest:
 
     @property
     def p_value(self) -> float:
-        """The chance of such a statistic, or a larger one, if nothing is wrong."""
+        """Return the probability of such a statistic, or a larger one, if nothing is wrong."""
         if self.freedom == 0:
             return 0.0 if self.statistic == inf else 1.0
         return float(_scipy().chi2.sf(self.statistic, self.freedom))
 
     def __add__(self, other: GTest) -> GTest:
-        """Of both strata together."""
+        """Combine two independent strata."""
         return GTest(
             self.statistic + other.statistic, self.freedom + other.freedom, self.num_samples + other.num_samples
         )
@@ -56,7 +56,7 @@ NOTHING = GTest(0.0, 0, 0)
 
 
 def g_test(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers, least: float = LEAST_EXPECTED) -> GTest:
-    """Of counts [C] against the probabilities [C] of their cells; neighbours that expect too few are merged.
+    """Test counts [C] against the probabilities [C] of their cells; cells that expect too few samples are merged.
 
     Args:
         least: samples that a cell expects at least.
@@ -77,7 +77,7 @@ def g_test(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers, le
 
 
 def homogeneity(first: Seq[float] | Numbers, second: Seq[float] | Numbers, least: float = LEAST_EXPECTED) -> GTest:
-    """Of two samples [C] against each other, from an unknown distribution; neighbours that are too few are merged.
+    """Test whether two samples [C] come from one unknown distribution; cells with too few samples are merged.
 
     The order of the cells must not depend on which of the samples they are seen in.
 
@@ -100,7 +100,7 @@ def homogeneity(first: Seq[float] | Numbers, second: Seq[float] | Numbers, least
 
 
 def power(num_samples: float, freedom: int, level: float, distance: float) -> float:
-    """The chance that a test at this level finds a total variation of `distance` between the cells' distributions.
+    """Return a lower bound of the probability that a test at this level finds a total variation of `distance`.
 
     At least: the chi-square distance of n samples is n * sum((p' - p)^2 / p), which by Cauchy and Schwarz is no less
     than 4 * n * distance^2, whatever the cells.
@@ -110,7 +110,7 @@ def power(num_samples: float, freedom: int, level: float, distance: float) -> fl
 
 
 def detectable(num_samples: float, freedom: int, level: float, probability: float = FOUND) -> float:
-    """The smallest total variation that is found with this chance; 1 where none is."""
+    """Return the smallest total variation that is found with this probability; 1 where none is."""
     if freedom < 1 or num_samples <= 0:
         return 1.0
     if power(num_samples, freedom, level, 1.0) < probability:
@@ -121,7 +121,7 @@ def detectable(num_samples: float, freedom: int, level: float, probability: floa
 
 
 def share_found(num_trials: int, probability: float = FOUND) -> float:
-    """The smallest share of wrong trials of which at least one is among `num_trials` with this chance."""
+    """Return the smallest share of wrong trials of which one is among `num_trials` with this probability."""
     return 1 - (1 - probability) ** (1 / num_trials) if num_trials else 1.0
 
 
@@ -140,8 +140,8 @@ class Deviation:
 
 
 def deviation(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers) -> Deviation:
-    """How far the counts' distribution is from the probabilities, with bounds; cells are merged as in `g_test`, and
-    those of probability 0 are one.
+    """Measure how far the counts' distribution is from the probabilities, with bounds; cells are merged as in `g_test`,
+    and those of probability 0 are one.
 
     Both bounds are McDiarmid's inequality: one sample moves the distance by at most 1/n, and its expectation lies
     between the true distance and that plus half the sum of the cells' standard errors.
@@ -161,7 +161,7 @@ def deviation(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers)
 
 
 def more_often(first: tuple[int, int], second: tuple[int, int]) -> float:
-    """The p-value of Fisher's exact test that the second of two counts (events, of so many) is the larger share."""
+    """Return the p-value of Fisher's exact test that the second of two counts (events, trials) is the larger share."""
     table = [[second[0], second[1] - second[0]], [first[0], first[1] - first[0]]]
     return float(_scipy().fisher_exact(table, alternative="greater").pvalue)
 
@@ -172,8 +172,8 @@ def _g(seen: Numbers, expected: Numbers) -> float:
 
 
 def _merged(seen: Numbers, expected: Numbers, least: float) -> tuple[Numbers, Numbers]:
-    """Cells (the last dimension) that expect too few are merged with the next such ones, and what is left over with
-    the smallest cell."""
+    """Merge cells (the last dimension) that expect too few with the next such ones; the remainder joins the smallest
+    cell."""
     keep = expected >= least
     groups: list[list[int]] = [[index] for index in np.flatnonzero(keep).tolist()]
     waiting: list[int] = []

@@ -61,7 +61,7 @@ def measure(
     temperatures: Sequence[float],
     ignore_eos: bool,
 ) -> list[AcceptanceRow]:
-    """A drafter on every workload, its prompts at once, and on each of its categories where it has several.
+    """Measure a drafter on every workload, all prompts at once, and on each category where there are several.
 
     llm: with the drafter, at K = `k`.
     """

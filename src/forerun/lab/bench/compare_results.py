@@ -58,7 +58,7 @@ COLUMNS: Columns[ComparedFigure] = {
 
 
 def compare(old: Results, new: Results, wanted: Sequence[str] = WHAT, tolerance: float = 0.0) -> list[ComparedFigure]:
-    """A row for each method and figure that both files have.
+    """Compare each method and figure that both files have.
 
     Args:
         wanted: of WHAT.
@@ -99,8 +99,8 @@ def compare(old: Results, new: Results, wanted: Sequence[str] = WHAT, tolerance:
 
 
 def median_interval(values: Sequence[float], level: float) -> Interval:
-    """The median, and the two of the sorted values that hold the true one between them with at least that probability;
-    no bounds where there are too few."""
+    """Return the median and the two sorted values that hold the true one between them with at least that probability;
+    without bounds where there are too few values."""
     ordered, count = sorted(values), len(values)
     cut, below = 0, 0.0
     while cut < count // 2:
@@ -115,7 +115,7 @@ def median_interval(values: Sequence[float], level: float) -> Interval:
 
 
 def verdict(ratio: Interval, tolerance: float) -> str:
-    """Of a ratio that is above 1 where the new one is better."""
+    """Judge a ratio that is above 1 where the new result is better."""
     if ratio.low is None or ratio.high is None:
         return INCONCLUSIVE
     if ratio.high < 1 - tolerance:

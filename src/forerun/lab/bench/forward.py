@@ -130,8 +130,8 @@ def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callabl
 
 
 def _decoders(folder: str | Path, dtype: str) -> dict[str, Model]:
-    """By kind of decoder: the Llama decoder where it serves the model, by native kernels and by the references, and the
-    general one. Weights in codes are not timed with the references, which exist to define them.
+    """Load the model by kind of decoder: Llama's where it serves the model, with native and with reference kernels, and
+    the general one. Quantised weights are not timed with the reference kernels, which exist to define them.
 
     dtype: or a quantisation.
     """
@@ -148,7 +148,7 @@ def _decoders(folder: str | Path, dtype: str) -> dict[str, Model]:
 
 
 def _multiplied(folder: str | Path, model: Model) -> int:
-    """Weights that one forward multiplies: all, but for a table of embeddings that is not the output layer too."""
+    """Count the weights that one forward multiplies: all but an embedding table that is not the output layer too."""
     config = find_source(folder).config()
     is_tied = bool(getattr(config, "tie_word_embeddings", False))
     return model.num_parameters - (0 if is_tied else config.vocab_size * config.hidden_size)
@@ -177,8 +177,8 @@ class Roof:
     flops: dict[str, float]
 
     def seconds(self, parameters: int, number_format: str, rows: int) -> float:
-        """The least time of a forward. Weights in codes are bound by the bandwidth alone: their products are
-        forerun's, of whole numbers."""
+        """Return the least time of a forward. Quantised weights are bound by the bandwidth alone: their products are of
+        integers."""
         reading = parameters * BYTES[number_format] / self.bandwidth
         return max(reading, 2 * parameters * rows / self.flops[number_format] if number_format in self.flops else 0.0)
 
@@ -205,7 +205,7 @@ RANDOM_LLAMA = {
 
 @contextmanager
 def random_llama(context: int = 0) -> Iterator[str]:
-    """A temporary folder with a random Llama in bfloat16, for as long as the block lasts.
+    """Create a random Llama in bfloat16 in a temporary folder, which is deleted with the block.
 
     Args:
         context: positions that it must be able to compute.

@@ -40,7 +40,7 @@ class Methods:
     assisted_counts: Sequence[int] = ()
 
     def for_request(self, request: BenchPrompt, params: SamplingParams) -> dict[str, Callable[[], MethodRun]]:
-        """One generation of each method. Transformers takes part in greedy runs only."""
+        """Return a function for each method that generates once. Transformers takes part in greedy runs only."""
         plain, prompt, max_tokens = self.engines[PLAIN], request.token_ids, params.max_tokens
         ends = () if params.ignore_eos else plain.target.eos_token_ids
         methods: dict[str, Callable[[], MethodRun]] = {}
@@ -82,7 +82,7 @@ POSITIONS = 8
 def reduce_by_category(
     runs: Mapping[str, Sequence[Timed[MethodRun]]], requests: Sequence[BenchPrompt], rounds: int
 ) -> dict[str, list[MethodRow]]:
-    """A row per method under "", and where there are several categories, one under the name of each."""
+    """Reduce runs to rows by method under "", and under each category's name where there are several."""
     categories = [request.category for request in requests for _ in range(rounds)]
     rows = {"": reduce_runs(runs)}
     if len(set(categories)) > 1:
@@ -100,7 +100,7 @@ def measure(
     rounds: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, list[Timed[MethodRun]]]:
-    """Every method on every prompt, in turn. Run i of all methods is of the same prompt and round."""
+    """Run every method on every prompt, in turn. Run i of all methods is of the same prompt and round."""
     runs: dict[str, list[Timed[MethodRun]]] = {}
     for number, request in enumerate(requests, 1):
         ready = methods.for_request(request, replace(params, seed=number))
@@ -111,7 +111,8 @@ def measure(
 
 
 def tables(title: str, name: str, rows: Sequence[MethodRow], *, details: bool) -> list[Table]:
-    """Speeds, and acceptance by position where anything was drafted. name: of what was measured, without the model.
+    """Make the tables of speeds, and of acceptance by position where anything was drafted. name: what was measured,
+    without the model.
 
     details: where the time of a step goes, too.
     """
@@ -123,7 +124,7 @@ def tables(title: str, name: str, rows: Sequence[MethodRow], *, details: bool) -
 
 
 def position_table(title: str, rows: Sequence[MethodRow]) -> Table | None:
-    """Acceptance at each draft position, of the drafts that reached it; None where nobody drafted."""
+    """Make the table of acceptance at each draft position, of the drafts that reached it; None if nothing was drafted."""
     drafting = [row for row in rows if row.acceptance_per_position]
     count = min(POSITIONS, max((len(row.acceptance_per_position) for row in drafting), default=0))
     cells = [

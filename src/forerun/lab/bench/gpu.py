@@ -39,13 +39,13 @@ def seconds(run: Callable[[], object], device: torch.device, rounds: int = 20, w
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second, read and written together, of a copy from the device's memory to itself."""
+    """Measure the bytes a second, read and written together, of a copy from the device's memory to itself."""
     size = _COPIED if device.type == "cuda" else _COPIED_HERE
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)  # zeros may be faster than data
     target = torch.empty_like(source)
@@ -57,7 +57,7 @@ _HEADER = ["drafter", "tokens/s", "over plain", "tokens a step", "same tokens", 
 
 
 def drafters(draft: Model) -> dict[str, Drafter]:
-    """Those that are compared, by name."""
+    """Return the drafters that are compared, by name."""
     return {
         "prompt-lookup": PromptLookup(),
         "suffix": Suffix(),
@@ -70,7 +70,8 @@ def drafters(draft: Model) -> dict[str, Drafter]:
 def speed_table(
     target: Model, draft: Model, prompts: Prompts, max_tokens: int, temperature: float, batch: int
 ) -> Table:
-    """Every drafter beside plain decoding, K chosen by itself; drawn text with a seed, so that it can be compared."""
+    """Compare every drafter with plain decoding, K chosen automatically; sampled text has a seed, so that it can be
+    compared."""
     seed = None if temperature == 0 else 1
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
     rows: list[list[str]] = []
@@ -104,7 +105,7 @@ def speed_table(
 
 
 def transformers_table(target: Any, draft: Any, prompts: Prompts, max_tokens: int) -> Table:
-    """Transformers' own generation with the same pair, greedy, one prompt at a time.
+    """Measure Transformers' own generation with the same pair, greedy, one prompt at a time.
 
     target, draft: of Transformers, with its default attention, on the device.
     """
@@ -132,7 +133,7 @@ _BITS = {"bfloat16": 16, "float32": 32, "int8": 8, "int4": 5}
 
 
 def step_times(model: Model, bandwidth: float, context: int) -> Table:
-    """Forwards of so many rows of one sequence after `context` positions.
+    """Time forwards of several numbers of rows of one sequence after `context` positions.
 
     bandwidth: of a copy, bytes a second.
     """

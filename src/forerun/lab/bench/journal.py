@@ -42,7 +42,7 @@ class Traffic:
 
 
 def is_journal(path: Path) -> bool:
-    """Whether a file begins as journals do."""
+    """Return whether a file begins as journals do."""
     try:
         with path.open("rb") as file:
             return FORMAT.encode() in file.readline(1 << 16)
@@ -51,7 +51,7 @@ def is_journal(path: Path) -> bool:
 
 
 def read_journal(path: Path) -> Traffic:
-    """A journal, and the older part that lies beside it as FILE.1.
+    """Read a journal, and the older part beside it, FILE.1.
 
     Raises:
         ConfigError: it cannot be read, is no journal, or holds no answers.
@@ -98,7 +98,7 @@ _HEADER = ("category", "drafter", "answers", "prompt", "answer", "tokens a forwa
 
 
 def journal_results(path: Path) -> Results:
-    """The journal of a server as results.
+    """Convert the journal of a server to results.
 
     Raises:
         ConfigError: as `read_journal`.
@@ -130,7 +130,7 @@ def journal_results(path: Path) -> Results:
 
 
 def _values(answers: Sequence[AnswerRecord]) -> dict[str, float | None]:
-    """The figures of answers of one category and drafter; None where there is nothing to divide by."""
+    """Return the figures of answers of one category and drafter; None where there is nothing to divide by."""
     first = [each.first for each in answers]
     later = sum(each.tokens - 1 for each in answers if each.tokens)
     return {
@@ -143,7 +143,7 @@ def _values(answers: Sequence[AnswerRecord]) -> dict[str, float | None]:
 
 
 def _cells(answers: Sequence[AnswerRecord], values: dict[str, float | None]) -> list[str]:
-    """What stands in the table beside a row's names and number."""
+    """Return the cells of a table row after names and number of answers."""
     return [
         f"{statistics.median(each.prompt for each in answers):.0f}",
         f"{statistics.median(each.tokens for each in answers):.0f}",

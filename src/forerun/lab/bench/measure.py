@@ -44,7 +44,7 @@ class Interval:
     high: float | None
 
     def __format__(self, spec: str) -> str:
-        """`f"{interval:.2f}"` is "1.53 [1.49, 1.58]", and "1.53 [–]" without bounds."""
+        """Format as `f"{interval:.2f}"`: "1.53 [1.49, 1.58]", and "1.53 [–]" without bounds."""
         if self.low is None or self.high is None:
             return f"{self.median:{spec}} [–]"
         return f"{self.median:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
@@ -79,7 +79,7 @@ def interleave(
 
 
 def bootstrap(values: Sequence[float], resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0) -> Interval:
-    """The median of the values and its percentile bootstrap interval (Efron 1979). Same values, same interval."""
+    """Return the median of the values and its percentile bootstrap interval (Efron 1979); deterministic."""
     sample = np.asarray(values, dtype=np.float64)
     if sample.size == 0:
         raise ValueError("No values to take a median of.")
@@ -93,12 +93,12 @@ def bootstrap(values: Sequence[float], resamples: int = RESAMPLES, level: float 
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
-    """Median and interval of numerator[i] / denominator[i]: entry i of both was measured in the same round."""
+    """Return median and interval of numerator[i] / denominator[i], where entry i of both is of the same round."""
     return bootstrap([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """NaN if there are none."""
+    """Return the value below which a share of the values lie; NaN if there are none."""
     return float(np.quantile(values, share)) if len(values) else float("nan")
 
 
@@ -107,7 +107,7 @@ PADDED_NOTE = "Cost-padded model: the text and the acceptance of a smaller one, 
 
 
 def is_cost_padded(model: str | Path) -> bool:
-    """Whether the folder says that it was made by `python -m tools.toys padded`."""
+    """Return whether the folder says that it was made by `python -m tools.toys padded`."""
     try:
         config = Fields.read(Path(model) / "config.json", ConfigError)
     except ConfigError:

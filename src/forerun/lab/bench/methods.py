@@ -21,12 +21,12 @@ from forerun.utils.workloads import Case
 
 
 def method_name(drafter: str, k: NumDraftTokens) -> str:
-    """The name of one of forerun's methods."""
+    """Return the name of one of forerun's methods."""
     return f"forerun, {drafter}, {k}" if k == AUTO else f"forerun, {drafter}, K={k}"
 
 
 def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
-    """An engine with a drafter over the target of another engine, with its draws seeded.
+    """Create an engine with a drafter over the target of another engine, with its draws seeded.
 
     num_draft_tokens: "auto" keeps a K that is part of the drafter's text.
     """
@@ -42,7 +42,7 @@ def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
 
 
 def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case | BenchPrompt) -> SamplingParams:
-    """The params with the case's reference as the client's prediction, if the drafter reads predictions."""
+    """Set the case's reference as the client's prediction, if the drafter reads predictions."""
     if case.reference and drafter is not None and drafter.traits.reads_prediction:
         return replace(params, prediction=case.reference)
     return params
@@ -66,7 +66,7 @@ def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> Metho
 
 
 def quieten() -> None:
-    """Keep Transformers' progress bars and advice out of the figures. For a process that only measures."""
+    """Disable Transformers' progress bars and advice. For a process that only measures."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -87,7 +87,7 @@ class Reference:
 
     @torch.inference_mode()
     def forward_step(self, prefix: Sequence[int], tokens: Sequence[int]) -> Callable[[], Tensor]:
-        """A function that computes all logits, [K, V], of K tokens after a cached prefix, as often as it is called.
+        """Return a function that computes all logits, [K, V], of K tokens after a cached prefix, at each call.
 
         It takes the new positions out of the cache again, as whoever verifies a draft must (0.1 ms).
         """
@@ -113,7 +113,8 @@ class Reference:
         num_draft_tokens: int = 0,
         ends: Collection[int] = (),
     ) -> MethodRun:
-        """`max_tokens` greedy tokens, or up to one of `ends`; with a draft, by Transformers' assisted generation.
+        """Generate `max_tokens` greedy tokens, or up to one of `ends`; with a draft, by Transformers' assisted
+        generation.
 
         The draft proposes num_draft_tokens at every step: a constant schedule without a confidence threshold.
         """

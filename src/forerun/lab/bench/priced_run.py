@@ -50,12 +50,12 @@ class EchoCache(Unpaged):
 
     @property
     def length(self) -> int:
-        """Committed positions."""
+        """Return the number of committed positions."""
         return len(self.tokens)
 
     @property
     def num_scratch(self) -> int:
-        """Rows fed since the last commit."""
+        """Return the number of rows fed since the last commit."""
         return len(self.scratch)
 
     def commit(self, path: Sequence[int]) -> None:
@@ -73,7 +73,7 @@ class EchoCache(Unpaged):
         self.scratch = []
 
     def free(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: no memory is held."""
 
     def fork(self, other: Cache, length: int) -> None:
         """Hold the first tokens of another."""
@@ -97,14 +97,14 @@ class EchoModel(StandIn):
 
     @property
     def pool(self) -> None:
-        """None: its caches hold no pages."""
+        """Return None: its caches hold no pages."""
 
     def new_cache(self) -> EchoCache:
-        """An empty cache for one sequence."""
+        """Create an empty cache for one sequence."""
         return EchoCache()
 
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
-        """Float32 logits and no taps, otherwise as `LanguageModel.forward`; caches are EchoCaches."""
+        """Return float32 logits and no hidden states, otherwise as `LanguageModel.forward`; caches are EchoCaches."""
         echoed: list[int] = []
         for rows in batch:
             cache = rows.cache
@@ -272,7 +272,7 @@ class Setting:
 
     @property
     def plain_speed(self) -> float:
-        """Tokens per second of plain decoding, without a drafter that learns."""
+        """Return the tokens per second of plain decoding."""
         return 1 / (self.target(1) + self.rest(0))
 
 
@@ -303,7 +303,7 @@ def priced_run(
     params: Sequence[SamplingParams],
     texts: Sequence[Sequence[int]] = (),
 ) -> PricedRun:
-    """One engine answers all prompts, one after the other.
+    """Answer all prompts with one engine, one after the other.
 
     Args:
         budget: a fresh one.

@@ -87,7 +87,7 @@ def measure(
     adapter: str | Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[QualityRow]:
-    """A row for each format and workload. Two models are in memory at a time.
+    """Compare each format with float32 on each workload. Two models are in memory at a time.
 
     Args:
         name: of the model.
@@ -117,8 +117,8 @@ def measure(
 
 
 def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[BenchPrompt]], max_tokens: int) -> dict[str, list[Scored]]:
-    """What is scored of each workload: a prompt whose continuation is known, with it, from the second token on; of
-    any other, the model's greedy answer.
+    """Return the texts to score: a prompt with its known continuation, from the second token on; else with the model's
+    greedy answer.
 
     Raises:
         ConfigError: a prompt and its answer exceed the context.
@@ -144,7 +144,7 @@ def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[BenchPrompt]], max_t
 def compared(
     reference: LanguageModel, model: LanguageModel, workload: str, number_format: str, texts: Sequence[Scored]
 ) -> QualityRow:
-    """One model beside another of the same tokens, on some texts."""
+    """Compare one model with another of the same tokens, on some texts."""
     before: list[float] = []
     after: list[float] = []
     divergences: list[float] = []

@@ -22,7 +22,7 @@ from forerun.utils.files import digest
 def target_facts(
     name: str | Path, model: LanguageModel, *, cost_of: str | Path | None = None, random_weights: bool = False
 ) -> TargetFacts:
-    """The model that was measured. cost_of: the one whose costs were, if it is another."""
+    """Describe the model that was measured. cost_of: the one whose costs were measured, if it is another."""
     return TargetFacts(
         name=without_folders(str(name)),
         number_format=number_format(model),
@@ -36,12 +36,12 @@ def target_facts(
 
 
 def drafter_facts(chosen: Mapping[str, str], counts: Sequence[int | str]) -> list[DrafterFacts]:
-    """chosen: name -> the drafter's text. counts: values of K."""
+    """Describe drafters. chosen: name -> the drafter's text. counts: values of K."""
     return [DrafterFacts(without_folders(name), without_folders(text), counts) for name, text in chosen.items()]
 
 
 def prompt_facts(workload: str, requests: Iterable[BenchPrompt]) -> list[PromptFacts]:
-    """The prompts of one workload."""
+    """Describe the prompts of one workload."""
     name = without_folders(workload)
     return [
         PromptFacts(
@@ -59,7 +59,7 @@ def run_rows(
     rounds: int,
     first: int,
 ) -> list[RunRow]:
-    """Every run of every method.
+    """Convert every run of every method to a row.
 
     Args:
         runs: by method; run i is of prompt i // rounds.
@@ -119,7 +119,8 @@ _OF_METHOD: Mapping[str, str] = {
 def method_figures(
     workload: str, temperature: float, measured: Mapping[str, Sequence[MethodRow]], drafters: Mapping[str, str]
 ) -> list[Figure]:
-    """Of the methods on one workload. measured: rows by category. drafters: method -> drafter's name."""
+    """Return the figures of the methods on one workload. measured: rows by category. drafters: method -> drafter's
+    name."""
     found: list[Figure] = []
     for category, rows in measured.items():
         for row in rows:
@@ -142,7 +143,7 @@ ROOFLINE = "roofline"
 
 
 def forward_figures(rows: Sequence[ForwardRow], prefix: int, rounds: int, roof: Roof) -> list[Figure]:
-    """Times of forwards, and the roofline beside them."""
+    """Return the times of forwards, and the roofline beside them."""
     found: list[Figure] = []
     for row in rows:
         labels: dict[str, Any] = {"dtype": row.dtype, "method": row.method, "rows": row.rows, "prefix": prefix}
@@ -159,7 +160,7 @@ def forward_figures(rows: Sequence[ForwardRow], prefix: int, rounds: int, roof: 
 
 
 def acceptance_figures(rows: Sequence[AcceptanceRow]) -> list[Figure]:
-    """Acceptance by workload, category, drafter and K."""
+    """Return the figures of acceptance by workload, category, drafter and K."""
     found: list[Figure] = []
     for row in rows:
         method = f"{row.drafter}, K={row.num_draft_tokens}"
@@ -173,7 +174,7 @@ def acceptance_figures(rows: Sequence[AcceptanceRow]) -> list[Figure]:
 
 
 def quality_figures(rows: Sequence[QualityRow]) -> list[Figure]:
-    """What the formats cost. The interval of what is lost is two standard errors wide to either side."""
+    """Return the figures of number formats. The interval of the loss is 1.96 standard errors wide to either side."""
     found: list[Figure] = []
     for row in rows:
         labels = {"workload": row.workload, "method": row.number_format}

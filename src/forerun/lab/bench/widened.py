@@ -52,7 +52,7 @@ class WideShape:
 
 
 def parse_parameters(text: str) -> int:
-    """A parameter count such as `200M`, `1.3B` or `500000`.
+    """Parse a parameter count such as `200M`, `1.3B` or `500000`.
 
     Raises:
         ConfigError: `text` is no positive number with one of these units.
@@ -68,7 +68,7 @@ def parse_parameters(text: str) -> int:
 
 
 def wide_shape(config: LlamaConfig, parameters: int) -> WideShape:
-    """The shape nearest to so many parameters, of proportions that are about those of published models.
+    """Return the shape nearest to so many parameters, with proportions close to those of published models.
 
     Raises:
         ConfigError: the source is larger, or is of a shape that cannot be widened.
@@ -99,7 +99,7 @@ def _of_width(config: LlamaConfig, parameters: int, layers: int, factor: int) ->
 
 
 def make_wide(source: str | Path, parameters: str, dtype: str, device: str | torch.device) -> Wide:
-    """A model of about so many parameters on the device, which gives the text of a Llama or Mistral model.
+    """Create a model of about so many parameters on the device that gives the text of a Llama or Mistral model.
 
     Args:
         source: as `load_model` takes names. parameters: such as "8B". dtype: of its weights.
@@ -129,7 +129,7 @@ def make_wide(source: str | Path, parameters: str, dtype: str, device: str | tor
 
 
 def widen(model: Wide, shape: WideShape, device: torch.device, seed: int = 0) -> Wide:
-    """A new model of this shape on the device, in the number format of `model`, that computes the same logits up to
+    """Create a model of this shape on the device, in the number format of `model`, that computes the same logits up to
     rounding. Added weights that reach no state are random."""
     config = type(model.config).from_dict(model.config.to_dict())
     config.hidden_size, config.intermediate_size = shape.hidden_size, shape.intermediate_size
@@ -160,7 +160,7 @@ def _fill(wide: Wide, model: Wide, shape: WideShape) -> None:
 
 
 def _place_heads(target: Tensor, source: Tensor, name: str, config: LlamaConfig, shape: WideShape) -> None:
-    """Each head to where it still reads its key head: rows of queries, keys and values, columns of the output."""
+    """Copy each head to where it still reads its key head: rows of queries, keys and values, columns of the output."""
     width, kv_heads = config.head_dim, config.num_key_value_heads
     old_group, new_group = config.num_attention_heads // kv_heads, shape.num_heads // shape.num_kv_heads
     if ".k_proj" in name or ".v_proj" in name:

@@ -55,7 +55,7 @@ class Machine:
 
     @classmethod
     def of(cls, name: str, memory: float | None, bandwidth: float, flops: float) -> Machine:
-        """By figures: GB, GB/s, TFLOP/s."""
+        """Create a machine from figures in GB, GB/s and TFLOP/s."""
         nbytes = None if memory is None else memory * GB
         return cls(name, nbytes, lambda _: bandwidth * GB, flops * TERA)
 
@@ -81,7 +81,7 @@ ACCELERATORS: Mapping[str, Machine] = {name: Machine.of(name, *figures) for name
 
 
 def accelerator(name: str) -> Machine:
-    """One of the table. Raises ConfigError for any other name."""
+    """Look up a machine of the table. Raises ConfigError for any other name."""
     wanted = name.lower().replace(" ", "-")
     if wanted not in ACCELERATORS:
         near = get_close_matches(wanted, ACCELERATORS, 1)
@@ -121,16 +121,16 @@ class Placed:
 
     @property
     def weights(self) -> float:
-        """Bytes of all weights."""
+        """Return the bytes of all weights."""
         return self.shape.parameters * self.weight_bytes
 
     def cache(self, positions: int) -> float | None:
-        """Bytes of so many positions; None where the shape does not tell."""
+        """Return the bytes of so many positions; None where the shape does not say."""
         numbers = self.shape.cache_numbers
         return None if numbers is None else numbers * self.cache_bytes * positions
 
     def forward(self, rows: int, batch: int, context: int) -> float:
-        """Seconds of one forward.
+        """Return the seconds of one forward.
 
         Args:
             rows: of each sequence.
@@ -147,8 +147,8 @@ class Placed:
 
 
 def roofline_costs(target: Placed, draft: Placed | None, batch: int, context: int, most: int) -> StepCosts:
-    """The costs of a step with chains of up to `most` tokens from a draft model or head; without one, drafting costs
-    nothing but what was measured of the engine."""
+    """Return the costs of a step with chains of up to `most` tokens from a draft model or head; without one, drafting
+    costs only what was measured of the engine."""
     costs = target.machine.overheads or Overheads()
     one = 0.0 if draft is None else draft.forward(1, batch, context)
 

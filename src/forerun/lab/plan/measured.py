@@ -39,7 +39,7 @@ _BFLOAT16 = 2
 
 
 def measured_machine(say: Callable[[str], None] = lambda _: None) -> Machine:
-    """This one, by some seconds of measuring."""
+    """Measure this machine, in some seconds."""
     say("measuring this machine: bandwidth and arithmetic")
     bandwidth = CostCurve([size * 2**20 for size in _SIZES], list(map(read_bandwidth, _SIZES)))
     bare = Machine(
@@ -75,8 +75,8 @@ def _overheads(bare: Machine) -> Overheads:
 
 
 def fit(samples: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Seconds of a layer, and of a layer's row, neither negative, that come nearest to the samples: layers, rows,
-    seconds beyond the roofline."""
+    """Fit the seconds of a layer and of a layer's row, neither negative, to samples: layers, rows, seconds beyond the
+    roofline."""
     layers = np.array([[count, count * rows] for count, rows, _ in samples], dtype=np.float64)
     beyond = np.array([seconds for _, _, seconds in samples])
     both = np.linalg.lstsq(layers, beyond, rcond=None)[0]
@@ -88,7 +88,7 @@ def fit(samples: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
 
 
 def _beyond(model: LanguageModel, name: str, bare: Machine) -> list[tuple[int, int, float]]:
-    """Layers, rows, and the seconds of a forward beyond the roofline."""
+    """Return layers, rows, and the seconds of a forward beyond the roofline."""
     shape = model_shape(name)
     placed = Placed(shape, bare, _BFLOAT16, _BFLOAT16)
     with torch.inference_mode():
@@ -123,7 +123,7 @@ _ARGUMENTS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None)} | {
 
 
 def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepCosts:
-    """The costs of chains of up to MOST tokens.
+    """Measure the costs of chains of up to MOST tokens.
 
     Args:
         draft: a draft model, or the text of a drafter; None: look-ups.

@@ -43,7 +43,7 @@ class PlanOptions(Checked):
 
     @property
     def synchronisation(self) -> float:
-        """Seconds of a forward."""
+        """Return the seconds of a forward in which devices wait for each other."""
         if self.tensor_parallel == 1:
             return 0.0
         return (USUAL_SYNCHRONISATION[0] if self.sync_ms is None else self.sync_ms) / 1000

@@ -59,19 +59,19 @@ class ModelShape:
     one_pass: bool = False
 
     def read(self, rows: float) -> float:
-        """Weights that a step of so many rows reads: of experts those that some row takes, if each takes them by
-        chance."""
+        """Return the weights that a step of so many rows reads: of the experts, those that some row takes, if each row
+        takes them at random."""
         missed = math.pow(1 - self.experts_used / self.experts, rows)
         return self.dense + self.expert_parameters * (1 - missed)
 
     @property
     def multiplied(self) -> float:
-        """Weights that a row is multiplied with."""
+        """Return the weights that a row is multiplied with."""
         return self.dense + self.expert_parameters * self.experts_used / self.experts
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a model or of a draft head.
+    """Return the shape of a model or of a draft head.
 
     Args:
         name: as LLM takes a target: of it, the configuration is read. Or a number of parameters, as 70B or 1.5B, with
@@ -90,7 +90,7 @@ def model_shape(name: str) -> ModelShape:
 
 
 def counted(name: str, parameters: int, given: GivenShape | None = None) -> ModelShape:
-    """Of a number of parameters, all of them read at each step."""
+    """Return the shape of a number of parameters, all of them read at each step."""
     given = given or GivenShape()
     numbers, mixing = None, 0
     if given.layers and given.kv_heads and given.head_dim:
@@ -100,7 +100,7 @@ def counted(name: str, parameters: int, given: GivenShape | None = None) -> Mode
 
 
 def configured(name: str, config: Any) -> ModelShape:
-    """Of a Transformers configuration: its tensors are made without memory, and counted."""
+    """Return the shape of a Transformers configuration: its tensors are created without memory, and counted."""
     register_attention()
     model = empty_model(name, config, torch.bfloat16, ATTENTION_NAME)
     text = config.get_text_config()
@@ -124,7 +124,7 @@ def configured(name: str, config: Any) -> ModelShape:
 
 
 def _head_shape(folder: Path) -> ModelShape | None:
-    """Of a draft head's folder; None for any other."""
+    """Return the shape of a draft head's folder; None for any other."""
     from forerun.drafters.eagle.config import EagleConfig
     from forerun.drafters.heads.folder import load_head
     from forerun.errors import ModelLoadError

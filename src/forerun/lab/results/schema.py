@@ -178,7 +178,7 @@ class RunRow:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens per target forward; None where unknown."""
+        """Return the tokens per target forward; None where unknown."""
         return self.num_tokens / self.num_forwards if self.num_forwards else None
 
 
@@ -246,5 +246,5 @@ class Results:
 
     @property
     def file_name(self) -> str:
-        """Of the source, without its folders."""
+        """Return the name of the source without its folders."""
         return self.source.replace("\\", "/").rpartition("/")[2]

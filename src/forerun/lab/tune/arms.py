@@ -28,7 +28,7 @@ class TuningArm:
 
     @property
     def is_auto(self) -> bool:
-        """Whether K is chosen step by step."""
+        """Return whether K is chosen step by step."""
         return self.num_draft_tokens == AUTO
 
 
@@ -67,7 +67,7 @@ class Trial:
 
     @property
     def per_token(self) -> float:
-        """Seconds."""
+        """Return the seconds per token."""
         return self.seconds / max(1, self.num_tokens)
 
 
@@ -87,7 +87,7 @@ class Trials(Protocol):
     """Where arms are tried: engines and a clock, or a simulation of both."""
 
     def now(self) -> float:
-        """Seconds since tuning began."""
+        """Return the seconds since tuning began."""
 
     def run(self, arm: TuningArm, unit: Unit) -> Trial:
-        """One trial. Raises ArmFailedError: this arm cannot go on, others can."""
+        """Run one trial. Raises ArmFailedError: this arm cannot go on, others can."""

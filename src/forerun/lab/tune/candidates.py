@@ -17,7 +17,7 @@ _TREES = ("draft-tree", "eagle-tree", "medusa-tree", "recycling", "rest")
 
 
 def is_tree(text: str) -> bool:
-    """Whether it drafts branching trees."""
+    """Return whether the drafter drafts branching trees."""
     return text.partition(":")[0] in _TREES
 
 
@@ -51,7 +51,7 @@ def first_arms(texts: Sequence[str]) -> list[TuningArm]:
 
 
 def _of_table(model: str, draft: str | None) -> tuple[dict[str, None], dict[str, str]]:
-    """Texts to be tried, in order, and the rows that are not, with the reason."""
+    """Return the texts to be tried, in order, and the rows that are not, with the reason."""
     texts: dict[str, None] = {}
     refused: dict[str, str] = {}
     for name, row in DRAFTERS.items():
@@ -73,7 +73,7 @@ def _of_table(model: str, draft: str | None) -> tuple[dict[str, None], dict[str,
 
 
 def hybrids(ranked: Sequence[str]) -> list[str]:
-    """Hybrids of the fastest drafter that copies text and the fastest other one, in both orders of merging.
+    """Return hybrids of the fastest n-gram drafter and the fastest other one, in both modes of merging.
 
     ranked: drafters, the fastest first.
     """

@@ -34,7 +34,7 @@ def check_place(path: Path) -> None:
 
 
 def start_file(path: Path) -> Path:
-    """The file of costs and acceptance beside a configuration."""
+    """Return the path of the file of costs and acceptance beside a configuration."""
     return path.with_name(path.stem + ".start.json")
 
 
@@ -80,5 +80,5 @@ def write_config(
 
 
 def _written(value: object) -> str:
-    """A value in TOML, whose strings are JSON's but for the character DEL."""
+    """Format a value as TOML, whose strings are JSON's but for the character DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -45,11 +45,11 @@ class EngineTrials:
         self._began = perf_counter()
 
     def now(self) -> float:
-        """As `Trials.now`."""
+        """Return the seconds since tuning began."""
         return perf_counter() - self._began
 
     def drafter(self, text: str) -> Drafter:
-        """The drafter of this text, bound to the target, the same one every time.
+        """Return the drafter of this text, bound to the target, the same one every time.
 
         Raises:
             ArmFailedError: it cannot be had, or does not fit the target.
@@ -65,7 +65,7 @@ class EngineTrials:
         return self._drafters[text]
 
     def engine(self, arm: TuningArm, level: int = 1) -> Engine:
-        """The arm's engine. Raises ArmFailedError as `drafter`."""
+        """Return the arm's engine. Raises ArmFailedError as `drafter`."""
         if arm not in self._engines:
             config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
             drafter = None if arm == PLAIN else self.drafter(arm.drafter)
@@ -83,7 +83,7 @@ class EngineTrials:
         return self._engines[arm]
 
     def run(self, arm: TuningArm, unit: Unit) -> Trial:
-        """As `Trials.run`."""
+        """Run one trial. Raises ArmFailedError as `drafter`, or where a request fails."""
         engine = self.engine(arm, len(unit))
         if arm != PLAIN:
             self.drafter(arm.drafter).reset()  # no arm profits from text that another has seen
@@ -93,21 +93,22 @@ class EngineTrials:
         return _trial(seconds, choices, self._is_same(arm, unit, choices))
 
     def start(self, arm: TuningArm) -> dict[str, Any] | None:
-        """What the arm's budget has learned, for the next process; None where it learns nothing that can be kept."""
+        """Return what the arm's policy has learned, for the next process; None where it learns nothing that can be
+        kept."""
         policy = self._policies.get(arm)
         if not isinstance(policy, AutomaticPolicy):
             return None
         return entry(self._cost_key(self.drafter(arm.drafter)), policy.costs, policy.acceptance)
 
     def params(self, prompt: int, drafter: Drafter | None) -> SamplingParams:
-        """Of one of the prompts."""
+        """Return the parameters of one of the prompts."""
         return with_prediction(replace(self._params, seed=prompt), drafter, self._requests[prompt])
 
     def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:
         return (identity(self._plain.target), *drafter.traits.cost_key)
 
     def _answers(self, arm: TuningArm, engine: Engine, prompts: Sequence[int], max_tokens: int) -> list[Choice]:
-        """The answers to prompts that are sent at once, in their order."""
+        """Answer prompts that are sent at once; return the answers in their order."""
         done: dict[int, Choice] = {}
         try:
             ids = []
@@ -132,7 +133,7 @@ class EngineTrials:
         return [done[each] for each in ids]
 
     def _is_same(self, arm: TuningArm, unit: Unit, choices: Sequence[Choice]) -> bool | None:
-        """Whether the texts are those of plain decoding, which is tried first."""
+        """Return whether the texts are those of plain decoding, which is tried first."""
         if arm == PLAIN:
             self._texts |= {prompt: choice.token_ids for prompt, choice in zip(unit, choices, strict=True)}
             return None

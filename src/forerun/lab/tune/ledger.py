@@ -14,10 +14,13 @@ from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, Trials, TuningAr
 
 
 def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
-    """Sum of the numerators over sum of the denominators, entry by entry of one pair, with Student's interval of the
-    linearised logarithm of the ratio. So each pair counts by its seconds, as it does in a day's work. The logarithm,
-    since a few prompts that gain very much widen an interval upwards: they are no reason to doubt that there is a gain.
-    One pair alone has no interval."""
+    """Return the sum of the numerators over that of the denominators, with Student's interval of the linearised
+    logarithm.
+
+    Entries of one index are a pair, which counts by its seconds, as it does in a day's work. The logarithm, since a few
+    prompts that gain very much widen an interval upwards, which is no reason to doubt that there is a gain. One pair alone
+    has no interval.
+    """
     count, over = len(numerator), sum(denominator)
     ratio = sum(numerator) / over
     if count < 2:
@@ -29,8 +32,8 @@ def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> I
 
 
 def student_quantile(share: float, freedom: int) -> float:
-    """The quantile of Student's distribution, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5);
-    exact for one and two degrees of freedom, for which that is too short."""
+    """Return the quantile of Student's distribution, by its expansion around the normal one (Abramowitz and Stegun,
+    26.7.5); exact for one and two degrees of freedom, for which that is too short."""
     if freedom == 1:
         return math.tan(math.pi * (share - 0.5))
     if freedom == 2:
@@ -66,7 +69,7 @@ class Round:
     beside: dict[TuningArm, float] = field(default_factory=dict)
 
     def cost(self, arm: TuningArm) -> float:
-        """The arm's seconds, where the machine is as fast as it was on average over the round_."""
+        """Return the arm's seconds at the machine's average speed during the round."""
         mean = sum(trial.seconds for trial in self.plain) / len(self.plain)
         if arm == PLAIN:
             return mean
@@ -85,7 +88,8 @@ class Ledger:
     failed: dict[TuningArm, str] = field(default_factory=dict)
 
     def speedup(self, arm: TuningArm, over: TuningArm = PLAIN, level: int | None = None) -> Interval | None:
-        """Tokens per second of one arm over another's, on the units that both were tried on; None without any.
+        """Return the tokens per second of one arm over another's, on the units that both were tried on; None without
+        any.
 
         level: of load; None: all of them.
         """
@@ -100,13 +104,13 @@ class Ledger:
         return ratio_of_sums([pair[0] for pair in sums.values()], [pair[1] for pair in sums.values()])
 
     def trials(self, arm: TuningArm) -> list[Trial]:
-        """Of an arm, in their order."""
+        """Return the trials of an arm, in their order."""
         if arm == PLAIN:
             return [trial for round_ in self.rounds for trial in round_.plain]
         return [round_.trials[arm] for round_ in self.rounds if arm in round_.trials]
 
     def ranked(self, arms: Iterable[TuningArm]) -> list[TuningArm]:
-        """Those that did not fail and were tried, the fastest first."""
+        """Sort the arms that did not fail and were tried, the fastest first."""
         speeds = {arm: found.median for arm in arms if arm not in self.failed and (found := self.speedup(arm))}
         return sorted(speeds, key=speeds.__getitem__, reverse=True)
 
@@ -119,7 +123,8 @@ def run_round(
     until: float = float("inf"),
     after: Callable[[TuningArm], None] = lambda _: None,
 ) -> bool:
-    """Try each arm on the unit, unless the time is up before; what was tried is in the ledger. Whether all were.
+    """Try each arm on the unit, unless the time is up before, and add the trials to the ledger. Return whether all were
+    tried.
 
     until: on the clock of the trials.
     """
@@ -156,7 +161,7 @@ def run_round(
 
 
 def _pair(round_: Round, arms: Sequence[TuningArm], after: Trial) -> None:
-    """Note plain decoding after these arms, beside that before them."""
+    """Pair these arms with the mean of plain decoding before and after them."""
     before = round_.plain[-1]
     for arm in arms:
         round_.beside[arm] = (before.per_token + after.per_token) / 2

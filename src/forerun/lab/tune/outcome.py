@@ -72,7 +72,7 @@ def confirm(
 
 
 def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
-    """The verdict by what was measured. finalists: at most one of each kind."""
+    """Return the verdict of what was measured. finalists: at most one with K chosen automatically and one with fixed K."""
     speeds = {arm: found for arm in finalists if arm not in ledger.failed and (found := ledger.speedup(arm))}
     if not speeds:
         return TuningVerdict("off", PLAIN, "No drafter could be tried, so nothing speaks for one.")
@@ -127,12 +127,12 @@ class TuningOutcome:
 
     @property
     def failed(self) -> dict[TuningArm, str]:
-        """Arms that failed while they were tried."""
+        """Return the arms that failed while they were tried."""
         return {**self.search.failed, **self.report.failed}
 
     @property
     def arms(self) -> list[TuningArm]:
-        """All that were tried, the finalists first, then by speed."""
+        """Return all arms that were tried, the finalists first, then by speed."""
         tried = dict.fromkeys(arm for round_ in self.search.rounds for arm in round_.trials)
         ranked = self.search.ranked(tried)
         rest = [arm for arm in [*ranked, *self.failed] if arm not in self.finalists]
@@ -140,15 +140,15 @@ class TuningOutcome:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Drafters and arms that were not tried, or failed, with the reason."""
+        """Return the drafters and arms that were not tried, or failed, with the reason."""
         return {**self.refused, **{str(arm): reason for arm, reason in self.failed.items()}}
 
     def levels(self) -> list[int]:
-        """Levels of load that were measured."""
+        """Return the levels of load that were measured."""
         return sorted({len(round_.unit) for round_ in self.report.rounds})
 
     def tables(self) -> list[Table]:
-        """For people."""
+        """Make the tables that are printed."""
         levels = self.levels()
         by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
         header = ["arm", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
@@ -177,7 +177,7 @@ class TuningOutcome:
     def results(
         self, command: str, target: TargetFacts, environment: Environment, settings: Mapping[str, Any]
     ) -> Results:
-        """In the schema of results."""
+        """Convert to the schema of results."""
         every = self.arms
         return Results(
             kind="tune",
@@ -201,7 +201,7 @@ class TuningOutcome:
         )
 
     def _tables_of_file(self) -> list[TableFacts]:
-        """The tables with verdict and what was left out, without folders."""
+        """Make the tables with verdict and what was left out, without folders."""
         tables = [
             Table("Verdict", ["chosen", "why"], [[str(self.verdict.arm), self.verdict.reason]]),
             *self.tables(),
@@ -214,7 +214,7 @@ class TuningOutcome:
         ]
 
     def _rows(self, ledger: Ledger, first: int) -> list[RunRow]:
-        """The trials of one request at a time; of several at once the seconds are no prompt's own."""
+        """Return the trials of one request at a time; with several at once the seconds belong to no single prompt."""
         return [
             _row(round_.unit[0], arm, trial, first + number, self.temperature)
             for number, round_ in enumerate(ledger.rounds)

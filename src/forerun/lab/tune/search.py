@@ -34,7 +34,7 @@ def search(
     after: Callable[[TuningArm], None] = lambda _: None,
     count: int = 1,
 ) -> list[TuningArm]:
-    """The finalists, the fastest first; empty where no arm could be tried.
+    """Find the finalists, the fastest first; empty where no arm could be tried.
 
     Args:
         ledger: takes all trials.
@@ -68,8 +68,8 @@ def search(
 
 
 def kept(ranked: Sequence[TuningArm]) -> list[TuningArm]:
-    """The better half. The finalists among them stay, and of the drafters in the first quarter the arm that chooses K
-    itself, which has to learn at first."""
+    """Return the better half, the finalists, and of the drafters in the first quarter the arm that chooses K itself,
+    which has to learn at first."""
     half = list(ranked[: max(FINALISTS, (len(ranked) + 1) // 2)])
     good = {arm.drafter for arm in ranked[: (len(ranked) + 3) // 4]}
     learning = [arm for arm in ranked if arm.is_auto and arm.drafter in good]
@@ -77,7 +77,7 @@ def kept(ranked: Sequence[TuningArm]) -> list[TuningArm]:
 
 
 def finalists(ranked: Sequence[TuningArm]) -> list[TuningArm]:
-    """The first arm that chooses K itself, and the first that does not, in the order in which they come."""
+    """Return the first arm that chooses K itself, and the first that does not, in the order given."""
     first: dict[bool, TuningArm] = {}
     for arm in ranked:
         first.setdefault(arm.is_auto, arm)
@@ -85,7 +85,8 @@ def finalists(ranked: Sequence[TuningArm]) -> list[TuningArm]:
 
 
 def can_win(ledger: Ledger, arms: Sequence[TuningArm]) -> bool:
-    """Whether some arm may still be faster than plain decoding: its upper bound says so, or too little is known."""
+    """Return whether some arm may still be faster than plain decoding: its upper bound exceeds 1, or there are too few
+    trials."""
     for arm in arms:
         found = ledger.speedup(arm)
         if found is None or found.high is None or len(ledger.trials(arm)) < LEAST_UNITS or found.high > 1:
@@ -104,7 +105,7 @@ BEST = 3
 
 
 def promising(target: CostCurve, ledger: Ledger) -> list[TuningArm]:
-    """Further arms by what the first trials have shown.
+    """Return further arms that the first trials suggest.
 
     Args:
         target: seconds of a forward, by rows.
@@ -121,7 +122,7 @@ def promising(target: CostCurve, ledger: Ledger) -> list[TuningArm]:
 
 
 def _counts(text: str, target: CostCurve, ledger: Ledger) -> list[int]:
-    """The K that is predicted to be the fastest for a chain, and those beside it."""
+    """Return the K that is predicted to be the fastest for a chain, and those beside it."""
     looked = [arm for round_ in ledger.rounds for arm in round_.trials if arm.drafter == text and not arm.is_auto]
     plain = ledger.trials(PLAIN)
     if not looked or not plain:
@@ -135,7 +136,7 @@ def _counts(text: str, target: CostCurve, ledger: Ledger) -> list[int]:
 
 
 def predicted(trial: Trial, plain: Trial, target: CostCurve) -> SpeedPrediction:
-    """What every K up to MOST would give, by one trial at a fixed K.
+    """Predict the speed of every K up to MOST from one trial at a fixed K.
 
     The drafter's seconds grow with what it drafts; the engine's part stays.
     """
@@ -155,8 +156,8 @@ def predicted(trial: Trial, plain: Trial, target: CostCurve) -> SpeedPrediction:
 
 
 def _by_position(trial: Trial, forwards: int) -> tuple[list[float], list[float]]:
-    """The chance of each position that a token is there and accepted, and that one is there; beyond the positions that
-    were seen, as the last of them goes on."""
+    """Return by position the probability that a token is there and accepted, and that one is there; beyond the
+    positions that were reached, extrapolated from the last."""
     accepted = [count / forwards for count in trial.accepted]
     there = [count / forwards for count in trial.reached]
     keep = accepted[-1] / accepted[-2] if len(accepted) > 1 and accepted[-2] else sum(accepted[:1])

@@ -37,10 +37,10 @@ class Watcher(Protocol):
     """Who is told how it goes."""
 
     def say(self, text: str) -> None:
-        """A stage begins."""
+        """Report that a stage begins."""
 
     def tick(self, seconds: float) -> None:
-        """So many seconds have passed."""
+        """Report that so many seconds have passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def check_requests(requests: Sequence[BenchPrompt], place: str, levels: Sequence
 
 
 def tune(task: Task, watcher: Watcher) -> TuningOutcome:
-    """The outcome.
+    """Find the fastest drafter and K within the time.
 
     Raises:
         ConfigError: the time does not suffice for a single trial.
@@ -101,7 +101,7 @@ def tune(task: Task, watcher: Watcher) -> TuningOutcome:
 
 
 def units(prompts: Sequence[int], levels: Sequence[int]) -> list[Unit]:
-    """The prompts, one unit of each level in turn; at each level, all prompts that fill a unit."""
+    """Group the prompts into units, one of each level in turn; at each level, all prompts that fill a unit."""
     by_level = [
         [tuple(prompts[start : start + level]) for start in range(0, len(prompts) - level + 1, level)]
         for level in levels
@@ -139,7 +139,8 @@ def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: W
 
 
 def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
-    """Seconds of one trial of plain decoding; raises ConfigError where an arm beside it would exceed the time."""
+    """Return the seconds of one trial of plain decoding; raise ConfigError where an arm beside it would exceed the
+    time."""
     taken = trials.run(PLAIN, unit).seconds
     if 4 * taken > seconds:  # plain and one arm, to choose by and to measure
         raise ConfigError(
@@ -150,7 +151,7 @@ def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
 
 
 def _judge_what_is_known(outcome: TuningOutcome) -> None:
-    """After Ctrl-C: by the prompts for measuring where it came so far, else by those for choosing."""
+    """Judge after Ctrl-C: by the prompts for measuring where there are trials, else by those for choosing."""
     if outcome.report.rounds:
         outcome.verdict = judge(outcome.report, outcome.finalists)
         return
@@ -163,7 +164,7 @@ def _judge_what_is_known(outcome: TuningOutcome) -> None:
 
 
 def _keep_start(trials: EngineTrials, outcome: TuningOutcome) -> None:
-    """What the budgets of the chosen drafter have learned."""
+    """Keep what the policies of the chosen drafter have learned."""
     arm = outcome.verdict.arm
     found = None if arm == PLAIN else trials.start(TuningArm(arm.drafter))
     if found is not None:

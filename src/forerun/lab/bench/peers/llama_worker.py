@@ -51,15 +51,15 @@ class LlamaServer:
 
     @property
     def log(self) -> str:
-        """What it has printed."""
+        """Return what the server has printed."""
         return self._log.read_text(errors="replace")
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a request. Raises RuntimeError where the server refuses it."""
+        """Send a request and return the reply. Raises RuntimeError where the server refuses it."""
         return self._exchange("POST", path, json.dumps(body).encode())
 
     def get(self, path: str) -> dict[str, Any]:
-        """The reply to a query."""
+        """Send a query and return the reply."""
         return self._exchange("GET", path, None)
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class LlamaCpp:
 
 
 def lookup_arguments(lookup: str) -> list[str]:
-    """What turns on a type of lookup: TYPE, or TYPE/LENGTH OF WHAT IS LOOKED UP/LENGTH OF WHAT IS DRAFTED."""
+    """Return the arguments of a type of lookup: TYPE, or TYPE/N/M, with the lengths of key and draft."""
     kind, *sizes = lookup.split("/")
     lengths = [
         part for letter, size in zip("nm", sizes, strict=False) for part in (f"--spec-{kind}-size-{letter}", size)
@@ -164,7 +164,7 @@ def lookup_arguments(lookup: str) -> list[str]:
 
 
 def instructions(log: str) -> str:
-    """The instruction sets of the line "system_info: ... | CPU : SSE3 = 1 | AVX = 1 | ... |"."""
+    """Parse the instruction sets of the line "system_info: ... | CPU : SSE3 = 1 | AVX = 1 | ... |"."""
     found = re.search(r"system_info:.*", log)
     names = re.findall(r"(\w+) = 1\b", found.group().partition("|")[2]) if found else []
     return " ".join(names) or "unknown"

@@ -78,7 +78,7 @@ class PeerProcess:
             reader.start()
 
     def ask(self, request: Mapping[str, Any], limit: float, *, tell_errors: bool = False) -> Fields:
-        """The reply to a request.
+        """Send a request and wait for the reply.
 
         Args:
             limit: seconds to wait for it.
@@ -223,7 +223,7 @@ class Peer:
 
     @property
     def bits(self) -> int | None:
-        """The class of its precision: 16 of bfloat16, 8 of Q8_0, 4 of Q4_K; None where its name has no number."""
+        """Return the bits of its precision: 16 of bfloat16, 8 of Q8_0, 4 of Q4_K; None where its name has no number."""
         found = re.search(r"\d+", self.precision)
         return int(found.group()) if found else None
 
@@ -246,7 +246,7 @@ class Peer:
             raise
 
     def generate(self, method: str, token_ids: Sequence[int], max_tokens: int) -> PeerAnswer | None:
-        """One generation; None where the method failed, which is not asked again then.
+        """Generate once; None where the method failed, which is then removed.
 
         Raises:
             PeerError: the peer itself cannot go on.
@@ -268,7 +268,7 @@ class Peer:
         return answer
 
     def instruction_text(self, processor_has_avx512: bool) -> str:
-        """The instruction sets; where it lists them and AVX-512, which the processor has, is not among them: that."""
+        """Describe the instruction sets, and whether AVX-512 is missing among them though the processor has it."""
         lacks = processor_has_avx512 and _LISTED.search(self.instructions) and not _AVX512.search(self.instructions)
         return self.instructions + ("; without AVX-512, which the processor has" if lacks else "")
 

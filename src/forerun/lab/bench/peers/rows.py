@@ -70,7 +70,7 @@ class PrecisionClass:
 
 
 def classes(measured: MeasuredPeers, own: str) -> list[PrecisionClass]:
-    """The classes of precision, the widest first; those that do not tell theirs last.
+    """Group the rows by precision, the widest first; peers with an unknown one last.
 
     own: the name of forerun's peer whose plain decoding is the reference.
     """
@@ -134,14 +134,14 @@ def _row(
 
 
 def _decoding_speed(answer: PeerAnswer) -> float | None:
-    """Tokens per second after the first token."""
+    """Return the tokens per second after the first token."""
     if answer.first_seconds is None or len(answer.token_ids) < 2 or answer.seconds <= answer.first_seconds:
         return None
     return (len(answer.token_ids) - 1) / (answer.seconds - answer.first_seconds)
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens are the same."""
+    """Count the first tokens that are the same."""
     pairs = zip(one, other, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
@@ -162,7 +162,7 @@ COLUMNS: Columns[PeerRow] = {
 
 
 def report(measured: MeasuredPeers, own: str, about: str, facts: Mapping[str, Any], avx512: bool) -> Report:
-    """Everything as tables and as facts.
+    """Collect everything as tables and as facts.
 
     Args:
         own: the name of forerun's peer whose plain decoding is the reference.

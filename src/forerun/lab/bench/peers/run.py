@@ -46,7 +46,7 @@ class MeasuredPeers:
 
     @property
     def num_answers(self) -> int:
-        """Of each method."""
+        """Return the number of answers of each method."""
         return min(map(len, self.answers.values()), default=0)
 
 
@@ -59,7 +59,7 @@ class Peers:
         self.left_out: list[LeftOut] = []
 
     def start(self, start: PeerStart) -> Peer | None:
-        """A further peer; None where it cannot take part. Of a name that is taken, it gets a number."""
+        """Start a further peer; None where it cannot take part. A peer whose name is taken gets a number."""
         self.say(f"starting {start.text}")
         try:
             peer = Peer.start(start)
@@ -72,7 +72,7 @@ class Peers:
         return peer
 
     def generate(self, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int) -> PeerAnswer | None:
-        """One generation; None where the peer or the method failed, which is left out from then on."""
+        """Generate once; None where the peer or the method failed, which is left out from then on."""
         try:
             answer = peer.generate(method, token_ids, max_tokens)
         except PeerError as error:
@@ -95,7 +95,7 @@ class Peers:
 
 
 def measure(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, rounds: int) -> MeasuredPeers:
-    """Every method of every peer on every prompt, in turn; the first prompt also warms all of them up.
+    """Run every method of every peer on every prompt, in turn; the first prompt also warms all of them up.
 
     Raises:
         KeyboardInterrupt: before a prompt was complete.
@@ -125,7 +125,7 @@ def measure(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, roun
 
 
 def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Callable[[list[int]], str]:
-    """The answers between turns: those of forerun's plain decoding, up to the end of text, for all peers alike."""
+    """Return a function that answers turns by forerun's plain decoding, up to the end of text, for all peers alike."""
     ends = frozenset(own.about.list_of("eos_token_ids", int))
 
     def answer(token_ids: list[int]) -> str:
@@ -186,7 +186,7 @@ class PeerSpec:
 
 
 def read_spec(text: str) -> PeerSpec:
-    """A peer from its text.
+    """Parse the text of one --peer.
 
     Raises:
         ConfigError: not of that form, or an option that does not fit the kind.
@@ -216,7 +216,7 @@ def read_spec(text: str) -> PeerSpec:
 
 
 def read_specs(texts: Sequence[str]) -> list[PeerSpec]:
-    """All peers of a command line. Raises ConfigError, of the same peer given twice too."""
+    """Parse all peers of a command line. Raises ConfigError, also where the same peer is given twice."""
     specs = [read_spec(text) for text in texts]
     for index, spec in enumerate(specs):
         if spec in specs[:index]:
@@ -253,7 +253,7 @@ _MODULES = "forerun.lab.bench.peers"
 def own_start(
     model: str, drafters: Mapping[str, str], dtype: str, threads: int, quantize: str | None = None
 ) -> PeerStart:
-    """forerun. drafters: name -> the drafter's text."""
+    """Return how forerun's worker is started. drafters: name -> the drafter's text."""
     options: dict[str, Any] = {"model": model, "drafters": dict(drafters), "dtype": dtype, "quantize": quantize}
     return PeerStart(
         FORERUN,
@@ -263,7 +263,7 @@ def own_start(
 
 
 def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
-    """A peer of the user's. model: forerun's target, for a peer that was given none."""
+    """Return how a peer is started. model: forerun's target, for a peer without a model of its own."""
     is_llama = spec.kind == LLAMA
     command = (
         [sys.executable, "-m", f"{_MODULES}.llama_worker"]
@@ -284,5 +284,5 @@ def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
 
 
 def available_cores() -> int:
-    """The cores that this process may use: the threads of every peer unless the user gives their number."""
+    """Count the cores that this process may use: the threads of every peer unless the user gives their number."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

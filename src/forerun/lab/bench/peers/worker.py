@@ -178,7 +178,7 @@ class OpenVINO:
 
     @staticmethod
     def _precision(folder: Path, core: Any) -> str:
-        """The type of most of the weights' bytes; of 16-bit ones, the type in which the processor computes them."""
+        """Return the type of most of the weights' bytes; of 16-bit weights, the type in which the processor computes."""
         held: dict[str, int] = {}
         for node in core.read_model(folder / "openvino_model.xml").get_ops():
             if node.get_type_name() == "Constant":

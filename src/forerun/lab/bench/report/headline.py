@@ -29,7 +29,7 @@ def sections(every: Sequence[Results]) -> Mapping[str, str]:
 
 
 def put_into(path: Path, made: Mapping[str, str]) -> str:
-    """The text of a file with each section between its marks.
+    """Replace each section between its marks in the text of a file, and return the text.
 
     Raises:
         ConfigError: it cannot be read, or has no such marks.
@@ -56,13 +56,13 @@ def put_into(path: Path, made: Mapping[str, str]) -> str:
 
 
 def _is_of_text(results: Results) -> bool:
-    """Whether it says something about texts of a model as it is."""
+    """Return whether the results are of texts of a model as it is."""
     target = results.target
     return target is not None and not target.random_weights and not target.cost_padded
 
 
 def _rows(results: Results) -> Iterator[list[str]]:
-    """Of greedy text: a row for each workload and drafter with K chosen automatically."""
+    """Yield, for greedy text, a row for each workload and drafter with K chosen automatically."""
     assert results.target is not None
     name = ", ".join(filter(None, (results.target.name, results.target.number_format)))
     whole = [each for each in results.figures if not each.labels.get("category") and not each.labels.get("temperature")]
@@ -93,7 +93,7 @@ def _source(results: Results) -> str:
 
 
 def _audited(results: Results) -> str:
-    """A certificate in a line."""
+    """Summarise a certificate in a line."""
     at, target = results.environment, results.target
     counts = dict.fromkeys(("Bits", "Rule", "Engine"), 0.0)
     stated = {each.labels["method"] for each in results.figures if each.name == "found"}
@@ -120,7 +120,7 @@ def _audited(results: Results) -> str:
 
 
 def _decimal(figure: Figure | None, digits: int) -> str:
-    """Its value, and its interval where it has one; a dash for none."""
+    """Format a value, with its interval where it has one; a dash for none."""
     if figure is None:
         return "–"
     is_ratio = figure.unit == "times" and figure.low is not None and figure.high is not None

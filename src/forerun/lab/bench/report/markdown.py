@@ -23,7 +23,7 @@ SHOWN = 6
 
 
 def warnings_of(every: Sequence[Results]) -> list[str]:
-    """A sentence for each weakness; of several files, with the file's name."""
+    """Return a sentence for each weakness; of several files, with the file's name."""
     found = list(between(every))
     for results in every:
         name = f"{results.file_name or results.kind}: " if len(every) > 1 else ""
@@ -32,7 +32,7 @@ def warnings_of(every: Sequence[Results]) -> list[str]:
 
 
 def between(every: Sequence[Results]) -> Iterator[str]:
-    """What keeps several files from being compared."""
+    """Yield what keeps several files from being compared."""
     every = [each for each in every if _is_timed(each)]
     machines = dict.fromkeys(each.environment.machine for each in every)
     if len(machines) > 1:
@@ -44,7 +44,7 @@ def between(every: Sequence[Results]) -> Iterator[str]:
 
 
 def weaknesses(results: Results) -> Iterator[str]:
-    """Of one file."""
+    """Yield the weaknesses of one file."""
     yield from _of_text(results)
     yield from _of_figures(results)
     if _is_timed(results):
@@ -52,12 +52,13 @@ def weaknesses(results: Results) -> Iterator[str]:
 
 
 def _is_timed(results: Results) -> bool:
-    """Whether the machine of this run matters: audits and journals time nothing, nor do plans for other machines."""
+    """Return whether the machine of this run matters: audits and journals time nothing, nor do plans for other
+    machines."""
     return results.kind not in ("audit", "journal") and results.details.get("source") != "bound"
 
 
 def _of_text(results: Results) -> Iterator[str]:
-    """What the texts were."""
+    """Yield the weaknesses of the texts."""
     target = results.target
     random = sum(prompt.random for prompt in results.prompts)
     if random:
@@ -98,7 +99,7 @@ def _of_figures(results: Results) -> Iterator[str]:
 
 
 def crosses_one(figure: Figure) -> bool:
-    """Whether it is a speed over plain decoding whose interval holds 1."""
+    """Return whether a figure is a speed over plain decoding whose interval holds 1."""
     if figure.name != "over_plain" or figure.low is None or figure.high is None:
         return False
     return figure.low <= 1 <= figure.high and figure.low < figure.high
@@ -126,26 +127,26 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def title(results: Results) -> str:
-    """Of a file's section."""
+    """Return the title of a file's section."""
     target = results.target
     about = ", ".join(filter(None, (target.name, target.number_format))) if target is not None else ""
     return f"{KINDS[results.kind]}{': ' * bool(about)}{about}"
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """Format a time for people."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def in_order(every: Sequence[Results]) -> list[Results]:
-    """As reports show them: by kind, then by file."""
+    """Sort results as reports show them: by kind, then by file."""
     return sorted(every, key=lambda each: (list(KINDS).index(each.kind), each.file_name))
 
 
 def markdown(every: Sequence[Results], head: str = "") -> str:
-    """A section per file: its command, its machine, warnings and tables. head: text before them."""
+    """Write a section per file: its command, its machine, warnings and tables. head: text before them."""
     parts = [head.strip()] if head else []
     if apart := list(between(every)):
         parts.append(_quoted(apart))

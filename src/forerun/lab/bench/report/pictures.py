@@ -65,7 +65,7 @@ def check_installed() -> None:
 
 
 def draw(every: Sequence[Results], folder: Path) -> list[Path]:
-    """Draw all that can be drawn into a folder, which is made; the files, in the order of the results.
+    """Draw all that can be drawn into a folder, which is created; return the files, in the order of the results.
 
     Raises:
         ConfigError: the folder or a file cannot be written.
@@ -83,7 +83,8 @@ def draw(every: Sequence[Results], folder: Path) -> list[Path]:
 
 
 def _pictures(results: Results) -> Iterator[tuple[str, PictureKind, str, list[Figure]]]:
-    """Name, kind, what it was measured on, and figures of each picture. Figures of single categories are not drawn."""
+    """Yield name, kind, what it was measured on, and figures of each picture. Figures of single categories are not
+    drawn."""
     for kind in KINDS.get(results.kind, ()):
         found: defaultdict[tuple[str, ...], list[Figure]] = defaultdict(list)
         for each in results.figures:
@@ -98,7 +99,7 @@ def _pictures(results: Results) -> Iterator[tuple[str, PictureKind, str, list[Fi
 
 
 def _drawn(kind: PictureKind, figures: Sequence[Figure], about: str) -> Any:
-    """The picture: values with their 95 % intervals, as a line for each method or as a row for each."""
+    """Draw values with their 95 % intervals, as a line or as a row for each method."""
     from matplotlib.figure import Figure as Canvas
 
     methods = list(dict.fromkeys(str(each.labels.get("method", "")) for each in figures))

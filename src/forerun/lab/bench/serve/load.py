@@ -79,7 +79,7 @@ class LoadWindow:
 
     @property
     def speed(self) -> float:
-        """Tokens per second, of whole answers."""
+        """Return the tokens per second of complete answers."""
         return sum(answer.num_tokens for answer in self.answers if answer.error is None) / self.seconds
 
 
@@ -103,7 +103,7 @@ async def measure(
     rounds: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[MeasuredLoad]:
-    """Every load on every arm. A task that is cancelled meanwhile returns the rounds that are whole.
+    """Apply every load to every arm. A task that is cancelled meanwhile returns the rounds that are complete.
 
     Args:
         asks: the requests, from the beginning again after the last.
@@ -137,7 +137,7 @@ async def _rounds(
     rounds: int,
     say: Callable[[str], None],
 ) -> None:
-    """One load on its arms, round after round."""
+    """Apply one load to its arms, round after round."""
     count = each if load.rate is not None else max(each * (load.concurrency or 1), LEAST_REQUESTS)
     for number in range(-1, rounds):  # the first warms up
         wanted = count if number >= 0 else WARMUP * (load.concurrency or 1)
@@ -164,7 +164,7 @@ def _check(arm: ServingArm, window: LoadWindow) -> None:
 
 
 async def run(arm: ServingArm, load: Load, asks: Sequence[Ask], seed: int) -> LoadWindow:
-    """The requests as the load has them come. seed: of the moments of an open loop."""
+    """Send the requests as the load defines. seed: of the send times of an open loop."""
     started, cpu = time.perf_counter(), time.process_time()
     if load.rate is not None:
         answers = await _open_loop(arm.send, asks, load.rate, seed)

@@ -50,13 +50,13 @@ class Prompts:
 
     @classmethod
     def of(cls, cases: Mapping[str, Sequence[Case]]) -> Prompts:
-        """Of workloads by name; a prompt of each in turn."""
+        """Take workloads by name; a prompt of each in turn."""
         longest = max(map(len, cases.values()))
         turns = [(name, each[i]) for i in range(longest) for name, each in cases.items() if i < len(each)]
         return cls([name for name, _ in turns], [case for _, case in turns])
 
     def asks(self, max_tokens: int, temperature: float, ignore_eos: bool) -> list[Ask]:
-        """A request for every prompt: a chat to /v1/chat/completions, of several turns the first; text to
+        """Make a request for every prompt: a chat, its first turn only, to /v1/chat/completions; text to
         /v1/completions.
 
         Args:
@@ -75,7 +75,7 @@ class Prompts:
         return made
 
     def facts(self, num_tokens: Mapping[int, int]) -> list[PromptFacts]:
-        """What is kept of them. num_tokens: by place, as a server counted them; 0 where none did."""
+        """Describe the prompts. num_tokens: by prompt, as a server counted them; 0 where none did."""
         return [
             PromptFacts(
                 f"{case.name} ({place})",
@@ -124,28 +124,28 @@ class TimedRequest:
 
     @property
     def first_token(self) -> float | None:
-        """Seconds from sending to the first piece of text; None where none came."""
+        """Return the seconds from sending to the first piece of text; None where none came."""
         return self.arrivals[0] - self.sent if self.arrivals else None
 
     @property
     def seconds(self) -> float:
-        """From sending to the end."""
+        """Return the seconds from sending to the end."""
         return self.ended - self.sent
 
     @property
     def per_token(self) -> float | None:
-        """Seconds per token after the first; None where there is no second one."""
+        """Return the seconds per token after the first; None where there is no second one."""
         if len(self.arrivals) < 2 or self.num_tokens < 2:
             return None
         return (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
 
     @property
     def waits(self) -> list[float]:
-        """Seconds between arrivals, however many tokens came with each."""
+        """Return the seconds between arrivals, however many tokens came with each."""
         return [now - before for before, now in pairwise(self.arrivals)]
 
     def read(self, events: Iterable[tuple[float, bytes]]) -> None:
-        """Take what a stream of server-sent events held. events: (when it came, its data)."""
+        """Take the content of a stream of server-sent events. events: (arrival time, data)."""
         for when, data in events:
             if data == _DONE:
                 continue
@@ -187,7 +187,7 @@ class EventReader:
         self._rest = b""
 
     def push(self, piece: bytes) -> list[bytes]:
-        """The data of the events that are complete."""
+        """Return the data of the events that are complete."""
         held = self._rest + piece
         if b"\r" in held:
             held = held.replace(b"\r\n", b"\n")
@@ -197,7 +197,7 @@ class EventReader:
 
 
 def error_of(body: object) -> str:
-    """What an error body of OpenAI's says, in one line."""
+    """Return the reason in an error body of OpenAI's API, in one line."""
     told = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     message = told.get("message", told) if isinstance(told, dict) else told
     return " ".join(str(message).split())[:300] if message else "no reason is given"

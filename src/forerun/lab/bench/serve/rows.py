@@ -21,7 +21,7 @@ Goal = Mapping[str, float]
 
 
 def is_kept(goal: Goal, answer: TimedRequest) -> bool:
-    """Whether a whole answer came in these times."""
+    """Return whether a complete answer came within these times."""
     times = {name: getattr(answer, name) for name in goal}
     return answer.error is None and all(time is None or time <= goal[name] for name, time in times.items())
 
@@ -36,12 +36,12 @@ class TimeSummary:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> TimeSummary:
-        """Of those that there are."""
+        """Summarise the values that are known."""
         known = [value for value in values if value is not None]
         return cls(*(quantile(known, share) for share in (0.5, 0.9, 0.99)))
 
     def __str__(self) -> str:
-        """Milliseconds, the 90th percentile in parentheses."""
+        """Format as milliseconds, the 90th percentile in parentheses."""
         return "–" if self.median != self.median else f"{1e3 * self.median:.1f} ({1e3 * self.p90:.1f})"
 
 
@@ -104,7 +104,7 @@ _WHERE_TOLD = ("over plain", "over baseline", "good/s", "failed", "same text")
 
 
 def rows(measured: Sequence[MeasuredLoad], goal: Goal, baseline: str) -> list[ServeRow]:
-    """A row for each load and arm. baseline: a place."""
+    """Make a row for each load and arm. baseline: a place."""
     return [_row(each, arm, goal, baseline) for each in measured for arm in each.windows]
 
 
@@ -137,7 +137,7 @@ def _row(measured: MeasuredLoad, arm: ServingArm, goal: Goal, baseline: str) -> 
 
 
 def same_texts(windows: Sequence[LoadWindow], others: Sequence[LoadWindow]) -> float | None:
-    """Share of the requests answered by both whose texts are the same; None where there are none."""
+    """Return the share of the requests answered by both whose texts are the same; None where there are none."""
     pairs = [
         (one.text, other.text)
         for window, beside in zip(windows, others, strict=True)
@@ -148,18 +148,18 @@ def same_texts(windows: Sequence[LoadWindow], others: Sequence[LoadWindow]) -> f
 
 
 def _ratio(windows: Sequence[LoadWindow], others: Sequence[LoadWindow]) -> Interval | None:
-    """Of speeds; None where a window gave nothing to divide by."""
+    """Return the ratio of speeds; None where a window has nothing to divide by."""
     speeds = [window.speed for window in others]
     return ratio([window.speed for window in windows], speeds) if all(each > 0 for each in speeds) else None
 
 
 def _find(measured: MeasuredLoad, place: str, mode: str) -> ServingArm | None:
-    """The arm at a place in a mode."""
+    """Return the arm at a place in a mode."""
     return next((arm for arm in measured.windows if (arm.place, arm.mode) == (place, mode)), None)
 
 
 def table(title: str, rows: Sequence[ServeRow], baseline: str) -> Table:
-    """The rows, without columns that say nothing of any of them. baseline: what its column is called after."""
+    """Make the table, without columns that are empty in all rows. baseline: the name for its column."""
     told = {
         name: cell
         for name, cell in COLUMNS.items()
@@ -169,7 +169,7 @@ def table(title: str, rows: Sequence[ServeRow], baseline: str) -> Table:
 
 
 def figures(rows: Sequence[ServeRow]) -> list[Figure]:
-    """A figure for every number of the rows."""
+    """Return a figure for every number of the rows."""
     found: list[Figure] = []
     for row in rows:
         values: dict[str, Interval | float | None] = {
@@ -198,7 +198,7 @@ def figures(rows: Sequence[ServeRow]) -> list[Figure]:
 
 
 def run_rows(measured: MeasuredLoad, temperature: float) -> Iterator[RunRow]:
-    """Every request that got a whole answer."""
+    """Yield a row for every request with a complete answer."""
     plains = {arm.place: windows for arm, windows in measured.windows.items() if arm.mode == PLAIN}
     for arm, windows in measured.windows.items():
         for number, window in enumerate(windows):
@@ -223,7 +223,7 @@ def run_rows(measured: MeasuredLoad, temperature: float) -> Iterator[RunRow]:
 
 
 def prompt_tokens(measured: Sequence[MeasuredLoad]) -> dict[int, int]:
-    """Tokens of prompts, by their place, as the first who told counted them."""
+    """Return the tokens of each prompt, as the first server that counted them reports."""
     windows = [window for each in measured for made in each.windows.values() for window in made]
     told = [answer for window in reversed(windows) for answer in reversed(window.answers)]
     return {answer.ask.prompt: answer.prompt_tokens for answer in told if answer.prompt_tokens is not None}

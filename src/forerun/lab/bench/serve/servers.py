@@ -72,7 +72,7 @@ class MeasuredServer:
         await self._session.close()
 
     async def send(self, ask: Ask, **more: Any) -> TimedRequest:
-        """The answer to a request. more: fields of its body."""
+        """Send a request and read its answer. more: fields of its body."""
         assert self._session is not None
         content = json.dumps({"model": self.model, "stream": True, **USAGE, **ask.body, **more}).encode()
         answered, arrived, events = TimedRequest(ask, time.perf_counter()), [], EventReader()
@@ -112,7 +112,7 @@ _JSON = {"content-type": "application/json"}
 
 
 def client_library() -> Any:
-    """aiohttp. Raises ConfigError where it is not installed."""
+    """Import aiohttp. Raises ConfigError where it is not installed."""
     try:
         import aiohttp
     except ModuleNotFoundError:
@@ -141,7 +141,7 @@ _END = 20.0
 def started(
     arguments: Sequence[str], threads: int | None, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[str]:
-    """The address of a server on a free port, until the context ends.
+    """Start `forerun serve` on a free port; yield its address, and end the server with the context.
 
     Args:
         arguments: of `forerun serve`.
@@ -188,7 +188,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _ready(line: str) -> str | None:
-    """The address in the log line that tells it."""
+    """Parse the address from the log line that reports it."""
     if not line.startswith("{"):
         return None
     try:
@@ -215,7 +215,7 @@ class Inside:
         self._thread.close()
 
     async def send(self, ask: Ask, **more: Any) -> TimedRequest:
-        """Through the engine's thread, streamed. more: fields of the body."""
+        """Send a request through the engine's thread, streamed. more: fields of the body."""
         answered, loop = TimedRequest(ask, time.perf_counter()), asyncio.get_running_loop()
         ended: asyncio.Future[StepOutput] = loop.create_future()
 
