@@ -32,7 +32,7 @@ Answers = Seq[list[Choice] | Exception]
 
 _PLAIN = AuditRun("plain decoding, one at a time")
 _MOST_REPLAYED = 40
-"""Differences of one run that are replayed; the others are counted apart, and prove nothing."""
+"""Differences of one run that are replayed; further ones are only counted."""
 _MOST_SHOWN = 6
 """Differences that a report describes."""
 
@@ -181,7 +181,9 @@ def unexplained(
     target: LanguageModel, prompt: Seq[int], params: SamplingParams, plain: Choice, other: Choice
 ) -> str | None:
     """Return why rounding does not explain the difference of two answers to one request; None where it does."""
-    common = _common(plain.token_ids, other.token_ids)
+    pairs = enumerate(zip(plain.token_ids, other.token_ids, strict=False))
+    shortest = min(len(plain.token_ids), len(other.token_ids))
+    common = next((index for index, (one, two) in pairs if one != two), shortest)
     tokens = [*prompt, *plain.token_ids[:common]]
     alone, together = _replayed(target, tokens, len(prompt))
     spread = float((alone - together).abs().max())
@@ -195,7 +197,7 @@ def unexplained(
                     f"the log-probability of token {position} is off by {error:.2g}, where rounding explains "
                     f"{2 * tolerance:.2g}"
                 )
-    if common == min(len(plain.token_ids), len(other.token_ids)):
+    if common == shortest:
         is_same = len(plain.token_ids) == len(other.token_ids) and plain.text == other.text
         return None if is_same else "the tokens agree, but the answers end differently"
     sequence = Sequence(0, tokens, len(prompt), params, choice=plain.index)
@@ -237,11 +239,3 @@ def _chosen(target: LanguageModel, logits: Tensor, sequence: Sequence) -> int:
         key = NoiseKey(seed, sequence.choice, len(sequence.token_ids))
         logprobs = keyed_gumbel([key], logprobs.shape[-1]).to(logprobs.device) + logprobs
     return int(row_argmax(logprobs)[0])
-
-
-def _common(first: Seq[int], second: Seq[int]) -> int:
-    """Count the tokens that two answers have in common from the start."""
-    return next(
-        (index for index, (one, two) in enumerate(zip(first, second, strict=False)) if one != two),
-        min(len(first), len(second)),
-    )

@@ -1,4 +1,4 @@
-"""What an audit has found: tests in layers, each with a verdict and what it would have found."""
+"""The certificate of an audit: tests in layers, each with a verdict and the deviation that it would have found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.lab.results.files import without_folders
 from forerun.lab.results.schema import DrafterFacts, Figure, Results, TableFacts, TargetFacts
 
 Verdict = Literal["pass", "fail", "inconclusive", "measured", "not run"]
-"""measured: a lossy rule was asked for, and its deviation is told. inconclusive: neither pass nor fail."""
+"""measured: a lossy rule was requested, and its deviation is reported. inconclusive: neither pass nor fail."""
 _WORST_FIRST: tuple[Verdict, ...] = ("fail", "inconclusive", "measured", "pass", "not run")
 
 FORMAT = 1
@@ -40,7 +40,7 @@ class Check:
         what: what was counted: "answers", "samples".
         num_samples: how many.
         freedom: degrees of freedom, cells less one for each prompt; None where they were compared one by one.
-        p_value: None where nothing was left to chance.
+        p_value: None where nothing was random.
         level: a p-value below it fails.
         found: the smallest distance that would have been found with probability `FOUND`: total variation between the
             cells' distributions, or the share of answers that differ; None where nothing is stated.
@@ -63,13 +63,13 @@ class Check:
     note: str = ""
 
     @classmethod
-    def of(cls, name: str, outcome: GTest, level: float, **rest: Any) -> Check:
-        """Judge a G-test: it passes unless its p-value is below the level. rest: other attributes."""
+    def of(cls, name: str, outcome: GTest, level: float, **more: Any) -> Check:
+        """Judge a G-test: it passes unless its p-value is below the level. more: other attributes."""
         p_value = outcome.p_value
         found = detectable(outcome.num_samples, outcome.freedom, level)
         verdict: Verdict = "fail" if p_value < level else "pass"
         if verdict == "pass" and outcome.freedom == 0:
-            verdict, rest = "inconclusive", {"note": "too few samples to be compared", **rest}
+            verdict, more = "inconclusive", {"note": "too few samples to be compared", **more}
         return cls(
             name,
             verdict,
@@ -78,22 +78,22 @@ class Check:
             p_value=p_value,
             level=level,
             found=found,
-            **rest,
+            **more,
         )
 
     @classmethod
-    def measured(cls, name: str, strata: Seq[tuple[Numbers, Numbers]], **rest: Any) -> Check:
+    def measured(cls, name: str, strata: Seq[tuple[Numbers, Numbers]], **more: Any) -> Check:
         """Measure the deviation of a lossy rule.
 
         Args:
             strata: counts [C] and probabilities [C] of each prompt's cells, which count as cells of their own.
-            rest: other attributes.
+            more: other attributes.
         """
         counts = np.concatenate([seen for seen, _ in strata])
         total = max(float(counts.sum()), 1.0)
         cells = np.concatenate([probabilities * (seen.sum() / total) for seen, probabilities in strata])
         found = deviation(counts, cells)
-        return cls(name, "measured", num_samples=int(total), freedom=len(counts) - 1, deviation=found, **rest)
+        return cls(name, "measured", num_samples=int(total), freedom=len(counts) - 1, deviation=found, **more)
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class Certificate:
     Attributes:
         subject: what was audited: model, drafter, options.
         layers: in the order in which they ran.
-        family_error: the chance that any of the tests fails though nothing is wrong.
+        family_error: the probability that any of the tests fails though nothing is wrong.
         seconds: that it took.
         environment: the machine and the versions.
     """
@@ -172,7 +172,7 @@ class Certificate:
                 names = [layer.name for layer in self.layers if layer.verdict == "inconclusive"]
                 return f"Inconclusive, neither pass nor fail: {', '.join(names)}."
             case "measured":
-                return f"Lossy, as asked for ({self.subject.get('acceptance')}): the deviation is measured."
+                return f"Lossy, as requested ({self.subject.get('acceptance')}): the deviation is measured."
             case "not run":
                 return "Nothing was tested."
         return f"No loss was found with {drafter}." if drafter else "No loss was found."

@@ -136,7 +136,7 @@ class ContinuationCells:
         return np.bincount(cells, minlength=len(self.probabilities)).astype(np.float64)
 
 
-# Rejection is exact whatever the drafts are drawn from, as long as it knows the distribution; so any one will do that
+# Rejection is exact whatever the drafts are drawn from, as long as that distribution is given; so any one will do that
 # overlaps with the target's and differs from it. Drawing these costs no model.
 
 FLATTER = 0.6
@@ -202,14 +202,14 @@ class DrawnDrafts(Drafter):
     def stop(self, sequence: Sequence) -> None:
         """Do nothing: no state is kept of a sequence."""
 
-    def _draft(self, sequence: Sequence, budget: int) -> Draft:
+    def _draft(self, sequence: Sequence, count: int) -> Draft:
         table = self._tables.get(tuple(sequence.token_ids[: sequence.num_prompt]))
-        if table is None or budget <= 0:
+        if table is None or count <= 0:
             return Draft.empty()
         path = tuple(sequence.output_ids)
         tokens: list[int] = []
         rows: list[Tensor] = []
-        for _ in range(budget):
+        for _ in range(count):
             known = (*path, *tokens)
             while known not in table:
                 known = known[:-1]

@@ -44,7 +44,7 @@ class AuditRun:
         num_draft_tokens: K; 0 is plain decoding.
         batch: sequences at a time.
         arrivals: requests that enter before each step, while others are computed; 0: all enter at once.
-        varying: K is drawn for each sequence and step, up to num_draft_tokens, and now and then drafts have a price.
+        varying: K is drawn for each sequence and step, up to num_draft_tokens; some steps have a min_acceptance_prob.
         prefill_chunk: tokens of a prompt in one step.
     """
 
@@ -57,16 +57,18 @@ class AuditRun:
 
 
 class VaryingPolicy(SpeculationPolicy):
-    """K of every sequence and step drawn from 0 to the largest, and a price now and then. It never learns: exactness
-    must not depend on what a budget decides, as long as it does not look at the tokens to come."""
+    """A policy that draws K of every sequence and step from 0 to the largest, and in some steps a min_acceptance_prob.
+
+    It never learns: exactness must not depend on what a policy decides, as long as it does not look at future tokens.
+    """
 
     def __init__(self, most: int, seed: int) -> None:
         self._most = most
         self._random = random.Random(seed)
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        budgets = [self._random.randint(0, self._most) if sequence.room > 0 else 0 for sequence in sequences]
-        return DraftPlan(budgets, self._random.choice((0.0, 0.0, _MIN_ACCEPTANCE_PROB)))
+        counts = [self._random.randint(0, self._most) if sequence.room > 0 else 0 for sequence in sequences]
+        return DraftPlan(counts, self._random.choice((0.0, 0.0, _MIN_ACCEPTANCE_PROB)))
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self.plan(sequences)
@@ -76,7 +78,7 @@ class Audited:
     """A target with a drafter, or without one, and engines of both.
 
     Args:
-        acceptance: the rule asked for; None takes the one that fits.
+        acceptance: the rule requested; None takes the one that fits.
         prefix_reuse: as of the engine.
     """
 
@@ -97,7 +99,7 @@ class Audited:
         """Return the choices of each request, or the error that ended it.
 
         Args:
-            seed: of the engine's noise and of the run's budget.
+            seed: of the engine's noise and of K.
             drafter: in place of the audited one.
         """
         drafter = drafter or self.drafter
@@ -160,9 +162,9 @@ def broken(answers: Seq[list[Choice] | Exception]) -> list[str]:
 
 
 LENGTH = 6
-"""Tokens of an answer: room for a draft, its rejection, and what comes after the rollback."""
+"""Tokens of an answer: enough for a draft, its rejection, and what comes after the rollback."""
 NUM_OPENED = 48
-"""Paths whose law is computed, of each prompt and test."""
+"""Paths whose distribution is computed, of each prompt and test."""
 _NUM_PROMPTS = 2
 _CHOICES = 4
 """Of a request without a seed: they share the pages of their prompt."""
@@ -185,7 +187,7 @@ def engine_layer(
     Args:
         num_requests: answers of all tests together.
         level: of each test.
-        acceptance: the rule asked for.
+        acceptance: the rule requested.
         grid: the tests.
     """
     layer = Layer("Engine", "Real requests through cache, batch and rollback against exact probabilities.")

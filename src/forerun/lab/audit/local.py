@@ -38,7 +38,7 @@ def audit(
         prompts: token ids, as long as they are.
         acceptance: the rule that `audited` was given.
         subject: what the certificate says of the model and the drafter.
-        say: told what is done now.
+        say: called with a line for each stage.
 
     Raises:
         ConfigError: there is no usable prompt, or no such rule.
@@ -75,12 +75,12 @@ def audit_prompts(prompts: Seq[Seq[int]], count: int, context_length: int, max_t
     Raises:
         ConfigError: there is no prompt, or the context is too short for any.
     """
-    room = context_length - max_tokens - 1
+    available = context_length - max_tokens - 1
     usable = [list(prompt) for prompt in prompts if prompt]
-    if not usable or room < 2:
+    if not usable or available < 2:
         raise ConfigError(
-            f"There are {len(usable)} prompts, and room for {max(room, 0)} tokens of one in a context of "
-            f"{context_length}. Give a file with prompts, or fewer --max-tokens."
+            f"There are {len(usable)} prompts, and a context of {context_length} leaves {max(available, 0)} tokens for "
+            f"one. Give a file with prompts, or fewer --max-tokens."
         )
     found: list[list[int]] = []
     for number in range(count):
@@ -90,8 +90,8 @@ def audit_prompts(prompts: Seq[Seq[int]], count: int, context_length: int, max_t
         prompt = prompt[:end][-_SHORT:]
         if number % 2 == 0:
             prompt = prompt[-_SHORT // 2 :] * 2
-        found.append(prompt[-room:])
-    if count > 1 and room > _LONG:
+        found.append(prompt[-available:])
+    if count > 1 and available > _LONG:
         whole = usable[(count - 1) % len(usable)]
         found[-1] = (whole * -(-_LONG // len(whole)))[-_LONG:]
     return found

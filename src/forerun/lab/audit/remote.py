@@ -1,7 +1,7 @@
 """An audit of a server, from outside: plain against plain first, and only what speculation adds to that counts.
 
-The server is asked with speculation and without it: by a switch in the body (`"speculative": false`), or at two
-addresses. Nothing is concluded unless its counters show drafts in one and none in the other.
+Requests are sent with speculation and without it: by a switch in the body (`"speculative": false`), or at two
+addresses. Nothing is concluded unless the server's counters show drafts in one and none in the other.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _NUM_TESTS = 1 + 2 * len(SAMPLED)
 
 
 class AuditedServer:
-    """One way to ask a server: with the switch, or without.
+    """A server, with or without the switch in every request.
 
     Args:
         url: with or without /v1.
         api_key: sent as a bearer token; None sends none.
-        model: what requests call it; None asks the server.
+        model: its name in requests; None takes the first that the server lists.
         extra: fields of every body, such as the switch.
 
     Attributes:
-        told: draft tokens verified for its answers, by them; None where none tells.
-        counted: the same by its /metrics, other clients' requests included; None where it does not tell.
+        reported: draft tokens verified for its answers, by these; None where none reports them.
+        counted: the same by its /metrics, other clients' requests included; None where it reports none.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AuditedServer:
         self._error = httpx.HTTPError
         self._http = httpx.Client(timeout=TIMEOUT, headers=headers, limits=httpx.Limits(max_connections=32))
         self.extra = dict(extra or {})
-        self.told: int | None = None
+        self.reported: int | None = None
         self.counted: float | None = None
         self.model = model or self._first_model()
 
@@ -86,8 +86,8 @@ class AuditedServer:
         with ThreadPoolExecutor(at_once) as pool:
             answers = list(pool.map(self._complete, bodies))
         after = self.counter()
-        if told := [drafted for _, drafted in answers if drafted is not None]:
-            self.told = (self.told or 0) + sum(told)
+        if numbers := [drafted for _, drafted in answers if drafted is not None]:
+            self.reported = (self.reported or 0) + sum(numbers)
         if before is not None and after is not None:
             self.counted = (self.counted or 0.0) + after - before
         return [texts for texts, _ in answers]
@@ -112,8 +112,8 @@ class AuditedServer:
             raise AuditError(f"{self.url} answered without choices. Is it an OpenAI-compatible server?")
         texts = tuple(str(one.get("text", "")) for one in sorted(choices, key=lambda one: one.get("index", 0)))
         metrics = found.get("metrics")
-        told = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-        drafted = told.get("num_draft_tokens") if isinstance(told, dict) else None
+        decoding = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+        drafted = decoding.get("num_draft_tokens") if isinstance(decoding, dict) else None
         return texts, drafted if isinstance(drafted, int) else None
 
     def _first_model(self) -> str:
@@ -132,10 +132,11 @@ class AuditedServer:
                 "server runs."
             ) from None
         if response.status_code != 200:
-            told = value.get("error") if isinstance(value, dict) else None
-            about = f" and names the field {told['param']!r}" if isinstance(told, dict) and told.get("param") else ""
+            reason = value.get("error") if isinstance(value, dict) else None
+            field = reason.get("param") if isinstance(reason, dict) else None
+            about = f" and names the field {field!r}" if field else ""
             raise AuditError(
-                f"{self.url}{path} refuses a request with status {response.status_code}{about}. If it does not know "
+                f"{self.url}{path} refuses a request with status {response.status_code}{about}. If it does not support "
                 "the switch `speculative`, give two servers: --url SPECULATIVE --url PLAIN."
             )
         if not isinstance(value, dict):
@@ -196,14 +197,14 @@ def remote_audit(
 
 def _switch(drafting: AuditedServer, plainly: AuditedServer) -> Layer:
     layer = Layer("Switch", "Whether the server drafts for one kind of request, and for the other not.")
-    # answers know nothing of other clients' requests, so they are asked first
-    ours, theirs = (each.counted if each.told is None else each.told for each in (drafting, plainly))
+    # the answers' own counts exclude other clients' requests, so they are preferred
+    ours, theirs = (each.counted if each.reported is None else each.reported for each in (drafting, plainly))
     count = int(ours or 0)
     if ours and theirs == 0:
         layer.tests.append(Check("drafts", "pass", what="draft tokens", num_samples=count, note="without it none"))
         return layer
     if ours is None or theirs is None:
-        why = "neither its responses nor /metrics tell of drafts"
+        why = "neither its responses nor /metrics report drafts"
     else:
         why = (
             f"{theirs:.0f} tokens were drafted without speculation" if ours else "nothing was drafted with speculation"
@@ -244,7 +245,7 @@ def _bits(
         layer.findings.append(f"Greedy texts: {note}, of {count}.")
     elif differing > noise or 2 * noise > count:
         verdict = "inconclusive"
-        layer.notes.append("More --num-prompts would tell whether speculation adds to the difference.")
+        layer.notes.append("More --num-prompts would show whether speculation adds to the difference.")
     layer.tests.append(
         Check("greedy, batches of 8", verdict, "answers", count, None, p_value, level, share_found(count), note=note)
     )

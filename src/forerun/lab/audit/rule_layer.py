@@ -89,7 +89,7 @@ def rule_layer(
     say: Callable[[str], None] = lambda _: None,
     grid: Seq[RuleCase] = TRIED,
 ) -> Layer:
-    """Try every lossless rule, and the lossy one that is asked for.
+    """Try every lossless rule, and the lossy one that is requested.
 
     Args:
         num_samples: of each.

@@ -1,4 +1,4 @@
-"""How much an audit computes."""
+"""The sizes of an audit, and the options of its requests."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ def quick(settings: AuditOptions) -> AuditOptions:
     )
 
 
-# The options that requests of an audit carry: filters, penalties, bias, stops, log-probabilities, seeds.
-#
-# They are made for each prompt of what the model itself says after it, so that stops fall into accepted blocks, and
-# biases and penalties decide something.
+# Options are made for each prompt from the model's own answer, so that stops fall into accepted blocks, and biases and
+# penalties change tokens.
 
 Options = dict[str, Any]
 """Fields of SamplingParams."""

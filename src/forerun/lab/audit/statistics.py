@@ -21,7 +21,7 @@ Numbers: TypeAlias = NDArray[np.float64]
 LEAST_EXPECTED = 10.0
 """Samples that a cell expects at least: from there on, the statistic has chi-square's tail (as simulated, to 1e-5)."""
 FOUND = 0.9
-"""The chance of being found that a stated power is stated for."""
+"""The probability of detection for which powers are stated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Deviation:
     """A measured total variation between what was sampled and what should have been.
 
     Attributes:
-        seen: between the counts' shares and the probabilities; chance alone makes it positive.
+        seen: between the counts' shares and the probabilities; noise alone makes it positive.
         low, high: bounds of the distributions' distance, right in at least 95 of 100 cases.
     """
 

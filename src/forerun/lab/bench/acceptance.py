@@ -24,7 +24,7 @@ class AcceptanceRow:
         mean_acceptance_length: tokens per target forward, bonus included.
         category: of the prompts; empty for all of them.
         num_prompts: how many they are.
-        per_position: chance that the token at each position of a draft is accepted where it was reached.
+        per_position: probability that the token at each position of a draft is accepted where it was reached.
     """
 
     workload: str
@@ -49,7 +49,7 @@ COLUMNS: Columns[AcceptanceRow] = {
     "by position": lambda row: " ".join(f"{share:.2f}".lstrip("0") for share in row.per_position),
 }
 _MIN_REACHED = 20
-"""Positions that were reached less often are not told."""
+"""Positions that were reached less often are left out."""
 
 
 def measure(

@@ -57,11 +57,11 @@ COLUMNS: Columns[ComparedFigure] = {
 }
 
 
-def compare(old: Results, new: Results, wanted: Sequence[str] = WHAT, tolerance: float = 0.0) -> list[ComparedFigure]:
+def compare(old: Results, new: Results, figures: Sequence[str] = WHAT, tolerance: float = 0.0) -> list[ComparedFigure]:
     """Compare each method and figure that both files have.
 
     Args:
-        wanted: of WHAT.
+        figures: of WHAT.
         tolerance: a share by which a figure may be worse.
 
     Raises:
@@ -81,7 +81,7 @@ def compare(old: Results, new: Results, wanted: Sequence[str] = WHAT, tolerance:
         )
     judged = old.environment.machine == new.environment.machine
     ratios: dict[tuple[str, str], list[float]] = {}
-    for what in wanted:
+    for what in figures:
         for method, (before, after) in pairs.items():
             if found := _RATIOS[what](method, before, after, pairs):
                 ratios[method, what] = found

@@ -20,12 +20,12 @@ from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 
 UNNAMED = "no category"
-"""What the prompts without a category are called beside others."""
+"""The name of the prompts without a category where others have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """What is compared.
+    """The methods that are compared.
 
     Attributes:
         engines: forerun's methods by name; PLAIN must be one of them.
@@ -76,7 +76,7 @@ STEP_COLUMNS: Columns[MethodRow] = {
 }
 
 POSITIONS = 8
-"""Draft positions whose acceptance tables and figures tell; single runs and CSV have all."""
+"""Draft positions whose acceptance tables and figures show; single runs have all."""
 
 
 def reduce_by_category(
@@ -124,7 +124,7 @@ def tables(title: str, name: str, rows: Sequence[MethodRow], *, details: bool) -
 
 
 def position_table(title: str, rows: Sequence[MethodRow]) -> Table | None:
-    """Make the table of acceptance at each draft position, of the drafts that reached it; None if nothing was drafted."""
+    """Make the table of acceptance at each draft position, of the drafts that reached it; None without drafts."""
     drafting = [row for row in rows if row.acceptance_per_position]
     count = min(POSITIONS, max((len(row.acceptance_per_position) for row in drafting), default=0))
     cells = [

@@ -56,17 +56,6 @@ Prompts = Sequence[Sequence[int]]
 _HEADER = ["drafter", "tokens/s", "over plain", "tokens a step", "same tokens", "same log-probabilities"]
 
 
-def drafters(draft: Model) -> dict[str, Drafter]:
-    """Return the drafters that are compared, by name."""
-    return {
-        "prompt-lookup": PromptLookup(),
-        "suffix": Suffix(),
-        "draft-model": DraftModel(draft),
-        "draft-tree": DraftTree(draft),
-        "hybrid of suffix and draft-model": Hybrid([Suffix(), DraftModel(draft)]),
-    }
-
-
 def speed_table(
     target: Model, draft: Model, prompts: Prompts, max_tokens: int, temperature: float, batch: int
 ) -> Table:
@@ -77,7 +66,15 @@ def speed_table(
     rows: list[list[str]] = []
     first: list[Any] = []
     plain_speed = 0.0
-    for name, drafter in {"none": None, **drafters(draft)}.items():
+    drafters: dict[str, Drafter | None] = {
+        "none": None,
+        "prompt-lookup": PromptLookup(),
+        "suffix": Suffix(),
+        "draft-model": DraftModel(draft),
+        "draft-tree": DraftTree(draft),
+        "hybrid of suffix and draft-model": Hybrid([Suffix(), DraftModel(draft)]),
+    }
+    for name, drafter in drafters.items():
         llm = LLM(target, drafter, max_batch=batch, prefix_reuse=OFF)  # no prompt is taken over from another's run
         llm.generate(list(prompts[:batch]), params)  # warms up
         run = timed(lambda llm=llm: llm.generate(list(prompts), params))  # type: ignore[misc]

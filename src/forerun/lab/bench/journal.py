@@ -18,20 +18,18 @@ from forerun.lab.results.schema import DrafterFacts, Figure, Results, TargetFact
 from forerun.server.traffic_records import FORMAT, REMEDY, AnswerRecord, ServerRunRecord, check_head
 from forerun.utils.json_file import Fields
 
-# A journal read: its answers. A line that a crash has cut short is left out, and counted.
-
 _MOST_LINE = 1 << 22
 """Bytes of a line; a longer one is damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a journal tells.
+    """The answers of a journal.
 
     Attributes:
         begun: the last run that answered.
         answers: of all runs of its model, on its machine, in the order in which they ended.
-        num_damaged: lines that could not be read.
+        num_damaged: lines that could not be read, such as one that a crash has cut short.
         num_other: answers of runs with another model or machine, which are left out.
     """
 

@@ -1,8 +1,8 @@
 """One engine run whose steps are priced by measured costs on a virtual clock: its speed does not depend on noise.
 
 The engine, its drafts and its verdicts are real. The time of each step is looked up in cost curves
-(`plan/step_times.py`), and whatever decides by time (the automatic budget, a hybrid) reads the virtual clock, so that a
-run is deterministic.
+(`engine/step_times.py`), and whatever decides by time (the automatic policy, a hybrid) reads the virtual clock, so that
+a run is deterministic.
 """
 
 from __future__ import annotations
@@ -21,12 +21,6 @@ from forerun.kv_cache import Unpaged
 from forerun.models import Forward, LanguageModel, Rows, StandIn
 from forerun.speculation import DraftOutcome, DraftPlan, SpeculationPolicy, StepCost
 from forerun.types import Cache, Draft, Needs, Pool, Sequence as Tokens, Step
-
-# A target that repeats a text which the real target has written, for replays: same verdicts, without its forwards.
-#
-# A greedy or seeded request has the same text with every drafter. So a drafter that does not read the target's rows
-# can
-# be replayed against the text alone.
 
 _CERTAIN = 1000.0
 """Logit of the text's next token, above any noise that a seeded request adds."""
@@ -84,6 +78,9 @@ class EchoCache(Unpaged):
 class EchoModel(StandIn):
     """A model whose most probable next token is the one in the text, and token 0 for rows that differ from the text.
 
+    It stands for a target whose text is known: a greedy or seeded request has the same text with every drafter, so one
+    that does not read the target's rows can be replayed against the text alone, with the same verdicts.
+
     Args:
         model: the one that wrote the texts.
 
@@ -111,7 +108,7 @@ class EchoModel(StandIn):
             assert isinstance(cache, EchoCache)
             self._feed(cache, rows)
             last = cache.scratch[cache.num_scratch - rows.num_wanted :]
-            echoed.extend(self.text[place + 1] if 0 <= place < len(self.text) - 1 else 0 for _, place in last)
+            echoed.extend(self.text[position + 1] if 0 <= position < len(self.text) - 1 else 0 for _, position in last)
         logits = torch.zeros(len(echoed), self.vocab_size)
         logits[torch.arange(len(echoed)), torch.tensor(echoed, dtype=torch.int64)] = _CERTAIN
         return Forward(logits)
@@ -121,9 +118,9 @@ class EchoModel(StandIn):
         scratch, fed = cache.scratch, cache.num_scratch
         parents = range(fed - 1, fed + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
-            place = cache.length if parent < 0 else scratch[parent][1] + 1 if scratch[parent][1] >= 0 else -1
-            on_text = 0 <= place < len(self.text) and self.text[place] == token_id
-            scratch.append((int(token_id), place if on_text else -1))
+            position = cache.length if parent < 0 else scratch[parent][1] + 1 if scratch[parent][1] >= 0 else -1
+            on_text = 0 <= position < len(self.text) and self.text[position] == token_id
+            scratch.append((int(token_id), position if on_text else -1))
 
 
 @dataclass(slots=True)
@@ -285,7 +282,7 @@ class PricedRun:
         tokens_per_second: by the cost curves.
         mean_acceptance_length: tokens per forward.
         mean_nodes: draft tokens per forward.
-        idle: share of steps in which the drafter was not asked.
+        idle: share of steps without a draft.
     """
 
     name: str
@@ -297,7 +294,7 @@ class PricedRun:
 
 def priced_run(
     setting: Setting,
-    budget: SpeculationPolicy,
+    policy: SpeculationPolicy,
     name: str,
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
@@ -306,7 +303,7 @@ def priced_run(
     """Answer all prompts with one engine, one after the other.
 
     Args:
-        budget: a fresh one.
+        policy: a fresh one.
         params: one per prompt.
         texts: prompts with the target's answers, where the setting has an echo.
 
@@ -314,7 +311,7 @@ def priced_run(
         Exception: what a request ended with.
     """
     clock = VirtualClock()
-    priced = PricedPolicy(budget, setting.target, setting.rest, clock, setting.hidden_outputs)
+    priced = PricedPolicy(policy, setting.target, setting.rest, clock, setting.hidden_outputs)
     plain, config, echo = setting.plain, EngineConfig(seed=0, prefix_reuse=OFF), EchoModel(setting.plain.target)
     target = echo if texts else plain.target
     engine = Engine(target, setting.make(clock), tokenizer=plain.tokenizer, config=config, budget=priced)

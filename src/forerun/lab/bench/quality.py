@@ -1,4 +1,4 @@
-"""What a number format costs: a model's distributions beside those of the same model in float32.
+"""The cost of a number format: a model's distributions beside those of the same model in float32.
 
 The float32 model is the one that the files stand for, dequantised where they are quantised. Texts are given to both,
 and at every position that is scored their next-token distributions are compared.
@@ -96,13 +96,13 @@ def measure(
         adapter: the folder of a LoRA adapter to merge.
 
     Raises:
-        ConfigError: the model is a folder of codes, as `forerun quantize` writes it.
+        ConfigError: the model is a folder of quantized values, as `forerun quantize` writes it.
     """
     say(f"loading {name} in {REFERENCE}")
     llm = LLM(name, DRAFTER, dtype=REFERENCE, adapter=adapter)
     if llm.target.quantize is not None:
         raise ConfigError(
-            f"{name} holds weights in {llm.target.quantize} codes, and no numbers in {REFERENCE} to compare them with. "
+            f"{name} holds {llm.target.quantize} weights, and no numbers in {REFERENCE} to compare them with. "
             "Give the model that they were made from; or write what they stand for as numbers: forerun export hf."
         )
     workloads, rows = texts(llm), []
@@ -128,13 +128,13 @@ def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[BenchPrompt]], max_t
     found: dict[str, list[Scored]] = {}
     for name, requests in workloads.items():
         known = [request for request in requests if request.reference]
-        asked = [request for request in requests if not request.reference]
-        check_lengths(asked, max_tokens, context, target.name)
+        unknown = [request for request in requests if not request.reference]
+        check_lengths(unknown, max_tokens, context, target.name)
         after = [llm.tokenizer.encode(request.reference, add_special_tokens=False) for request in known]
         found[name] = [
             Scored([*request.token_ids, *more][:context], 1) for request, more in zip(known, after, strict=True)
         ]
-        prompts = [request.token_ids for request in asked]
+        prompts = [request.token_ids for request in unknown]
         answers = llm.generate(prompts, params) if prompts else []
         for prompt, answer in zip(prompts, answers, strict=True):
             found[name].append(Scored([*prompt, *answer.token_ids], len(prompt)))

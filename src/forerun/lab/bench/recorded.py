@@ -1,4 +1,4 @@
-"""From what was measured to the schema of results: runs of prompts, figures with intervals, the target."""
+"""Conversion of measurements to the schema of results: runs of prompts, figures with intervals, the target."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def run_rows(
     """
     return [
         RunRow(
-            prompt=first + place // rounds,
+            prompt=first + index // rounds,
             method=without_folders(method),
             drafter=without_folders(drafters.get(method, "")),
             temperature=temperature,
-            round=place % rounds,
+            round=index % rounds,
             num_tokens=len(run.value.token_ids),
             seconds=run.seconds,
             num_forwards=run.value.num_forwards,
@@ -85,7 +85,7 @@ def run_rows(
             same_text=list(run.value.token_ids) == list(base.value.token_ids),
         )
         for method, timed in runs.items()
-        for place, (run, base) in enumerate(zip(timed, runs[plain], strict=True))
+        for index, (run, base) in enumerate(zip(timed, runs[plain], strict=True))
     ]
 
 

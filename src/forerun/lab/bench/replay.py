@@ -25,7 +25,7 @@ from forerun.speculation import FixedPolicy, automatic_policy
 
 HYBRID = "hybrid"
 TEMPERATURES = (0.0, 1.0)
-"""Of a workload whose cases ask for none."""
+"""Of a workload whose cases have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def measure(
         drafters: name -> the drafter's text.
         target: seconds of the target's forward, by rows.
         prompts: by workload.
-        temperatures: the temperatures that each workload asks for; none stands for TEMPERATURES.
+        temperatures: the temperatures of each workload; none stands for TEMPERATURES.
         counts: the fixed values of K.
     """
     rows = []
@@ -103,12 +103,12 @@ def measure(
         reader = fresh(plain, spec)
         echo = not (reader.needs.rows or reader.traits.writes_cache)
         setting = replace(timed_setting(plain, spec, target, counts, first, max_tokens, say), echo=echo)
-        for workload, asked in prompts.items():
+        for workload, requests in prompts.items():
             for temperature in temperatures[workload] or TEMPERATURES:
                 say(f"replaying {name} on {workload} at temperature {temperature:g}")
                 one = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
-                params = [with_prediction(replace(one, seed=i), reader, each) for i, each in enumerate(asked)]
-                ids = [each.token_ids for each in asked]
+                params = [with_prediction(replace(one, seed=i), reader, each) for i, each in enumerate(requests)]
+                ids = [each.token_ids for each in requests]
                 rows.append(compare(setting, f"{workload}, {temperature:g}, {name}", ids, params, counts))
     return rows
 
@@ -123,8 +123,8 @@ def compare(
     """Replay every K of `counts`, and auto."""
     texts = answers(setting.plain, prompts, params) if setting.echo else []
     runs = [priced_run(setting, FixedPolicy(k), f"K={k}", prompts, params, texts) for k in counts]
-    budget = automatic_policy(fixed_length_draft=setting.make(VirtualClock()).traits.fixed_length_draft, cost_key=None)
-    return Comparison(label, runs, priced_run(setting, budget, AUTO, prompts, params, texts), setting.plain_speed)
+    policy = automatic_policy(fixed_length_draft=setting.make(VirtualClock()).traits.fixed_length_draft, cost_key=None)
+    return Comparison(label, runs, priced_run(setting, policy, AUTO, prompts, params, texts), setting.plain_speed)
 
 
 def timed_setting(

@@ -1,4 +1,4 @@
-"""What every bench command reports: tables with titles as text or Markdown, results for a file, and the machine."""
+"""The report of a bench command: tables with titles as text or Markdown, results for a file, and the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Result
 
 Row = TypeVar("Row")
 Columns: TypeAlias = Mapping[str, Callable[[Row], str]]
-"""By title of a column, what a measured row has in it."""
+"""Title of a column -> function that returns a row's cell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,8 @@ def wide_shape(config: LlamaConfig, parameters: int) -> WideShape:
         if shape.intermediate_size >= config.intermediate_size:
             return shape
     raise ConfigError(
-        f"{parameters:,} parameters are too few for a model in memory of this source, which has {layers} layers. Ask "
-        "for more."
+        f"{parameters:,} parameters are too few for a model in memory of this source, which has {layers} layers. Give "
+        "more."
     )
 
 
@@ -109,7 +109,7 @@ def make_wide(source: str | Path, parameters: str, dtype: str, device: str | tor
         ModelLoadError: there is no such source.
         NotEnoughMemoryError: it does not fit into the device's memory.
     """
-    place = resolve_device(device)
+    target_device = resolve_device(device)
     model = load_transformers_model(source, dtype)
     if model.config.model_type not in ("llama", "mistral"):
         raise ConfigError(
@@ -117,15 +117,15 @@ def make_wide(source: str | Path, parameters: str, dtype: str, device: str | tor
         )
     shape = wide_shape(model.config, parse_parameters(parameters))
     needed = shape.parameters * model.dtype.itemsize
-    available = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory()
+    available = torch.cuda.mem_get_info(target_device)[0] if target_device.type == "cuda" else available_memory()
     if available is not None and needed > available:
         raise NotEnoughMemoryError(
             f"{parameters} parameters in {dtype} take {needed / GIB:.1f} GiB, but {available / GIB:.1f} GiB of memory "
-            f"are available on {place}. Ask for fewer.",
+            f"are available on {target_device}. Give fewer.",
             needed,
             available,
         )
-    return widen(model, shape, place)
+    return widen(model, shape, target_device)
 
 
 def widen(model: Wide, shape: WideShape, device: torch.device, seed: int = 0) -> Wide:
@@ -169,6 +169,6 @@ def _place_heads(target: Tensor, source: Tensor, name: str, config: LlamaConfig,
         target, source = target.T, source.T
     inputs = source.shape[1]
     for head in range(kv_heads * old_group):
-        place = head // old_group * new_group + head % old_group
+        target_head = head // old_group * new_group + head % old_group
         rows = source[head * width : (head + 1) * width]
-        target[place * width : (place + 1) * width, :inputs] = rows
+        target[target_head * width : (target_head + 1) * width, :inputs] = rows

@@ -1,4 +1,4 @@
-"""Machines by what bounds a step: memory, bandwidth, arithmetic; and what was measured beside these bounds.
+"""Machines by what bounds a step (memory, bandwidth, arithmetic), overheads measured beside them, and forwards' times.
 
 The table has the vendors' figures: bandwidth of the memory, and dense 16-bit arithmetic of the matrix units with sums
 in 32 bits. A real step reaches neither, so what follows from them alone is a bound.
@@ -41,7 +41,7 @@ class Machine:
     """One device.
 
     Attributes:
-        memory: bytes; None: not told.
+        memory: bytes; None: unknown.
         bandwidth: bytes a second, of weights that take so many bytes together.
         flops: operations a second.
         overheads: None: nothing was measured, and what follows is a bound.
@@ -82,20 +82,16 @@ ACCELERATORS: Mapping[str, Machine] = {name: Machine.of(name, *figures) for name
 
 def accelerator(name: str) -> Machine:
     """Look up a machine of the table. Raises ConfigError for any other name."""
-    wanted = name.lower().replace(" ", "-")
-    if wanted not in ACCELERATORS:
-        near = get_close_matches(wanted, ACCELERATORS, 1)
+    key = name.lower().replace(" ", "-")
+    if key not in ACCELERATORS:
+        near = get_close_matches(key, ACCELERATORS, 1)
         hint = f"Did you mean {near[0]}? " if near else ""
         raise ConfigError(
             f"machine is {name!r}, which is not in the table. {hint}Give {HERE!r} (this machine, measured), one of "
             f"{', '.join(ACCELERATORS)}, or its figures with --bandwidth and --flops."
         )
-    return ACCELERATORS[wanted]
+    return ACCELERATORS[key]
 
-
-# How long a forward takes at least: what it reads over the bandwidth, or what it computes over the arithmetic.
-#
-# Beside that stands what was measured of layers, rows and the engine; where nothing was, the times are bounds.
 
 FLOPS_OF_PRODUCT = 2
 """A multiplication and an addition."""
@@ -103,7 +99,7 @@ FLOPS_OF_PRODUCT = 2
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A model on a machine.
+    """A model on a machine, and the time of its forwards by the roofline and the machine's overheads.
 
     Attributes:
         weight_bytes: of each of its weights.

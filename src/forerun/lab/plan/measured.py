@@ -109,10 +109,8 @@ def _seconds(work: Callable[[], object]) -> float:
     return min(timed(work).seconds for _ in range(_ROUNDS))
 
 
-# Steps of a target with its drafter, measured in the engine on this machine.
-
-LOOKED_UP = "suffix"
-"""What stands for drafts without a model."""
+NGRAM_DRAFTER = "suffix"
+"""Measured for drafts without a model."""
 MOST = 8
 """Largest K that is measured."""
 CONTEXT = 256
@@ -126,7 +124,7 @@ def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepC
     """Measure the costs of chains of up to MOST tokens.
 
     Args:
-        draft: a draft model, or the text of a drafter; None: look-ups.
+        draft: a draft model, or the text of a drafter; None: n-gram drafts.
 
     Raises:
         ConfigError: the number format is none that forerun serves.
@@ -139,7 +137,7 @@ def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepC
         )
     dtype, quantize = _ARGUMENTS[options.precision]
     target, tokenizer = load_model(model, dtype, quantize=quantize), find_tokenizer(model)
-    drafter, _ = make_drafter(draft or LOOKED_UP, Binding(target, tokenizer, 0))
+    drafter, _ = make_drafter(draft or NGRAM_DRAFTER, Binding(target, tokenizer, 0))
     text = workloads.load("copying", 1)[0].prompt
     prompt = [1] * 8 if tokenizer is None else tokenizer(text, verbose=False)["input_ids"]
     most = min(CONTEXT, options.context, target.context_length // 2)

@@ -1,4 +1,4 @@
-"""What of a model decides its speed and memory: counted from its configuration without weights, or given in numbers."""
+"""The numbers of a model that decide its speed and memory: counted from its configuration, or given by the user."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True, slots=True)
 class GivenShape(Checked):
-    """What may be told beside a number of parameters, as `70B:layers=80,kv_heads=8,head_dim=128`."""
+    """Numbers that may follow a number of parameters, as `70B:layers=80,kv_heads=8,head_dim=128`."""
 
-    layers: int | None = option(None, "Layers.", low=1, default_text="not told")
-    kv_heads: int | None = option(None, "Key heads of a layer.", low=1, default_text="not told")
-    head_dim: int | None = option(None, "Width of a head.", low=1, default_text="not told")
+    layers: int | None = option(None, "Layers.", low=1, default_text="unknown")
+    kv_heads: int | None = option(None, "Key heads of a layer.", low=1, default_text="unknown")
+    head_dim: int | None = option(None, "Width of a head.", low=1, default_text="unknown")
     heads: int | None = option(None, "Query heads of a layer.", low=1, default_text="those of the keys")
 
 
@@ -41,8 +41,8 @@ class ModelShape:
         parameters: all of them.
         dense: those that every step reads, and a row multiplies with: all but experts and an embedding of its own.
         expert_parameters: of all experts together. experts, experts_used: how many a layer has, and a row takes.
-        layers: None: not told.
-        cache_numbers: numbers of keys and values that a position takes in all layers; None: not told.
+        layers: None: unknown.
+        cache_numbers: numbers of keys and values that a position takes in all layers; None: unknown.
         mixing: multiplications of a row with keys and values, for each position before it.
         one_pass: it drafts all tokens in one pass.
     """
@@ -75,7 +75,7 @@ def model_shape(name: str) -> ModelShape:
 
     Args:
         name: as LLM takes a target: of it, the configuration is read. Or a number of parameters, as 70B or 1.5B, with
-            what else is told of it.
+            the fields of GivenShape.
 
     Raises:
         ConfigError, ModelLoadError: there is no such model, or its configuration cannot be read.

@@ -19,7 +19,7 @@ _FULL = 4.0
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes. None: not told, or not there.
+    """Bytes. None: unknown, or absent.
 
     Attributes:
         draft_share: what draft weights and cache add to the target's.
@@ -46,7 +46,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPlan:
-    """What is predicted.
+    """A prediction of memory, costs and speeds.
 
     Attributes:
         source: MEASURED, CALIBRATED or BOUND.

@@ -1,4 +1,4 @@
-"""Results from files: everything is checked, and what cannot be read is an error that says where and why."""
+"""Files of results: read with every value checked, and written as JSON, one entry of a list per line."""
 
 from __future__ import annotations
 
@@ -176,10 +176,8 @@ _READERS: Mapping[str, Callable[[Fields, str, Any], Any]] = {
 """By the annotation of a field: how its value is read."""
 
 
-# Results as JSON: an entry of a list on a line, six digits of a number, no NaN.
-
 DIGITS = 6
-_ROOM = __name__.rpartition(".")[0]
+_PACKAGE = __name__.rpartition(".")[0]
 _FOLDERS = re.compile(r"(?:^|(?<=[=,;:]))(?:~|\.{1,2})?/(?!/)(?:[^/,;=:]+/)*")
 """The folders of a path that begins an argument or an option's value in it."""
 _KEY_FLAG, _SECRET = "--api-key", "KEY"
@@ -245,7 +243,7 @@ def _plain(value: Any) -> Any:
 
 def _fields(value: Any) -> dict[str, Any]:
     """Return name -> value; for the schema's classes without fields that have their default."""
-    of_schema = type(value).__module__.startswith(_ROOM)
+    of_schema = type(value).__module__.startswith(_PACKAGE)
     return {
         field.name: getattr(value, field.name)
         for field in dataclasses.fields(value)

@@ -69,7 +69,7 @@ FIGURES: Mapping[str, tuple[str, str]] = {
 
 Label = str | int | float
 Labels = Mapping[str, Label]
-"""What a figure is of. Common ones: workload, category ("" for all), temperature, method, drafter, position, rows,
+"""The labels of a figure. Common ones: workload, category ("" for all), temperature, method, drafter, position, rows,
 sequences, outstanding, batch, dtype, part."""
 
 
@@ -83,7 +83,7 @@ class TargetFacts:
         quantize, adapter: as given; None without.
         cost_padded: it has the text of a smaller model, at a larger one's cost.
         random_weights: they are random, so its text and its acceptance mean nothing.
-        exact: whether speculation gives the same bits, by the self-test at load; None where it was not asked.
+        exact: whether speculation gives the same bits, by the self-test at load; None where it is unknown.
         num_parameters: of its weights; None where unknown.
     """
 

@@ -1,4 +1,4 @@
-"""What is tried: arms, the units they are tried on, and what a trial gives."""
+"""The arms that tuning tries, the units they are tried on, and the trials."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Unit: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What an arm made of a unit.
+    """One arm on one unit.
 
     Attributes:
         seconds: wall-clock, prompts included.

@@ -1,4 +1,4 @@
-"""Which drafters there are for a target, and why others are not: the table's, installed ones, those that are named."""
+"""The drafters that can be tried for a target, and why others cannot: of the table, installed, or named by the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forerun.lab.tune.arms import ArmFailedError, TuningArm
 PREDICTION = "prediction"
 HYBRID = "hybrid"
 CHAIN_K, TREE_K = 4, 16
-"""Fixed K at which a drafter is looked at first. The others follow from it by the predictor."""
+"""Fixed K of a drafter's first trial, of chains and of trees. The predictor suggests further ones."""
 _TREES = ("draft-tree", "eagle-tree", "medusa-tree", "recycling", "rest")
 
 
@@ -78,9 +78,9 @@ def hybrids(ranked: Sequence[str]) -> list[str]:
     ranked: drafters, the fastest first.
     """
     plain = [text for text in ranked if ":" not in text or text.partition(":")[0] not in DRAFTERS]
-    kinds = {text: DRAFTERS[text].kind if text in DRAFTERS else "model" for text in plain}
-    copying = next((text for text in plain if kinds[text] == "lookup" and text not in (PREDICTION, "rest")), None)
-    other = next((text for text in plain if kinds[text] in ("model", "head") and not is_tree(text)), None)
+    families = {text: DRAFTERS[text].kind if text in DRAFTERS else "model" for text in plain}
+    copying = next((text for text in plain if families[text] == "lookup" and text not in (PREDICTION, "rest")), None)
+    other = next((text for text in plain if families[text] in ("model", "head") and not is_tree(text)), None)
     if copying is None or other is None:
         return []
     return [f"{HYBRID}:sources={copying}+{other}", f"{HYBRID}:sources={copying}+{other},mode=merge"]

@@ -1,4 +1,4 @@
-"""Trials in real engines over one target: a drafter is bound once, each arm has an engine and a budget of its own."""
+"""Trials in real engines over one target: a drafter is bound once, each arm has an engine and a policy of its own."""
 
 from __future__ import annotations
 
@@ -100,10 +100,6 @@ class EngineTrials:
             return None
         return entry(self._cost_key(self.drafter(arm.drafter)), policy.costs, policy.acceptance)
 
-    def params(self, prompt: int, drafter: Drafter | None) -> SamplingParams:
-        """Return the parameters of one of the prompts."""
-        return with_prediction(replace(self._params, seed=prompt), drafter, self._requests[prompt])
-
     def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:
         return (identity(self._plain.target), *drafter.traits.cost_key)
 
@@ -113,7 +109,8 @@ class EngineTrials:
         try:
             ids = []
             for prompt in prompts:
-                params = replace(self.params(prompt, engine.drafter), max_tokens=max_tokens)
+                params = replace(self._params, seed=prompt, max_tokens=max_tokens)
+                params = with_prediction(params, engine.drafter, self._requests[prompt])
                 ids.append(engine.add(list(self._requests[prompt].token_ids), params))
             while engine.has_work:
                 for output in engine.step():

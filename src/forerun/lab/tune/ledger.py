@@ -1,4 +1,4 @@
-"""What trials have shown so far: heats, in which each arm is paired with plain decoding, and what follows from them."""
+"""The trials so far: rounds, in which each arm is paired with plain decoding, and the speedups that follow."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from statistics import NormalDist
 from forerun.lab.bench.measure import LEVEL, Interval
 from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, Trials, TuningArm, Unit
 
-# Ratios of paired seconds, with intervals that hold for few pairs too.
-
 
 def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
     """Return the sum of the numerators over that of the denominators, with Student's interval of the linearised
     logarithm.
 
-    Entries of one index are a pair, which counts by its seconds, as it does in a day's work. The logarithm, since a few
-    prompts that gain very much widen an interval upwards, which is no reason to doubt that there is a gain. One pair alone
-    has no interval.
+    Entries of one index are a pair, which counts by its seconds, as it does in a day's work. The logarithm, since a
+    few prompts that gain very much widen an interval upwards, which is no reason to doubt that there is a gain. One
+    pair alone has no interval.
     """
     count, over = len(numerator), sum(denominator)
     ratio = sum(numerator) / over
@@ -78,7 +76,7 @@ class Round:
 
 @dataclass(slots=True)
 class Ledger:
-    """All heats, and the arms that failed.
+    """All rounds, and the arms that failed.
 
     Attributes:
         failed: arm -> reason.

@@ -1,4 +1,4 @@
-"""What tuning has found: a row for each arm, the verdict, and all of it as a file of results."""
+"""The outcome of tuning: confirmation of the finalists, the verdict, a row for each arm, and the file of results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from forerun.lab.results.schema import DrafterFacts, Figure, Results, RunRow, Ta
 from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
 from forerun.lab.tune.ledger import Ledger, run_round
 from forerun.lab.tune.search import can_win
-
-# What is written in the end: a drafter with K, or none; from units that had no part in the choice of the finalists.
 
 FIXED_MARGIN = 1.02
 """A fixed K is chosen only if its lower bound over the choice of K step by step exceeds this: it cannot adapt to other
@@ -72,10 +70,10 @@ def confirm(
 
 
 def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
-    """Return the verdict of what was measured. finalists: at most one with K chosen automatically and one with fixed K."""
+    """Return the verdict of what was measured. finalists: at most one with automatic K, and one with fixed K."""
     speeds = {arm: found for arm in finalists if arm not in ledger.failed and (found := ledger.speedup(arm))}
     if not speeds:
-        return TuningVerdict("off", PLAIN, "No drafter could be tried, so nothing speaks for one.")
+        return TuningVerdict("off", PLAIN, "No drafter could be tried, so plain decoding is kept.")
     auto = next((arm for arm in speeds if arm.is_auto), None)
     fixed = next((arm for arm in speeds if not arm.is_auto), None)
     between = None if auto is None or fixed is None else ledger.speedup(fixed, over=auto)
@@ -94,7 +92,7 @@ def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
         "tie",
         PLAIN,
         f"No difference could be shown ({shown} of plain), so plain decoding is kept. More prompts or more minutes "
-        "would tell.",
+        "would narrow the intervals.",
     )
 
 
@@ -107,10 +105,11 @@ class TuningOutcome:
     """All that is known, complete or not.
 
     Attributes:
-        search: trials on the prompts by which arms were chosen. report: on the others.
-        finalists: what was measured on the others.
+        search: trials on the prompts by which arms were chosen.
+        report: trials of the finalists on the other prompts.
+        finalists: the arms that were measured there.
         refused: drafter -> why it was not tried.
-        start: what budgets begin with afterwards.
+        start: costs and acceptance that policies begin with afterwards.
         interrupted: Ctrl-C ended it.
     """
 
@@ -135,8 +134,7 @@ class TuningOutcome:
         """Return all arms that were tried, the finalists first, then by speed."""
         tried = dict.fromkeys(arm for round_ in self.search.rounds for arm in round_.trials)
         ranked = self.search.ranked(tried)
-        rest = [arm for arm in [*ranked, *self.failed] if arm not in self.finalists]
-        return [*self.finalists, *dict.fromkeys(rest)]
+        return list(dict.fromkeys([*self.finalists, *ranked, *self.failed]))
 
     @property
     def left_out(self) -> dict[str, str]:

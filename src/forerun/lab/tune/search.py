@@ -1,7 +1,7 @@
 """Successive halving: all arms on few units, the better half of them on twice as many, and so on.
 
-(Jamieson and Talwalkar, 1502.07943.) It selects, and nothing else: the fastest of many arms has been lucky, too, so its
-speed is measured again, on units that had no part in the choice (`verdict.py`).
+(Jamieson and Talwalkar, 1502.07943.) It only selects: the maximum of many noisy speeds is biased upwards, so the
+speed of the finalists is measured again, on units that had no part in the choice (`outcome.confirm`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEAST_UNITS = 4
 """Units of an arm from which its interval is believed."""
 
 More = Callable[[Ledger], Sequence[TuningArm]]
-"""The arms that look promising by what the first ones have shown."""
+"""Returns the arms that the first trials suggest."""
 
 
 def search(
@@ -40,7 +40,8 @@ def search(
         ledger: takes all trials.
         units: used in this order, and again from the first where there are too few.
         until: on the clock of the trials.
-        say: is told of each round. after: of each trial.
+        say: called with a line for each round.
+        after: called after each trial.
         count: units of the first round.
     """
     left, used = list(arms), 0
@@ -94,12 +95,10 @@ def can_win(ledger: Ledger, arms: Sequence[TuningArm]) -> bool:
     return False
 
 
-# From one look at each drafter to the arms that may be the fastest: K by the predictor, hybrids of the best ones.
-
 MOST = 16
 """Largest K of a chain that is predicted."""
 TREE_NODES = (8, 32)
-"""K of trees beside the first look: acceptance by depth does not tell that of trees of another size."""
+"""K of trees beside the first trial: acceptance by depth does not predict that of trees of another size."""
 BEST = 3
 """Drafters for which further arms are made."""
 
@@ -143,13 +142,13 @@ def predicted(trial: Trial, plain: Trial, target: CostCurve) -> SpeedPrediction:
     forwards = max(1, trial.num_forwards)
     nodes = trial.num_drafted / forwards
     each = trial.draft_seconds / max(1, trial.num_drafted)
-    rest = max(0.0, trial.seconds - trial.draft_seconds - trial.target_seconds) / forwards
+    engine = max(0.0, trial.seconds - trial.draft_seconds - trial.target_seconds) / forwards
     counts = range(MOST + 1)
     costs = StepCosts(
         plain.per_token,
         [target(count + 1) for count in counts],
         [each * count for count in counts],
-        [rest for _ in counts],
+        [engine for _ in counts],
     )
     gains, accept_probs = _by_position(trial, forwards)
     return SpeedPrediction.of(costs, gains, accept_probs if nodes else [])

@@ -34,7 +34,7 @@ _ROUNDS = 3
 
 
 class Watcher(Protocol):
-    """Who is told how it goes."""
+    """Receives reports of progress."""
 
     def say(self, text: str) -> None:
         """Report that a stage begins."""
@@ -45,13 +45,13 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is tuned for.
+    """The target, prompts and time of a tuning run.
 
     Attributes:
         plain: the target without a drafter.
         model: its name.
         requests: the prompts, categories in turn.
-        workload: their name.
+        workload: the name of the prompts.
         params: of all answers.
         levels: requests at once.
         drafters: texts to try; empty: all that fit. draft: a draft model for whichever takes one.
@@ -144,8 +144,8 @@ def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
     taken = trials.run(PLAIN, unit).seconds
     if 4 * taken > seconds:  # plain and one arm, to choose by and to measure
         raise ConfigError(
-            f"--minutes is {seconds / 60:g}, but one answer takes {taken:.1f} seconds, and the least that tells "
-            f"anything takes four of them. Give at least --minutes {4 * taken / 60:.2g}, or fewer --max-tokens."
+            f"--minutes is {seconds / 60:g}, but one answer takes {taken:.1f} seconds, and the shortest "
+            f"comparison takes four of them. Give at least --minutes {4 * taken / 60:.2g}, or fewer --max-tokens."
         )
     return taken
 

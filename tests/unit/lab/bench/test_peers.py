@@ -29,8 +29,8 @@ def started(peers: Peers, *programs: Path) -> None:
 
 
 def run(*programs: Path, requests: list[BenchPrompt] = REQUESTS, rounds: int = 1) -> MeasuredPeers:
-    said: list[str] = []
-    with closing(Peers(said.append)) as peers:
+    ready: list[str] = []
+    with closing(Peers(ready.append)) as peers:
         started(peers, *programs)
         return measure(peers, requests, 6, rounds)
 
@@ -110,13 +110,13 @@ def test_a_long_request_to_a_process_that_never_reads() -> None:
     """The pipe holds 64 KiB: the thread that writes is ended with the process, and its temporary folder is gone."""
     worker, caught = PeerProcess([sys.executable, "-S", "-c", "import time; time.sleep(600)"], 1), []
 
-    def ask() -> None:
+    def exchange() -> None:
         try:
-            worker.ask({"ids": "1" * (1 << 20)}, 0.3)
+            worker.exchange({"ids": "1" * (1 << 20)}, 0.3)
         except PeerError as error:
             caught.append(str(error))
 
-    asking = threading.Thread(target=ask, daemon=True)
+    asking = threading.Thread(target=exchange, daemon=True)
     asking.start()
     asking.join(30)
     assert caught == ["no answer within 0.3 seconds"]

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: one llama-server per method, asked for its own timings. The protocol is that of `worker`.
+"""llama.cpp as a peer: one llama-server per method, which reports its own timings. The protocol is that of `worker`.
 
 The servers listen on sockets in a temporary folder that is gone with the worker; they are reached by no network.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from forerun.lab.bench.peers.run import SERVER
 from forerun.lab.bench.peers.worker import DRAFT, LOOKUP, PLAIN, serve
 
-_ASK_EVERY_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class _Connection(http.client.HTTPConnection):
@@ -47,7 +47,7 @@ class LlamaServer:
             if (code := self._process.poll()) is not None:
                 how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
                 raise RuntimeError(f"{SERVER} ended {how}; the last that it printed: {self._last_line()}")
-            time.sleep(_ASK_EVERY_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     @property
     def log(self) -> str:
@@ -103,7 +103,7 @@ class LlamaCpp:
             about = self._servers[PLAIN].get("/props")
             self.ready = {
                 "version": f"llama.cpp {about.get('build_info', 'of unknown version')}",
-                "instructions": instructions(self._told),
+                "instructions": instructions(self._startup_log),
                 "precision": str(about.get("model_ftype", "unknown")).removeprefix("all "),
                 "methods": list(self._servers),
             }
@@ -115,8 +115,8 @@ class LlamaCpp:
         threads = str(options["threads"])
         command = [str(Path(options["program"]) / SERVER), "--model", options["model"], "--offline"]
         command += ["--threads", threads, "--threads-batch", threads, "--parallel", "1", "--no-cache-prompt"]
-        talkative = LlamaServer([*command, "--verbosity", "4"], folder, "first")  # else it does not say what it uses
-        self._told = talkative.log
+        talkative = LlamaServer([*command, "--verbosity", "4"], folder, "first")  # else it does not print what it uses
+        self._startup_log = talkative.log
         talkative.close()
         more = {PLAIN: [], LOOKUP: lookup_arguments(options["lookup"])}
         if options["draft"]:

@@ -1,4 +1,4 @@
-"""All peers on all prompts, in turn: whoever fails is left out with the reason, and the others go on."""
+"""Peers as the user specifies them, and their measurement: all on all prompts, in turn, without those that fail."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPeers:
-    """What came of it.
+    """The answers of all peers.
 
     Attributes:
         peers: those that took part in everything.
         answers: (peer, method) -> an answer for each prompt and round, in the same order for all.
-        left_out: the others.
+        left_out: those that did not, and methods that failed.
         interrupted: Ctrl-C ended it; the answers are of the prompts that were complete.
     """
 
@@ -135,7 +135,7 @@ def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Calla
                 f"forerun could not answer a turn: {peers.left_out[-1].reason}. Lower --max-tokens, or give no turns."
             )
         ids = list(given.token_ids)
-        end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        end = next((index for index, token in enumerate(ids) if token in ends), len(ids))
         text: str = tokenizer.decode(ids[:end], skip_special_tokens=True)
         return text
 
@@ -157,7 +157,7 @@ OPTIONS = ("model", "draft", "name", "lookup")
 LOOKUPS = {TRANSFORMERS: "10", OPENVINO: "5", LLAMA: "ngram-simple"}
 """Prompt lookup where the spec gives none: draft tokens for Transformers and OpenVINO, the type for llama.cpp."""
 LLAMA_LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
-"""Types that read the request's own text. The others keep what earlier requests said, this one's repetitions too."""
+"""Types that read the request's own text. Other types keep earlier requests, also repetitions of this one."""
 SIZED = LLAMA_LOOKUPS[:3]
 """Those of them whose lengths can be set."""
 _FORM = "KIND=PROGRAM:model=PATH,draft=PATH,name=TEXT,lookup=VALUE"
@@ -191,10 +191,10 @@ def read_spec(text: str) -> PeerSpec:
     Raises:
         ConfigError: not of that form, or an option that does not fit the kind.
     """
-    kind, equals, rest = text.partition("=")
-    if not equals or kind not in KINDS or not rest:
+    kind, equals, description = text.partition("=")
+    if not equals or kind not in KINDS or not description:
         raise ConfigError(f"--peer is {text!r}, but must be {_FORM}, where KIND is one of {', '.join(KINDS)}.")
-    program, *after = re.split(rf":(?=(?:{_STARTS})=)", rest, maxsplit=1)
+    program, *after = re.split(rf":(?=(?:{_STARTS})=)", description, maxsplit=1)
     options: dict[str, str] = {}
     for part in re.split(rf",(?=(?:{_STARTS})=)", after[0]) if after else ():
         key, _, value = part.partition("=")
@@ -211,20 +211,6 @@ def read_spec(text: str) -> PeerSpec:
         options.get("name", ""),
         options.get("lookup", LOOKUPS[kind]),
     )
-    _check(spec, text)
-    return spec
-
-
-def read_specs(texts: Sequence[str]) -> list[PeerSpec]:
-    """Parse all peers of a command line. Raises ConfigError, also where the same peer is given twice."""
-    specs = [read_spec(text) for text in texts]
-    for index, spec in enumerate(specs):
-        if spec in specs[:index]:
-            raise ConfigError(f"--peer {texts[index]!r} is given twice. Give each peer once.")
-    return specs
-
-
-def _check(spec: PeerSpec, text: str) -> None:
     if spec.kind != TRANSFORMERS and spec.model is None:
         what = "the folder of an exported model" if spec.kind == OPENVINO else "a GGUF file"
         raise ConfigError(f"--peer is {text!r}, but {spec.kind} needs model=PATH, {what}.")
@@ -238,13 +224,21 @@ def _check(spec: PeerSpec, text: str) -> None:
             )
     elif not _is_count(spec.lookup):
         raise ConfigError(f"--peer is {text!r}: lookup is the number of draft tokens, a whole number in 1..128.")
+    return spec
+
+
+def read_specs(texts: Sequence[str]) -> list[PeerSpec]:
+    """Parse all peers of a command line. Raises ConfigError, also where the same peer is given twice."""
+    specs = [read_spec(text) for text in texts]
+    for index, spec in enumerate(specs):
+        if spec in specs[:index]:
+            raise ConfigError(f"--peer {texts[index]!r} is given twice. Give each peer once.")
+    return specs
 
 
 def _is_count(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 4 and 0 < int(text) <= 128
 
-
-# From what the user asks for to the peers that are started: forerun first.
 
 FORERUN = "forerun"
 _MODULES = "forerun.lab.bench.peers"

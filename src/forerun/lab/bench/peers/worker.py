@@ -1,4 +1,4 @@
-"""A peer in a process of its own: Transformers or OpenVINO GenAI, asked over a pipe with one JSON object a line.
+"""A peer in a process of its own: Transformers or OpenVINO GenAI, which answers JSON objects, one a line, over a pipe.
 
 Run by path with the interpreter that has the peer; nothing of forerun is imported. The first line on standard input
 says what to load. The worker answers "ready", then one line for every request, and leaves when its input ends:
@@ -11,7 +11,7 @@ says what to load. The worker answers "ready", then one line for every request, 
 
 All generation is greedy and goes on past any end of text. `seconds` is measured around the peer's generate call,
 `first_seconds` until its first token, both on this side of the pipe; `steps` are forwards that gave tokens, null if the
-peer does not tell.
+peer does not report them.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class OpenVINO:
 
     @staticmethod
     def _precision(folder: Path, core: Any) -> str:
-        """Return the type of most of the weights' bytes; of 16-bit weights, the type in which the processor computes."""
+        """Return the type of most of the weights' bytes; of 16-bit weights, the type that the processor computes in."""
         held: dict[str, int] = {}
         for node in core.read_model(folder / "openvino_model.xml").get_ops():
             if node.get_type_name() == "Constant":

@@ -41,10 +41,10 @@ def put_into(path: Path, made: Mapping[str, str]) -> str:
     found = 0
     for name, section in made.items():
         mark = _BEGIN.format(name=name)
-        before, is_there, rest = text.partition(mark)
+        before, is_there, following = text.partition(mark)
         if not is_there:
             continue
-        _, ends, after = rest.partition(_END)
+        _, ends, after = following.partition(_END)
         if not ends or mark in after:
             raise ConfigError(f"--into is {path}: the line {mark} must be there once, with {_END} after it.")
         text = f"{before}{mark}\n\n{section}\n\n{_END}{after}"

@@ -1,4 +1,4 @@
-"""Results as Markdown."""
+"""Results as Markdown, with warnings of what weakens their figures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from forerun.kernels.environment import describe
 from forerun.lab.bench.tables import markdown_table
-from forerun.lab.results.schema import KINDS, Figure, Results
-
-# What a reader of figures must be warned of.
+from forerun.lab.results.schema import KINDS, Results
 
 LEAST_RUNS = 10
 """Runs behind an interval: with fewer, a bootstrap's is too narrow."""
@@ -92,17 +90,17 @@ def _of_figures(results: Results) -> Iterator[str]:
         yield f"{len(single)} figures are of a single run, and have no interval."
     if results.rows and len(results.prompts) < LEAST_PROMPTS:
         yield f"There are only {len(results.prompts)} prompts: they stand for no workload."
-    crossing = [each for each in results.figures if crosses_one(each) and not each.labels.get("category")]
-    names = [str(each.labels.get("method", each.name)) for each in crossing]
+    names = [
+        str(each.labels.get("method", each.name))
+        for each in results.figures
+        if each.name == "over_plain"
+        and None not in (each.low, each.high)
+        and (each.low or 0.0) <= 1 <= (each.high or 0.0)
+        and each.low != each.high
+        and not each.labels.get("category")
+    ]
     if names:
         yield f"The interval holds 1, so neither faster nor slower is shown: {_listed(names)}."
-
-
-def crosses_one(figure: Figure) -> bool:
-    """Return whether a figure is a speed over plain decoding whose interval holds 1."""
-    if figure.name != "over_plain" or figure.low is None or figure.high is None:
-        return False
-    return figure.low <= 1 <= figure.high and figure.low < figure.high
 
 
 def _of_machine(results: Results) -> Iterator[str]:

@@ -15,7 +15,7 @@ from forerun.lab.results.schema import FIGURES, Figure, Results
 
 INSTALL = "pip install 'forerun[report]'"
 METHOD_LABELS = ("method", "drafter", "num_draft_tokens")
-"""Labels that tell methods apart; by all others pictures are told apart."""
+"""Labels that distinguish methods; all other labels distinguish pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _drawn(kind: PictureKind, figures: Sequence[Figure], about: str) -> Any:
     axes.set_title(about, fontsize="medium")
     unit, value_title = FIGURES[kind.figures[0]]
     value_title = f"{value_title}, {kind.unit or unit}".rstrip(", ")
-    for place, method in enumerate(methods):
+    for row, method in enumerate(methods):
         mine = [each for each in figures if str(each.labels.get("method", "")) == method]
         values = [kind.scale * (each.value or 0.0) for each in mine]
         errors = [[kind.scale * abs(each.value - bound) if each.value is not None and bound is not None else 0.0
@@ -117,7 +117,7 @@ def _drawn(kind: PictureKind, figures: Sequence[Figure], about: str) -> Any:
         if kind.at:
             axes.errorbar([float(each.labels[kind.at]) for each in mine], values, errors, marker="o", label=method)
         else:
-            axes.errorbar(values, [place] * len(mine), xerr=errors, fmt="o")
+            axes.errorbar(values, [row] * len(mine), xerr=errors, fmt="o")
     if kind.at:
         axes.set(xlabel=kind.at.replace("_", " "), ylabel=value_title, ylim=(0, None))
         canvas.legend(loc="outside lower center", ncols=2, fontsize="small")
