@@ -65,8 +65,7 @@ def generate(
     cases, counts = compared.cases(), draft_counts(settings.num_draft_tokens)
     heats = non_negative(settings.temperatures, "--temperatures")
     assisted = whole_numbers(settings.assisted, "--assisted")
-    model = chosen_model(model)
-    chosen = choose_drafters(model, draft, compared.drafters)
+    chosen = choose_drafters(model := chosen_model(model), draft, compared.drafters)
     watch = begin(threads, json)
     from forerun.lab.bench.compare import PLAIN
     from forerun.lab.bench.generate import Methods

@@ -95,8 +95,7 @@ def measure(
                 steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
             steps |= {(kind, k): _forward_step(each, cached, new[:k]) for kind, each in models.items()}
         say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
-        runs = interleave(steps, rounds, warmup=3)
-        seconds = {key: [run.seconds for run in timed] for key, timed in runs.items()}
+        seconds = {key: [run.seconds for run in each] for key, each in interleave(steps, rounds, warmup=3).items()}
         parameters = _multiplied(folder, model)
         results += [
             ForwardRow(
