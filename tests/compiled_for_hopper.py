@@ -1,7 +1,8 @@
 """Compile every Triton kernel for compute capability 9.0, in the shapes of a model of 8 B parameters. No GPU is needed.
 
 Says of each which instructions multiply, how wide it reads, and how many registers it takes; fails where registers
-spill, where a product of bfloat16 or of codes is made by other instructions than expected, or a kernel is left out.
+spill, where a product of bfloat16 or of quantized values is made by other instructions than expected, or a kernel is
+left out.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ CASES: list[tuple[Any, dict[str, Any], tuple[int, int], str]] = [
     *((attention._attend, HEADS | PAGES | {"WINDOW": window}, (4, 2), BF16) for window in (0, 4096)),
     (attention._combine, HEADS | {"WINDOW": 0, "BLOCK_G": 4}, (4, 3), ""),
     (quantised_linear._quantise_rows, {"WIDTH": 14336, "BLOCK": 16384}, (8, 3), ""),
-    (quantised_linear._multiply_codes, SQUARE | {"BLOCK_N": 16, "BLOCK_K": 256}, (4, 4), CODES),
+    (quantised_linear._multiply_quantized, SQUARE | {"BLOCK_N": 16, "BLOCK_K": 256}, (4, 4), CODES),
     *(
         (
             grouped_linear._multiply_groups,
@@ -75,7 +76,7 @@ TYPES = {
     "base": HALVES,
     "high": BYTES,
     "low": BYTES,
-    "codes": "*u8",
+    "quantized": "*u8",
     "minimum": "*fp16",
 }
 """Of arguments by their names; others are pointers to float32."""
@@ -85,7 +86,7 @@ OWN_TYPES: dict[Any, dict[str, str]] = {
     linear._product: {"x": HALVES, "weight": HALVES},
     attention._combine: {"out": HALVES},
     quantised_linear._quantise_rows: {"x": HALVES, "scale": FLOATS},
-    quantised_linear._multiply_codes: {"weight": BYTES, "scale": FLOATS},
+    quantised_linear._multiply_quantized: {"weight": BYTES, "scale": FLOATS},
     grouped_linear._multiply_groups: {"x": HALVES, "scale": "*fp16"},
 }
 

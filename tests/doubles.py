@@ -115,7 +115,7 @@ class FakeModel:
                 assert 0 <= token_id < self.vocab_size
                 assert -1 <= parent < cache.num_scratch
                 cache.scratch.add(token_id, parent)
-            for count, wanted in ((rows.num_wanted, slots), (rows.num_tapped, tapped)):
+            for count, wanted in ((rows.num_wanted, slots), (rows.num_hidden_rows, tapped)):
                 assert 0 <= count <= n
                 for row in range(first + n - count, first + n):
                     path = [cache.scratch.ids[node] for node in cache.scratch.path_to(row)]

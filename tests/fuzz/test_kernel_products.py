@@ -28,7 +28,7 @@ def magnitudes(weight: Tensor | QuantisedWeight) -> Tensor:
     """Of the terms that the products add up, [out, in] float64."""
     if not isinstance(weight, QuantisedWeight):
         return weight.double().abs()
-    numbers = (weight.codes.double() - weight.zero).abs()
+    numbers = (weight.quantized.double() - weight.zero).abs()
     columns = [min(i // GROUP, weight.scale.shape[1] - 1) for i in range(weight.shape[1])]
     numbers = numbers * weight.scale.double()[:, columns]
     return numbers if weight.minimum is None else numbers + weight.minimum.double().abs()[:, columns]
@@ -86,8 +86,8 @@ def test_whole_sums(kind: str, out: int, size: int, n: int, extreme: bool, seed:
     weight, x = weight_of(kind, out, size, seed), drawn(n, size, seed=seed + 1)
     assert isinstance(weight, QuantisedWeight)
     if extreme:
-        weight.codes[: out // 2] = 0 if kind != "int8" else 1
-        weight.codes[out // 2 :] = 2**weight.bits - 1
+        weight.quantized[: out // 2] = 0 if kind != "int8" else 1
+        weight.quantized[out // 2 :] = 2**weight.bits - 1
         x = x.sign()
     if weight.group is not None:
         shown = seed % weight.scale.shape[1]

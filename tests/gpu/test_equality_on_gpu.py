@@ -42,7 +42,7 @@ def target(request: pytest.FixtureRequest) -> Model:
 
 @pytest.fixture(scope="module")
 def plain(target: Model, prompts: list[list[int]]) -> dict[int | None, Bits]:
-    """What plain decoding says, one prompt at a time, by seed."""
+    """Return the output of plain decoding, one prompt at a time, by seed."""
     llm = LLM(target, None, max_batch=1)
     return {seed: bits(llm, prompts, [params_of(seed)] * len(prompts)) for seed in SEEDS}
 
@@ -54,7 +54,7 @@ def prompts() -> list[list[int]]:
 
 
 def params_of(seed: int | None) -> SamplingParams:
-    """Greedy without a seed."""
+    """Return sampling parameters, greedy without a seed."""
     temperature = 0.0 if seed is None else 1.0
     return SamplingParams(temperature=temperature, seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
 
@@ -65,7 +65,7 @@ def bits(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> Bi
 
 
 def has_to_be_fitted(drafter: str) -> bool:
-    """A head that is not shipped: it takes a minute on the CPU, and comes last."""
+    """Return whether a head is not shipped: training takes a minute on the CPU, and comes last."""
     return DRAFTERS[drafter].kind == "head" and not DRAFTERS[drafter].serves(BUNDLED_TARGET)
 
 

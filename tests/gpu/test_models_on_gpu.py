@@ -39,7 +39,7 @@ def prompted(model: Model, prompt: Sequence[int]) -> Cache:
 
 
 def greedy(model: Model, prompt: Sequence[int], count: int) -> list[int]:
-    """Tokens are read at the end: each is fed as it lies on the device."""
+    """Decode greedily; tokens are read at the end, and each is fed from the device."""
     cache, drawn = prompted(model, prompt[:-1]), [torch.tensor([prompt[-1]], device=model.device)]
     for _ in range(count):
         drawn.append(model.forward([Rows(cache, drawn[-1])]).logits.argmax(-1))
@@ -64,8 +64,8 @@ def test_plain_decoding_gives_the_tokens_of_the_cpu(family: str, folders: dict[s
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-5), ("float32", 1e-3), ("bfloat16", 0.3)])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("mixtral", "gpt_oss")])
 def test_batches_and_hidden_states(family: str, dtype: str, tolerance: float, folders: dict[str, Path]) -> None:
-    """A tree, one that crosses a border of keys, a chain whose tokens lie on the device, and a prompt. Mixtures may
-    choose other experts where two are nearly as good."""
+    """Compare a tree, one that crosses a border of keys, a chain whose tokens lie on the device, and a prompt. Mixtures
+    may choose other experts where two are nearly as good."""
     results = []
     for device in ("cpu", "cuda"):
         model = load_model(folders[family], dtype, device=device)

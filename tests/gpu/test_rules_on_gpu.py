@@ -38,7 +38,7 @@ def decide(rule: str, device: str) -> list[Verdict]:
 
 
 def decide_trees(rule: str, replacement: bool, device: str, dtype: torch.dtype) -> list[Verdict]:
-    """Trees of 0 to 23 nodes with up to three children a row, drawn from distributions near the target's."""
+    """Decide trees of 0 to 23 nodes with up to three children a row, drawn from distributions near the target's."""
     generator = torch.Generator().manual_seed(4)
     drafts, logits = [], []
     for size in range(24):

@@ -43,7 +43,7 @@ def test_shapes_of_heads(heads: tuple[int, int], width: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", WINDOWS[:2])
 def test_a_row_alone_is_that_row_in_any_company(window: int | None, dtype: torch.dtype) -> None:
-    """Over a border of a split; the other rows of the second run hold NaN."""
+    """Compare over a border of a split; the other rows of the second run hold NaN."""
     rig = Attending(window, dtype)
     own, cache = tokens(12, 5), rig.sequence(tokens(250))
     together = rig.forward([Rows(cache, own)])
@@ -86,7 +86,7 @@ def test_a_branch_that_leaves_a_stem_before_the_page_in_which_the_stem_ends() ->
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 128] if INTERPRETED else range(1, 130))
 def test_every_border_of_pages(count: int) -> None:
-    """Slots that nobody has written hold NaN (`Attending.sequence`)."""
+    """Check every border; slots that were not written hold NaN (`Attending.sequence`)."""
     rig = Attending()
     batch = [Rows(rig.sequence(tokens(count)), tokens(2, 8))]
     expected = rig.reference(batch)

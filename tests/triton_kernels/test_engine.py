@@ -23,7 +23,7 @@ Bits = list[tuple[list[int], list[float]]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of one layer whose greedy text repeats itself, so that looking it up pays."""
+    """Build a Llama of one layer whose greedy text repeats itself, so that n-gram drafts are accepted."""
     config = tf.LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -54,7 +54,7 @@ def target(request: pytest.FixtureRequest, folder: Path) -> Model:
 
 
 def bits(llm: LLM, params: SamplingParams) -> tuple[Bits, int]:
-    """Tokens and log-probabilities of each prompt, all in one batch; how many tokens were accepted."""
+    """Return tokens and log-probabilities of each prompt, all in one batch, and the number of accepted tokens."""
     generations = llm.generate(PROMPTS, params)
     found = [
         (each.token_ids, [entry.logprob for entry in each.logprobs])

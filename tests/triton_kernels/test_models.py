@@ -82,7 +82,7 @@ def test_rows_go_on_from_a_layer_with_the_same_bits(tmp_path: Path, monkeypatch:
 
 
 def test_all_is_computed_while_the_models_device_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton launches on the device that is current, whatever device the tensors lie on."""
+    """Check the current device: Triton launches on it, whatever device the tensors lie on."""
     inside: list[torch.device] = []
     launched: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Products against their references; a row's bits do not depend on bucket, place, company or NaN in other rows."""
+"""Products against their references; a row's bits do not depend on bucket, position, batch or NaN in other rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from forerun.kernels.quantisation import QuantisedWeight
 from forerun.kernels.torch.quantised_linear import QuantisedLinear
 from forerun.kernels.triton.linear import FloatProduct, Product, multiply
-from forerun.kernels.triton.quantised_linear import RowCodes, channel_limit, code_product
+from forerun.kernels.triton.quantised_linear import ActivationBuffers, channel_limit, quantised_product
 from kernel_cases import weight_of
 from triton_rig import DEVICE, DTYPES, INTERPRETED, MARKS, close, drawn
 
@@ -26,15 +26,15 @@ KINDS = ("float", "int8", "int8-groups", "int4-groups", "int4-minima")
 def product_of(
     kind: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> tuple[Product, Tensor | QuantisedWeight, Tensor]:
-    """The product, its weight and its bias."""
+    """Return the product, its weight and its bias."""
     bias = drawn(shape[0], seed=5)
     if kind == "float":
         weight = drawn(*shape, seed=2).to(dtype)
         return FloatProduct(weight, bias), weight, bias
-    codes = weight_of(kind, *shape)
-    assert isinstance(codes, QuantisedWeight)
-    codes = codes.to(DEVICE)
-    return code_product(codes, bias, dtype, RowCodes(DEVICE)), codes, bias
+    quantized = weight_of(kind, *shape)
+    assert isinstance(quantized, QuantisedWeight)
+    quantized = quantized.to(DEVICE)
+    return quantised_product(quantized, bias, dtype, ActivationBuffers(DEVICE)), quantized, bias
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

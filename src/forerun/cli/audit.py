@@ -119,7 +119,7 @@ def _of_model(
     """The certificate of a model with a drafter, in this process."""
     from forerun.cli.bench.shared import set_threads
     from forerun.engine import LLM
-    from forerun.kernels.environment import machine
+    from forerun.kernels.environment import machine_facts
     from forerun.lab.audit.engine_layer import Audited
     from forerun.lab.audit.local import audit as run
     from forerun.models import number_format
@@ -153,7 +153,7 @@ def _of_model(
         subject=subject,
         say=lambda text: typer.echo(f"forerun audit: {text}", err=True),
     )
-    certificate.environment = machine()
+    certificate.environment = machine_facts()
     return certificate
 
 
@@ -161,7 +161,7 @@ def _of_server(
     urls: Sequence[str], api_key: str | None, model: str | None, prompts: str | None, settings: AuditOptions
 ) -> Certificate:
     """The certificate of a server, or of two."""
-    from forerun.kernels.environment import machine
+    from forerun.kernels.environment import machine_facts
     from forerun.lab.audit.remote import SWITCH, AuditedServer, remote_audit
 
     if len(urls) > _MOST_URLS:
@@ -185,5 +185,5 @@ def _of_server(
     finally:
         speculative.close()
         plain.close()
-    certificate.environment = machine()
+    certificate.environment = machine_facts()
     return certificate

@@ -18,7 +18,7 @@ from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
 from forerun.cli.output import memory_told, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError, FetchError, ModelLoadError
-from forerun.kernels.environment import describe_machine, machine
+from forerun.kernels.environment import describe_machine, machine_facts
 from forerun.lab.bench.compare import MethodRow, MethodRun, reduce_runs
 from forerun.lab.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
@@ -217,7 +217,7 @@ def closing_line(llm: LLM, num_draft_tokens: NumDraftTokens, plan: DemoPlan) -> 
         f"{plan.sampling.max_tokens} {length}; prompts: {len(plan.cases)} of "
         f"{plan.available}, interleaved rounds: {plan.rounds}; medians over both."
     )
-    return f"{promise}\n{how}\n{describe_machine(machine())}"
+    return f"{promise}\n{how}\n{describe_machine(machine_facts())}"
 
 
 def _speedup(row: MethodRow) -> str:
@@ -308,10 +308,10 @@ def _opened(
 
 
 def _format(model: str, settings: LLMOptions) -> str:
-    from forerun.models.loading.load import asked_format
+    from forerun.models.loading.load import weight_format
 
     try:
-        return asked_format(model, settings.dtype, settings.quantize)
+        return weight_format(model, settings.dtype, settings.quantize)
     except ModelLoadError:  # opening it will tell
         return settings.dtype
 
@@ -341,7 +341,7 @@ def facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, pl
         "quantize": plain.target.quantize,
         "num_draft_tokens": num_draft_tokens,
         "exact": plain.exact,
-        "machine": machine(),
+        "machine": machine_facts(),
     }
 
 

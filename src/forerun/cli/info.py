@@ -62,10 +62,10 @@ def info(
     if head is not None:
         _tell_head(head, json)
         return
-    from forerun.kernels.environment import machine
+    from forerun.kernels.environment import machine_facts
 
     base = home()
-    facts = machine() | {
+    facts = machine_facts() | {
         "processor_features": processor.features(),
         "kernels": _kernels(),
         "home": None if base is None else str(base),

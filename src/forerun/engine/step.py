@@ -241,7 +241,7 @@ class StepLoop:
             top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
         at = hidden_output = 0
         for item, row in zip(work, rows, strict=True):
-            end, last = at + item.num_logits, hidden_output + row.num_tapped
+            end, last = at + item.num_logits, hidden_output + row.num_hidden_rows
             if top is not None and end > at:
                 item.top_tokens = top[at:end]
             if hidden_outputs is not None and last > hidden_output:

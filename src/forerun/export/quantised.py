@@ -24,13 +24,13 @@ from forerun.export.files import (
     save_tokenizer,
 )
 from forerun.models import find_tokenizer
+from forerun.models.families import llama_refusal
 from forerun.models.linear import Part
-from forerun.models.llama.decoder import llama_refusal
-from forerun.models.loading.code_tensors import tensors_of
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
+from forerun.models.loading.load import read_to_quantise
 from forerun.models.loading.quantise import LAYOUT, METHOD, Quantisation, QuantisedMaker, matrices
-from forerun.models.loading.reading import read_to_quantise
+from forerun.models.loading.quantised_tensors import tensors_of
 from forerun.models.loading.transformers_modules import quietly
 from forerun.utils.files import REMEDY, new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
 from forerun.utils.json_file import read_json

@@ -1,1 +1,1 @@
-"""Operations on tensors, one a file: references in PyTorch, which any other implementation must agree with."""
+"""Tensor operations: references in PyTorch, and native and Triton kernels that must agree with them."""

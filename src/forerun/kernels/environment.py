@@ -1,4 +1,4 @@
-"""Where and when something was measured, and how busy the machine was meanwhile."""
+"""The machine, kernels and software versions that a measurement ran on, and how busy the machine was."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from forerun.utils import machine as processor
+from forerun.utils import machine
 
 # The machine and the software that figures depend on.
 
 
-def machine() -> dict[str, Any]:
-    """Everything a reader needs to judge a figure: processor, kernels, cores, threads, versions, commit."""
+def machine_facts() -> dict[str, Any]:
+    """Return the processor, kernels, cores, threads, versions and commit that figures depend on."""
     import torch
     import transformers
 
     from forerun import __version__
     from forerun.kernels.cpu import in_use
 
-    accelerator = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
-        "cpu": processor.model(),
+        "cpu": machine.model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "kernels": in_use(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "accelerator": accelerator,
+        "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -43,7 +42,7 @@ def machine() -> dict[str, Any]:
 
 
 def describe_machine(facts: Mapping[str, Any]) -> str:
-    """The machine in one line."""
+    """Describe the machine in one line. facts: as `machine_facts` returns them."""
     commit = f" ({facts['commit']})" if facts["commit"] else ""
     kernels = f"kernels {facts['kernels']}, " if facts["kernels"] else ""
     return (
@@ -54,7 +53,7 @@ def describe_machine(facts: Mapping[str, Any]) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this file is tracked in, "+" for a changed one; None when installed elsewhere."""
+    """Return the commit of the checkout that tracks this file, with "+" if it is modified; None without a checkout."""
 
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(here.parent), *arguments]
@@ -77,7 +76,7 @@ _STAT = Path("/proc/stat")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What made the figures.
+    """The machine and software that produced some figures.
 
     Attributes:
         forerun, torch, transformers, python: versions.
@@ -86,15 +85,15 @@ class Environment:
         system: operating system and architecture.
         processor: its name.
         instructions: the best instruction set that torch finds in it.
-        kernels: which kernels ran, with their instruction set; None where no model asked for native ones.
+        kernels: which kernels ran, with their instruction set; None if no model requested native kernels.
         cores: that this process could use.
         threads: of torch.
         accelerator: None without one.
         date: when it began, ISO 8601 in UTC.
         seconds: that it took.
-        load_before, load_after: load averages over 1, 5 and 15 minutes; empty where the system tells none.
-        stolen: share of the processors' time that a hypervisor gave to other machines; None where it is not told.
-        others: processors that other processes kept busy, on average; None where it is not told.
+        load_before, load_after: load averages over 1, 5 and 15 minutes; empty if the system has none.
+        stolen: share of the processor time that a hypervisor gave to other machines; None if unknown.
+        others: processors that other processes kept busy, on average; None if unknown.
     """
 
     forerun: str
@@ -119,17 +118,17 @@ class Environment:
 
     @property
     def machine(self) -> tuple[str, int, str | None]:
-        """By which results of different machines are told apart."""
+        """Return the key that distinguishes results of different machines."""
         return self.processor, self.cores, self.accelerator
 
     @property
     def version(self) -> str:
-        """The commit, "+" for a changed one, or else the version."""
+        """Return the commit, with "+" if the checkout is modified, or else the version."""
         return f"{self.commit}{'+' * self.dirty}" if self.commit else self.forerun
 
 
-def describe(environment: Environment) -> str:
-    """The environment in one line."""
+def describe_environment(environment: Environment) -> str:
+    """Describe the environment in one line."""
     facts = {"cpu": environment.processor, "cpu_capability": environment.instructions, **asdict(environment)}
     commit = f"{environment.commit}{'+' * environment.dirty}" if environment.commit else None
     return describe_machine({**facts, "commit": commit})
@@ -137,13 +136,13 @@ def describe(environment: Environment) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The machine from one moment on.
+    """The state of the machine at one moment, from which `environment` measures.
 
     Attributes:
         date: of that moment.
         started: the same by the clock that measures.
         load: averages then.
-        ticks: of all processors then, since the system began: all, busy, stolen; None where the system does not tell.
+        ticks: of all processors then, since the system began: all, busy, stolen; None if unknown.
         own_seconds: processor time that this process and its children had taken.
     """
 
@@ -155,12 +154,13 @@ class Watch:
 
     @classmethod
     def begin(cls) -> Watch:
-        """To be called before anything is loaded: the load average is then that of others."""
+        """Record the state of the machine. Call it before loading anything: the load average is then that of other
+        processes."""
         return cls(datetime.now(UTC), time.perf_counter(), _load(), _ticks(), _own_seconds())
 
     def environment(self) -> Environment:
-        """What happened until now."""
-        facts, seconds, now = machine(), time.perf_counter() - self.started, _ticks()
+        """Return the environment, with what happened since `begin`."""
+        facts, seconds, now = machine_facts(), time.perf_counter() - self.started, _ticks()
         stolen = others = None
         if self.ticks is not None and now is not None and now[0] > self.ticks[0]:
             total, busy, taken = (after - before for before, after in zip(self.ticks, now, strict=True))
@@ -208,6 +208,6 @@ def _ticks() -> tuple[int, int, int] | None:
 
 
 def _own_seconds() -> float:
-    """Processor time of this process and of its children that have ended."""
+    """Return the processor time of this process and of its finished children, in seconds."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

@@ -26,7 +26,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionShape:
-    """What one layer's attention computes.
+    """The parameters of one layer's attention.
 
     Attributes:
         scale: factor of the scores.
@@ -64,12 +64,13 @@ class Partition:
 
 
 def tails(num_keys: int) -> int:
-    """num_keys rounded up to whole tails."""
+    """Round num_keys up to whole tails."""
     return -(-num_keys // KV_TAIL) * KV_TAIL
 
 
 def spans_of(first: int, num_keys: int) -> tuple[Span, ...]:
-    """The parts in which columns first..num_keys are added. first: a multiple of KV_BLOCK; num_keys: whole tails."""
+    """Return the parts in which columns first..num_keys are added. first: a multiple of KV_BLOCK; num_keys: whole
+    tails."""
     last_block = (num_keys - 1) // KV_BLOCK * KV_BLOCK
     blocks = range(first, last_block, KV_BLOCK)
     tail_starts = range(last_block, num_keys, KV_TAIL)

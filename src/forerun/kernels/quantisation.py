@@ -1,4 +1,4 @@
-"""From numbers to codes: weights at 8 and at 4 bits, activations at 16."""
+"""Quantisation of weights to 8 and 4 bits, and of activations to 16 bits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from torch.nn import functional as F
 
 from forerun.errors import ModelLoadError
 
-# A matrix of weights in codes of 8 or 4 bits: scale * (code - zero) + minimum.
-
 GROUP = 32
 """Inputs that have a scale in common, as in GGUF's Q8_0, Q4_0 and Q4_1."""
 _PART = 1 << 22
 """Numbers dequantised together: what is needed beside the result."""
 
 
-class CodeForm(NamedTuple):
-    """What weights must have in common to be one: see the attributes of `QuantisedWeight`.
+class QuantisedFormat(NamedTuple):
+    """The properties that weights must share to be joined: see the attributes of `QuantisedWeight`.
 
     Attributes:
         has_minimum: whether there are minima.
@@ -35,20 +33,20 @@ class CodeForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantisedWeight:
-    """Numbers are scale * (code - zero) + minimum, by group of inputs.
+    """A matrix stored as quantized values, which stand for scale * (quantized - zero) + minimum by group of inputs.
 
     Attributes:
         bits: 8 or 4.
-        codes: [out, in] uint8, a byte a number.
-        zero: the code that stands for 0, or for the minimum: 128 for 8 bits, 8 or 0 for 4.
+        quantized: [out, in] uint8, a byte per value.
+        zero: the value that stands for 0, or for the minimum: 128 for 8 bits, 8 or 0 for 4.
         scale: [out, groups] float16 for groups of 32 inputs, the last of which may be shorter; [out, 1] float32 for one
             scale per output channel. All are finite.
-        minimum: [out, groups] float16, of codes whose zero is 0; else None.
+        minimum: [out, groups] float16, if zero is 0; else None.
         group: GROUP, or None: the whole row.
     """
 
     bits: int
-    codes: Tensor
+    quantized: Tensor
     zero: int
     scale: Tensor
     minimum: Tensor | None
@@ -56,37 +54,37 @@ class QuantisedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
-        return self.codes.shape[0], self.codes.shape[1]
+        """Return the numbers of outputs and inputs."""
+        return self.quantized.shape[0], self.quantized.shape[1]
 
     @property
-    def form(self) -> CodeForm:
-        """What weights must have in common to be one."""
-        return CodeForm(self.bits, self.zero, self.group, self.minimum is not None)
+    def form(self) -> QuantisedFormat:
+        """Return the properties that weights must share to be joined."""
+        return QuantisedFormat(self.bits, self.zero, self.group, self.minimum is not None)
 
     def dequantise(self, dtype: torch.dtype) -> Tensor:
-        """[out, in]. The numbers are computed in float32 and then brought to `dtype`."""
-        result = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
+        """Return [out, in] numbers, computed in float32 and converted to `dtype`."""
+        result = torch.empty(self.shape, dtype=dtype, device=self.quantized.device)
         count = max(1, _PART // self.shape[1])
         for first in range(0, self.shape[0], count):
             rows = slice(first, first + count)
-            numbers = (self.codes[rows].to(torch.int16) - self.zero).float().mul_(self._wide(self.scale[rows]))
+            numbers = (self.quantized[rows].to(torch.int16) - self.zero).float().mul_(self._wide(self.scale[rows]))
             result[rows] = numbers if self.minimum is None else numbers.add_(self._wide(self.minimum[rows]))
         return result
 
     def rows(self, index: Tensor) -> QuantisedWeight:
-        """Output channels picked or reordered. index: [n] int64."""
+        """Select or reorder output channels. index: [n] int64."""
         minimum = None if self.minimum is None else self.minimum[index]
-        return replace(self, codes=self.codes[index], scale=self.scale[index], minimum=minimum)
+        return replace(self, quantized=self.quantized[index], scale=self.scale[index], minimum=minimum)
 
     def to(self, device: torch.device) -> QuantisedWeight:
-        """The same on another device."""
+        """Copy the weight to another device."""
         minimum = None if self.minimum is None else self.minimum.to(device)
-        return replace(self, codes=self.codes.to(device), scale=self.scale.to(device), minimum=minimum)
+        return replace(self, quantized=self.quantized.to(device), scale=self.scale.to(device), minimum=minimum)
 
     @staticmethod
     def cat(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
-        """The output channels of several weights one after another.
+        """Concatenate the output channels of several weights.
 
         Raises:
             ValueError: they differ in form or in the number of inputs.
@@ -100,41 +98,40 @@ class QuantisedWeight:
         minima = [part.minimum for part in parts if part.minimum is not None]
         return replace(
             first,
-            codes=torch.cat([part.codes for part in parts]),
+            quantized=torch.cat([part.quantized for part in parts]),
             scale=torch.cat([part.scale for part in parts]),
             minimum=torch.cat(minima) if minima else None,
         )
 
     def _wide(self, by_group: Tensor) -> Tensor:
-        """[rows, groups] -> [rows, in] or [rows, 1], float32."""
+        """Expand [rows, groups] to [rows, in] or [rows, 1], float32."""
         wide = by_group.float()
         return wide if self.group is None else wide.repeat_interleave(self.group, 1)[:, : self.shape[1]]
 
 
 LARGEST = 127
-"""Codes of 8 bits are -127..127 about their zero."""
+"""Values of 8 bits are -127..127 about their zero."""
 _LEVELS = 15
-"""The largest code of 4 bits."""
+"""The largest value of 4 bits."""
 _MOST_INPUTS = 1 << 17
-"""Inputs whose products of codes, 127 * 127 each, still fit into an int32 sum."""
-MADE_FORMS = {8: CodeForm(8, 128, None, False), 4: CodeForm(4, 0, GROUP, True)}
-"""By bits, the form of what is made here."""
-
-"""Numbers quantised together: what is needed beside the result."""
+"""Inputs whose integer products, 127 * 127 each, still fit into an int32 sum."""
+MADE_FORMS = {8: QuantisedFormat(8, 128, None, False), 4: QuantisedFormat(4, 0, GROUP, True)}
+"""By bits, the format of the weights that are quantised here."""
 
 
-def largest_row_code(weight: QuantisedWeight) -> int:
-    """The limit of the codes of activations that a weight is multiplied with: 16 bits, and without groups the largest
-    whose products with codes of 8 bits, 128 in magnitude, add up within 32 bits over all inputs. The sums of groups
-    fit in any case."""
+def activation_limit(weight: QuantisedWeight) -> int:
+    """Return the largest quantized activation that a weight is multiplied with: 16 bits, and without groups the largest
+    value whose products with 8-bit values, 128 in magnitude, sum within 32 bits over all inputs. The sums of groups
+    always fit."""
     return 32767 if weight.group is not None else min(32767, (2**31 - 1) // (128 * max(1, weight.shape[1])))
 
 
-def symmetric_codes(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
-    """Codes -limit..limit with one scale per row: scale = amax / limit, code = round-half-even(x * (limit / amax)).
+def quantise_symmetric(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
+    """Quantise to -limit..limit with one scale per row: scale = amax / limit, quantized = round-half-even(x * (limit /
+    amax)).
 
-    Codes are 0 where amax is 0, or so small that limit / amax overflows. A row with NaN or infinity has the scale NaN
-    and codes 0.
+    Values are 0 where amax is 0, or so small that limit / amax overflows. A row with NaN or infinity has the scale NaN
+    and values 0.
 
     Args:
         x: [..., n] float32.
@@ -145,12 +142,12 @@ def symmetric_codes(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
     amax = x.abs().amax(-1, keepdim=True)
     inverse = torch.full_like(amax, limit) / amax  # a number over a tensor is its reciprocal times the number
     finite = torch.isfinite(amax)
-    codes = torch.where(finite & torch.isfinite(inverse), (x * inverse).round_(), 0.0)
-    return codes, torch.where(finite, amax / limit, torch.nan)
+    quantized = torch.where(finite & torch.isfinite(inverse), (x * inverse).round_(), 0.0)
+    return quantized, torch.where(finite, amax / limit, torch.nan)
 
 
 def quantise_int8(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
-    """8 bits with one scale per output channel; codes 1..255.
+    """Quantise to 8 bits with one scale per output channel; quantized values are 1..255.
 
     Args:
         weight: [out, in] float. name: of the tensor, for messages.
@@ -167,8 +164,8 @@ def quantise_int8(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
 
 
 def quantise_int4(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
-    """4 bits in groups of 32 inputs with scale and minimum, as GGUF's Q4_1. Codes are of the scale and minimum as they
-    are kept, rounded to float16.
+    """Quantise to 4 bits in groups of 32 inputs with scale and minimum, as GGUF's Q4_1. The quantized values are
+    computed with the scale and minimum as stored, rounded to float16.
 
     Args:
         weight: [out, in] float. name: of the tensor, for messages.
@@ -180,11 +177,13 @@ def quantise_int4(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
 
 
 def _by_rows(weight: Tensor, name: str, quantise: Callable[[Tensor], QuantisedWeight]) -> QuantisedWeight:
-    """Some rows at a time."""
+    """Quantise some rows at a time."""
     parts = []
     for rows in torch.split(weight.detach(), max(1, _PART // max(1, weight.shape[1]))):
         if not bool(torch.isfinite(rows).all()):
-            raise ModelLoadError(f"{name} holds NaN or infinity, which has no code. Download or save the model anew.")
+            raise ModelLoadError(
+                f"{name} holds NaN or infinity, which cannot be quantised. Download or save the model anew."
+            )
         part = quantise(rows.float())
         if not bool(torch.isfinite(part.scale).all()) or not (part.minimum is None or part.minimum.isfinite().all()):
             raise ModelLoadError(
@@ -196,8 +195,8 @@ def _by_rows(weight: Tensor, name: str, quantise: Callable[[Tensor], QuantisedWe
 
 
 def _int8(weight: Tensor) -> QuantisedWeight:
-    codes, scale = symmetric_codes(weight)
-    return QuantisedWeight(8, (codes + 128).to(torch.uint8), 128, scale, None, None)
+    quantized, scale = quantise_symmetric(weight)
+    return QuantisedWeight(8, (quantized + 128).to(torch.uint8), 128, scale, None, None)
 
 
 def _int4(weight: Tensor) -> QuantisedWeight:
@@ -210,7 +209,7 @@ def _int4(weight: Tensor) -> QuantisedWeight:
     minimum = least.half()
     scale = ((most - minimum.float()) / _LEVELS).half()
     step = scale.float()
-    codes = ((groups - minimum.float()) / step).round_()
-    codes = torch.where(step > 0, codes, 0.0).clamp_(0, _LEVELS).to(torch.uint8)
-    codes = codes.view(len(weight), -1)[:, :num_inputs].contiguous()
-    return QuantisedWeight(4, codes, 0, scale[..., 0], minimum[..., 0], GROUP)
+    quantized = ((groups - minimum.float()) / step).round_()
+    quantized = torch.where(step > 0, quantized, 0.0).clamp_(0, _LEVELS).to(torch.uint8)
+    quantized = quantized.view(len(weight), -1)[:, :num_inputs].contiguous()
+    return QuantisedWeight(4, quantized, 0, scale[..., 0], minimum[..., 0], GROUP)

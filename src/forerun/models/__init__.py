@@ -1,4 +1,4 @@
-"""The models: Transformers' weights under forerun's attention, packed linear layers and row layout."""
+"""Language models: Transformers' weights with forerun's attention, linear layers and row layout."""
 
 from forerun.models.base import Exactness, Forward, LanguageModel, Rows, StandIn, identity, number_format
 from forerun.models.loading.load import (

@@ -1,9 +1,9 @@
-"""The seam between the engine and what computes: rows in, logits and hidden states out."""
+"""The interface between the engine and the models: rows in, logits and hidden states out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +30,9 @@ class Rows:
         num_logits: logits are returned for this many of the last rows; None for all.
         num_hidden_outputs: hidden states are returned for this many of the last rows, whose logits need not be
             computed for that; None: for those whose logits are returned.
-        states: [n, S], what a head reads beside the tokens (`models/eagle.py`); of other models None.
-        is_block: the rows see each other and all that was fed before them (`models/block.py`); otherwise each sees
-            itself and what it follows.
+        states: [n, S], what a draft head reads beside the tokens (`drafters/eagle/model.py`); None for other models.
+        is_block: the rows see each other and everything fed before them (`drafters/block/model.py`); otherwise each
+            sees itself and the rows it follows.
         hidden: [n, hidden], what enters layer `first_layer` for each of the rows, as `forward_first` returned it.
             These rows are the last ones fed, not new ones: keys and values of the layers before lie in their slots.
             None: nothing is computed yet.
@@ -40,8 +40,8 @@ class Rows:
     """
 
     cache: Cache
-    token_ids: Seq[int] | Tensor
-    parents: Seq[int] | None = None
+    token_ids: Sequence[int] | Tensor
+    parents: Sequence[int] | None = None
     num_logits: int | None = None
     hidden: Tensor | None = None
     first_layer: int = 0
@@ -51,25 +51,24 @@ class Rows:
 
     @property
     def num_wanted(self) -> int:
-        """Rows whose logits are returned."""
+        """Return the number of rows whose logits are returned."""
         return len(self.token_ids) if self.num_logits is None else self.num_logits
 
     @property
-    def num_tapped(self) -> int:
-        """Rows whose hidden states are returned, where any are asked for."""
+    def num_hidden_rows(self) -> int:
+        """Return the number of rows whose hidden states are returned, if any are."""
         return self.num_wanted if self.num_hidden_outputs is None else self.num_hidden_outputs
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What a forward gave.
+    """The result of a forward.
 
     Attributes:
-        logits: [R, V] of the wanted rows in packed order; float32, or float64 for a float64 model.
-        hidden_outputs: [T, layers, H] hidden states entering the layers that were asked for, residual included, of
-            the rows that
-            `Rows.num_hidden_outputs` says, in packed order and in the type in which the decoder keeps them; None
-            where none was asked for.
+        logits: [R, V] of the requested rows in packed order; float32, or float64 for a float64 model.
+        hidden_outputs: [T, layers, H] hidden states entering the requested layers, residual included, of the rows that
+            `Rows.num_hidden_outputs` selects, in packed order and in the decoder's own dtype; None if no layer was
+            requested.
     """
 
     logits: Tensor
@@ -78,7 +77,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """Whether a row's result is bit-identical alone and beside others, as tried at load.
+    """Whether a row's result is bit-identical alone and beside others, as tested at load.
 
     Attributes:
         exact: it was, in every trial.
@@ -91,20 +90,20 @@ class Exactness:
 
 @dataclass(eq=False, repr=False)
 class LanguageModel(ABC):
-    """A target, a draft model, or anything that stands in for one.
+    """A target, a draft model, or a stand-in for one.
 
     Attributes:
-        name: what it was loaded as.
+        name: the name that it was loaded by.
         vocab_size: width of the logits.
         context_length: positions it can compute.
         eos_token_ids: tokens that end its output.
         dtype: of the weights.
         device: where it computes.
         num_parameters: of its weights.
-        exactness: the self-test's verdict.
+        exactness: the result of the self-test.
         adapter: the folder of the adapter that was merged into its weights; None without one.
-        quantize: the bits that its weights are kept in, "int8" or "int4"; None for numbers of `dtype`.
-        kernels: what computes it: "reference", or "native" with the instruction set.
+        quantize: the quantisation of its weights, "int8" or "int4"; None for numbers of `dtype`.
+        kernels: the kernels that compute it: "reference", "triton", or "native" with the instruction set.
     """
 
     name: str
@@ -121,15 +120,15 @@ class LanguageModel(ABC):
 
     @property
     def pool(self) -> Pool | None:
-        """Where the pages of its caches come from; None: they are not bounded."""
+        """Return the pool of its caches' pages; None if they are not bounded."""
         return None
 
     @abstractmethod
     def new_cache(self) -> Cache:
-        """An empty cache for one sequence."""
+        """Return an empty cache for one sequence."""
 
     @abstractmethod
-    def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
+    def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
         """Compute the rows of several sequences. They join their caches' scratch: `commit` decides what stays.
 
         Args:
@@ -138,20 +137,20 @@ class LanguageModel(ABC):
                 norm.
         """
 
-    def draft_session(self, caches: Seq[Cache], pick: Pick) -> DraftSession | None:
-        """What computes chains of some sequences row by row, with less to prepare for each row than `forward` has.
+    def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
+        """Return a session that computes chains row by row, with less preparation for each row than `forward`.
 
         Args:
             caches: one a sequence, without scratch.
-            pick: what is to be told of the logits.
+            pick: what to compute from the logits.
 
         Returns:
-            None: nothing beside `forward` does.
+            None if the model has no such session.
         """
         return None
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """Rows of the table of embeddings, dequantised where they are codes.
+        """Return rows of the embedding table, dequantised if necessary.
 
         Args:
             token_ids: [n] int64.
@@ -165,13 +164,13 @@ class LanguageModel(ABC):
         raise UnsupportedModelError(f"{self.name} has no embeddings that can be read.")
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `embedding_rows`, of the output layer's weight, whose product with the state after the final norm gives
-        the logits."""
+        """Return rows of the output layer's weight, whose product with the state after the final norm gives the logits.
+        Arguments and errors are those of `embedding_rows`."""
         raise UnsupportedModelError(f"{self.name} has no output layer that can be read.")
 
 
 class StandIn(LanguageModel):
-    """The base of models that stand in for another one: its attributes, and its caches unless they say otherwise.
+    """Base class of models that wrap another one: copies its attributes, and uses its caches unless overridden.
 
     Attributes:
         model: that one.
@@ -195,39 +194,37 @@ class StandIn(LanguageModel):
 
     @property
     def pool(self) -> Pool | None:
-        """That of the caches."""
+        """Return the pool of the wrapped model's caches."""
         return self.model.pool
 
     def new_cache(self) -> Cache:
-        """An empty cache for one sequence."""
+        """Return an empty cache for one sequence."""
         return self.model.new_cache()
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `LanguageModel.embedding_rows`."""
+        """Return rows of the embedding table, dequantised if necessary (`LanguageModel.embedding_rows`)."""
         return self.model.embedding_rows(token_ids)
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `LanguageModel.output_rows`."""
+        """Return rows of the output layer's weight, whose product with the state after the final norm gives the logits
+        (`LanguageModel.output_rows`)."""
         return self.model.output_rows(token_ids)
 
 
 def number_format(model: LanguageModel) -> str:
-    """Of its weights, in a word: "bfloat16", "int8"."""
+    """Return the number format of the weights in a word: "bfloat16", "int8"."""
     return model.quantize or str(model.dtype).removeprefix("torch.")
 
 
 def identity(model: LanguageModel) -> str:
-    """What tells a model from others in stored costs: name, adapter, size, number formats, device, kernels."""
+    """Return the key of a model in stored costs: name, adapter, size, number formats, device, kernels."""
     name = model.name if model.adapter is None else f"{model.name} with {model.adapter}"
     bits = "" if model.quantize is None else f" {model.quantize}"
     return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device} {model.kernels}"
 
 
-# The contract of decoders that compute a range of layers: what early exit, and what goes on from a layer, rest on.
-
-
 class LayerRangeDecoder(ABC):
-    """A decoder whose layers can be computed in parts.
+    """A decoder whose layers can be computed in parts, for early exit and for resuming from a layer.
 
     Attributes:
         num_layers: layers, each with keys and values that belong to it alone.
@@ -238,7 +235,8 @@ class LayerRangeDecoder(ABC):
     planner: Planner
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
-        """As `Decoder.forward`."""
+        """Return logits of the requested rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`
+        (`Decoder.forward`)."""
         hidden_outputs = HiddenStateOutputs(layers, layout)
         logits = self.head(
             self.through(self.embed(layout), layout, 0, self.num_layers, hidden_outputs), layout, hidden_outputs
@@ -246,25 +244,26 @@ class LayerRangeDecoder(ABC):
         return logits, hidden_outputs.stacked()
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
-        """As `LanguageModel.draft_session`."""
+        """Return None: these decoders have no draft session (`LanguageModel.draft_session`)."""
         return None
 
     @abstractmethod
     def embed(self, layout: Layout) -> Tensor:
-        """What enters the first layer, [T, hidden]."""
+        """Return what enters the first layer, [T, hidden]."""
 
     @abstractmethod
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """What enters layer `last`, of what entered layer `first`: [T, hidden] -> [T, hidden]."""
+        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden]."""
 
     @abstractmethod
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """Logits of the wanted rows, [R, V], of what leaves the last layer or, to exit early, any other."""
+        """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
+        other."""
 
     @abstractmethod
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.embedding_rows`."""
+        """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
 
     @abstractmethod
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.output_rows`."""
+        """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""

@@ -1,4 +1,4 @@
-"""The contract of chains that grow row by row: what a model that drafts computes most."""
+"""The interface of draft sessions: chains that grow row by row."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What is to be told of each row's logits.
+    """What to compute from each row's logits.
 
     Attributes:
         num_columns: from the first, those among which the largest is looked for.
-        with_probability: whether its probability is wanted.
+        with_probability: whether its probability is computed.
         num_ahead: rows of each chain that will be fed if every one but the first is fed the token picked before it.
     """
 
@@ -26,12 +26,12 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class NextTokens:
-    """What may follow the last row of each chain.
+    """The most probable next token of each chain.
 
     Attributes:
         logits: [chains, V], as `Forward.logits`; valid until the chains advance again.
-        columns: [chains] the first column of the largest logit; -1 where one of those looked at is not finite.
-        probabilities: [chains] of these columns by softmax, 0 where there is none; None where they are not wanted.
+        columns: [chains] the first column of the largest logit; -1 if one of the compared logits is not finite.
+        probabilities: [chains] of these columns by softmax, 0 where there is none; None if they were not requested.
     """
 
     logits: Tensor
@@ -40,7 +40,8 @@ class NextTokens:
 
 
 class DraftSession(ABC):
-    """Rows of some sequences, one after the other in each, where what does not change between them is prepared once.
+    """Rows of some sequences, one after the other, where everything that does not change between them is prepared once.
+    Their bits are those of `LanguageModel.forward`.
 
     Their bits are those of `LanguageModel.forward`.
     """
@@ -56,9 +57,9 @@ class DraftSession(ABC):
 
         Raises:
             IndexError: there is no such token.
-            OutOfPagesError: a cache's pool has no room.
+            OutOfPagesError: a cache's pool is full.
         """
 
     @abstractmethod
-    def keep(self, places: Sequence[int]) -> None:
-        """Go on with these chains only, in this order. places: among those of now."""
+    def keep(self, indices: Sequence[int]) -> None:
+        """Keep only these chains, in this order. indices: of the current chains."""

@@ -1,4 +1,4 @@
-"""Chains of a model on a device that computes while the host goes on: rows are computed ahead of the reader.
+"""The draft session of a model on a device that runs asynchronously: rows are computed ahead of the reader.
 
 Reading a token waits for the device, which then waits for the host. So of the rows whose tokens will be the most
 probable ones, several are handed over before anything is read, each with the token ids that the row before has left on
@@ -21,13 +21,13 @@ from forerun.models.base import LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, NextTokens, Pick
 from forerun.types import Cache
 
-PRICED_AHEAD = 4
+ROWS_AHEAD_WITH_PROBABILITIES = 4
 """Rows computed ahead where probabilities may end a chain before its last token."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ComputedRow:
-    """One row of each chain that has been computed, and what was found.
+    """One row of each chain that has been computed, and its result.
 
     Attributes:
         tokens: [chains] that were fed; None in the first rows, which have been fed for the caller.
@@ -40,7 +40,7 @@ class _ComputedRow:
 
 
 class _Found(NamedTuple):
-    """The same on the device, unread."""
+    """The result of a row on the device, not read yet."""
 
     logits: Tensor
     columns: Tensor
@@ -49,8 +49,8 @@ class _Found(NamedTuple):
     states: Tensor | None
 
 
-class DeviceChains(DraftSession):
-    """Chains computed by `LanguageModel.forward`, ahead as far as `Pick.num_ahead` says.
+class DeviceDraftSession(DraftSession):
+    """Chains computed by `LanguageModel.forward`, up to `Pick.num_ahead` rows ahead.
 
     Args:
         model: whose rows are computed.
@@ -70,7 +70,7 @@ class DeviceChains(DraftSession):
 
     @torch.inference_mode()
     def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
-        """As `DraftSession.advance`."""
+        """Feed tokens, which join the caches' scratch (`DraftSession.advance`)."""
         if self._rows and [list(each) for each in tokens] == [[token] for token in self._rows[0].tokens or ()]:
             for cache in self._caches:  # what these rows write lies there
                 cache.feed([cache.num_scratch - 1])
@@ -80,16 +80,16 @@ class DeviceChains(DraftSession):
         self._states = row.states
         return row.found
 
-    def keep(self, places: Sequence[int]) -> None:
-        """As `DraftSession.keep`."""
-        self._caches = [self._caches[place] for place in places]
+    def keep(self, indices: Sequence[int]) -> None:
+        """Keep only these chains, in this order (`DraftSession.keep`)."""
+        self._caches = [self._caches[index] for index in indices]
         if self._states is not None:
-            self._states = self._states[list(places)]
-        self._rows = deque(_kept(row, places) for row in self._rows)
+            self._states = self._states[list(indices)]
+        self._rows = deque(_select_chains(row, indices) for row in self._rows)
 
     def _compute(self, tokens: Sequence[Sequence[int]], states: Tensor | None) -> None:
-        """The next row of each chain, and those ahead of it."""
-        count = max(1, min(self._left, PRICED_AHEAD) if self._pick.with_probability else self._left)
+        """Compute the next row of each chain, and the rows ahead of it."""
+        count = max(1, min(self._left, ROWS_AHEAD_WITH_PROBABILITIES) if self._pick.with_probability else self._left)
         self._left -= count
         parts = None if states is None else torch.split(states, [len(each) for each in tokens])
         rows = [
@@ -116,8 +116,8 @@ class DeviceChains(DraftSession):
         return None if self._states is None else self._states[chain : chain + 1]
 
     def _picked(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """[chains] columns, -1 where there is no number, the tokens that are fed for them, and their probabilities; all
-        on the device."""
+        """Return on the device, each [chains]: the columns, -1 where a logit is not finite, the tokens that are fed for
+        them, and their probabilities."""
         values = logits[:, : self._pick.num_columns]
         largest, columns = values.max(-1)
         columns = torch.where(largest.isfinite(), columns, -1)
@@ -128,12 +128,11 @@ class DeviceChains(DraftSession):
         return columns, tokens, (largest - values.logsumexp(-1)).exp()
 
     def _read(self, found: Sequence[_Found]) -> list[_ComputedRow]:
-        """Wait for the device, and take all that it has found."""
-        columns: list[list[int]]
-        tokens: list[list[int]]
-        columns, tokens = torch.stack(
+        """Wait for the device, and read all results."""
+        read: list[list[list[int]]] = torch.stack(
             [torch.stack([each.columns for each in found]), torch.stack([each.tokens for each in found])]
         ).tolist()
+        columns, tokens = read
         accept_probs = [each.probabilities for each in found if each.probabilities is not None]
         probabilities = torch.stack(accept_probs).nan_to_num(0.0).tolist() if accept_probs else [None] * len(found)
         fed = [None, *tokens[:-1]]
@@ -143,9 +142,9 @@ class DeviceChains(DraftSession):
         ]
 
 
-def _kept(row: _ComputedRow, places: Sequence[int]) -> _ComputedRow:
+def _select_chains(row: _ComputedRow, indices: Sequence[int]) -> _ComputedRow:
     found = row.found
-    accept_probs = None if found.probabilities is None else [found.probabilities[place] for place in places]
-    kept = NextTokens(found.logits[list(places)], [found.columns[place] for place in places], accept_probs)
-    states = None if row.states is None else row.states[list(places)]
-    return _ComputedRow(None if row.tokens is None else [row.tokens[place] for place in places], kept, states)
+    accept_probs = None if found.probabilities is None else [found.probabilities[index] for index in indices]
+    kept = NextTokens(found.logits[list(indices)], [found.columns[index] for index in indices], accept_probs)
+    states = None if row.states is None else row.states[list(indices)]
+    return _ComputedRow(None if row.tokens is None else [row.tokens[index] for index in indices], kept, states)

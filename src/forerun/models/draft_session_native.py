@@ -1,4 +1,4 @@
-"""Chains that grow row by row by the native kernels: a few calls a row, and no tensor operation between them.
+"""The draft session of the native kernels: a few calls per row, with no tensor operation between them.
 
 A small model's row takes the kernels less time than the preparation of a forward from any rows, trees among them, takes
 Python. Here the arrays of a forward are filled in place, and its results are written where the last ones were.
@@ -26,8 +26,8 @@ Ints = NDArray[np.int64]
 Addresses = NDArray[np.uint64]
 
 
-class NativeChains(DraftSession):
-    """The rows of chains in paged caches, as the library is told of them.
+class NativeDraftSession(DraftSession):
+    """Chains in paged caches, with their rows in the library's form.
 
     Args:
         caches: one a chain, without scratch.
@@ -58,7 +58,7 @@ class NativeChains(DraftSession):
         self._allocate(len(caches))
 
     def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
-        """As `DraftSession.advance`."""
+        """Feed tokens, which join the caches' scratch (`DraftSession.advance`)."""
         counts = [len(each) for each in tokens]
         num_rows, num_chains = sum(counts), len(counts)
         if num_rows > len(self._token_ids):
@@ -66,8 +66,8 @@ class NativeChains(DraftSession):
         self._fill(tokens, counts)
         self._rows.num_rows = num_rows
         is_one_each = num_rows == num_chains
-        wanted = None if is_one_each else torch.tensor([end - 1 for end in accumulate(counts)])
-        self._compute(num_rows, num_chains, wanted, states)
+        last_rows = None if is_one_each else torch.tensor([end - 1 for end in accumulate(counts)])
+        self._compute(num_rows, num_chains, last_rows, states)
         columns, probabilities = self._columns[:num_chains], self._probabilities
         self._library.pick(
             self._logits.data_ptr(),
@@ -80,22 +80,22 @@ class NativeChains(DraftSession):
         accept_probs = None if probabilities is None else probabilities[:num_chains].tolist()
         return NextTokens(self._logits[:num_chains], columns.tolist(), accept_probs)
 
-    def keep(self, places: Sequence[int]) -> None:
-        """As `DraftSession.keep`."""
-        self._caches = [self._caches[place] for place in places]
+    def keep(self, indices: Sequence[int]) -> None:
+        """Keep only these chains, in this order (`DraftSession.keep`)."""
+        self._caches = [self._caches[index] for index in indices]
         self._pages = []
 
     @abstractmethod
-    def _compute(self, num_rows: int, num_chains: int, wanted: Tensor | None, states: Tensor | None) -> None:
+    def _compute(self, num_rows: int, num_chains: int, last_rows: Tensor | None, states: Tensor | None) -> None:
         """Write the logits of the last row of each chain.
 
         Args:
-            wanted: [num_chains] int64, these rows; None: each chain has one.
+            last_rows: [num_chains] int64, these rows; None: each chain has one.
             states: as of `advance`.
         """
 
     def _allocate(self, num_rows: int) -> None:
-        """The arrays of so many rows, which see no tails."""
+        """Allocate the arrays of so many rows, which have no tails."""
         self._token_ids = np.empty(num_rows, np.int64)
         self._sequence, self._position, self._prefix = (np.empty(num_rows, np.int32) for _ in range(3))
         self._nothing = np.zeros(num_rows + 1, np.int32)
@@ -110,7 +110,7 @@ class NativeChains(DraftSession):
         )
 
     def _fill(self, tokens: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
-        """Add the rows to their caches' scratch, and say where they lie."""
+        """Add the rows to their caches' scratch, and fill the arrays."""
         sequences: list[int] = []
         positions: list[int] = []
         for index, (cache, count) in enumerate(zip(self._caches, counts, strict=True)):

@@ -1,36 +1,87 @@
-"""Which decoder serves a model: native kernels, Triton's or PyTorch, the Llama family's or Transformers' modules."""
+"""The decoder of each model family: the Llama family's own, or Transformers' modules for all others.
+
+A family whose layers are Llama's is added to LLAMA_MODEL_TYPES; `llama_refusal` lists the options that the Llama
+decoders (`llama/decoder.py`, `llama/native.py`, `llama/triton.py`) do not compute. All other families run in
+`general.py` without further code, if Transformers computes their attention through its attention interface.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from forerun.config import KERNELS_VARIABLE, TRITON
-from forerun.errors import UnsupportedModelError
+from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.triton.availability import check_place, wants_triton
+from forerun.kernels.triton.availability import check_device, is_triton_selected
 from forerun.models.attention.native import NativeAttention
 from forerun.models.general import GeneralDecoder
 from forerun.models.linear import FloatMaker
-from forerun.models.llama.decoder import LlamaDecoder
+from forerun.models.llama.decoder import LlamaDecoder, head_shape
 from forerun.models.llama.native import NativeLlamaDecoder
+from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
 from forerun.models.loading.quantise import QuantisedMaker
+from forerun.models.loading.source import ModelSource
 from forerun.models.model import Decoder
 
 if TYPE_CHECKING:
     from forerun.models.llama.triton import TritonLlamaDecoder
 
+LLAMA_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+Kind = Literal["auto", "llama", "general"]
 _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 
 
+def llama_refusal(config: Any) -> str | None:
+    """Return the reason why the Llama decoder cannot serve this Transformers configuration; None if it can."""
+    model_type = getattr(config, "model_type", None)
+    if model_type not in LLAMA_MODEL_TYPES:
+        return f"model type {model_type!r} is not one of {', '.join(LLAMA_MODEL_TYPES)}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    # longrope has factors for short and for long contexts
+    if rope.get("rope_type", "default") not in _ROPE_TYPES or rope.get("short_factor") != rope.get("long_factor"):
+        return f"rope type {rope.get('rope_type')!r} depends on the sequence's length"
+    rotated = rope.get("partial_rotary_factor") or 1.0
+    if rotated != 1.0 and rope.get("rope_type", "default") != "default":  # the default type does not read it
+        return f"a rotation of {rotated} of each head"
+    heads, kv_heads, width = head_shape(config)
+    if width % 2 or heads % max(1, kv_heads):
+        return f"{heads} query heads and {kv_heads} key heads of width {width}"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"activation {getattr(config, 'hidden_act', None)!r}"
+    if getattr(config, "mlp_bias", False):
+        return "biases in the feed-forward layers"
+    return None
+
+
+def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
+    """Return "llama" or "general".
+
+    Raises:
+        ConfigError: the Llama decoder is requested for a model that it does not serve.
+        UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
+    """
+    refuse_unservable(config, source.name)
+    refusal = llama_refusal(config)
+    if kind == "llama" and refusal:
+        raise ConfigError(f"the Llama decoder cannot serve {source.name}: {refusal}. Use kind='general'.")
+    if (kind == "general" or refusal) and source.output_tokens(config) is not None:
+        raise UnsupportedModelError(
+            f"{source.name} proposes a part of its vocabulary ({OUTPUT_TOKENS} in its configuration), which only the "
+            f"Llama decoder serves{': ' + refusal if refusal else ''}. Remove that key to compute all tokens."
+        )
+    return ("general" if refusal else "llama") if kind == "auto" else kind
+
+
 def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool) -> Library | None:
-    """The native library, where it computes models of this kind: bfloat16 and codes on the CPU. Weights in float32 and
-    float64 are computed in PyTorch, by oneDNN's products: for them it is not even looked for."""
+    """Return the native library if it computes models of this kind: bfloat16 and quantized weights on the CPU. Weights
+    in float32 and float64 are multiplied by PyTorch's oneDNN products, and the library is not even searched for."""
     if dtype not in _NATIVE_TYPES or (dtype == torch.float32 and not is_quantised):
         return None
     return native_for(device)
@@ -39,21 +90,21 @@ def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool)
 def make_decoder(
     hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None = None
 ) -> Decoder:
-    """The decoder of a loaded Transformers model, on its device. Where FORERUN_KERNELS asks for Triton's kernels, no
-    other is taken.
+    """Return the decoder of a loaded Transformers model, on its device. If FORERUN_KERNELS selects Triton, no other
+    kernels are used.
 
     Args:
-        dtype: of all that is not in codes.
+        dtype: of everything that is not quantised.
         kind: "llama" or "general".
         maker: of quantised layers; None: weights are as they are.
         output_tokens: int64, those whose rows of the output layer are computed, of the Llama family's decoders only;
             None for all.
 
     Raises:
-        ConfigError: Triton's kernels are asked for, but cannot be had for this device or number format.
-        UnsupportedModelError: they are asked for, but do not compute this model.
+        ConfigError: the Triton kernels are selected, but unavailable for this device or dtype.
+        UnsupportedModelError: they are selected, but do not compute this model.
     """
-    if wants_triton():
+    if is_triton_selected():
         return _by_triton(hf, dtype, kind, maker, output_tokens)
     library = library_for(hf.device, dtype, is_quantised=maker is not None)
     if kind == "general":
@@ -67,7 +118,7 @@ def make_decoder(
 def _by_triton(
     hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None
 ) -> TritonLlamaDecoder:
-    check_place(hf.device, dtype)
+    check_device(hf.device, dtype)
     if kind != "llama":
         raise UnsupportedModelError(
             f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "

@@ -1,4 +1,5 @@
-"""Any Transformers decoder-only model, through its own modules, with forerun's attention and packed linear layers."""
+"""The decoder of any Transformers decoder-only model: its own modules with forerun's attention and packed linear
+layers."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from forerun.models.linear import Linear, Maker, pack_module
 from forerun.types import Cache
 
 ATTENTION_NAME = "forerun"
-_KNOWN_OPTIONS = {"sliding_window", "softcap", "s_aux"}
-# what models pass along that does not change the attention of a decoder at inference
-_HARMLESS_OPTIONS = {
+_ALLOWED_OPTIONS = {
+    *("sliding_window", "softcap", "s_aux"),
+    # options that do not change the attention of a decoder at inference
     "position_ids",
     "position_embeddings",
     "output_attentions",
@@ -48,7 +49,7 @@ class Attend(Protocol):
 
 
 _attend: ContextVar[Attend] = ContextVar("attend")
-"""Of the forward that is under way. It does not travel through the model's modules: some drop what they do not use."""
+"""The attention of the current forward. It is not passed through the model's modules: some drop unknown arguments."""
 
 
 def forerun_attention(
@@ -61,15 +62,16 @@ def forerun_attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in the form Transformers calls. query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H, D_v].
+    """Compute attention in the form Transformers calls. query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H,
+    D_v].
 
     Raises:
-        UnsupportedModelError: the model asks for something that `Attention` does not do.
+        UnsupportedModelError: the model passes an option that `Attention` does not support.
     """
     for name, option in options.items():
-        if option is not None and name not in _KNOWN_OPTIONS and name not in _HARMLESS_OPTIONS:
+        if option is not None and name not in _ALLOWED_OPTIONS:
             raise UnsupportedModelError(
-                f"{type(module).__name__} asks its attention for {name!r}, which forerun does not know. "
+                f"{type(module).__name__} passes its attention the option {name!r}, which forerun does not support. "
                 "Serve this model with Transformers, or report the architecture."
             )
     compute_dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -85,18 +87,18 @@ def forerun_attention(
 
 
 def register_attention() -> None:
-    """Tell Transformers of `forerun_attention`. Before that, nothing of Transformers' models is imported."""
+    """Register `forerun_attention` with Transformers. Before this call, nothing of Transformers' models is imported."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, forerun_attention)
 
 
 class GeneralDecoder:
-    """A Transformers model whose attention is ours, loaded with attn_implementation=ATTENTION_NAME.
+    """A Transformers model with forerun's attention, loaded with attn_implementation=ATTENTION_NAME.
 
     Args:
         model: the loaded causal language model, on its device. It gets other linear layers.
-        maker: of these; None: of the numbers as they are.
+        maker: of these; None: the weights stay floats.
         attention: None: the PyTorch reference.
 
     Attributes:
@@ -109,18 +111,19 @@ class GeneralDecoder:
         self.model = model
         self.num_layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self.attention = ReferenceAttention(model.dtype) if attention is None else attention
-        seen = _Seen(model.dtype)
+        recorder = _AttentionRecorder(model.dtype)
         positions = torch.arange(5, device=model.device)
         with torch.inference_mode():
-            self._run(torch.zeros_like(positions), positions, 0, seen)
-        self.layer_attentions = [seen.layers[index] for index in sorted(seen.layers)]
+            self._run(torch.zeros_like(positions), positions, 0, recorder)
+        self.layer_attentions = [recorder.layers[index] for index in sorted(recorder.layers)]
         self.planner = self.attention.planner(self.layer_attentions, model.device)
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
-        """As `Decoder.forward`."""
+        """Return logits of the requested rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`
+        (`Decoder.forward`)."""
         keep: Tensor | int = 0 if layout.logit_rows is None or self.num_layers in layers else layout.logit_rows
         hidden_outputs = HiddenStateOutputs(layers, layout)
-        handles = [self._tap(layer, hidden_outputs, layout) for layer in layers]
+        handles = [self._register_hook(layer, hidden_outputs, layout) for layer in layers]
         try:
             logits = self._run(layout.token_ids, layout.positions, keep, partial(self.attention.forward, layout=layout))
         finally:
@@ -129,20 +132,20 @@ class GeneralDecoder:
         return logits, hidden_outputs.stacked()
 
     def _run(self, token_ids: Tensor, positions: Tensor, keep: Tensor | int, attend: Attend) -> Tensor:
-        """token_ids, positions: [T] -> [rows kept, V]."""
-        under_way = _attend.set(attend)
+        """Run the model. token_ids, positions: [T] -> [rows kept, V]."""
+        token = _attend.set(attend)
         try:
             output = self.model(
                 input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep
             )
         finally:
-            _attend.reset(under_way)
+            _attend.reset(token)
         logits: Tensor = output.logits[0]
         return logits
 
-    def _tap(self, layer: int, hidden_outputs: HiddenStateOutputs, layout: Layout) -> RemovableHandle:
-        """Let what enters a layer be taken, or, of as many as there are, what enters the output layer, where the rows
-        whose logits are not wanted are left out after that."""
+    def _register_hook(self, layer: int, hidden_outputs: HiddenStateOutputs, layout: Layout) -> RemovableHandle:
+        """Register a hook that stores what enters a layer or, for layer `num_layers`, the output layer; after the
+        latter, rows whose logits are not requested are dropped."""
         head = layer == self.num_layers
 
         def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> tuple[Any, Any] | None:
@@ -150,24 +153,24 @@ class GeneralDecoder:
             hidden_outputs.take(layer, states[0])
             if not head or layout.logit_rows is None:
                 return None
-            wanted = states[:, layout.logit_rows]
-            return ((wanted, *args[1:]), options) if args else (args, options | {"hidden_states": wanted})
+            requested = states[:, layout.logit_rows]
+            return ((requested, *args[1:]), options) if args else (args, options | {"hidden_states": requested})
 
         module = self._output_layer() if head else self._layers()[layer]
         handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)
         return handle
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
-        """As `LanguageModel.draft_session`."""
+        """Return None: the general decoder has no draft session (`LanguageModel.draft_session`)."""
         return None
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.embedding_rows`."""
+        """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight[token_ids].detach().float()
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.output_rows`."""
+        """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         module = self._output_layer()
         if isinstance(module, nn.Linear):
             return module.weight[token_ids].detach().float()
@@ -180,7 +183,7 @@ class GeneralDecoder:
         return module
 
     def _layers(self) -> nn.ModuleList:
-        """The decoder's layers: the outermost list whose modules count their attention as this decoder does."""
+        """Return the decoder's layers: the outermost list whose modules number their attention as this decoder does."""
         for module in self.model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == self.num_layers and _are_counted(module):
                 return module
@@ -191,12 +194,12 @@ class GeneralDecoder:
 
 
 def _are_counted(layers: nn.ModuleList) -> bool:
-    """Whether the attention in each of these modules has the module's index."""
+    """Return whether the attention in each of these modules has the module's index."""
     return all(any(vars(part).get("layer_idx") == i for part in layer.modules()) for i, layer in enumerate(layers))
 
 
-class _Seen:
-    """Stands in for attention, and keeps what each layer asks of it.
+class _AttentionRecorder:
+    """A stand-in for attention that records what each layer requests.
 
     Args:
         dtype: of the result.

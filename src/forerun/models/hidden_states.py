@@ -1,4 +1,4 @@
-"""Hidden states of chosen layers, handed out beside the logits."""
+"""Hidden states of chosen layers, returned beside the logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.models.attention.base import Layout
 
 
 class HiddenStateOutputs:
-    """The states that enter chosen layers, residual included, of the rows whose states are wanted.
+    """The states that enter chosen layers, residual included, of the requested rows.
 
     Args:
         layers: rising; as many as the model has layers stands for the state after the final norm.
@@ -24,23 +24,24 @@ class HiddenStateOutputs:
         self._layout = layout
         self._states: list[Tensor] = []
 
-    def take(self, layer: int, states: Tensor) -> None:
-        """Keep what enters a layer, if it was chosen. Layers come in rising order. states: [T, H], all rows."""
-        if layer in self.layers:
-            self._states.append(self._layout.tapped(states).clone())
+    def take(self, layer: int, states: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Store what enters a layer, if it was chosen. Layers come in rising order.
 
-    def take_normed(self, layer: int, states: Tensor, norm: Callable[[Tensor], Tensor]) -> None:
-        """The same of what the norm makes of the states, which is computed of the wanted rows alone."""
+        Args:
+            states: [T, H], all rows.
+            norm: applied to the requested rows; None: the states are stored as they are.
+        """
         if layer in self.layers:
-            self._states.append(norm(self._layout.tapped(states)))
+            requested = self._layout.select_hidden_rows(states)
+            self._states.append(requested.clone() if norm is None else norm(requested))
 
     def stacked(self) -> Tensor | None:
-        """[T, layers, H], or None where no layer was chosen."""
+        """Return the states, [T, layers, H], or None if no layer was chosen."""
         return torch.stack(self._states, 1) if self._states else None
 
 
 def check_layers(layers: Sequence[int], num_layers: int, first: int = 0) -> None:
-    """Refuse layers that cannot be tapped.
+    """Raise an error for layers whose states cannot be returned.
 
     Args:
         first: layer that rows go on from.
@@ -53,11 +54,11 @@ def check_layers(layers: Sequence[int], num_layers: int, first: int = 0) -> None
         return
     if min(layers) < 0 or max(layers) > num_layers or any(a >= b for a, b in pairwise(layers)):
         raise ConfigError(
-            f"hidden states of layers {list(layers)} are asked for, but they must rise and lie in 0..{num_layers}, "
-            f"where {num_layers} stands for the state after the final norm. Ask for others."
+            f"hidden states of layers {list(layers)} were requested, but they must rise and lie in 0..{num_layers}, "
+            f"where {num_layers} stands for the state after the final norm. Request others."
         )
     if min(layers) < first:
         raise ValueError(
-            f"hidden states of layer {min(layers)} are asked for, but rows go on from layer {first}: what entered "
+            f"hidden states of layer {min(layers)} were requested, but rows go on from layer {first}: what entered "
             "the layers before it is gone. Compute these rows from the first layer."
         )

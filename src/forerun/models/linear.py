@@ -1,4 +1,5 @@
-"""The contracts of linear layers and of what makes them, and which of them a model gets."""
+"""Linear layers of models: their interface, what makes them from weights, and the replacement of Transformers'
+modules."""
 
 from __future__ import annotations
 
@@ -16,12 +17,9 @@ from forerun.kernels.torch.elementwise import Silu
 from forerun.kernels.torch.linear import JoinedLinear, PackedExperts, PackedLinear, PlainLinear, can_pack
 from forerun.kernels.torch.quantised_linear import QuantisedEmbedding, QuantisedLinear
 
-# Gates of mixtures: few outputs a row, and a sigmoid of them; a row's result does not depend on the other rows.
-#
-# PyTorch computes a sigmoid on CPU by vectors, and what is left at the end of a tensor number by number; now and
-# then the
-# two differ in the last bit. Which of them a row gets depends on the rows around it, unless the rows before it fill
-# whole vectors.
+# Gates of mixtures have few outputs per row, and a sigmoid of them. PyTorch computes a sigmoid on CPU by vectors, and
+# the remainder of a tensor number by number; the two differ in the last bit now and then. Which of them a row gets
+# depends on the rows around it, unless the rows before it fill whole vectors.
 
 _ROWS = 32
 """Rows of each call of a router: PyTorch's loop over vectors takes 32 float32 numbers at a time, or 16."""
@@ -34,17 +32,17 @@ class SingleOutput(PackedLinear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] -> [..., 1], a column of a wider tensor."""
+        """Return x W^T + b. x: [..., in] -> [..., 1], a column of a wider tensor."""
         return super().forward(x).expand(*x.shape[:-1], 2).contiguous()[..., :1]
 
 
 def is_router(module: nn.Module) -> bool:
-    """Whether a module is one of Transformers' routers, which every family calls so."""
+    """Return whether a module is one of Transformers' routers, by the name that every family uses."""
     return type(module).__name__.endswith("Router")
 
 
 def call_in_blocks(router: nn.Module) -> None:
-    """Have a router called, from now on, with blocks of 32 rows, the last one filled up with zeros.
+    """Make a router compute blocks of 32 rows, the last one padded with zeros.
 
     Args:
         router: [..., hidden] -> a tensor, or several, with a row for each of T rows. Called with more arguments, it
@@ -67,7 +65,7 @@ def call_in_blocks(router: nn.Module) -> None:
 
 
 class Linear(Protocol):
-    """y = x W^T + b.
+    """A linear layer, y = x W^T + b.
 
     Attributes:
         in_features, out_features: widths of x and y.
@@ -77,13 +75,13 @@ class Linear(Protocol):
     out_features: int
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] -> [..., out]."""
+        """Return x W^T + b. x: [..., in] -> [..., out]."""
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + forward(x). residual: [..., out]."""
+        """Return residual + forward(x). residual: [..., out]."""
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of W as numbers. index: [n] int64 -> [n, in] float32."""
+        """Return rows of W as numbers. index: [n] int64 -> [n, in] float32."""
 
 
 class Part(NamedTuple):
@@ -92,7 +90,7 @@ class Part(NamedTuple):
     Attributes:
         name: of the parameter, such as "model.layers.0.self_attn.q_proj.weight".
         weight: [out, in], as Transformers holds it.
-        rows: int64, the rows that are wanted, in this order; None: all as they lie.
+        rows: int64, the rows to keep, in this order; None: all rows in order.
     """
 
     name: str
@@ -101,22 +99,22 @@ class Part(NamedTuple):
 
 
 def of_rows(bias: Tensor | None, rows: Tensor | None) -> Tensor | None:
-    """A layer's bias when only these of its rows are wanted (`Part.rows`)."""
+    """Select these rows of a layer's bias (`Part.rows`)."""
     return bias if bias is None or rows is None else bias[rows]
 
 
 class Maker(Protocol):
-    """What makes a decoder's layers of its weights."""
+    """Makes a decoder's layers from its weights."""
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
-        """One layer whose outputs are those of the parts, one after another. is_head: it is the output layer."""
+        """Make one layer whose outputs are those of the parts, concatenated. is_head: it is the output layer."""
 
     def embedding(self, part: Part) -> Tensor | QuantisedEmbedding:
-        """What gives the rows of the table, [n, hidden], when it is indexed with [n] token ids."""
+        """Return a table that gives rows, [n, hidden], when indexed with [n] token ids."""
 
 
 class FloatMaker:
-    """Makes layers of the numbers as they are (`Maker`).
+    """Makes layers of float weights (`Maker`).
 
     Args:
         make: a layer of its weight [out, in] and bias.
@@ -126,42 +124,43 @@ class FloatMaker:
         self._make = make or make_linear
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
-        """As `Maker.linear`."""
+        """Make one layer whose outputs are those of the parts, concatenated (`Maker.linear`)."""
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
         return self._make(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
     def embedding(self, part: Part) -> Tensor:
-        """As `Maker.embedding`."""
+        """Return a table that gives rows, [n, hidden], when indexed with [n] token ids (`Maker.embedding`)."""
         return part.weight.detach()
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Packed where weights of this type can be packed on their device, plain elsewhere. weight: [out, in]."""
+    """Make a packed layer if weights of this type can be packed on their device, else a plain one. weight: [out,
+    in]."""
     if can_pack(weight.dtype, weight.device):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
 
 
 def make_quantised_linear(weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> Linear:
-    """The product with weights in codes, whose outputs come one after another: native where that is to be had, unless
-    they are in different codes, for which native decoders make a layer each."""
+    """Make a layer of quantized weights whose outputs are concatenated: native if available, unless the formats differ;
+    native decoders make one layer per format."""
     if len({weight.form for weight in weights}) > 1:
         return JoinedLinear(weights, bias)
     weight = QuantisedWeight.cat(weights)
-    library = native_for(weight.codes.device)
+    library = native_for(weight.quantized.device)
     return QuantisedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
 
 
 def _is_silu(module: nn.Module) -> bool:
-    """Whether it is PyTorch's module or Transformers'."""
+    """Return whether a module is PyTorch's or Transformers' SiLU."""
     from transformers.activations import SiLUActivation
 
     return isinstance(module, (nn.SiLU, SiLUActivation))
 
 
 def _are_plain_experts(module: nn.Module) -> bool:
-    """Whether a module computes what Mixtral's experts do, which Transformers copies from family to family. Others
-    (biases, clamps) keep their own modules and report what that costs."""
+    """Return whether a module computes what Mixtral's experts do, which Transformers copies from family to family.
+    Other experts (with biases, clamps) keep their own modules, and the self-test reports what that costs."""
     if not type(module).__name__.endswith("Experts"):
         return False
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -171,11 +170,11 @@ def _are_plain_experts(module: nn.Module) -> bool:
 
 
 def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module | None = None, prefix: str = "") -> None:
-    """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts.
-    SiLU is computed by `kernels/silu.py`. Routers keep their modules, and are called in blocks of rows.
+    """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts. SiLU
+    is computed by `kernels/torch/elementwise.py`. Routers keep their modules, and are called in blocks of rows.
 
     Args:
-        maker: of the linear layers; None: of the numbers as they are.
+        maker: of the linear layers; None: of floats.
         head: the output layer. prefix: of the names of the parameters below `module`.
     """
     for name, child in list(module.named_children()):
@@ -193,7 +192,7 @@ def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module |
 
 
 def _made(module: nn.Module, maker: Maker, is_head: bool, path: str) -> nn.Module | None:
-    """A module whose layers the maker makes, in place of this one; None if there is none."""
+    """Return a module whose layers the maker makes, in place of `module`; None if there is none."""
     from transformers.pytorch_utils import Conv1D
 
     if type(module) not in (nn.Linear, Conv1D):
@@ -206,7 +205,7 @@ def _made(module: nn.Module, maker: Maker, is_head: bool, path: str) -> nn.Modul
 
 
 def _packed(module: nn.Module) -> nn.Module | None:
-    """A packed module in place of this one; None if there is none."""
+    """Return a packed module in place of `module`; None if there is none."""
     from transformers.pytorch_utils import Conv1D
 
     weights = dict(module.named_parameters(recurse=False))

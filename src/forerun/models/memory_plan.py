@@ -1,4 +1,4 @@
-"""The memory that a model will take, before its weights are read."""
+"""The memory that a model will take, computed before its weights are read."""
 
 from __future__ import annotations
 
@@ -15,49 +15,45 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import linear_nbytes
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.quantisation import CodeForm
+from forerun.kernels.quantisation import QuantisedFormat
 from forerun.kernels.torch.linear import can_pack
-from forerun.kernels.triton.availability import wants_triton
+from forerun.kernels.triton.availability import is_triton_selected
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import HEAD_ROWS, MAX_ROWS, TILE, Capacity
 from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.families import library_for
+from forerun.models.families import library_for, served_kind
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.load import served_kind
+from forerun.models.loading.load import check_dtype, served_dtype
 from forerun.models.loading.quantise import Quantisation, check_quantisation, form_kept
-from forerun.models.loading.reading import check_dtype, served_dtype
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.utils.device import resolve_device
 
-# How many bytes the weights of a model will take, by the shapes of its tensors and what they will be kept in.
-#
 # The shapes are those of an empty model of the configuration, which loading compares with the headers of the files.
-# Transformers' tensors are replaced one by one by the layers that compute (`linear.py`, the decoders): while that
-# goes
-# on, one of them is held twice.
+# Transformers' tensors are replaced one by one by the layers that compute (`linear.py`, the decoders): meanwhile, one
+# tensor at a time is held twice.
 
 _FLOAT32 = 4
 _PRODUCT = 8
-"""Bytes a number that `QuantisedLinear`, which multiplies in float64, keeps beside the codes."""
+"""Bytes a number that `QuantisedLinear`, which multiplies in float64, keeps beside the quantized values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
-    """What weights are kept in.
+class WeightStorage:
+    """How the weights of a model are stored once it is loaded.
 
     Attributes:
-        dtype: of everything that is not in codes.
+        dtype: of everything that is not quantised.
         device: where they lie.
         is_llama: the decoder is that of the Llama family.
         library: the native kernels, where they compute.
         quantise: what matrices are brought to; None: nothing.
-        stored: by name, the form in which the files have a weight in codes, or None.
+        stored: by name, the format of a quantized weight of the files, or None.
         has_adapter: an adapter is merged before anything else.
         is_triton: the Triton kernels compute it.
     """
@@ -67,17 +63,18 @@ class Keeping:
     is_llama: bool
     library: Library | None
     quantise: Quantisation | None
-    stored: Callable[[str], CodeForm | None]
+    stored: Callable[[str], QuantisedFormat | None]
     has_adapter: bool
     is_triton: bool = False
 
     @property
     def is_native(self) -> bool:
-        """Whether all layers are computed by the native kernels."""
+        """Return whether all layers are computed by the native kernels."""
         return self.is_llama and self.library is not None
 
     def linear(self, name: str, shape: torch.Size, *, is_outer: bool) -> int:
-        """Bytes of a linear layer's weight. shape: outputs, inputs. is_outer: of the output layer or the embedding."""
+        """Return the bytes of a linear layer's weight. shape: outputs, inputs. is_outer: of the output layer or the
+        embedding."""
         if self.quantise is None:
             if self.is_native and self.library is not None:
                 return linear_nbytes(self.library, shape[0], shape[1], self.dtype)
@@ -86,19 +83,24 @@ class Keeping:
         if self.library is not None:
             return linear_nbytes(self.library, shape[0], shape[1], form)
         if self.is_triton:
-            return _codes_nbytes(form, shape, is_packed=True)
-        return _codes_nbytes(form, shape) + _PRODUCT * shape.numel()
+            return _quantised_nbytes(form, shape, is_packed=True)
+        return _quantised_nbytes(form, shape) + _PRODUCT * shape.numel()
 
     def embedding(self, name: str, shape: torch.Size) -> int:
-        """Bytes of the embedding."""
+        """Return the bytes of the embedding."""
         if self.is_native:
             return self.linear(name, shape, is_outer=True)
         if self.is_llama and self.quantise is not None:
-            return _codes_nbytes(self._form(name, is_outer=True), shape)
+            return _quantised_nbytes(self._form(name, is_outer=True), shape)
         return shape.numel() * self.dtype.itemsize
 
-    def tied_head(self, name: str, shape: torch.Size) -> int:
-        """Bytes of an output layer beside the embedding whose weight it shares."""
+    def tied_head(self, name: str, shape: torch.Size, num_outputs: int | None = None) -> int:
+        """Return the bytes of an output layer beside the embedding whose weight it shares.
+
+        num_outputs: tokens that the output layer is kept for; None for all.
+        """
+        if num_outputs is not None:
+            return self.linear(name, torch.Size((num_outputs, shape[1])), is_outer=True)
         if self.is_native:
             return 0
         if self.is_triton:
@@ -108,61 +110,56 @@ class Keeping:
         return shape.numel() * self.dtype.itemsize if can_pack(self.dtype, self.device) else 0
 
     def other(self, parameter: Tensor) -> int:
-        """Bytes of a norm, a bias or whatever else; the Llama decoders keep them in float32 at least."""
+        """Return the bytes of a norm, a bias or any other parameter; the Llama decoders keep them in float32 at
+        least."""
         return parameter.numel() * max(parameter.element_size(), _FLOAT32 if self.is_llama else 0)
 
     def read(self, parameter: Tensor, *, is_matrix: bool) -> int:
-        """Bytes of a parameter as Transformers reads it. is_matrix: it will be codes, if any are."""
+        """Return the bytes of a parameter as Transformers reads it. is_matrix: it is quantised, if any parameter is."""
         size = parameter.element_size()
         if self.has_adapter or (is_matrix and self.quantise is not None):
             size = max(size, _FLOAT32)
         return size * parameter.numel()
 
-    def _form(self, name: str, *, is_outer: bool) -> CodeForm:
+    def _form(self, name: str, *, is_outer: bool) -> QuantisedFormat:
         assert self.quantise is not None
         stored = None if self.has_adapter else self.stored(name)
         return form_kept(stored, self.quantise, is_outer=is_outer)
 
 
-def weight_nbytes(model: Any, keeping: Keeping, num_outputs: int | None = None) -> tuple[int, int]:
-    """Bytes that a model's weights take when it is loaded, and at most while it is.
+def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = None) -> tuple[int, int]:
+    """Return the bytes that a model's weights take once loaded, and at most while loading.
 
     Args:
         model: of Transformers, as `empty_model` makes it.
         num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_streamed = keeping.is_llama and keeping.quantise is not None and not keeping.has_adapter
+    is_streamed = storage.is_llama and storage.quantise is not None and not storage.has_adapter
     kept = read = largest = 0
     for name, module, parameter in _parameters(model):
         is_embedding = module is embedding and parameter.dim() == 2
         is_matrix = _is_linear(module) and parameter.dim() == 2
         if is_embedding:
-            kept += keeping.embedding(name, parameter.shape)
+            kept += storage.embedding(name, parameter.shape)
             if head is not None and head.weight is parameter:
-                kept += _tied_head(keeping, name, parameter.shape, num_outputs)
+                kept += storage.tied_head(name, parameter.shape, num_outputs)
         elif is_matrix:
-            shape = _outputs_first(module, parameter)
+            shape = parameter.shape if type(module) is nn.Linear else parameter.shape[::-1]  # outputs first
             if module is head and num_outputs is not None:
                 shape = torch.Size((num_outputs, shape[1]))
-            kept += keeping.linear(name, shape, is_outer=module is head)
+            kept += storage.linear(name, shape, is_outer=module is head)
         else:
-            kept += keeping.other(parameter)
-        is_coded = is_matrix or (is_embedding and keeping.is_llama)
-        size = keeping.read(parameter, is_matrix=is_coded)
+            kept += storage.other(parameter)
+        is_coded = is_matrix or (is_embedding and storage.is_llama)
+        size = storage.read(parameter, is_matrix=is_coded)
         largest = max(largest, size)
         read += 0 if is_streamed and is_coded else size
     return kept, max(kept, read if not is_streamed else kept + read) + largest
 
 
-def _tied_head(keeping: Keeping, name: str, shape: torch.Size, num_outputs: int | None) -> int:
-    if num_outputs is None:
-        return keeping.tied_head(name, shape)
-    return keeping.linear(name, torch.Size((num_outputs, shape[1])), is_outer=True)
-
-
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Each parameter once, with its name and the first module that has it."""
+    """Yield each parameter once, with its name and the first module that has it."""
     seen: set[int] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -177,29 +174,20 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, Conv1D)
 
 
-def _outputs_first(module: nn.Module, weight: Tensor) -> torch.Size:
-    return weight.shape if type(module) is nn.Linear else weight.shape[::-1]
-
-
-def _codes_nbytes(form: CodeForm, shape: torch.Size, *, is_packed: bool = False) -> int:
-    """Bytes of a `QuantisedWeight`. is_packed: two codes of 4 bits lie in a byte."""
+def _quantised_nbytes(form: QuantisedFormat, shape: torch.Size, *, is_packed: bool = False) -> int:
+    """Return the bytes of a `QuantisedWeight`. is_packed: two values of 4 bits share a byte."""
     if form.group is None:
         return shape.numel() + _FLOAT32 * shape[0]
     groups = -(-shape[1] // form.group) * shape[0]
-    codes = groups * form.group // 2 if is_packed and form.bits == 4 else shape.numel()
-    return codes + 2 * groups * (2 if form.has_minimum else 1)
-
-
-# The memory that a model's steps are computed in by the Triton kernels, which is taken when the model is loaded.
-
-_triton_memory_FLOAT32, _WORD = 4, 8
+    values = groups * form.group // 2 if is_packed and form.bits == 4 else shape.numel()
+    return values + 2 * groups * (2 if form.has_minimum else 1)
 
 
 def step_nbytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes of the memory that a step computes in (`triton_layers.TritonStep`) and of the rotations.
+    """Return the bytes of the memory that a Triton step computes in (`triton_layers.TritonStep`), and of the rotations.
 
     Args:
-        config: of Transformers, of the Llama family. dtype: of what is not in codes.
+        config: of Transformers, of the Llama family. dtype: of everything that is not quantised.
     """
     heads, kv_heads, width = head_shape(config)
     hidden: int = config.hidden_size
@@ -214,22 +202,22 @@ def step_nbytes(config: Any, dtype: torch.dtype) -> int:
     floats = sums + MAX_ROWS * hidden + HEAD_ROWS * (hidden + vocab)
     floats += capacity.items * kv_heads * TILE * (width + 2)
     narrow = MAX_ROWS * (hidden + 2 * heads * width + intermediate)
-    return _triton_memory_FLOAT32 * (floats + reach * width) + dtype.itemsize * narrow + _WORD * capacity.words
+    return _FLOAT32 * (floats + reach * width) + dtype.itemsize * narrow + 8 * capacity.words
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one model takes.
+    """The memory that one model takes.
 
     Attributes:
-        name: what it was asked for as.
+        name: the name that the user gave.
         number_format: of its weights.
-        dtype: of everything that is not in codes.
+        dtype: of everything that is not quantised.
         device: where it computes.
         weights: bytes, when it is loaded; by the Triton kernels, with the memory that its steps are computed in.
         loading: bytes of the machine's memory at most while it is loaded.
         page_nbytes: of a page of keys and values.
-        new_cache: makes an empty cache, of which how many pages a sequence takes can be asked.
+        new_cache: makes an empty cache, which computes the pages of a sequence.
         context_length: positions it can compute.
         vocab_size: width of the logits.
         width: numbers of a row that are held together in the widest layer.
@@ -248,7 +236,7 @@ class ModelMemory:
     width: int
 
     def pages_for(self, num_slots: int) -> int:
-        """Pages of a sequence of so many positions."""
+        """Return the pages of a sequence of so many positions."""
         return self.new_cache().pages_wanted(min(num_slots, self.context_length))
 
 
@@ -259,38 +247,41 @@ def model_memory(
     adapter: str | Path | None = None,
     quantize: str | None = None,
 ) -> ModelMemory:
-    """What a model takes that `load_model` loads with these arguments. Of its files, the headers are read.
+    """Return the memory of a model that `load_model` loads with these arguments. Only the headers of its files are
+    read.
 
     Keys and values are those of the configuration's heads, the same in every layer.
 
     Raises:
-        ConfigError, ModelLoadError, UnsupportedModelError: as `load_model`, as far as it can be told so early.
+        ConfigError, ModelLoadError, UnsupportedModelError: as `load_model`, as far as the headers show.
     """
     check_dtype(dtype)
-    asked = check_quantisation(quantize, dtype)
-    place = resolve_device(device)
+    requested = check_quantisation(quantize, dtype)
+    target_device = resolve_device(device)
     source = find_source(name)
     config = source.config()
     is_llama = served_kind("auto", source, config) == "llama"
-    quantisation = asked or check_quantisation(source.quantisation(), dtype)
+    quantisation = requested or check_quantisation(source.quantisation(), dtype)
     served = served_dtype(source, dtype, is_quantised=quantisation is not None)
     register_attention()
-    library = library_for(place, served, is_quantised=quantisation is not None)
+    library = library_for(target_device, served, is_quantised=quantisation is not None)
     empty = empty_model(source.name, config, served, ATTENTION_NAME)
-    is_triton = is_llama and wants_triton()
+    is_triton = is_llama and is_triton_selected()
     has_adapter = adapter is not None
-    keeping = Keeping(served, place, is_llama, library, quantisation, source.code_form(config), has_adapter, is_triton)
+    storage = WeightStorage(
+        served, target_device, is_llama, library, quantisation, source.quantised_format(config), has_adapter, is_triton
+    )
     tokens = source.output_tokens(config)
-    kept, loading = weight_nbytes(empty, keeping, None if tokens is None else len(tokens))
+    kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
     if is_triton:
         kept += step_nbytes(config, served)
-    planner = _planner(config, keeping)
+    planner = _planner(config, storage)
     hidden = config.hidden_size
     return ModelMemory(
         name=source.name,
         number_format=quantisation or str(served).removeprefix("torch."),
         dtype=served,
-        device=place,
+        device=target_device,
         weights=kept,
         loading=loading,
         page_nbytes=planner.pool.page_nbytes,
@@ -302,22 +293,22 @@ def model_memory(
 
 
 def attention_widths(config: Any) -> tuple[int, int, int, int]:
-    """Query heads, key heads, and the widths of a key and of a value as they are kept."""
+    """Return the query heads, key heads, and the widths of a key and of a value as they are cached."""
     heads, kv_heads, width = head_shape(config)
     if getattr(config, "kv_lora_rank", None):  # of multi-head latent attention, what it is expanded to is kept
         return heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
     return heads, kv_heads, width, width
 
 
-def _planner(config: Any, keeping: Keeping) -> Planner:
-    """As the decoder of such a model makes it."""
+def _planner(config: Any, storage: WeightStorage) -> Planner:
+    """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
-    layers, dtype = [layer] * config.num_hidden_layers, keeping.dtype
-    if keeping.is_triton:
-        return PathPlanner(layers, dtype, keeping.device)
-    if keeping.library is not None:
+    layers, dtype = [layer] * config.num_hidden_layers, storage.dtype
+    if storage.is_triton:
+        return PathPlanner(layers, dtype, storage.device)
+    if storage.library is not None:
         return PathPlanner(layers, dtype)
-    return ReferenceAttention(dtype).planner(layers, keeping.device)
+    return ReferenceAttention(dtype).planner(layers, storage.device)

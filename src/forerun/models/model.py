@@ -1,4 +1,4 @@
-"""A language model as the engine sees it: one packed forward for rows of any sequences."""
+"""A language model as the engine uses it: one packed forward for rows of any sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.base import Exactness, Forward, LanguageModel, LayerRangeDecoder, Rows
 from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_device import DeviceChains
+from forerun.models.draft_session_device import DeviceDraftSession
 from forerun.models.hidden_states import HiddenStateOutputs, check_layers
 from forerun.models.loading.gguf.file import GgufTensor
 from forerun.models.runner import lay_out
@@ -22,33 +22,35 @@ from forerun.types import Cache
 
 
 class Decoder(Protocol):
-    """The part of a model that computes: arrays in, arrays out."""
+    """The computing part of a model: arrays in, arrays out."""
 
     @property
     def num_layers(self) -> int: ...
 
     @property
     def planner(self) -> Planner:
-        """What prepares its forwards, and makes their caches; said once, when the decoder is made."""
+        """Return what prepares its forwards and makes their caches; fixed when the decoder is made."""
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
-        """Logits of the wanted rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`."""
+        """Return logits of the requested rows, [R, V] with R >= layout.num_logits, and the states that enter
+        `layers`."""
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
-        """As `LanguageModel.draft_session`."""
+        """Return a session that computes chains row by row, with less preparation for each row than `forward`
+        (`LanguageModel.draft_session`)."""
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """Rows of the table of embeddings, [n, hidden] float32. token_ids: [n] int64."""
+        """Return rows of the embedding table, [n, hidden] float32. token_ids: [n] int64."""
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """The same of the output layer's weight."""
+        """Return rows of the output layer's weight, [n, hidden] float32. token_ids: [n] int64."""
 
 
 class Model(LanguageModel):
     """A target or draft model.
 
     Attributes:
-        name: what it was loaded as.
+        name: the name that it was loaded by.
         vocab_size: width of the logits.
         context_length: positions it can compute.
         eos_token_ids: tokens that end its output.
@@ -74,15 +76,20 @@ class Model(LanguageModel):
         device: torch.device,
         num_parameters: int,
         kind: str,
-        packed_weights: Mapping[str, GgufTensor] | None = None,
         output_tokens: Tensor | None = None,
     ) -> None:
-        untested = Exactness(False, "the self-test has not run")
         super().__init__(
-            name, vocab_size, context_length, eos_token_ids, dtype, device, num_parameters, exactness=untested
+            name,
+            vocab_size,
+            context_length,
+            eos_token_ids,
+            dtype,
+            device,
+            num_parameters,
+            exactness=Exactness(False, "the self-test has not run"),
         )
         self.decoder, self.kind = decoder, kind
-        self.packed_weights: Mapping[str, GgufTensor] = {} if packed_weights is None else packed_weights
+        self.packed_weights: Mapping[str, GgufTensor] = {}
         self.num_layers = decoder.num_layers
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._planner = decoder.planner
@@ -90,16 +97,16 @@ class Model(LanguageModel):
 
     @property
     def can_exit_early(self) -> bool:
-        """Whether `forward_first` can be used."""
+        """Return whether `forward_first` can be used."""
         return isinstance(self.decoder, LayerRangeDecoder)
 
     @property
     def pool(self) -> PagePool:
-        """Where the pages of its caches come from; without a bound until it is given one."""
+        """Return the pool of its caches' pages, unbounded until it is given a bound."""
         return self._planner.pool
 
     def new_cache(self) -> SequenceCache:
-        """An empty cache for one sequence, as the decoder's attention reads it."""
+        """Return an empty cache for one sequence, as the decoder's attention reads it."""
         return self._planner.new_cache()
 
     @torch.inference_mode()
@@ -110,8 +117,7 @@ class Model(LanguageModel):
             ConfigError: `layers` is out of range.
             ValueError: `layers` lie before the one that rows go on from.
         """
-        if layers:
-            check_layers(layers, self.num_layers)
+        check_layers(layers, self.num_layers)
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch, layers)
         layout = lay_out(batch, self._planner)
@@ -119,21 +125,23 @@ class Model(LanguageModel):
         return Forward(self._of_all_tokens(logits[: layout.num_logits]), hidden_outputs)
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
-        """As `LanguageModel.draft_session`."""
+        """Return a session that computes chains row by row, with less preparation for each row than `forward`
+        (`LanguageModel.draft_session`)."""
         if self.output_tokens is not None:  # columns of the decoder's logits are not tokens
             return None
         if self.device.type == "cpu":
             return self.decoder.draft_session(caches, pick)
-        return DeviceChains(self, caches, pick) if pick.num_ahead > 1 else None
+        return DeviceDraftSession(self, caches, pick) if pick.num_ahead > 1 else None
 
     @torch.inference_mode()
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `LanguageModel.embedding_rows`."""
+        """Return rows of the embedding table, dequantised if necessary (`LanguageModel.embedding_rows`)."""
         return self.decoder.embedding_rows(token_ids.to(self.device))
 
     @torch.inference_mode()
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `LanguageModel.output_rows`."""
+        """Return rows of the output layer's weight, whose product with the state after the final norm gives the logits
+        (`LanguageModel.output_rows`)."""
         if self.output_tokens is not None:
             raise UnsupportedModelError(
                 f"{self.name} proposes {len(self.output_tokens):,} of its {self.vocab_size:,} tokens, and a head needs "
@@ -143,9 +151,9 @@ class Model(LanguageModel):
 
     @torch.inference_mode()
     def forward_first(self, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Tensor]:
-        """Compute the rows through the first layers only, and what the model would say if these were all it had
-        (early exit: Elhoushi et al., 2404.16710). Keys and values of those layers are written as scratch, and are
-        final: `Rows.hidden` hands a later `forward` the rest of the work.
+        """Compute the rows through the first layers only, and the logits as if the model had no more layers (early
+        exit: Elhoushi et al., 2404.16710). Keys and values of those layers are written as scratch, and are final:
+        `Rows.hidden` passes the remaining layers to a later `forward`.
 
         Args:
             batch: at least one Rows, nothing computed yet.
@@ -161,7 +169,7 @@ class Model(LanguageModel):
         """
         decoder = self._by_layers("exit early")
         if not 1 <= num_layers < self.num_layers:
-            raise ValueError(f"{num_layers} first layers asked for, but must be from 1 to {self.num_layers - 1}")
+            raise ValueError(f"{num_layers} first layers requested, but must be from 1 to {self.num_layers - 1}")
         if any(rows.hidden is not None for rows in batch):
             raise ValueError("rows with hidden states have been through the first layers already")
         hidden, layout = self._through_first(decoder, batch, num_layers)
@@ -175,8 +183,8 @@ class Model(LanguageModel):
         return decoder.through(decoder.embed(layout), layout, 0, num_layers, HiddenStateOutputs((), layout)), layout
 
     def _go_on(self, batch: Sequence[Rows], layers: Sequence[int]) -> Forward:
-        """`forward` where some rows have been through the first layers. The others catch up in a forward of their
-        own, then all go on together."""
+        """Compute `forward` where some rows have been through the first layers. The other rows catch up in a forward of
+        their own, then all continue together."""
         decoder = self._by_layers("go on from a middle layer")
         first = _common_layer(batch, self.num_layers)
         check_layers(layers, self.num_layers, first)
@@ -198,7 +206,7 @@ class Model(LanguageModel):
         return Forward(self._of_all_tokens(logits[: layout.num_logits]), hidden_outputs.stacked())
 
     def _of_all_tokens(self, logits: Tensor) -> Tensor:
-        """[R, tokens that the decoder computes] -> [R, V]."""
+        """Expand logits from the tokens that the decoder computes to the vocabulary: [R, tokens] -> [R, V]."""
         if self.output_tokens is None:
             return logits.to(self.compute_dtype)
         wide = logits.new_full((len(logits), self.vocab_size), -torch.inf, dtype=self.compute_dtype)
@@ -214,7 +222,7 @@ class Model(LanguageModel):
 
 
 def _common_layer(batch: Sequence[Rows], num_layers: int) -> int:
-    """The layer that all rows with hidden states go on from."""
+    """Return the layer that all rows with hidden states continue from, after checking those rows."""
     layers = {rows.first_layer for rows in batch if rows.hidden is not None}
     if len(layers) > 1:
         raise ValueError(f"rows of one forward go on from layers {sorted(layers)}, but must go on from the same")

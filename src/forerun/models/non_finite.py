@@ -1,4 +1,4 @@
-"""Which weights hold NaN or infinity? Looked for after a model has computed numbers that are not finite."""
+"""Finds the weights that hold NaN or infinity, after a model has computed numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from forerun.models.base import LanguageModel, StandIn
 from forerun.models.general import GeneralDecoder
-from forerun.models.linear import Linear
 from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.model import Model
 
@@ -20,14 +19,14 @@ _PART = 1 << 24
 
 @runtime_checkable
 class NamedTensors(Protocol):
-    """A decoder that says which numbers it has packed."""
+    """A decoder that lists the numbers it has packed."""
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Tensors by the names of Transformers' parameters, or by several of them that are packed as one."""
+        """Yield tensors by the names of Transformers' parameters, or by several of them that are packed as one."""
 
 
 def first_non_finite_tensor(model: LanguageModel) -> str | None:
-    """The name, as in the checkpoint, of the first tensor of weights with an entry that is NaN or infinite.
+    """Return the name, as in the checkpoint, of the first weight tensor with an entry that is NaN or infinite.
 
     None: every entry is finite, or the model is of a kind whose weights cannot be looked at. The Llama decoder
     keeps some tensors side by side; they are named together. All weights are read: a second for a model of a few
@@ -37,14 +36,11 @@ def first_non_finite_tensor(model: LanguageModel) -> str | None:
         return first_non_finite_tensor(model.model)
     if not isinstance(model, Model):
         return None
-    for name, tensor in _named_tensors(model.decoder):
-        if not _is_finite(tensor):
-            return name
-    return None
+    return next((name for name, tensor in _named_tensors(model.decoder) if not _is_finite(tensor)), None)
 
 
 def has_finite_rows(logits: Tensor) -> bool:
-    """Whether every row, [R, V], has a largest entry that is finite: -inf beside it is how tokens are masked."""
+    """Return whether every row, [R, V], has a largest entry that is finite: -inf beside it is how tokens are masked."""
     return bool(torch.isfinite(logits.amax(-1)).all())
 
 
@@ -66,29 +62,27 @@ def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(decoder.embedding, Tensor):  # in codes, it is finite
-        yield "model.embed_tokens.weight", decoder.embedding
+    parts: list[tuple[str, object]] = [("model.embed_tokens.weight", decoder.embedding)]  # if quantised, it is finite
     for index, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{index}"
-        yield f"{prefix}.input_layernorm.weight", layer.input_norm
-        yield from _of_linear(f"{prefix}.self_attn.q_proj, k_proj or v_proj", layer.qkv)
-        if layer.head_norm is not None:
-            yield f"{prefix}.self_attn.q_norm or k_norm.weight", layer.head_norm
-        yield from _of_linear(f"{prefix}.self_attn.o_proj", layer.out)
-        yield f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm
-        yield from _of_linear(f"{prefix}.mlp.gate_proj or up_proj", layer.gate_up)
-        yield from _of_linear(f"{prefix}.mlp.down_proj", layer.down)
-    yield "model.norm.weight", decoder.norm
-    yield from _of_linear("lm_head", decoder.lm_head)
-
-
-def _of_linear(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(linear, nn.Module):
-        yield from _of_module(linear, name + ".")
+        parts += [
+            (f"{prefix}.input_layernorm.weight", layer.input_norm),
+            (f"{prefix}.self_attn.q_proj, k_proj or v_proj", layer.qkv),
+            (f"{prefix}.self_attn.q_norm or k_norm.weight", layer.head_norm),
+            (f"{prefix}.self_attn.o_proj", layer.out),
+            (f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm),
+            (f"{prefix}.mlp.gate_proj or up_proj", layer.gate_up),
+            (f"{prefix}.mlp.down_proj", layer.down),
+        ]
+    for name, part in [*parts, ("model.norm.weight", decoder.norm), ("lm_head", decoder.lm_head)]:
+        if isinstance(part, Tensor):
+            yield name, part
+        elif isinstance(part, nn.Module):
+            yield from _of_module(part, name + ".")
 
 
 def _of_module(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers, and the tensors that packed layers keep as plain attributes, in the modules' order."""
+    """Yield parameters, buffers, and the tensors that packed layers keep as plain attributes, in the modules' order."""
     for path, part in module.named_modules(prefix=prefix.removesuffix(".")):
         tensors = {**vars(part), **part._parameters, **part._buffers}
         for name, tensor in tensors.items():

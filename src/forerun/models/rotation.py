@@ -1,4 +1,4 @@
-"""The rotation of queries and keys by their positions (RoPE: Su et al., 2104.09864), as one complex multiplication."""
+"""The rotation of queries and keys by their positions (RoPE: Su et al., 2104.09864)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from forerun.models.attention.base import Layout
 
 
 def inverse_frequencies(theta: float, head_dim: int) -> Tensor:
-    """[head_dim / 2] angles from one position to the next, as models without scaling have them."""
+    """Return [head_dim / 2] angles between consecutive positions, as models without scaling have them."""
     return theta ** -(torch.arange(0, head_dim, 2).float() / head_dim)
 
 
 class Rotation:
-    """Turns numbers 2i and 2i + 1 of each head by an angle that grows with the position.
+    """Rotates numbers 2i and 2i + 1 of each head by an angle that grows with the position.
 
     Args:
         inverse_frequencies: [D / 2] angle from one position to the next, float32 on the CPU.
@@ -29,29 +29,32 @@ class Rotation:
         self._table = self._made(2048)
 
     def turns(self, layout: Layout) -> Tensor:
-        """[T, 1, D / 2] complex, what `rotate` multiplies the rows of a forward by."""
-        return self._of(layout.positions, layout.num_positions)
+        """Return the complex factors of a forward's rows, [T, 1, D / 2], for `rotate`."""
+        return self.at(layout.positions, layout.num_positions)
 
-    def at(self, positions: Tensor) -> Tensor:
-        """The same of any positions, [T] int64, at least one."""
-        return self._of(positions, int(positions.max()) + 1)
+    def at(self, positions: Tensor, num_positions: int | None = None) -> Tensor:
+        """Return the complex factors of any positions, [T, 1, D / 2].
 
-    def _of(self, positions: Tensor, num_positions: int) -> Tensor:
+        Args:
+            positions: [T] int64, at least one.
+            num_positions: one more than the largest; None: it is computed.
+        """
+        num_positions = int(positions.max()) + 1 if num_positions is None else num_positions
         table = self._table
         if num_positions > len(table):
             self._table = table = self._made(2 * (num_positions - 1))
         return table[positions].unsqueeze(1)
 
     def _made(self, length: int) -> Tensor:
-        """[length, D / 2] complex; in float32 whatever the model's dtype, as Transformers does."""
+        """Compute [length, D / 2] complex factors; in float32 whatever the model's dtype, as Transformers does."""
         angles = torch.outer(torch.arange(length, dtype=torch.float32), self._inverse_frequencies)
         table = torch.complex(angles.cos(), angles.sin()) * self._scaling
         return table.to(self._device, torch.complex128 if self._dtype == torch.float64 else torch.complex64)
 
 
 def half_tables(inverse_frequencies: Tensor, scaling: float, length: int) -> tuple[Tensor, Tensor]:
-    """[length, D / 2] cosines and sines of the angles by which numbers i and i + D / 2 of each head are turned;
-    computed in float32, as Transformers does."""
+    """Return [length, D / 2] cosines and sines of the angles that rotate numbers i and i + D / 2 of each head; computed
+    in float32, as Transformers does."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse_frequencies)
     return (angles.cos() * scaling).contiguous(), (angles.sin() * scaling).contiguous()
 
@@ -66,18 +69,15 @@ class HalfRotation:
 
     def __init__(self, inverse_frequencies: Tensor, scaling: float) -> None:
         self._inverse_frequencies, self._scaling = inverse_frequencies, scaling
-        self._tables = self._made(2048)
+        self._tables = half_tables(inverse_frequencies, scaling, 2048)
 
     def reaching(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """[positions, D / 2] cosines and sines of at least so many positions. Who computes with them holds them until
-        all is computed: another thread may make longer ones."""
+        """Return [positions, D / 2] cosines and sines of at least so many positions. Hold them until the computation
+        ends: another thread may replace them by longer ones."""
         tables = self._tables
         if num_positions > len(tables[0]):
-            self._tables = tables = self._made(2 * (num_positions - 1))
+            self._tables = tables = half_tables(self._inverse_frequencies, self._scaling, 2 * (num_positions - 1))
         return tables
-
-    def _made(self, length: int) -> tuple[Tensor, Tensor]:
-        return half_tables(self._inverse_frequencies, self._scaling, length)
 
 
 def rotate(heads: Tensor, turns: Tensor) -> None:
@@ -87,7 +87,7 @@ def rotate(heads: Tensor, turns: Tensor) -> None:
 
 
 def pair_halves(weight: Tensor, head_dim: int) -> Tensor:
-    """Bring each head's rows i and i + D/2, which one rotation turns, side by side: dot products do not mind.
+    """Move each head's rows i and i + D/2, which one rotation turns, side by side; dot products are unchanged.
 
     weight: [heads * D, ...].
     """

@@ -1,4 +1,4 @@
-"""From rows of sequences to the arrays of one forward. Nothing below sees a sequence's cache."""
+"""Packs the rows of sequences into the arrays of one forward."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
         positions += packed[-1].positions
         end = len(positions)
         logit_rows += range(end - rows.num_wanted, end)
-        hidden_output_rows += range(end - rows.num_tapped, end)
+        hidden_output_rows += range(end - rows.num_hidden_rows, end)
     num_new = len(positions)
     padding = max(0, planner.min_rows - num_new)
     positions += positions[-1:] * padding
-    num_logits, selected, tapped = len(logit_rows), None, None
+    num_logits, logits_selected, hidden_selected = len(logit_rows), None, None
     if len(hidden_output_rows) != num_new:
-        tapped = torch.tensor(hidden_output_rows, dtype=torch.int64).to(planner.device, non_blocking=True)
+        hidden_selected = torch.tensor(hidden_output_rows, dtype=torch.int64).to(planner.device, non_blocking=True)
     if num_logits != num_new:
         logit_rows += [num_new + padding - 1] * (planner.min_rows - num_logits)
-        selected = torch.tensor(logit_rows).to(planner.device, non_blocking=True)
+        logits_selected = torch.tensor(logit_rows).to(planner.device, non_blocking=True)
     return Layout(
         num_rows=num_new + padding,
         num_new=num_new,
         num_positions=max(positions) + 1,
         token_ids=_token_ids(batch, padding, planner.device),
         positions=torch.tensor(positions).to(planner.device, non_blocking=True),
-        logit_rows=selected,
+        logit_rows=logits_selected,
         num_logits=num_logits,
         plan=planner.plan(packed, padding),
-        hidden_output_rows=tapped,
+        hidden_output_rows=hidden_selected,
         states=None if all(rows.states is None for rows in batch) else _states(batch, padding, planner.device),
     )
 
 
 def packed_rows(rows: Rows, start: int) -> PackedRows:
-    """The rows as they are packed from row `start` on. They are added to their cache's scratch."""
+    """Add the rows to their cache's scratch, and return them as packed from row `start` on."""
     cache = cache_of(SequenceCache, rows.cache)  # type: ignore[type-abstract]  # nothing is made of it
     n = len(rows.token_ids)
     first = len(cache.scratch_parents)
@@ -66,7 +66,8 @@ def packed_rows(rows: Rows, start: int) -> PackedRows:
 
 
 def _token_ids(batch: Sequence[Rows], padding: int, device: torch.device) -> Tensor:
-    """[num_rows] int64; the last one is repeated. Tokens that lie on a device stay there, unread."""
+    """Return the token ids, [num_rows] int64, with the last one repeated. Tokens that lie on a device stay there,
+    unread."""
     if not any(isinstance(rows.token_ids, Tensor) for rows in batch):
         tokens = [token_id for rows in batch for token_id in rows.token_ids]
         return torch.tensor(tokens + tokens[-1:] * padding).to(device, non_blocking=True)
@@ -77,7 +78,7 @@ def _token_ids(batch: Sequence[Rows], padding: int, device: torch.device) -> Ten
 
 
 def _states(batch: Sequence[Rows], padding: int, device: torch.device) -> Tensor:
-    """[num_rows, S], the last one repeated, where some rows have states.
+    """Return the states, [num_rows, S], with the last one repeated, if some rows have states.
 
     Raises:
         ValueError: others do not, or there is not one for each token.

@@ -1,6 +1,6 @@
-"""The self-test that says whether a model is exact: does a row's result depend on the rows beside it?
+"""The self-test of exactness: whether a row's result depends on the rows beside it.
 
-It is tried on every model at load, on the device it computes on, and never assumed.
+Every model is tested at load, on the device it computes on.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor, has_finite_rows
 from forerun.utils.device import as_device_errors
 
-_NEW = 16
-_CROWD = 70
+_NEW_ROWS = 16
+_CROWD_ROWS = 70
 
 
 def probe(model: Model) -> bool:
     """Compute one step, and return whether its logits are finite.
 
     Raises:
-        UnsupportedModelError: not every layer calls our attention, so the model keeps another kind of state.
+        UnsupportedModelError: not every layer calls forerun's attention, so the model keeps another kind of state.
     """
     decoder = model.decoder
     if isinstance(decoder, GeneralDecoder) and len(decoder.layer_attentions) < decoder.num_layers:
@@ -61,13 +61,13 @@ def self_test(model: Model) -> Exactness:
 
 
 def _tried(model: Model, cache: SequenceCache) -> Exactness:
-    tokens = _tokens(model, _NEW)
-    alone = _in_groups(model, cache, tokens, (1,) * _NEW)
+    tokens = _tokens(model, _NEW_ROWS)
+    alone = _in_groups(model, cache, tokens, (1,) * _NEW_ROWS)
     if not has_finite_rows(alone):
         tensor = first_non_finite_tensor(model) or "a number computed from finite weights"
         return Exactness(False, f"its logits are not finite: {tensor} is NaN or infinite")
     trials: dict[str, Callable[[], Tensor]] = {
-        "together": lambda: _in_groups(model, cache, tokens, (_NEW,)),
+        "together": lambda: _in_groups(model, cache, tokens, (_NEW_ROWS,)),
         "in twos, fives and nines": lambda: _in_groups(model, cache, tokens, (2, 5, 9)),
         "in eights": lambda: _in_groups(model, cache, tokens, (8, 8)),
         "in a forward of many rows": lambda: _in_a_crowd(model, cache, tokens),
@@ -86,11 +86,11 @@ def _tokens(model: Model, count: int) -> list[int]:
 
 
 def _prefilled(model: Model) -> SequenceCache:
-    """A cache whose prefix nobody computed: any keys and values will do, and drawn ones cost next to nothing. Half of
-    the new rows stand before the border of a block, where the model reaches that far."""
+    """Return a cache with a random prefix: any keys and values will do, and drawn ones cost next to nothing. Half of
+    the new rows stand before the border of a block, if the context reaches that far."""
     cache = model.new_cache()
     generator = torch.Generator().manual_seed(1)
-    length = max(0, min(KV_BLOCK - _NEW // 2, model.context_length - _NEW))
+    length = max(0, min(KV_BLOCK - _NEW_ROWS // 2, model.context_length - _NEW_ROWS))
     cache.feed(range(-1, length - 1))
     for layer, (heads, *widths) in enumerate(cache.shapes):
         keys, values = (torch.randn(heads, length, n, generator=generator, dtype=cache.dtype) for n in widths)
@@ -100,7 +100,8 @@ def _prefilled(model: Model) -> SequenceCache:
 
 
 def _in_groups(model: Model, cache: SequenceCache, tokens: list[int], sizes: tuple[int, ...]) -> Tensor:
-    """Logits of the tokens, computed in forwards of these sizes after the cache's prefix, which is all it keeps."""
+    """Return the logits of the tokens, computed in forwards of these sizes after the cache's prefix, which the cache
+    returns to."""
     logits, done, length = [], 0, cache.length
     for size in sizes:
         logits.append(model.forward([Rows(cache, tokens[done : done + size])]).logits)
@@ -112,9 +113,10 @@ def _in_groups(model: Model, cache: SequenceCache, tokens: list[int], sizes: tup
 
 def _beside_others(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
     other = model.new_cache()
-    _feed(model, other, tokens[2:])
+    model.forward([Rows(other, tokens[2:], num_logits=0)])
+    other.commit(range(len(tokens) - 2))
     batch = [Rows(other, tokens[:3]), Rows(cache, tokens), Rows(model.new_cache(), tokens[::-1] * 2)]
-    logits = model.forward(batch).logits[3 : 3 + _NEW]
+    logits = model.forward(batch).logits[3 : 3 + _NEW_ROWS]
     cache.drop()
     for rows in batch:
         if rows.cache is not cache:
@@ -123,8 +125,8 @@ def _beside_others(model: Model, cache: SequenceCache, tokens: list[int]) -> Ten
 
 
 def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
-    """Beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
-    prompt = Rows(model.new_cache(), (tokens * _CROWD)[: min(_CROWD, model.context_length)], num_logits=0)
+    """Compute the tokens beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
+    prompt = Rows(model.new_cache(), (tokens * _CROWD_ROWS)[: min(_CROWD_ROWS, model.context_length)], num_logits=0)
     logits = model.forward([prompt, Rows(cache, tokens)]).logits
     prompt.cache.free()
     cache.drop()
@@ -132,9 +134,9 @@ def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor
 
 
 def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
-    """The tokens but the last two as a path through a tree in which each has a sibling, one with a child of its own;
-    then the path is committed, and the last two computed after it."""
-    depth, length = _NEW - 2, cache.length
+    """Compute all tokens but the last two as a path through a tree in which each has a sibling, one with a child of its
+    own; then commit the path, and compute the last two after it."""
+    depth, length = _NEW_ROWS - 2, cache.length
     nodes, parents, path = [tokens[0]], [-1], [0]
     for token_id in tokens[1:depth]:
         nodes += [tokens[-1], token_id]
@@ -147,11 +149,6 @@ def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
     logits.append(model.forward([Rows(cache, tokens[depth:])]).logits)
     cache.truncate(length)
     return torch.cat(logits)
-
-
-def _feed(model: Model, cache: SequenceCache, tokens: list[int]) -> None:
-    model.forward([Rows(cache, tokens, num_logits=0)])
-    cache.commit(range(len(tokens)))
 
 
 def _blame(model: Model) -> str:
@@ -194,7 +191,8 @@ def _recording(module: nn.Module, store: dict[str, tuple[Tensor, Tensor]]) -> It
 
 
 def _same(few: Tensor, many: Tensor) -> bool:
-    """Whether the rows that both hold are the same bits. Rows lie in the first dimension of more than one entry."""
+    """Return whether the rows that both hold are the same bits. Rows lie in the first dimension of more than one
+    entry."""
     few, many = (t.squeeze(0) if t.dim() > 2 else t for t in (few, many))
     rows = min(len(few), len(many), 4)
     return torch.equal(few[:rows], many[:rows])

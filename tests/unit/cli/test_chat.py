@@ -367,7 +367,7 @@ def test_without_a_model_and_without_smollm2_it_says_how_to_fetch_it(
 def test_a_model_without_a_template_is_refused_before_its_weights_are_read(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    monkeypatch.setattr("forerun.models.loading.reading.read_model", None)
+    monkeypatch.setattr("forerun.models.loading.load.read_model", None)
     result = invoke(*arguments, input="one\n")
     assert result.exit_code == 2
     assert "bundled has no chat template" in result.stderr and "chat_template.jinja" in result.stderr

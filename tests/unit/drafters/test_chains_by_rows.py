@@ -14,8 +14,8 @@ from forerun.drafters.eagle.drafter import Eagle
 from forerun.drafters.eagle.model import EagleModel
 from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model
-from forerun.models.draft_session_device import DeviceChains
-from forerun.models.draft_session_native import NativeChains
+from forerun.models.draft_session_device import DeviceDraftSession
+from forerun.models.draft_session_native import NativeDraftSession
 from forerun.types import Sequence, Step
 from heads import random_head
 
@@ -63,7 +63,7 @@ def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], m
     return found
 
 
-@pytest.mark.parametrize("price", [0.0, 0.02])
+@pytest.mark.parametrize("min_acceptance_prob", [0.0, 0.02])
 @pytest.mark.parametrize("kind", ["draft-model", "eagle"])
 @pytest.mark.parametrize(
     "picked", [["greedy"], ["greedy"] * 3, ["seeded", "seeded"], ["drawn"], [*PARAMS]], ids="+".join
@@ -82,8 +82,8 @@ def test_drafts_are_the_same(
         return DraftModel(draft) if kind == "draft-model" else Eagle(head)
 
     advanced: list[int] = []
-    advance = NativeChains.advance
-    monkeypatch.setattr(NativeChains, "advance", lambda self, *given: advanced.append(1) or advance(self, *given))
+    advance = NativeDraftSession.advance
+    monkeypatch.setattr(NativeDraftSession, "advance", lambda self, *given: advanced.append(1) or advance(self, *given))
     params = [PARAMS[name] for name in picked]
     by_rows = drafts(made(), target, params, min_acceptance_prob)
     assert len(advanced) > 6
@@ -92,9 +92,9 @@ def test_drafts_are_the_same(
     by_forwards = drafts(made(), target, params, min_acceptance_prob)
     assert by_rows == by_forwards and not advanced
     monkeypatch.undo()
-    monkeypatch.setattr(Model, "chains", lambda self, caches, pick: DeviceChains(self, caches, pick))
+    monkeypatch.setattr(Model, "chains", lambda self, caches, pick: DeviceDraftSession(self, caches, pick))
     monkeypatch.setattr(
-        EagleModel, "chains", lambda self, caches, pick: DeviceChains(self, caches, pick, self.token_ids)
+        EagleModel, "chains", lambda self, caches, pick: DeviceDraftSession(self, caches, pick, self.token_ids)
     )
     ahead_of_the_reader = drafts(made(), target, params, min_acceptance_prob)
     assert [ids for ids, _ in ahead_of_the_reader] == [ids for ids, _ in by_rows]

@@ -17,7 +17,7 @@ from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.export.quantised import export_quantised, to_save
 from forerun.export.transformers import export_hf
 from forerun.models import Rows, load_model
-from forerun.models.loading.load import asked_format
+from forerun.models.loading.load import weight_format
 from gguf_files import write_gguf
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -48,8 +48,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_format_that_a_model_will_have_is_told_before_it_is_loaded(saved: Path) -> None:
-    assert [asked_format(saved / kind, "bfloat16", None) for kind in ("int4", "model")] == ["int4", "bfloat16"]
-    assert asked_format(saved / "model", "bfloat16", "int8") == "int8"
+    assert [weight_format(saved / kind, "bfloat16", None) for kind in ("int4", "model")] == ["int4", "bfloat16"]
+    assert weight_format(saved / "model", "bfloat16", "int8") == "int8"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Machine:
     log: Path
 
     def compiler_does(self, body: str, version: str = "fake 1.0") -> None:
-        """body: shell commands that find the file to write in $out."""
+        """Set what the compiler does. body: shell commands that find the file to write in $out."""
         self.compiler.write_text(
             f'#!/bin/sh\nlog={self.log}\n[ "$1" = --version ] && echo "{version}" && exit\necho "$@" >> $log\n'
             f'while [ "$1" != -o ]; do shift; done\nout=$2\n{body}\n'
@@ -46,13 +46,13 @@ class Machine:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
     def files(self) -> list[str]:
-        """Names of all that lies in the folder of kernels, below folders too."""
+        """Return the names of all files in the folder of kernels, below folders too."""
         return sorted(path.name for path in (self.home / "kernels").rglob("*"))
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Its compiler copies nothing but the word "library"."""
+    """Return a machine whose compiler only writes the word "library"."""
     made = Machine(tmp_path / "csrc", tmp_path / "home", tmp_path / "compiler", tmp_path / "calls")
     (made.sources / "below").mkdir(parents=True)
     (made.sources / "a.cpp").write_text("int a;\n")
@@ -66,7 +66,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Call it, and there is none any more."""
+    """Return a function that removes the compiler."""
 
     def go() -> None:
         monkeypatch.delenv("CXX", raising=False)

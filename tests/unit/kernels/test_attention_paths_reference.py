@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 def attend(
     planner: PathPlanner, rows: list[Rows], given: tuple[Tensor, Tensor, Tensor], form: AttentionShape
 ) -> Tensor:
-    """[rows, H * D_v] of layer 1."""
+    """Return the attention of layer 1, [rows, H * D_v]."""
     plan = lay_out(rows, planner).plan
     assert isinstance(plan, PathPlan)
     pages = [each.cache.pages for each in rows]
@@ -34,7 +34,7 @@ def attend(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_agrees_with_the_reference_that_serves_models(seed: int) -> None:
-    """Chains, prompts and trees of two sequences in one forward, after prefixes of up to three pages."""
+    """Compare chains, prompts and trees of two sequences in one forward, after prefixes of up to three pages."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     group, width, value_width = rng.choice(((1, 16, 16), (3, 8, 20), (2, 6, 5)))
     sinks = torch.randn(group * KV_HEADS, generator=generator) if seed % 3 == 0 else None

@@ -1,4 +1,4 @@
-"""The library is found or compiled once; whatever goes wrong has a reason, and no partial file is ever used."""
+"""The library is found or compiled once; every failure has a reason, and no partial file is used."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Not for processes that have ended and that nobody has waited for."""
+    """Return whether a process runs; finished processes that were not waited for do not count."""
     told = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=LIMIT
     )
@@ -104,7 +104,7 @@ def test_a_compiler_may_be_named_with_arguments(machine: Machine, monkeypatch: p
             "echo warning: x; echo 'a.cpp:3:1: error: no such thing'; exit 1",
             "exit code 1: a.cpp:3:1: error: no such thing.",
         ),
-        ("echo 'a.s: No space left on device'; exit 1", "No space left on device. Make room in"),
+        ("echo 'a.s: No space left on device'; exit 1", "No space left on device. Free disk space in"),
         ("kill -9 $$", "was ended by signal 9. Free memory"),
         ("exit 0", "has written no library."),
     ],
@@ -141,7 +141,7 @@ def test_a_compiler_that_failed_is_not_tried_again_until_it_is_said(machine: Mac
 def test_what_has_no_room_or_no_compiler_is_looked_at_each_time(machine: Machine) -> None:
     machine.compiler_does("echo 'a.s: No space left on device'; exit 1")
     for calls in (1, 2):
-        with pytest.raises(NativeUnavailableError, match="Make room"):
+        with pytest.raises(NativeUnavailableError, match="Free disk space"):
             machine.library()
         assert machine.calls == calls
     with pytest.MonkeyPatch.context() as patch:
@@ -178,7 +178,7 @@ def test_no_room_for_temporary_files(machine: Machine, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("forerun.kernels.cpu.compiler.TemporaryDirectory", fail)
-    with pytest.raises(NativeUnavailableError, match=r"Temporary files .* No space left on device\. Make room"):
+    with pytest.raises(NativeUnavailableError, match=r"Temporary files .* No space left on device\. Free disk space"):
         machine.library()
 
 

@@ -1,4 +1,4 @@
-"""The library is loaded once; what the user's variables say, and what is said where it cannot be had."""
+"""The library is loaded once, as the environment variables select, and a warning says why it is unavailable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GONE = NativeUnavailableError("Why.", "What to do.")
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a new process, without variables."""
+    """Reset the module to the state of a new process, without variables."""
     monkeypatch.setattr(module, "_loaded", None)
     monkeypatch.setattr(module, "_warned", False)
     for name in ("FORERUN_KERNELS", "FORERUN_INSTRUCTIONS"):

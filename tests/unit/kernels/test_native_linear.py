@@ -49,7 +49,7 @@ def test_a_rows_bits_are_the_same_with_two_threads(library: Library, kind: str) 
 def test_the_largest_codes_do_not_saturate(library: Library, kind: str, sign: int) -> None:
     weight = weight_of(kind, 32, 128)
     assert isinstance(weight, QuantisedWeight)
-    weight.codes.fill_(0 if sign < 0 else 2**weight.bits - 1)
+    weight.quantized.fill_(0 if sign < 0 else 2**weight.bits - 1)
     x = torch.full((3, 128), 1.0)
     x[1] = -1.0
     x[2, ::2] = -1.0

@@ -1,4 +1,4 @@
-"""Where a number lies in a page: the addresses that the native kernels compute."""
+"""The address of a number in a page, as the native kernels compute it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Weights in codes: how near they are, what is refused, and GGUF's blocks to the last bit."""
+"""Quantised weights: their error, what is refused, and GGUF's blocks to the last bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_int8_is_within_half_a_step_and_uses_all_codes() -> None:
     assert (weight.bits, weight.zero, weight.group, weight.minimum) == (8, 128, None, None)
     assert weight.scale.shape == (33, 1) and weight.scale.dtype == torch.float32
     assert ((weight.dequantise(torch.float32) - matrix).abs() <= weight.scale * 0.5001).all()
-    assert ((weight.codes == 1) | (weight.codes == 255)).any(1).all() and weight.codes.min() > 0
+    assert ((weight.quantized == 1) | (weight.quantized == 255)).any(1).all() and weight.quantized.min() > 0
 
 
 @pytest.mark.parametrize("width", [32, 77, 5])
@@ -44,7 +44,7 @@ def test_int4_is_within_half_a_step_of_its_group(width: int) -> None:
     weight = quantise_int4(matrix)
     groups = -(-width // 32)
     assert (weight.bits, weight.zero, weight.group) == (4, 0, 32) and weight.minimum is not None
-    assert weight.codes.shape == (33, width) and weight.codes.max() == 15
+    assert weight.quantized.shape == (33, width) and weight.quantized.max() == 15
     assert weight.scale.shape == weight.minimum.shape == (33, groups) and weight.scale.dtype == torch.float16
     steps = weight.scale.float().repeat_interleave(32, 1)[:, :width]
     # minimum and scale are rounded to float16: some thousandths of the range
@@ -83,7 +83,7 @@ def test_parts_make_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(quantise, "_PART", 3 * 70)
     monkeypatch.setattr(quantised_weight, "_PART", 3 * 70)
     parted = QUANTISE[name](matrix)
-    assert torch.equal(parted.codes, whole.codes) and torch.equal(parted.scale, whole.scale)
+    assert torch.equal(parted.quantized, whole.quantized) and torch.equal(parted.scale, whole.scale)
     assert torch.equal(parted.dequantise(torch.float32), numbers)
 
 

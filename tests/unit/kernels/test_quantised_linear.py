@@ -12,10 +12,10 @@ from torch import Tensor
 
 from forerun.kernels.quantisation import (
     QuantisedWeight,
-    largest_row_code,
+    activation_limit,
     quantise_int4,
     quantise_int8,
-    symmetric_codes,
+    quantise_symmetric,
 )
 from forerun.kernels.torch import quantised_linear
 from forerun.kernels.torch.linear import JoinedLinear
@@ -30,13 +30,13 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def grouped(weight: Tensor, *, bits: int, zero: int, has_minimum: bool) -> QuantisedWeight:
-    """Random codes, all of them, in groups of 32 inputs."""
+    """Return a weight with random values, all of them used, in groups of 32 inputs."""
     generator = torch.Generator().manual_seed(weight.shape[1])
     groups = -(-weight.shape[1] // 32)
-    codes = torch.randint(0, 1 << bits, tuple(weight.shape), generator=generator, dtype=torch.uint8)
+    quantized = torch.randint(0, 1 << bits, tuple(weight.shape), generator=generator, dtype=torch.uint8)
     scale = (0.01 + torch.rand(len(weight), groups, generator=generator)).half()
     minimum = torch.randn(len(weight), groups, generator=generator).half() if has_minimum else None
-    return QuantisedWeight(bits, codes, zero, scale, minimum, 32)
+    return QuantisedWeight(bits, quantized, zero, scale, minimum, 32)
 
 
 FORMS: dict[str, Callable[[Tensor], QuantisedWeight]] = {
@@ -49,8 +49,8 @@ FORMS: dict[str, Callable[[Tensor], QuantisedWeight]] = {
 
 
 def defined(weight: QuantisedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
-    """The product by its definition, one operation after another in NumPy, sums in int64."""
-    codes_w = weight.codes.numpy().astype(np.int64) - weight.zero
+    """Compute the product by its definition, one operation after another in NumPy, sums in int64."""
+    codes_w = weight.quantized.numpy().astype(np.int64) - weight.zero
     scale_w = weight.scale.numpy().astype(np.float32)
     padding = -weight.shape[1] % 32
     limit = np.float32(32767)
@@ -106,9 +106,9 @@ def test_sums_hold_with_every_code_at_its_extreme(implementation: str, form: str
     x = torch.full((3, 4096), 127.0) * torch.tensor([[1.0], [-1.0], [1.0]])
     x[2, ::2] = -127.0
     weight = FORMS[form](drawn(6, 4096))
-    weight.codes[:2] = 0  # -128 in a GGUF file
-    weight.codes[2:4] = 2**weight.bits - 1
-    weight.codes[4, ::2] = 0
+    weight.quantized[:2] = 0  # -128 in a GGUF file
+    weight.quantized[2:4] = 2**weight.bits - 1
+    weight.quantized[4, ::2] = 0
     assert same_bits(IMPLEMENTATIONS[implementation](weight, None).forward(x), defined(weight, x, None))
 
 
@@ -163,14 +163,14 @@ def test_many_rows_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("forms", [("int8", "Q4_1", "Q8_0"), ("Q4_0", "Q4_1"), ("int4", "int4")], ids=str)
 def test_weights_in_different_codes_are_one_layer(forms: tuple[str, ...]) -> None:
-    """All read the same codes of the activations: the least of their limits."""
+    """Check that all weights use the same quantized activations: the least of their limits."""
     weights = [FORMS[form](drawn(5 + i, 700, seed=i)) for i, form in enumerate(forms)]
     x, bias = drawn(9, 700, seed=7), drawn(sum(range(5, 5 + len(forms))), seed=8)
     joined = JoinedLinear(weights, bias)
     assert (joined.out_features, joined.in_features) == (len(bias), 700)
-    limit = largest_row_code(weights[0])
+    limit = activation_limit(weights[0])
     assert limit == (23967 if forms[0] == "int8" else 32767)
-    parts = zip(weights, bias.split([len(weight.codes) for weight in weights]))
+    parts = zip(weights, bias.split([len(weight.quantized) for weight in weights]))
     wanted = torch.cat([QuantisedLinear(weight, each, limit).forward(x) for weight, each in parts], 1)
     assert torch.equal(joined.forward(x), wanted)
     residual = drawn(9, len(bias), seed=9)
@@ -179,6 +179,6 @@ def test_weights_in_different_codes_are_one_layer(forms: tuple[str, ...]) -> Non
 
 def test_codes_of_activations() -> None:
     x = torch.tensor([[-127.0, 0.5, 1.5, 2.5, -0.5, 126.5], [0, 0, 0, 0, 0, 0], [1, torch.nan, 1, 1, 1, 1]])
-    codes, scale = symmetric_codes(x)
-    assert codes.tolist() == [[-127, 0, 2, 2, 0, 126], [0] * 6, [0] * 6]  # halves to even
+    quantized, scale = quantise_symmetric(x)
+    assert quantized.tolist() == [[-127, 0, 2, 2, 0, 126], [0] * 6, [0] * 6]  # halves to even
     assert scale[:2, 0].tolist() == [1, 0] and scale[2].isnan()

@@ -1,4 +1,4 @@
-"""A number's activation has the same bits wherever it lies, and is what PyTorch's is."""
+"""SiLU has the same bits wherever a number lies, and equals PyTorch's."""
 
 from collections.abc import Iterator
 

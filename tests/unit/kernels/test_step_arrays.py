@@ -1,4 +1,4 @@
-"""The words of a step: what each part says, and how a forward is cut into pieces."""
+"""The arrays of a step: their parts, and how a forward is cut into pieces."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_rows_tiles_items_tails_and_pages(planner: PathPlanner) -> None:
     count = write_piece(words, layout.plan, tiles, layout.token_ids.numpy(), base.data_ptr())
     assert field(words, "token", 10) == [5, 6, 7, 8, 9, 1, 2, 3, 4, 0]
     assert field(words, "position", 9) == [300, 301, 302, 303, 304, 62, 63, 63, 64]
-    assert field(words, "place", 9) == [slot % PAGE for slot in (300, 301, 302, 303, 304, 62, 63, 64, 65)]
+    assert field(words, "slot", 9) == [slot % PAGE for slot in (300, 301, 302, 303, 304, 62, 63, 64, 65)]
     assert field(words, "tile", 11) == [0, 0, 0, 0, 1, 2, 2, 2, 2, NO_TILE, NO_TILE]
     items, tiles_at, items_at, tails_at, pages_at = words[:5].tolist()
     assert items == 2 + 2 + 1 and SPLIT == 256

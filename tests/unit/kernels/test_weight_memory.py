@@ -1,4 +1,4 @@
-"""Memory for packed weights, on systems that have large pages and on those that have none."""
+"""Memory for packed weights, on systems with and without large pages."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def saved(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 @pytest.fixture
 def adapter(saved: tuple[Path, Any], tmp_path: Path) -> Path:
-    """A copy to be changed."""
+    """Return a copy that a test may change."""
     for file in saved[0].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
@@ -67,7 +67,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def served(name: Path, adapter: Path, dtype: str = "float32") -> torch.Tensor:
-    """The logits that forerun computes."""
+    """Return the logits that forerun computes."""
     model = load_model(name, dtype, adapter=adapter)
     return model.forward([Rows(model.new_cache(), PROMPT)]).logits
 
@@ -251,7 +251,7 @@ def test_a_loaded_model_gets_no_adapter(llama: Path, saved: tuple[Path, Any]) ->
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is looked up, whatever base model the settings name."""
+    """Forbid look-ups, whatever base model the settings name."""
     import socket
 
     def refuse(*_: object, **__: object) -> None:

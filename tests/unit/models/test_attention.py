@@ -1,4 +1,4 @@
-"""Attention against a naive float64 oracle, and the bits of a row in every kind of company."""
+"""Attention against a naive float64 oracle, and a row's bits in every batch composition."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def oracle(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """One row, one head, one sum at a time. query: [n, H, D]; keys, values: [length + n, H_kv, D]."""
+    """Compute attention one row, one head, one sum at a time. query: [n, H, D]; keys, values: [length + n, H_kv, D]."""
     n, heads, width = query.shape
     out = torch.zeros(n, heads, width, dtype=query.dtype)
     for row in range(n):

@@ -1,4 +1,4 @@
-"""Folders that are damaged, or that contradict themselves: our own error, which names the file and what in it."""
+"""Damaged or contradictory folders raise an error of forerun that names the file and the fault."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_layers_that_predict_further_tokens_are_one_warning(folder: Path, caplog
 
 
 def test_an_output_layer_that_a_tied_configuration_would_leave_out(folder: Path) -> None:
-    """Transformers takes the one that the weights hold, if it is another than the embedding."""
+    """Check that Transformers uses the output layer of the weights if it differs from the embedding."""
     untied = load_model(folder, "float32")
     change(folder / "config.json", tie_word_embeddings=True)
     rows = [Rows(untied.new_cache(), [1, 2, 3])]

@@ -1,4 +1,4 @@
-"""Every family against Transformers, on both paths, and the self-test's word against longer trials."""
+"""Every model family against Transformers, by both decoders, and the self-test against longer trials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from families import FAMILIES, VOCAB, make_family
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
-from forerun.models.llama.decoder import LLAMA_MODEL_TYPES
+from forerun.models.families import LLAMA_MODEL_TYPES
 
 # Transformers computes norms and the rotation in float32 even then, so paths agree to float32, not to float64
 FLOAT64_TOLERANCE = 2e-5
@@ -71,7 +71,7 @@ def test_a_tree_computes_each_path_as_a_chain_would(family: str, folders: dict[s
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_exact_models_keep_their_word(family: str, dtype: str, folders: dict[str, Path]) -> None:
-    """Rows one by one against rows in groups, across a block of keys; or the module that prevents it is named."""
+    """Compare rows one by one with rows in groups, across a block of keys; inexact models name a module."""
     model = load_model(folders[family], dtype=dtype)
     if not model.exactness.exact:
         assert family == "gpt_oss"

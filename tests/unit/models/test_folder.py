@@ -1,4 +1,4 @@
-"""Where a model's files are looked for."""
+"""Where the files of a model are searched."""
 
 from __future__ import annotations
 

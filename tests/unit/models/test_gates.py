@@ -1,4 +1,4 @@
-"""Routers and single gates: the same bits for a row in any company, where PyTorch's sigmoid alone gives others."""
+"""Routers and single gates give a row the same bits in every batch, unlike PyTorch's own sigmoid."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rows() -> Tensor:
 
 
 def alone(module: nn.Module, rows: Tensor) -> list[Tensor]:
-    """What the module gives for each row where it is computed alone, as often as no product has fewer rows."""
+    """Return the module's result for each row computed alone, repeated so that no product has fewer rows."""
     found = []
     for row in rows:
         given = module(row.expand(MIN_ROWS, -1).contiguous())
@@ -108,7 +108,8 @@ class CountingRouter(FewRouter):
 def test_a_router_is_called_in_blocks_where_products_are_packed(
     rows: Tensor, dtype: torch.dtype, counts: list[int]
 ) -> None:
-    """There a row lies at a place that does not depend on the others; elsewhere nothing is promised, nor paid for."""
+    """Check that a row's position does not depend on the others if products are packed; elsewhere nothing is
+    promised."""
     router = CountingRouter().to(dtype)
     expected = router(rows.to(dtype))
     router.counts.clear()
@@ -123,7 +124,7 @@ def test_a_router_is_called_in_blocks_where_products_are_packed(
 @torch.inference_mode()
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 11])
 def test_experts_compute_no_product_of_few_rows(rows: Tensor, num_rows: int) -> None:
-    """However few were routed to one of them: few rows take another kernel, with other last bits."""
+    """Route few rows to an expert: products of few rows use another kernel, with other last bits."""
     generator = torch.Generator().manual_seed(3)
     gate_up, down = torch.randn(5, 32, WIDTH, generator=generator), torch.randn(5, WIDTH, 16, generator=generator)
     experts = PackedExperts([*gate_up], [*down], nn.functional.silu)
@@ -146,7 +147,8 @@ def test_experts_compute_no_product_of_few_rows(rows: Tensor, num_rows: int) -> 
 def test_products_by_tiles_have_at_most_32_rows_and_none_is_small(
     monkeypatch: pytest.MonkeyPatch, num_rows: int
 ) -> None:
-    """Of more, a processor's tiles give a row other bits than of fewer. Here the products themselves are PyTorch's."""
+    """Check the parts of a product: of more rows, a processor's tiles give a row other bits than of fewer. Here the
+    products themselves are PyTorch's."""
     counts: list[int] = []
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None, *_: object) -> Tensor:
@@ -167,7 +169,7 @@ def test_what_is_a_router() -> None:
 
 
 def test_no_model_computes_pytorchs_activation(tmp_path: Path) -> None:
-    """Experts, which are packed whole, included."""
+    """Check all modules, packed experts included."""
     model = load_model(make_family("mixtral", tmp_path), "float32")
     modules = [type(module) for module in model.decoder.model.modules()]  # type: ignore[attr-defined]
     assert PackedExperts in modules and Silu in modules

@@ -1,4 +1,4 @@
-"""Models from GGUF files compute what the Transformers model does that their tensors came from."""
+"""Models from GGUF files compute what the Transformers model of their tensors computes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def drawn(model: PreTrainedModel) -> PreTrainedModel:
-    """Weights wide enough that every one of them matters, norms and biases too."""
+    """Draw weights wide enough that every one of them matters, norms and biases too."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -64,7 +64,7 @@ def llama(**options: Any) -> PreTrainedModel:
 
 @torch.inference_mode()
 def logits_of(model: Any) -> torch.Tensor:
-    """Of Transformers' module."""
+    """Return the logits of Transformers' module."""
     logits: torch.Tensor = model(torch.tensor([PROMPT])).logits[0]
     return logits
 
@@ -127,7 +127,7 @@ def test_rounding_is_said_of_float_files_alone(tmp_path: Path, caplog: pytest.Lo
 
 
 def llama3_factors(head_dim: int, base: float, factor: float, context: int = 8192) -> np.ndarray:
-    """As llama.cpp's converter computes them."""
+    """Compute the factors of llama.cpp's converter."""
     found = []
     for i in range(0, head_dim, 2):
         wavelength = 2 * math.pi * base ** (i / head_dim)
@@ -285,7 +285,7 @@ def test_tensors_that_cannot_be(change: Callable[[dict[str, Any]], object], said
 
 
 def test_flipped_bits_in_a_models_metadata_never_crash(tmp_path: Path) -> None:
-    """GGUF has no checksum: a value that is another valid one is taken."""
+    """Flip bits of the metadata: GGUF has no checksum, so another valid value is accepted."""
     write_gguf(tmp_path / "it.gguf", llama(num_hidden_layers=1, vocab_size=8, hidden_size=8, intermediate_size=8))
     content = (tmp_path / "it.gguf").read_bytes()
     end = content.index(b"blk.0.")

@@ -1,4 +1,4 @@
-"""Early exit: the first layers are computed once, and verification goes on from them, to the same bits."""
+"""Early exit: the first layers are computed once, and verification continues from them, to the same bits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def prompted(model: Model, prompt: list[int]) -> SequenceCache:
 
 
 def drafted(model: Model, cache: SequenceCache, new: Sequence[int], first: int) -> Tensor:
-    """Hidden states entering layer `first`, fed one row at a time beyond the cache's length."""
+    """Return hidden states entering layer `first`, fed one row at a time beyond the cache's length."""
     return torch.cat([model.forward_first([Rows(cache, [token_id])], first)[0] for token_id in new])
 
 
@@ -71,7 +71,7 @@ def held(cache: SequenceCache) -> list[Tensor]:
 @pytest.mark.parametrize("first", range(1, LAYERS))
 @pytest.mark.parametrize(("length", "k"), [(1, 1), (253, 4), (255, 8), (62, 2)])
 def test_verification_goes_on_from_the_draft(model: Model, first: int, length: int, k: int) -> None:
-    """Beside a prompt chunk, a plain sequence, and another that goes on too."""
+    """Verify beside a prompt chunk, a plain sequence, and another sequence that resumes."""
     prompt, new = tokens(length), tokens(k + 1, seed=1)
     other_prompt, other_new = tokens(40, seed=2), tokens(3, seed=3)
     chunk, plain_new = tokens(33, seed=4), tokens(2, seed=5)
@@ -104,7 +104,7 @@ def test_verification_goes_on_from_the_draft(model: Model, first: int, length: i
 
 
 def test_alone(model: Model) -> None:
-    """One row only, which is padded."""
+    """Resume with one row only, which is padded."""
     expected = model.forward([Rows(prompted(model, tokens(9)), [5])]).logits
     cache = prompted(model, tokens(9))
     hidden, _ = model.forward_first([Rows(cache, [5])], 2)

@@ -1,4 +1,4 @@
-"""The plan of a model's memory beside what the loaded model holds."""
+"""The planned memory of a model against the memory of the loaded model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_WEIGHTS = {"rotation", "_rotation", "inverse_frequencies", "inv_freq", "pla
 
 
 def tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """All tensors that an object holds, but for those that are not weights."""
+    """Yield all tensors that an object holds, except those that are not weights."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
@@ -44,7 +44,7 @@ def tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 def held(model: Model) -> int:
-    """Bytes of the weights, each place in memory once."""
+    """Return the bytes of the weights, counting each storage once."""
     places = {}
     for tensor in tensors(model.decoder, set()):
         place = id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
@@ -121,7 +121,7 @@ def test_a_gguf_file(small: tf.PreTrainedModel, type_name: str, quantize: str | 
 
 
 def test_blocks_of_a_gguf_file_are_kept(small: tf.PreTrainedModel, tmp_path: Path) -> None:
-    """Q4_0 has no minima, which int4 of other files has."""
+    """Check Q4_0, which has no minima, unlike int4 of other files."""
     write_gguf(tmp_path / "blocks.gguf", small, "Q4_0")
     write_gguf(tmp_path / "numbers.gguf", small, "F32")
     kept, made = (model_memory(tmp_path / f"{name}.gguf", quantize="int4") for name in ("blocks", "numbers"))
@@ -129,7 +129,8 @@ def test_blocks_of_a_gguf_file_are_kept(small: tf.PreTrainedModel, tmp_path: Pat
 
 
 def test_what_is_held_while_matrices_are_quantised(tmp_path: Path) -> None:
-    """Transformers' modules are there in float32 until they are codes; the Llama decoder's matrices are streamed."""
+    """Compare the peak: Transformers' modules hold float32 until they are quantised; the Llama decoder's matrices are
+    streamed."""
     folder = make_family("gpt2", tmp_path)
     entries = sum(parameter.numel() for parameter in tf.AutoModelForCausalLM.from_pretrained(folder).parameters())
     assert model_memory(folder, quantize="int4").loading > 3 * entries

@@ -1,4 +1,4 @@
-"""Sliding and full layers in one model, in the Llama decoder: each layer sees what its kind says."""
+"""Sliding and full layers in one model, in the Llama decoder: each layer has its own window."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_logits_match_transformers(folder: Path, kind: str) -> None:
 
 
 def test_the_kinds_make_a_difference(folder: Path, tmp_path: Path) -> None:
-    """Otherwise a model that takes all layers for one kind would pass."""
+    """Check that the layer types matter: otherwise a model that treats all layers alike would pass."""
     text = tokens(90)
     expected = reference(folder, text)
     for kinds in (["full_attention"] * 4, ["sliding_attention"] * 4, KINDS[1:] + KINDS[:1]):

@@ -19,8 +19,8 @@ from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models import Model, Rows, identity, load_model
+from forerun.models.families import llama_refusal
 from forerun.models.linear import FloatMaker, Linear, Part
-from forerun.models.llama.decoder import llama_refusal
 from forerun.models.llama.native import NativeLlamaDecoder
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 12
@@ -34,7 +34,7 @@ def _needs_kernels() -> None:
 
 
 def logits(model: Model) -> Tensor:
-    """Of a prompt over several pages, whose last rows come one by one and as a tree."""
+    """Return the logits of a prompt over several pages, whose last rows come one by one and as a tree."""
     cache = model.new_cache()
     parts = [model.forward([Rows(cache, TOKENS[:-2])]).logits]
     cache.commit(range(len(TOKENS) - 2))
@@ -73,7 +73,7 @@ def test_float32_codes_give_nearly_the_bits_of_the_references(tmp_path: Path, mo
 
 
 def tiny(**options: object) -> tf.LlamaConfig:
-    """A Llama with odd options."""
+    """Build a Llama with odd options."""
     shape = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2}
     return tf.LlamaConfig(**{**shape, "num_attention_heads": 2, "num_key_value_heads": 1, **options})
 

@@ -1,4 +1,4 @@
-"""The tensor of weights that a NaN came from is named."""
+"""The weight tensor that caused a NaN is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that propose a part of their vocabulary: the rows of those tokens alone are computed, the others are -inf."""
+"""Models that propose a part of their vocabulary: only the rows of those tokens are computed, the others are -inf."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def logits(model: Model) -> Tensor:
 
 
 def tied_llama(folder: Path) -> Path:
-    """With a bias nowhere and the embedding as its output layer."""
+    """Build a Llama without biases whose embedding is its output layer."""
     make_family("llama", folder)
     model = tf.AutoModelForCausalLM.from_pretrained(folder / "llama")
     model.config.tie_word_embeddings = True

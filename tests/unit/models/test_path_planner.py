@@ -1,4 +1,4 @@
-"""The arrays of native attention: every row's path is the one that its tree tells."""
+"""The arrays of native attention: every row's path is that of its tree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def prefilled(planner: PathPlanner, length: int) -> PagedCache:
 
 
 def plan_of(planner: PathPlanner, batch: list[Rows]) -> PathPlan:
-    """The plan, checked in form, and each row's path checked against the cache's scratch."""
+    """Return the plan after checking its form, and each row's path against the cache's scratch."""
     layout = lay_out(batch, planner)
     plan = layout.plan
     assert isinstance(plan, PathPlan)

@@ -1,4 +1,4 @@
-"""Models whose weights are kept in codes: what they are made of, that they are exact, and what is refused."""
+"""Models with quantised weights: what they consist of, that they are exact, and what is refused."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from forerun.models import Model, Rows, identity, load_model, number_format
 from forerun.models.general import GeneralDecoder
 from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.reading import read_to_quantise
-from forerun.models.loading.transformers_modules import on_device
+from forerun.models.loading.load import read_to_quantise
+from forerun.models.loading.transformers_modules import to_device
 from gguf_files import write_gguf
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
@@ -56,9 +56,9 @@ def decoder_of(model: Model) -> LlamaDecoder:
 
 
 def numbers(linear: object) -> Tensor:
-    """What a layer of either kind multiplies with."""
+    """Return the numbers that a layer of either kind multiplies with."""
     if isinstance(linear, QuantisedLinear):
-        return linear.quantised.dequantise(torch.float32)
+        return linear.weight.dequantise(torch.float32)
     return linear.weight.to_dense()  # type: ignore[attr-defined]
 
 
@@ -83,7 +83,7 @@ def test_families_are_exact_and_near_their_float_model(family: str, quantize: st
         modules = list(model.decoder.model.modules())
         assert any(isinstance(module, QuantisedLinear) for module in modules)
         assert not any(type(module) is torch.nn.Linear for module in modules)
-        bits = {module.quantised.bits for module in modules if isinstance(module, QuantisedLinear)}
+        bits = {module.weight.bits for module in modules if isinstance(module, QuantisedLinear)}
         assert bits == ({8} if quantize == "int8" else {4, 8})
 
 
@@ -100,14 +100,14 @@ def test_what_each_weight_becomes(is_tied: bool, tmp_path: Path) -> None:
     model = load_model(tmp_path, quantize="int4")
     decoder = decoder_of(model)
     down = quantise_int4(tensors["model.layers.1.mlp.down_proj.weight"])
-    assert torch.equal(decoder.layers[1].down.quantised.codes, down.codes)  # type: ignore[attr-defined]
+    assert torch.equal(decoder.layers[1].down.weight.quantized, down.quantized)  # type: ignore[attr-defined]
     outer = quantise_int8(tensors["model.embed_tokens.weight" if is_tied else "lm_head.weight"])
     assert torch.equal(numbers(decoder.lm_head), outer.dequantise(torch.float32))
     assert isinstance(decoder.embedding, QuantisedEmbedding)
     table = quantise_int8(tensors["model.embed_tokens.weight"]).dequantise(torch.bfloat16)
     assert torch.equal(decoder.embedding[torch.arange(48)], table)
     if is_tied:
-        assert decoder.embedding.quantised is decoder.lm_head.quantised  # type: ignore[attr-defined]
+        assert decoder.embedding.weight is decoder.lm_head.weight  # type: ignore[attr-defined]
     plain = load_model(tmp_path)
     assert model.num_parameters == plain.num_parameters and model.dtype == torch.bfloat16
     assert identity(model) == identity(plain).replace(" cpu", " int4 cpu")
@@ -134,14 +134,14 @@ def test_no_device_holds_float_matrices_either(tmp_path: Path) -> None:
     drawn_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
     source = find_source(tmp_path)
     model, _ = read_to_quantise(source, source.config(), "bfloat16", None, "int8", is_llama=True)
-    moved = on_device(model, torch.device("meta"))
+    moved = to_device(model, torch.device("meta"))
     assert moved.device.type == "meta" and moved.lm_head.weight is moved.model.embed_tokens.weight
     assert sum(weight.untyped_storage().nbytes() for weight in moved.parameters()) <= 5 * 64 * 2 + 100 * 2
 
 
 @pytest.mark.parametrize("kept", ["both", "lm_head.weight", "model.embed_tokens.weight"])
 def test_a_tied_embedding_is_quantised_from_the_numbers_in_the_files(kept: str, tmp_path: Path) -> None:
-    """Whatever the number format of the rest, as `forerun quantize` does it."""
+    """Compare with `forerun quantize`, whatever the dtype of the other tensors."""
     drawn_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     table = tensors.pop("model.embed_tokens.weight")
@@ -150,7 +150,7 @@ def test_a_tied_embedding_is_quantised_from_the_numbers_in_the_files(kept: str, 
     model = load_model(tmp_path, "bfloat16", quantize="int8")
     assert torch.equal(numbers(decoder_of(model).lm_head), quantise_int8(table).dequantise(torch.float32))
     (saved,) = [part for part in to_save(tmp_path, "int8").parts if "model.embed_tokens.weight.codes" in part]
-    assert torch.equal(saved["model.embed_tokens.weight.codes"], quantise_int8(table).codes)
+    assert torch.equal(saved["model.embed_tokens.weight.codes"], quantise_int8(table).quantized)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_gguf_blocks_of_as_many_bits_are_taken_as_they_are(type_name: str, quant
     for name in ("qkv", "out", "gate_up", "down"):
         left, right = numbers(getattr(ours, name)), numbers(getattr(theirs, name))
         assert torch.equal(left, right) == as_they_are
-        assert getattr(ours, name).quantised.bits == (8 if quantize == "int8" else 4)
+        assert getattr(ours, name).weight.bits == (8 if quantize == "int8" else 4)
     # at 8 bits, or as the file has it
     assert torch.equal(numbers(decoder_of(model).lm_head), numbers(decoder_of(plain).lm_head)) == (
         type_name == "Q8_0" or quantize == "int4"
@@ -178,7 +178,7 @@ def test_gguf_blocks_of_as_many_bits_are_taken_as_they_are(type_name: str, quant
 def test_parts_in_different_codes_are_kept_in_them(
     type_name: str, other: str, quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Query, key and value are one product of the reference, and three of the native kernels."""
+    """Check that query, key and value are one product of the reference, and three of the native kernels."""
     path = tmp_path / "it.gguf"
     write_gguf(path, drawn_llama(), type_name)
     _with_another_type(path, "blk.0.attn_v.weight", other)

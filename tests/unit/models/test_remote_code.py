@@ -1,4 +1,4 @@
-"""No code of a model's folder is run, and nobody is asked whether to."""
+"""No code of a model's folder is run, and the user is not prompted to allow it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model with a Python file, whose JSON files do not name it yet; nothing may be asked on standard input."""
+    """Build a model with a Python file that its JSON files do not name yet; reading standard input fails."""
     copy = shutil.copytree(healthy, tmp_path / "model")
     (copy / "evil.py").write_text(CODE.format(folder=str(copy)))
 
@@ -104,8 +104,8 @@ def test_a_model_of_a_known_type_is_served_without_its_code(folder: Path, health
 
 
 def test_one_module_lets_transformers_read_folders() -> None:
-    """Each of its calls says that no code is run; so does the worker of a peer, which runs without forerun."""
-    readers = {SRC / "models" / "transformers_model.py", SRC / "bench" / "peers" / "worker.py"}
+    """Check that each call forbids remote code; so does the worker of a peer, which runs without forerun."""
+    readers = {SRC / "models/loading/transformers_modules.py", SRC / "lab/bench/peers/worker.py"}
     for path in SRC.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):

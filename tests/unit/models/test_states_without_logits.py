@@ -1,4 +1,4 @@
-"""Hidden states of rows whose logits nobody wants, and the rows of embedding and output layer."""
+"""Hidden states of rows without logits, and the rows of embedding and output layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float32"), ("qwen3", "bfloat16"), ("gpt2", "bfloat16")])
 def test_states_do_not_need_logits(family: str, dtype: str, folders: dict[str, Path]) -> None:
-    """The same bits with and without logits, of each sequence as many of the last rows as it asks for."""
+    """Compare bits with and without logits, of the requested last rows of each sequence."""
     model = load_model(folders[family], dtype=dtype)
     first, second = list(range(1, 20)), list(range(40, 47))
     whole = model.forward([Rows(model.new_cache(), first), Rows(model.new_cache(), second)], LAYERS)

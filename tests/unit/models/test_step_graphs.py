@@ -1,4 +1,4 @@
-"""Graphs of steps by a device that only keeps a record: what is captured, on which stream, into which pool."""
+"""CUDA graphs of steps on a fake device: what is captured, on which stream, into which pool."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from forerun.kv_cache import SequenceCache
 from forerun.models import Model, Rows, load_model
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.reference import ReferenceAttention, SegmentPlanner
+from forerun.models.attention.segment_plan import Views
 from forerun.models.attention.tree_mask import tree_segments
-from forerun.models.attention.views import Views
 from forerun.models.runner import lay_out
 
 Bits = tuple[list[int], list[int]]  # tokens and parents
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def random_tree(rng: random.Random, n: int, spread: int, first: int = 1) -> Bits:
-    """Parents among the last `spread` nodes; few tokens, so that siblings are often duplicates. A chain first."""
+    """Draw parents among the last `spread` nodes, after a chain; few tokens, so that siblings are often duplicates."""
     parents = list(range(-1, first - 1))
     parents += [rng.randrange(max(0, i - spread), i) for i in range(first, n)]
     return [rng.randrange(4) for _ in range(n)], parents
@@ -40,7 +40,7 @@ def path_of(node: int, parents: Sequence[int]) -> list[int]:
 
 @torch.inference_mode()
 def prefilled(model: Model, length: int) -> SequenceCache:
-    """A cache with drawn keys and values, the same for the same length."""
+    """Return a cache with drawn keys and values, the same for the same length."""
     cache = model.new_cache()
     cache.feed(range(-1, length - 1))
     generator = torch.Generator().manual_seed(length)
@@ -52,7 +52,7 @@ def prefilled(model: Model, length: int) -> SequenceCache:
 
 
 def decode(model: Model, cache: SequenceCache, tokens: Sequence[int]) -> Tensor:
-    """Logits of the tokens, one forward each."""
+    """Return the logits of the tokens, computed one forward each."""
     logits = []
     for token_id in tokens:
         logits.append(model.forward([Rows(cache, [token_id])]).logits)
@@ -65,7 +65,7 @@ def held(cache: SequenceCache) -> list[Tensor]:
 
 
 def check_tree(model: Model, length: int, tree: Bits, logits: Tensor, cache: SequenceCache) -> None:
-    """All nodes against plain decoding of their paths; then the deepest path is committed, and decoding goes on."""
+    """Compare all nodes with plain decoding of their paths; then commit the deepest path, and decode further."""
     tokens, parents = tree
     plain = prefilled(model, length)
     known: dict[int, Tensor] = {}
@@ -122,7 +122,7 @@ def test_trees_beside_trees_chains_and_prompts(family: str, folders: dict[str, P
 
 @pytest.mark.parametrize("seed", range(40))
 def test_attention_of_random_trees(seed: int) -> None:
-    """One layer, any shape, and trees up to more nodes than one product takes."""
+    """Compare one layer of any shape, and trees up to more nodes than one product takes."""
     rng = random.Random(seed)
     length = rng.choice((0, 1, 60, 63, 64, 65, 120, 190, 250, 255, 256, 257, 300, 511))
     n = 230 if seed % 10 == 0 else rng.choice((2, 3, 5, 16, 40, 128))

@@ -131,10 +131,10 @@ class _Made:
         return [tokenizer(text)["input_ids"][-PROMPT_TOKENS:] for text in texts]
 
     def copies(self) -> Table:
-        from forerun.kernels.environment import describe_machine, machine
+        from forerun.kernels.environment import describe_machine, machine_facts
         from forerun.lab.bench.tables import Table
 
-        facts = machine()
+        facts = machine_facts()
         where = facts["accelerator"] if self._chosen.device != "cpu" else "the CPU"
         title = f"What {where} copies, bytes read and written together ({describe_machine(facts)})"
         return Table(title, ["", "rate"], [["copy", f"{self.bandwidth / 1e9:,.0f} GB/s"]])

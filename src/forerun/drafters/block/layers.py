@@ -190,7 +190,7 @@ class ReferenceBlockLayers:
         x = torch.cat([x, x[-1:].expand(layout.num_rows - len(x), -1)])
         for index, layer in enumerate(self._layers):
             x = self._layer(index, layer, x, layout)
-        output = self._normed(layout.wanted(x), self._norm)
+        output = self._normed(layout.select_logit_rows(x), self._norm)
         logits = self._made.multiply(self._output, output)
         return output[: layout.num_logits], logits[: layout.num_logits]
 

@@ -50,7 +50,7 @@ class EagleFeeding(HeadFeeding):
     def _forward(self, rows: Seq[Rows], states: Seq[HeadState]) -> Forward:  # type: ignore[override]
         result = super()._forward(rows, states)
         assert result.hidden_outputs is not None
-        parts = torch.split(result.hidden_outputs[:, 0], [each.num_tapped for each in rows])
+        parts = torch.split(result.hidden_outputs[:, 0], [each.num_hidden_rows for each in rows])
         for state, part in zip(states, parts, strict=True):
             state.keep_outputs(part)
         return result

@@ -100,7 +100,7 @@ class ReferenceEagleLayer:
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """As `EagleLayer.forward`."""
         output = self._layer(layout, embedding, states)
-        wanted, norm = layout.wanted(output), self._norm
+        wanted, norm = layout.select_logit_rows(output), self._norm
         logits = self._made.multiply(self._output, wanted if norm is None else self._normed(wanted, norm))
         if norm is not None and self._config.norm_output:
             output = self._normed(output, norm)

@@ -19,7 +19,7 @@ from forerun.drafters.heads.layers import FusingHeadModel, HeadLayers
 from forerun.errors import IncompatibleDrafterError
 from forerun.models.base import Forward, LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_device import DeviceChains
+from forerun.models.draft_session_device import DeviceDraftSession
 from forerun.models.runner import lay_out
 from forerun.types import Cache
 
@@ -77,14 +77,14 @@ class EagleModel(FusingHeadModel):
         assert layout.states is not None
         embedding = self._embedded(layout.token_ids)
         logits, states = self._layers.forward(layout, embedding, layout.states.to(self.compute_dtype))
-        return Forward(logits[: layout.num_logits], layout.tapped(states)[:, None])
+        return Forward(logits[: layout.num_logits], layout.select_hidden_rows(states)[:, None])
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """As `LanguageModel.draft_session`."""
         if self.device.type == "cpu":
             return self._layers.draft_session(caches, pick, self._embedded)
         names = None if self.proposes_all else self.token_ids
-        return DeviceChains(self, caches, pick, names) if pick.num_ahead > 1 else None
+        return DeviceDraftSession(self, caches, pick, names) if pick.num_ahead > 1 else None
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         return self.target.embedding_rows(token_ids).to(self.compute_dtype)

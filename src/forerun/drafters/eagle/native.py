@@ -18,7 +18,7 @@ from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import Rows
 from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_native import NativeChains
+from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.linear import Linear
 from forerun.types import Cache
 
@@ -103,7 +103,7 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         )
 
 
-class NativeEagleChains(NativeChains):
+class NativeEagleChains(NativeDraftSession):
     """Chains of an EAGLE head.
 
     Args:

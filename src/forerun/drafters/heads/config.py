@@ -132,7 +132,7 @@ class StoredHead(Generic[Kind]):
     def nbytes(self) -> int:
         """Of its tensors as they are kept."""
         kept = [tensor for name, tensor in self.tensors.items() if name not in self.codes]
-        in_codes = sum(weight.codes.nbytes + weight.scale.nbytes for weight in self.codes.values())
+        in_codes = sum(weight.quantized.nbytes + weight.scale.nbytes for weight in self.codes.values())
         return in_codes + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
 
     def of(self, kind: type[Other], place: str, drafters: str) -> StoredHead[Other]:

@@ -65,7 +65,7 @@ def in_codes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             weight = quantise_int8(tensor, f"the tensor {name}")
         except ModelLoadError as failure:
             raise ConfigError(str(failure)) from None
-        found |= {name + _CODES: weight.codes, name + _SCALE: weight.scale}
+        found |= {name + _CODES: weight.quantized, name + _SCALE: weight.scale}
     return found
 
 

@@ -15,7 +15,7 @@ from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.families import library_for
 from forerun.models.loading.find_source import find_source
-from forerun.models.memory_plan import Keeping, ModelMemory
+from forerun.models.memory_plan import ModelMemory, WeightStorage
 
 _INT8: Literal["int8"] = "int8"
 
@@ -79,10 +79,10 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: boo
     return nbytes
 
 
-def _keeping(target: ModelMemory, *, is_quantised: bool) -> Keeping:
+def _keeping(target: ModelMemory, *, is_quantised: bool) -> WeightStorage:
     """How linear layers of a head are kept: as those of the Llama family, codes at 8 bits."""
     library = library_for(target.device, target.dtype, is_quantised=is_quantised)
-    return Keeping(
+    return WeightStorage(
         target.dtype,
         target.device,
         True,

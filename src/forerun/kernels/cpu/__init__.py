@@ -1,4 +1,4 @@
-"""The kernels in C++: compiled once, loaded once per process."""
+"""Load the native C++ kernels once per process, and choose between them and the PyTorch references."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _only_references: ContextVar[bool] = ContextVar("only_references", default=False
 
 
 def native() -> Library | None:
-    """The native library; None where the references in PyTorch are to run. One warning says why it cannot be had.
+    """Return the native library, or None where the PyTorch references run. One warning says why the library is
+    unavailable.
 
     Raises:
         ConfigError: FORERUN_KERNELS is native, and it cannot be had; or that variable or FORERUN_INSTRUCTIONS has a
@@ -55,7 +56,7 @@ def native() -> Library | None:
 
 @contextmanager
 def references() -> Iterator[None]:
-    """Within it, models are loaded to compute by the references, whatever FORERUN_KERNELS says."""
+    """Load models with the PyTorch references inside the context, whatever FORERUN_KERNELS says."""
     token = _only_references.set(True)
     try:
         yield
@@ -64,29 +65,29 @@ def references() -> Iterator[None]:
 
 
 def only_references() -> bool:
-    """Whether this is within `references`."""
+    """Return whether the caller runs inside `references`."""
     return _only_references.get()
 
 
 def native_for(device: torch.device) -> Library | None:
-    """The same, where models on this device are computed by it: on the CPU."""
+    """Return the native library if it computes models on this device, which must be the CPU; else None."""
     return native() if device.type == "cpu" else None
 
 
 def in_use() -> str | None:
-    """Which kernels models of this process got, as figures name them: "native avx512", "triton", "reference"; None
-    where no model has asked for native ones."""
-    asked = os.environ.get(KERNELS_VARIABLE)
-    if asked in (REFERENCE, TRITON):
-        return asked
-    found = _loaded
-    if found is None:
+    """Return the kernels that the models of this process use, as reports name them: "native avx512", "triton",
+    "reference"; None if no model has requested native kernels."""
+    selected = os.environ.get(KERNELS_VARIABLE)
+    if selected in (REFERENCE, TRITON):
+        return selected
+    if _loaded is None:
         return None
-    return REFERENCE if isinstance(found, NativeUnavailableError) else f"{NATIVE} {found.instructions}"
+    return REFERENCE if isinstance(_loaded, NativeUnavailableError) else f"{NATIVE} {_loaded.instructions}"
 
 
 def load() -> Library | NativeUnavailableError:
-    """The library, or why it cannot be had, whatever FORERUN_KERNELS says. Tried once per process.
+    """Return the library, or the error that makes it unavailable, whatever FORERUN_KERNELS says. Tried once per
+    process.
 
     Raises:
         ConfigError: FORERUN_INSTRUCTIONS has a value that it cannot have.

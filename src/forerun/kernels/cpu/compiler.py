@@ -1,8 +1,7 @@
-"""The C++ compiler: which there is, and one call of it, in a process of its own with a time limit."""
+"""Find the C++ compiler, compile the native library once and keep it, or take the prebuilt one of a wheel."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import platform
@@ -19,57 +18,59 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from forerun.errors import CompilationError, NativeUnavailableError
-from forerun.utils import machine as processor
+from forerun.utils import machine
 from forerun.utils.files import digest, file_digest, leftovers, locked, remove, whole_folder, write_json
 from forerun.utils.home import HOME_VARIABLE, KERNELS_FOLDER, home
 from forerun.utils.json_file import Fields
 
 VARIABLE = "CXX"
-"""Environment variable: the compiler, with arguments if wanted. Set, no other is tried."""
+"""Environment variable: the compiler, with optional arguments. If set, no other is tried."""
 INSTALL = "Install g++ or clang++ (on Debian and Ubuntu: apt install g++), or name a C++ compiler by the variable CXX."
 _NAMES = ("c++", "g++", "clang++")
 _VERSION_SECONDS = 20.0
 _REASON_CHARACTERS = 300
 _MAX_OUTPUT = 1 << 20
-_ROOM = "Make room in the folder that FORERUN_HOME names and in that of temporary files, or let TMPDIR name another."
+_DISK_FULL = (
+    "Free disk space in the folder that FORERUN_HOME names and in that of temporary files, or set TMPDIR to another."
+)
 _ANOTHER = f"Free memory if there was too little; else name another compiler by the variable CXX. {INSTALL}"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler that is there.
+    """An installed compiler.
 
     Attributes:
         command: starts it.
-        version: what it says of itself.
+        version: the output of --version.
     """
 
     command: tuple[str, ...]
     version: str
 
     def call(self, arguments: Sequence[str], limit: float) -> None:
-        """Run it once.
+        """Run the compiler once, in a process of its own with a time limit.
 
         Args:
-            limit: seconds after which it is ended, with all that it started.
+            limit: seconds after which the compiler and its child processes are killed.
 
         Raises:
             CompilationError: it fails, or it takes longer.
-            NativeUnavailableError: it cannot be started, or finds no room on the disk.
+            NativeUnavailableError: it cannot be started, or the disk is full.
         """
-        code, said = _run([*self.command, *arguments], limit)
+        code, output = _run([*self.command, *arguments], limit)
         if code:
-            reason = f"They could not be compiled: {self.command[0]} {_reason(code, said)}."
-            if "No space left" in said:
-                raise NativeUnavailableError(reason, _ROOM)
+            reason = f"They could not be compiled: {self.command[0]} {_reason(code, output)}."
+            if "No space left" in output:
+                raise NativeUnavailableError(reason, _DISK_FULL)
             raise CompilationError(reason, _ANOTHER)
 
 
 def find_compiler() -> Compiler | None:
-    """The compiler that CXX names, else c++, g++ or clang++, the first that is there; None without any.
+    """Return the compiler that CXX names, else the first of c++, g++ and clang++ that is installed, or None.
 
     Raises:
-        NativeUnavailableError: CXX names one that is not there, or the compiler does not tell its version.
+        NativeUnavailableError: CXX names one that is not there, or --version fails.
     """
     chosen = os.environ.get(VARIABLE, "").strip()
     try:
@@ -79,10 +80,10 @@ def find_compiler() -> Compiler | None:
     for program, *arguments in commands:
         if (path := shutil.which(program)) is not None:
             command = (path, *arguments)
-            code, said = _run([*command, "--version"], _VERSION_SECONDS)
+            code, output = _run([*command, "--version"], _VERSION_SECONDS)
             if code:
-                raise NativeUnavailableError(f"{path} --version {_reason(code, said)}.", INSTALL)
-            return Compiler(command, said.strip())
+                raise NativeUnavailableError(f"{path} --version {_reason(code, output)}.", INSTALL)
+            return Compiler(command, output.strip())
     if chosen:
         raise _no_such(chosen, "there is no such program")
     return None
@@ -93,26 +94,27 @@ def _no_such(chosen: str, reason: str) -> NativeUnavailableError:
 
 
 def _run(command: Sequence[str], limit: float) -> tuple[int, str]:
-    """Exit code and output. Raises NativeUnavailableError where it cannot be started or takes longer than `limit`."""
+    """Run a command and return its exit code and output. Raises NativeUnavailableError if it cannot start or exceeds
+    `limit`."""
     try:
         # Its temporary files lie in here, and go with it even where it is killed.
         with TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as scratch:
-            output = Path(scratch) / "output"  # no pipe: whoever is left of its group could hold that open
-            with output.open("wb") as file:
+            log_file = Path(scratch) / "output"  # no pipe: whoever is left of its group could hold that open
+            with log_file.open("wb") as file:
                 code = _exit_code(_start(command, file, scratch), command[0], limit)
-            with output.open("rb") as file:
+            with log_file.open("rb") as file:
                 return code, file.read(_MAX_OUTPUT).decode("utf-8", "replace")
     except OSError as failure:
         reason = f"Temporary files of {command[0]} cannot be written: {failure.strerror or failure}."
-        raise NativeUnavailableError(reason, _ROOM) from None
+        raise NativeUnavailableError(reason, _DISK_FULL) from None
 
 
-def _start(command: Sequence[str], output: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], log_file: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=log_file,
             stderr=subprocess.STDOUT,
             env=os.environ | {"TMPDIR": scratch, "LC_ALL": "C"},
             start_new_session=True,  # a group of its own, to be ended with all that it starts
@@ -122,11 +124,11 @@ def _start(command: Sequence[str], output: IO[bytes], scratch: str) -> subproces
 
 
 def _exit_code(process: subprocess.Popen[bytes], name: str, limit: float) -> int:
-    """Wait until it has ended. Whatever interrupts that, Ctrl-C too, ends it with all that it started."""
+    """Wait for the process to end. Any interruption, Ctrl-C included, kills its process group."""
     try:
         return process.wait(limit)
     except BaseException as failure:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if not isinstance(failure, subprocess.TimeoutExpired):
@@ -136,22 +138,20 @@ def _exit_code(process: subprocess.Popen[bytes], name: str, limit: float) -> int
         raise CompilationError(reason, remedy) from None
 
 
-def _reason(code: int, said: str) -> str:
-    """Why it failed, in a clause: its first line that tells of an error, else its last."""
+def _reason(code: int, output: str) -> str:
+    """Return a clause with the cause of a failure: the first output line that mentions an error, else the last line."""
     what = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "No space left" in line or "error" in line.lower()] or lines[-1:]
     return f"{what}: {telling[0][:_REASON_CHARACTERS].rstrip('.')}" if telling else what
 
 
 # The file of the native library: prebuilt in a wheel, or compiled once by this machine's compiler and kept.
 #
-# It is kept in the folder kernels/KEY of `home()`, where KEY stands for all that decides what it holds and where it
-# runs:
-# sources, flags, architecture and features of the processor, C library, compiler. Beside it lies a file with its
-# checksum, compared before the library is loaded. The folder appears as a whole or not at all. Nothing is compiled
-# for
-# the processor alone: the instruction set is chosen at run time.
+# It is kept in the folder kernels/KEY of `home()`, where KEY stands for everything that decides its contents and where
+# it runs: sources, flags, architecture and features of the processor, C library, compiler. Beside it lies a file with
+# its checksum, compared before the library is loaded. The folder appears as a whole or not at all. Nothing is compiled
+# for one processor alone: the instruction set is chosen at run time.
 #
 # Where the compiler fails, the file KEY.failed.json keeps its reason, and later processes repeat that in place of
 # compiling. A compiler that is missing, or a disk that is full, is looked at each time.
@@ -169,22 +169,22 @@ TIME_LIMIT = 300.0
 """Seconds that compiling may take: half a minute on a free core, several times that on a busy machine."""
 _WAIT = TIME_LIMIT + 30
 """Seconds to wait for another process that compiles the same."""
-_ELSEWHERE = f"The variable {HOME_VARIABLE} names another folder."
+_OTHER_FOLDER = f"The variable {HOME_VARIABLE} names another folder."
 
 _log = logging.getLogger(__name__)
-_unwritable = partial(NativeUnavailableError, remedy=_ELSEWHERE)
+_unwritable = partial(NativeUnavailableError, remedy=_OTHER_FOLDER)
 
 
 def library_path(
     sources: Path = SOURCES, prebuilt: Path = PREBUILT, limit: float = TIME_LIMIT, wait: float = _WAIT
 ) -> Path:
-    """The library, compiled now if need be; its checksum was compared.
+    """Return the path of the library, compiling it if necessary, after comparing its checksum.
 
     Args:
         sources: the folder of the C++ files: *.cpp are compiled, headers may lie in folders below.
         prebuilt: the folder of a library that came with them; one of other sources is passed over.
         limit: seconds that compiling may take.
-        wait: seconds to wait for another process that is at it.
+        wait: seconds to wait for another process that is compiling.
 
     Raises:
         NativeUnavailableError: there is none, and none can be compiled or kept.
@@ -199,7 +199,7 @@ def library_path(
     base = home()
     if base is None:
         raise NativeUnavailableError("There is no home folder to keep them in.", f"Set the variable {HOME_VARIABLE}.")
-    here = digest("\n".join((recipe, *processor.features(), *platform.libc_ver())).encode())
+    here = digest("\n".join((recipe, *machine.features(), *platform.libc_ver())).encode())
     kept, compiler = base / KERNELS_FOLDER, find_compiler()
     if compiler is None:
         for folder in sorted(kept.glob(f"{here[:16]}-*")):  # compiled when there was a compiler
@@ -213,7 +213,7 @@ def library_path(
         with locked(folder, _unwritable, wait=wait, remedy=remedy):
             if not _is_sound(folder, recipe):  # else another process has just done it
                 _refuse_what_failed(folder)  # or has just failed
-                for left in leftovers(folder):  # by processes that were killed: nobody else has the lock
+                for left in leftovers(folder):  # of killed processes: this process holds the lock
                     remove(left)
                 _log.warning("Compiling the kernels, once: this can take a minute.")
                 try:
@@ -226,7 +226,7 @@ def library_path(
 def compile_into(
     folder: Path, compiler: Compiler, sources: Path = SOURCES, limit: float = TIME_LIMIT, extra: tuple[str, ...] = ()
 ) -> None:
-    """Compile by one call, and let library and facts take the place of `folder` together.
+    """Compile with one compiler call, and replace `folder` by the library and its build facts at once.
 
     Args:
         extra: further arguments of the compiler.
@@ -253,7 +253,7 @@ def _failure_file(folder: Path) -> Path:
 
 
 def _kept_failure(folder: Path, failure: CompilationError) -> CompilationError:
-    """The failure for those that come later too, as far as it can be written."""
+    """Store the failure for later processes, as far as the file can be written, and return it."""
     file = _failure_file(folder)
     with suppress(NativeUnavailableError):
         write_json(file, {"reason": failure.reason, "remedy": failure.remedy}, error=_unwritable)
@@ -261,7 +261,7 @@ def _kept_failure(folder: Path, failure: CompilationError) -> CompilationError:
 
 
 def _refuse_what_failed(folder: Path) -> None:
-    """Raises CompilationError where these sources and this compiler have failed before."""
+    """Raise CompilationError if these sources and this compiler have failed before."""
     file = _failure_file(folder)
     try:
         facts = Fields.read(file, ValueError)
@@ -276,7 +276,7 @@ def _with_retry(reason: str, remedy: str, file: Path) -> CompilationError:
 
 
 def _recipe(sources: Path) -> str:
-    """A hash of what the library is made from: sources, flags, architecture. Raises NativeUnavailableError."""
+    """Return a hash of the sources, flags and architecture. Raises NativeUnavailableError."""
     try:
         files = [path for path in sorted(sources.rglob("*")) if path.suffix in (".cpp", ".h")]
         parts = [f"{path.relative_to(sources).as_posix()}\n{digest(path.read_bytes())}\n".encode() for path in files]
@@ -289,7 +289,7 @@ def _recipe(sources: Path) -> str:
 
 
 def _is_sound(folder: Path, recipe: str) -> bool:
-    """Whether the folder has a library of this recipe, as it was written."""
+    """Return whether the folder holds a library of this recipe whose checksum matches."""
     try:
         facts = Fields.read(folder / FACTS, ValueError)
         with (folder / LIBRARY).open("rb") as file:

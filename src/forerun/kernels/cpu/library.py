@@ -1,4 +1,4 @@
-"""The native library as ctypes sees it, and whose threads it computes with."""
+"""The ctypes interface of the native library: structures, signatures, instruction sets and threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forerun.utils.home import HOME_VARIABLE
 
 
 class WeightLayout(IntEnum):
-    """How the numbers of a weight lie in memory; csrc/forerun.h draws each."""
+    """How the numbers of a weight lie in memory, as csrc/forerun.h defines it."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -181,14 +181,15 @@ _COMPUTING = ("linear", "layers", "head", "attention", "eagle", "fuse", "context
 
 
 class Library:
-    """The functions in C++. Calls let other Python threads run; several may call at once.
+    """The C++ functions. Calls release the GIL, and several threads may call at once.
 
     Attributes:
         path: the file.
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
-        linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, move_slots, pack, unpack: as
-            csrc/forerun.h says, with addresses for pointers.
+
+    The functions linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, move_slots, pack and
+    unpack are those of csrc/forerun.h, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:
@@ -200,23 +201,11 @@ class Library:
         for name in _COMPUTING:
             getattr(functions, f"forerun_{name}").errcheck = _check
         self.best = _LEVELS[functions.forerun_best_instructions()]
-        self.linear: Any = functions.forerun_linear
-        self.layers: Any = functions.forerun_layers
-        self.head: Any = functions.forerun_head
-        self.attention: Any = functions.forerun_attention
-        self.eagle: Any = functions.forerun_eagle
-        self.fuse: Any = functions.forerun_fuse
-        self.context: Any = functions.forerun_context
-        self.greedy_chains: Any = functions.forerun_greedy_chains
-        self.pick: Any = functions.forerun_pick
-        self.move_slots: Any = functions.forerun_move_slots
-        self.pack: Any = functions.forerun_pack
-        self.unpack: Any = functions.forerun_unpack
         self.shares_openmp = self._share_openmp()
 
     @classmethod
     def open(cls, path: Path) -> Library:
-        """Load the library, for the instruction set that FORERUN_INSTRUCTIONS names, else the best.
+        """Load the library for the instruction set that FORERUN_INSTRUCTIONS names, else the best one.
 
         Raises:
             NativeUnavailableError: it cannot be loaded, or has another interface.
@@ -236,26 +225,30 @@ class Library:
         library.use_instructions(choose_instructions(library.best))
         return library
 
+    def __getattr__(self, name: str) -> Any:
+        """Return the function forerun_NAME of csrc/forerun.h."""
+        return getattr(self._functions, f"forerun_{name}")
+
     @property
     def instructions(self) -> str:
-        """The set in use."""
+        """Return the instruction set in use."""
         return _LEVELS[self._functions.forerun_instructions()]
 
     def use_instructions(self, name: str) -> bool:
-        """Use another set from now on; False where the processor lacks it."""
+        """Switch to another instruction set. Returns False if the processor lacks it."""
         return bool(self._functions.forerun_use_instructions(_LEVELS.index(name)) == 0)
 
     def workspace_bytes(self) -> int:
-        """Bytes that this thread keeps to compute in, until it ends."""
+        """Return the bytes of workspace that this thread holds until it ends."""
         return int(self._functions.forerun_workspace_bytes())
 
     def packed_bytes(self, kind: WeightLayout, out_features: int, in_features: int) -> int:
-        """Bytes of a packed weight."""
+        """Return the bytes of a packed weight."""
         return int(self._functions.forerun_packed_bytes(kind, out_features, in_features))
 
     def _share_openmp(self) -> bool:
-        """Let torch's OpenMP threads compute. Two pools of threads would wait for each other's spinning: torch's go on
-        spinning for milliseconds after each of its operations."""
+        """Make the kernels run on torch's OpenMP threads, and return whether that worked. Two thread pools would wait
+        for each other's spinning, since torch's threads spin for milliseconds after each operation."""
         for found in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
             try:
                 parallel = ctypes.CDLL(str(found)).GOMP_parallel  # torch has loaded this file: it is not loaded twice
@@ -267,22 +260,22 @@ class Library:
 
 
 def _is_noexec(path: Path) -> bool:
-    """Whether nothing that lies there may be executed, nor loaded."""
+    """Return whether the file system of `path` forbids executing and loading files."""
     try:
         return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
-    except (OSError, AttributeError):  # AttributeError: systems that have no such thing, or do not tell
+    except (OSError, AttributeError):  # AttributeError: systems without this flag
         return False
 
 
 def _check(result: int, function: object, arguments: object) -> int:
-    """What ctypes calls with each result. Raises MemoryError."""
+    """Raise MemoryError if a kernel reports that memory ran out. ctypes calls this with each result."""
     if result:
         raise MemoryError("the native kernels lack memory to work in")
     return result
 
 
 def choose_instructions(best: str) -> str:
-    """What FORERUN_INSTRUCTIONS names, else the best that the processor has.
+    """Return the instruction set that FORERUN_INSTRUCTIONS names, else the best one of the processor.
 
     Raises:
         ConfigError: the processor lacks it, or there is no such instruction set.

@@ -1,7 +1,7 @@
-"""The product by the native kernels: weights of 16, 8 or 4 bits, read from memory once.
+"""The matrix product of the native kernels: weights of 16, 8 or 4 bits, read from memory once per step.
 
 A row's result does not depend on the other rows, whatever their number. Float weights are multiplied with float32
-activations, even and odd inputs apart, each in order; codes as `kernels/quantised_linear.py` defines it.
+activations, even and odd inputs apart, each in order; quantized weights as `kernels/torch/quantised_linear.py` defines.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forerun.kernels.cpu.library import Library, LinearStruct, WeightLayout
-from forerun.kernels.quantisation import CodeForm, QuantisedWeight
+from forerun.kernels.quantisation import QuantisedFormat, QuantisedWeight
 
-# Memory for packed weights, in pages of two megabytes where the system has them.
+# Memory for packed weights, in pages of two megabytes if the system has them.
 #
-# A step reads every weight once. In pages of four kilobytes the processor looks up an address for each of them, and
-# in a
-# virtual machine each look-up is two.
+# A step reads every weight once. With pages of four kilobytes the processor translates an address for each page, and
+# twice in a virtual machine.
 
 _CHUNK = 1 << 25
 """Bytes that are mapped together. What is not written takes no memory."""
@@ -37,8 +36,8 @@ _used = 0
 
 
 def weight_memory(nbytes: int) -> Tensor:
-    """[nbytes] uint8, not set, which begins at a line of the cache. A chunk of memory goes back to the system when all
-    tensors in it are gone."""
+    """Return [nbytes] uint8, uninitialised and aligned to a cache line. A chunk of memory returns to the system when
+    all tensors in it are gone."""
     global _chunk, _used
     with _lock:
         start = -(-_used // _ALIGNMENT) * _ALIGNMENT
@@ -69,10 +68,10 @@ class NativeLinear(nn.Module):
     """y = x W^T + b, computed in float32.
 
     Args:
-        weight: [out, in], float32 or bfloat16, or in codes. bias: [out] or None.
+        weight: [out, in], float32, bfloat16 or quantized. bias: [out] or None.
 
     Attributes:
-        struct: how the library is told of it.
+        struct: the layer in the library's form.
         nbytes: of the packed weight.
         bias: float32, whole blocks long, or None.
     """
@@ -80,7 +79,7 @@ class NativeLinear(nn.Module):
     def __init__(self, library: Library, weight: Tensor | QuantisedWeight, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.kind = _kind(weight)
+        self.kind = weight_layout(weight.form if isinstance(weight, QuantisedWeight) else weight.dtype)
         self._library = library
         self._packed = _packed(library, self.kind, weight)
         self._scales = None
@@ -98,15 +97,15 @@ class NativeLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] -> [..., out] in x's type."""
+        """Return x W^T + b. x: [..., in] -> [..., out] in x's type."""
         return self._product(x, None).to(x.dtype)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + forward(x), added in float32. residual: [..., out]."""
+        """Return residual + forward(x), added in float32. residual: [..., out]."""
         return self._product(x, residual.float().contiguous()).to(residual.dtype)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of the weight, as a table of embeddings is read. index: [n] int64 -> [n, in] float32.
+        """Return rows of the weight, as an embedding lookup does. index: [n] int64 -> [n, in] float32.
 
         Raises:
             IndexError: there is no such row.
@@ -116,14 +115,14 @@ class NativeLinear(nn.Module):
         return numbers
 
     def read_rows(self, index: NDArray[np.int64], numbers: Tensor) -> None:
-        """As `rows`, into the first rows of `numbers`, [n or more, in] float32. index: [n], contiguous."""
+        """Write `rows` into the first rows of `numbers`, [n or more, in] float32. index: [n], contiguous."""
         # as numbers without sign, negative ones are too large
         if len(index) and index.view(np.uint64).max() >= self.out_features:
             raise IndexError(f"a row is not in 0..{self.out_features - 1}: {index.tolist()}")
         self._library.unpack(ctypes.byref(self.struct), index.ctypes.data, len(index), numbers.data_ptr())
 
     def float_numbers(self) -> Tensor | None:
-        """The numbers as they are packed; None of a weight in codes."""
+        """Return the packed numbers of a float weight, or None for a quantized one."""
         if self.kind not in (WeightLayout.FLOAT32, WeightLayout.BFLOAT16):
             return None
         return self._packed.view(torch.float32 if self.kind == WeightLayout.FLOAT32 else torch.bfloat16)
@@ -142,35 +141,27 @@ class NativeLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
 
-def linear_nbytes(library: Library, out_features: int, in_features: int, form: CodeForm | torch.dtype) -> int:
-    """Bytes of a layer's packed weight, without a bias. form: of codes, or the number format, bfloat16 or float32."""
+def linear_nbytes(library: Library, out_features: int, in_features: int, form: QuantisedFormat | torch.dtype) -> int:
+    """Return the bytes of a layer's packed weight without the bias. form: of a quantized weight, or the dtype, bfloat16
+    or float32."""
+    has_channel_scales = not isinstance(form, torch.dtype) and form.group is None
+    scales = 4 * -(-out_features // _LANES) * _LANES if has_channel_scales else 0
+    return library.packed_bytes(weight_layout(form), out_features, in_features) + scales
+
+
+def weight_layout(form: QuantisedFormat | torch.dtype) -> WeightLayout:
+    """Return the layout of quantized values of a format, or of numbers in bfloat16 or float32."""
     if isinstance(form, torch.dtype):
-        return library.packed_bytes(_number_kind(form), out_features, in_features)
-    scales = 4 * -(-out_features // _LANES) * _LANES if form.group is None else 0
-    return library.packed_bytes(code_kind(form), out_features, in_features) + scales
-
-
-def code_kind(form: CodeForm) -> WeightLayout:
-    """How codes of a form lie in memory."""
+        return WeightLayout.FLOAT32 if form == torch.float32 else WeightLayout.BFLOAT16
     if form.bits == 8:
         return WeightLayout.INT8 if form.group is None else WeightLayout.INT8_GROUPS
     return WeightLayout.INT4_MINIMA if form.has_minimum else WeightLayout.INT4_GROUPS
 
 
-def _number_kind(dtype: torch.dtype) -> WeightLayout:
-    return WeightLayout.FLOAT32 if dtype == torch.float32 else WeightLayout.BFLOAT16
-
-
-def _kind(weight: Tensor | QuantisedWeight) -> WeightLayout:
-    if isinstance(weight, QuantisedWeight):
-        return code_kind(weight.form)
-    return _number_kind(weight.dtype)
-
-
 def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantisedWeight) -> Tensor:
-    """[bytes] uint8."""
+    """Pack a weight for the library. Returns [bytes] uint8."""
     quantised = weight if isinstance(weight, QuantisedWeight) else None
-    numbers = (quantised.codes if quantised is not None else weight.detach()).contiguous()  # type: ignore[union-attr]
+    numbers = (quantised.quantized if quantised is not None else weight.detach()).contiguous()  # type: ignore[union-attr]
     halves = []
     if quantised is not None and quantised.group is not None:
         halves = [t.contiguous() for t in (quantised.scale, quantised.minimum) if t is not None]
@@ -181,5 +172,5 @@ def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantisedWeig
 
 
 def _padded(x: Tensor) -> Tensor:
-    """float32, whole blocks long."""
+    """Convert to float32 and pad to whole blocks."""
     return F.pad(x.float(), (0, -len(x) % _LANES)).contiguous()

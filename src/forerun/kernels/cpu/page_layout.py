@@ -1,4 +1,4 @@
-"""How keys and values of one sequence lie in pages, so that a vector's lanes are keys, or numbers of one value.
+"""The layout of keys and values in the pages of the native kernels.
 
 A page is one run of memory for PAGE positions of all layers. By layer:
     keys    [H_kv][PAGE / LANES][D][LANES]: scores of LANES keys add up lane by lane;
@@ -33,7 +33,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Layers of one shape, one after another from number `start` of a page on."""
+    """Consecutive layers of one shape, stored from number `start` of a page on."""
 
     start: int
     num_layers: int
@@ -41,17 +41,17 @@ class _Run:
 
     @property
     def size(self) -> int:
-        """Numbers in all."""
+        """Return the count of numbers in the run."""
         return self.num_layers * _numbers(self.shape)
 
     def keys(self, page: Tensor) -> Tensor:
-        """View [layers, H_kv, PAGE / LANES, LANES, D] of a page."""
+        """Return a view [layers, H_kv, PAGE / LANES, LANES, D] of a page."""
         heads, width, _ = self.shape
         part = self._layers(page)[:, : _key_numbers(self.shape)]
         return part.view(-1, heads, PAGE // LANES, width, LANES).transpose(3, 4)
 
     def values(self, page: Tensor) -> Tensor:
-        """View [layers, H_kv, PAGE, ceil(D_v / LANES), LANES] of a page."""
+        """Return a view [layers, H_kv, PAGE, ceil(D_v / LANES), LANES] of a page."""
         heads, _, width = self.shape
         part = self._layers(page)[:, _key_numbers(self.shape) :]
         return part.view(-1, heads, -(-width // LANES), PAGE, LANES).transpose(2, 3)
@@ -61,7 +61,7 @@ class _Run:
 
 
 class PageLayout:
-    """Of one model's pages: each is a one-dimensional tensor of `size` numbers.
+    """The layout of one model's pages: each page is a one-dimensional tensor of `size` numbers.
 
     Attributes:
         shapes: by layer.
@@ -77,26 +77,26 @@ class PageLayout:
         self.shapes, self.dtype = list(shapes), dtype
         self.layer_starts: list[int] = []
         self._runs: list[_Run] = []
-        self._places: list[tuple[_Run, int]] = []  # by layer, its run and its place there
+        self._positions: list[tuple[_Run, int]] = []  # by layer, its run and its index there
         start = 0
         for shape, alike in groupby(self.shapes):
             run = _Run(start, len(list(alike)), shape)
             self._runs.append(run)
-            self._places += [(run, i) for i in range(run.num_layers)]
+            self._positions += [(run, i) for i in range(run.num_layers)]
             self.layer_starts += [start + i * _numbers(shape) for i in range(run.num_layers)]
             start += run.size
         self.size = start
         self.nbytes = start * dtype.itemsize
 
     def new_page(self) -> Tensor:
-        """Zeros, [size], which begin at a multiple of 64 bytes."""
+        """Return a zeroed page, [size], aligned to 64 bytes."""
         extra = _ALIGNMENT // self.dtype.itemsize
-        room = torch.zeros(self.size + extra, dtype=self.dtype)
-        start = -room.data_ptr() % _ALIGNMENT // self.dtype.itemsize
-        return room[start : start + self.size]
+        padded = torch.zeros(self.size + extra, dtype=self.dtype)
+        start = -padded.data_ptr() % _ALIGNMENT // self.dtype.itemsize
+        return padded[start : start + self.size]
 
     def copy_first(self, source: Tensor, target: Tensor, count: int) -> None:
-        """Copy the first `count` slots of a page to another."""
+        """Copy the first `count` slots of one page to another."""
         groups, lanes = divmod(count, LANES)
         for run in self._runs:
             old, new = run.keys(source), run.keys(target)
@@ -106,35 +106,35 @@ class PageLayout:
             run.values(target)[:, :, :count] = run.values(source)[:, :, :count]
 
     def read(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D_v] in these slots."""
-        run, place = self._places[layer]
+        """Return copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D_v] in these slots."""
+        run, index = self._positions[layer]
         heads, key_width, value_width = run.shape
         keys, values = [pages[0].new_empty(heads, 0, key_width)], [pages[0].new_empty(heads, 0, value_width)]
-        for page, offsets in _by_page(slots):
-            keys.append(run.keys(pages[page])[place][:, offsets // LANES, offsets % LANES])
-            values.append(run.values(pages[page])[place][:, offsets].flatten(2)[..., :value_width])
+        for page, offsets in by_page(slots):
+            keys.append(run.keys(pages[page])[index][:, offsets // LANES, offsets % LANES])
+            values.append(run.values(pages[page])[index][:, offsets].flatten(2)[..., :value_width])
         return torch.cat(keys, 1), torch.cat(values, 1)
 
     def write(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int], keys: Tensor, values: Tensor) -> None:
-        """Store keys [H_kv, n, D] and values [H_kv, n, D_v] of one layer, rounded to nearest, in these slots."""
-        run, place = self._places[layer]
+        """Store keys [H_kv, n, D] and values [H_kv, n, D_v] of one layer in these slots, rounded to nearest."""
+        run, index = self._positions[layer]
         chunks = -(-run.shape[2] // LANES)
         padded = torch.nn.functional.pad(values, (0, chunks * LANES - values.shape[2]))
         padded = padded.view(*values.shape[:2], chunks, LANES)
         done = 0
-        for page, offsets in _by_page(slots):
+        for page, offsets in by_page(slots):
             part = slice(done, done + len(offsets))
-            run.keys(pages[page])[place][:, offsets // LANES, offsets % LANES] = keys[:, part].to(self.dtype)
-            run.values(pages[page])[place][:, offsets] = padded[:, part].to(self.dtype)
+            run.keys(pages[page])[index][:, offsets // LANES, offsets % LANES] = keys[:, part].to(self.dtype)
+            run.values(pages[page])[index][:, offsets] = padded[:, part].to(self.dtype)
             done += len(offsets)
 
     def move(
         self, pages: Sequence[Tensor], slots: Sequence[int], start: int, addresses: NDArray[np.uint64] | None = None
     ) -> None:
-        """Copy what lies in these slots, of all layers, to slots start, start + 1, ... All is read before any of it is
-        written.
+        """Copy the contents of these slots, in all layers, to slots start, start + 1, ... All slots are read before any
+        is written.
 
-        addresses: [pages] where each begins; None: they are found out.
+        addresses: [pages] where each begins; None: taken from the pages.
         """
         library = native_for(pages[0].device)
         if library is not None:
@@ -142,8 +142,8 @@ class PageLayout:
                 addresses = np.array([page.data_ptr() for page in pages], np.uint64)
             self._move_natively(library, addresses, slots, start)
             return
-        sources = list(_by_page(slots))
-        targets = list(_by_page(range(start, start + len(slots))))
+        sources = list(by_page(slots))
+        targets = list(by_page(range(start, start + len(slots))))
         for run in self._runs:
             keys = torch.cat([run.keys(pages[page])[:, :, at // LANES, at % LANES] for page, at in sources], 2)
             values = torch.cat([run.values(pages[page])[:, :, at] for page, at in sources], 2)
@@ -180,7 +180,7 @@ def _numbers(shape: Shape) -> int:
     return _key_numbers(shape) + heads * PAGE * -(-width // LANES) * LANES
 
 
-def _by_page(slots: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
-    """Pages in the order of the slots, and the places in each, [n] int64."""
+def by_page(slots: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the pages in the order of the slots, with the slots inside each page, [n] int64."""
     for page, group in groupby(slots, lambda slot: slot // PAGE):
         yield page, torch.tensor([slot % PAGE for slot in group])

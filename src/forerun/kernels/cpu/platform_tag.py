@@ -1,4 +1,4 @@
-"""The platform tag of a wheel that carries the native library: the oldest systems on which it can be loaded."""
+"""The platform tag of a wheel with the native library, from the oldest systems that can load it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OLDEST_GCC = (4, 8)
 
 
 def platform_tag(library: Path) -> str:
-    """The tag after `py3-none-`. On Linux by PEP 600, from the versions of glibc's symbols that the library names.
+    """Return the tag after `py3-none-`. On Linux it follows PEP 600, from the glibc symbol versions of the library.
 
     Raises:
         NativeUnavailableError: it needs a library beside those, or objdump cannot read it.
@@ -38,7 +38,7 @@ def platform_tag(library: Path) -> str:
 
 
 def needed_glibc(headers: str) -> tuple[int, int]:
-    """The newest version of glibc of which a library needs a symbol, _OLDEST at least.
+    """Return the newest glibc version of which the library needs a symbol, at least _OLDEST.
 
     Args:
         headers: what `objdump -p` prints of it.
@@ -56,6 +56,6 @@ def needed_glibc(headers: str) -> tuple[int, int]:
 
 
 def _versions(name: str, headers: str) -> list[tuple[int, int]]:
-    """Those of the symbols that it needs: `NAME_2.34` is (2, 34)."""
+    """Return the versions of the symbols that the library needs: `NAME_2.34` is (2, 34)."""
     found = re.findall(rf"\b{name}_(\d+)\.(\d+)", headers)
     return [(int(major), int(minor)) for major, minor in found]

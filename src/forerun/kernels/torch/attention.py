@@ -1,9 +1,9 @@
-"""Attention whose result for a row depends on the row's own path alone, to the last bit, in plain PyTorch.
+"""Attention in plain PyTorch whose result for a row depends on that row's own path alone, to the last bit.
 
 Products over keys are computed part by part (`kernels/partition.py`), each added to the sum of those before. Masked
 keys contribute exact zeros. So a row gives the same bits computed alone, beside its draft, or beside other sequences.
 What this rests on (a product's row does not depend on the number of rows from MIN_ROWS up; softmax of a row is
-unchanged by -inf appended) is checked at load by `models/exactness.py`, not assumed.
+unchanged by -inf appended) is checked at load by `models/self_test.py`, not assumed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ bits: such products are made in parts of fewer rows."""
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, partition: Partition, form: AttentionShape) -> Tensor:
-    """Attention of rows of one sequence, whose last keys lie in one block.
+    """Compute attention for rows of one sequence whose last keys lie in one block.
 
     Args:
         query: [n, H, D]. keys: [H_kv, columns, D]. values: [H_kv, columns, D_v]. All of one float type.
@@ -51,7 +51,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, partition: Partition, fo
 
 
 def _scores(queries: Tensor, keys: Tensor, mask: Tensor, form: AttentionShape) -> Tensor:
-    """[H_kv, R, columns]. queries: [H_kv, R, D]; keys: [H_kv, D, columns]; mask: [1, R or 1, columns]."""
+    """Return [H_kv, R, columns]. queries: [H_kv, R, D]; keys: [H_kv, D, columns]; mask: [1, R or 1, columns]."""
     rows, columns = queries.shape[1], keys.shape[2]
     if rows >= columns and columns <= _NARROW:
         parts = []
@@ -65,7 +65,7 @@ def _scores(queries: Tensor, keys: Tensor, mask: Tensor, form: AttentionShape) -
 
 
 def _weighted_sum(weights: Tensor, values: Tensor, spans: tuple[Span, ...]) -> Tensor:
-    """weights: [H_kv, R, keys of all spans] -> [H_kv, R, D_v], in blocks of keys, then in tails."""
+    """Add up values by blocks of keys, then by tails. weights: [H_kv, R, keys of all spans] -> [H_kv, R, D_v]."""
     first = spans[0][0]
     total: Tensor | None = None
     for start, end in spans:
@@ -79,7 +79,7 @@ def _plus(total: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _bring_into_path_order(scores: Tensor, lanes: Tensor) -> None:
-    """scores: [H_kv, R, lanes and padding], in place: each row's path first, in order, and nothing after it."""
+    """Reorder scores in place to each row's path, masking everything after it. scores: [H_kv, R, lanes and padding]."""
     depth = lanes.shape[-1]
     scores[..., :depth] = scores.gather(-1, lanes)
     scores[..., depth:] = -torch.inf
@@ -88,8 +88,8 @@ def _bring_into_path_order(scores: Tensor, lanes: Tensor) -> None:
 def _weighted_sum_of_paths(
     weights: Tensor, values: Tensor, spans: tuple[Span, ...], shared: int, lanes: Tensor
 ) -> Tensor:
-    """As _weighted_sum, weights in path order. What of a span lies beyond the shared keys is brought to its lanes, and
-    whatever else is there gets weight zero. weights are overwritten."""
+    """Add up values as `_weighted_sum`, with weights in path order. The part of a span beyond the shared keys is
+    scattered to its lanes; all other lanes get weight zero. weights are overwritten."""
     first, lanes_start = spans[0][0], shared // KV_TAIL * KV_TAIL
     depth = lanes.shape[-1]
     below = weights[..., shared - first :]
@@ -109,8 +109,8 @@ def _weighted_sum_of_paths(
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor, heads: int, group: int) -> Tensor:
-    """Softmax over the keys and one sink per head, whose share is dropped. The sink stands first, in a tail of its
-    own, so that the keys' places in the reduction do not depend on how many there are."""
+    """Apply softmax over the keys and one sink per head, whose share is dropped. The sink stands first, in a tail of
+    its own, so the keys' positions in the reduction do not depend on their number."""
     before = scores.new_full((*scores.shape[:-1], KV_TAIL), -torch.inf)
     repeats = scores.shape[1] // group
     before[..., 0] = sinks.to(scores.dtype).view(heads, 1, group).expand(heads, repeats, group).reshape(heads, -1)

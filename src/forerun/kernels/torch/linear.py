@@ -1,4 +1,4 @@
-"""The product whose result for a row does not depend on the other rows, with weights packed for oneDNN.
+"""Matrix products in PyTorch: packed for oneDNN, plain, several quantized weights joined, and a mixture's experts.
 
 From MIN_ROWS rows up, packed products give the same bits for a row whatever the others are. They do not share the trap
 of stock float32 products on CPU either, which take several times longer for 2-16 rows than for one.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forerun.kernels.partition import MIN_ROWS
-from forerun.kernels.quantisation import QuantisedWeight, largest_row_code
+from forerun.kernels.quantisation import QuantisedWeight, activation_limit
 from forerun.kernels.torch.quantised_linear import QuantisedLinear
 
 _AMX_ROWS = 32
@@ -21,7 +21,7 @@ _AMX_ROWS = 32
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN packs weights of this type here."""
+    """Return whether oneDNN packs weights of this type on this device."""
     if device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if dtype == torch.bfloat16:
@@ -45,14 +45,14 @@ class PackedLinear(nn.Module):
         self.max_rows = _AMX_ROWS if by_tiles else 2**62
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] -> [..., out]."""
+        """Return x W^T + b. x: [..., in] -> [..., out]."""
         if x.shape[-2] > self.max_rows:
             return torch.cat([self.forward(part) for part in x.tensor_split(self._num_parts(x), -2)], -2)
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return y
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + forward(x), in one pass. residual: [..., out]."""
+        """Return residual + forward(x), in one pass. residual: [..., out]."""
         if x.shape[-2] > self.max_rows:
             count = self._num_parts(x)
             parts = zip(residual.tensor_split(count, -2), x.tensor_split(count, -2), strict=True)
@@ -61,19 +61,16 @@ class PackedLinear(nn.Module):
         return y
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of the weight, all of which is unpacked for it. index: [n] int64 -> [n, in] float32."""
+        """Return rows of the weight, unpacking all of it. index: [n] int64 -> [n, in] float32."""
         return self.weight.to_dense()[index].float()
 
     def _num_parts(self, x: Tensor) -> int:
-        """Parts of nearly equal size, none of them small, of at most max_rows rows."""
+        """Return the number of parts of nearly equal size with at most max_rows rows each."""
         return -(-x.shape[-2] // self.max_rows)
 
 
-# The stock product, for float64 and for devices other than the CPU.
-
-
 class PlainLinear(nn.Module):
-    """y = x W^T + b. Whether a row's result depends on the other rows is up to the device.
+    """y = x W^T + b by PyTorch's own product. Whether a row's result depends on the other rows is up to the device.
 
     Args:
         weight: [out, in]. bias: [out] or None.
@@ -86,47 +83,45 @@ class PlainLinear(nn.Module):
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] -> [..., out]."""
+        """Return x W^T + b. x: [..., in] -> [..., out]."""
         return F.linear(x, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + forward(x). residual: [..., out]."""
+        """Return residual + forward(x). residual: [..., out]."""
         return residual + F.linear(x, self.weight, self.bias)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of the weight. index: [n] int64 -> [n, in] float32."""
+        """Return rows of the weight. index: [n] int64 -> [n, in] float32."""
         return self.weight[index].float()
 
 
-# Products with several weights of which not all are in the same codes, as one layer.
-
-
 class JoinedLinear(nn.Module):
-    """The outputs of each weight, one after another. All are multiplied with the same codes of an activation.
+    """A product with several weights of different quantized formats, whose outputs are concatenated. All weights use
+    the same quantized activations.
 
     Args:
-        weights: each [out, in], of the same number of inputs. bias: [sum of outs] or None.
+        weights: each [out, in], with the same number of inputs. bias: [sum of outs] or None.
     """
 
     def __init__(self, weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> None:
         super().__init__()
         self._counts = [weight.shape[0] for weight in weights]
         self.out_features, self.in_features = sum(self._counts), weights[0].shape[1]
-        limit = min(largest_row_code(weight) for weight in weights)
+        limit = min(activation_limit(weight) for weight in weights)
         biases = [None] * len(weights) if bias is None else torch.split(bias, self._counts)
         self._parts = [QuantisedLinear(weight, each, limit) for weight, each in zip(weights, biases, strict=True)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] -> [..., out] in x's type."""
+        """Return x W^T + b. x: [..., in] -> [..., out] in x's type."""
         return torch.cat([part.forward(x) for part in self._parts], -1)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + forward(x), added in float32. residual: [..., out]."""
+        """Return residual + forward(x), added in float32. residual: [..., out]."""
         residuals = torch.split(residual, self._counts, -1)
         return torch.cat([part.add_to(each, x) for part, each in zip(self._parts, residuals, strict=True)], -1)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of the weights, which count on from one to the next. index: [n] int64 -> [n, in] float32."""
+        """Return rows of the weights, counted from one weight to the next. index: [n] int64 -> [n, in] float32."""
         result = torch.empty(len(index), self.in_features, device=index.device)
         first = 0
         for count, part in zip(self._counts, self._parts, strict=True):
@@ -136,11 +131,8 @@ class JoinedLinear(nn.Module):
         return result
 
 
-# A mixture's experts, as products whose result for a row does not depend on the other rows.
-
-
 class PackedExperts(nn.Module):
-    """Gated experts with packed weights, on CPU.
+    """The gated experts of a mixture with packed weights, on CPU.
 
     An expert sees as many rows as were routed to it, so its products are padded to MIN_ROWS like all others.
 
@@ -155,9 +147,9 @@ class PackedExperts(nn.Module):
         self.act_fn = act_fn
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states: [T, H]; top_k_index, top_k_weights: [T, k] -> [T, H], experts added in order.
+        """Add the experts in order. hidden_states: [T, H]; top_k_index, top_k_weights: [T, k] -> [T, H].
 
-        Which experts are asked is read from top_k_index: it lies in the CPU's memory.
+        The experts are read from top_k_index, which lies in the CPU's memory.
         """
         mixed = torch.zeros_like(hidden_states)
         for expert in sorted(set(top_k_index.flatten().tolist())):

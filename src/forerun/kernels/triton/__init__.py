@@ -1,1 +1,1 @@
-"""Kernels in Triton, for CUDA devices: each beside what it computes, in PyTorch. Triton is imported by those alone."""
+"""Triton kernels for CUDA devices. Only these modules import Triton."""

@@ -37,7 +37,7 @@ _TAIL = tl.constexpr(row_start("tail"))
 
 @triton.jit
 def _added(query, keys, values, visible, scale, largest, total, result):
-    """Some keys added to what a softmax has come to: the largest score, the sum of weights, the weighted values."""
+    """Add some keys to the running softmax: the largest score, the sum of weights, the weighted values."""
     is_sound = tl.abs(values.to(tl.float32)) < float("inf")
     bad = tl.max(tl.where(is_sound, 0, 1), 1)
     values = tl.where(is_sound, values, 0.0).to(query.dtype)
@@ -53,14 +53,14 @@ def _added(query, keys, values, visible, scale, largest, total, result):
 
 
 @triton.jit
-def _loaded(places, is_there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Keys, and the values of the same slots, which lie after the keys of all heads."""
-    return tl.load(places, is_there, 0.0), tl.load(places + KV_HEADS * _PAGE * WIDTH, is_there, 0.0)
+def _loaded(addresses, is_there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Load keys, and the values of the same slots, which lie after the keys of all heads."""
+    return tl.load(addresses, is_there, 0.0), tl.load(addresses + KV_HEADS * _PAGE * WIDTH, is_there, 0.0)
 
 
 @triton.jit
-def _places_of_path(words, tails, pages, row, seen, WIDTH: tl.constexpr, LINE_NUMBERS: tl.constexpr):
-    """Where the keys at the positions `seen` of one row's path lie, and which of them there are."""
+def _path_offsets(words, tails, pages, row, seen, WIDTH: tl.constexpr, LINE_NUMBERS: tl.constexpr):
+    """Return the offsets of the keys at positions `seen` of one row's path, and which of them exist."""
     is_there = seen <= tl.load(words + _POSITION + row)
     prefix = tl.load(words + _PREFIX + row)
     tail = tails + tl.load(words + _TAIL + row)
@@ -84,7 +84,7 @@ def _split_result(
     WINDOW: tl.constexpr,
     LINE_NUMBERS: tl.constexpr,
 ):
-    """Of a tile's rows, the keys at positions start to start + _SPLIT."""
+    """Add up the keys at positions start to start + _SPLIT for the rows of a tile."""
     BLOCK_D: tl.constexpr = taken.shape[1]
     first_row, tile_rows, shared, length = tl.load(tile), tl.load(tile + 1), tl.load(tile + 3), tl.load(tile + 5)
     pages = words + tl.load(words + _PAGES_AT) + tl.load(tile + 2)
@@ -104,14 +104,14 @@ def _split_result(
         if WINDOW > 0:
             visible = visible & (seen[None, :] > position[:, None] - WINDOW)
         if start + _PAGE <= shared:
-            places = keys_start + tl.load(pages + start // _PAGE) * LINE_NUMBERS + slots[:, None] * WIDTH + columns
+            addresses = keys_start + tl.load(pages + start // _PAGE) * LINE_NUMBERS + slots[:, None] * WIDTH + columns
             is_there = (seen < length)[:, None] & (columns < WIDTH)
-            keys, values = _loaded(places, is_there, KV_HEADS, WIDTH)
+            keys, values = _loaded(addresses, is_there, KV_HEADS, WIDTH)
             largest, total, result = _added(taken, keys, values, visible, scale, largest, total, result)
         else:
             member = tile_rows * 0
             while member < tile_rows:
-                offsets, of_row = _places_of_path(words, tails, pages, first_row + member, seen, WIDTH, LINE_NUMBERS)
+                offsets, of_row = _path_offsets(words, tails, pages, first_row + member, seen, WIDTH, LINE_NUMBERS)
                 is_there = of_row[:, None] & (columns < WIDTH)
                 keys, values = _loaded(keys_start + offsets[:, None] + columns, is_there, KV_HEADS, WIDTH)
                 own = visible & (members == member)[:, None]
@@ -154,10 +154,10 @@ def _attend(
         largest, total, result = _split_result(
             words, tile, taken, position, keys_start, start, scale, KV_HEADS, GROUP, WIDTH, WINDOW, LINE_NUMBERS
         )
-        place = item * KV_HEADS + head
-        tl.store(stats + place * 2 * _TILE + lanes, largest)
-        tl.store(stats + place * 2 * _TILE + _TILE + lanes, total)
-        out = results + (place * _TILE + lanes)[:, None] * WIDTH + columns
+        entry = item * KV_HEADS + head
+        tl.store(stats + entry * 2 * _TILE + lanes, largest)
+        tl.store(stats + entry * 2 * _TILE + _TILE + lanes, total)
+        out = results + (entry * _TILE + lanes)[:, None] * WIDTH + columns
         tl.store(out, result, (lanes >= 0)[:, None] & (columns < WIDTH))
         item += tl.num_programs(0)
 
@@ -194,10 +194,10 @@ def _combine(
         if WINDOW > 0:
             split = tl.maximum(position - WINDOW + 1, 0) // _SPLIT
         while split <= position // _SPLIT:
-            place = (first_item + split) * KV_HEADS + head
-            part_largest = tl.load(stats + place * 2 * _TILE + lanes, in_group, 0.0)
-            part_total = tl.load(stats + place * 2 * _TILE + _TILE + lanes, in_group, 0.0)
-            part = tl.load(results + (place * _TILE + lanes)[:, None] * WIDTH + columns[None, :], inside, 0.0)
+            entry = (first_item + split) * KV_HEADS + head
+            part_largest = tl.load(stats + entry * 2 * _TILE + lanes, in_group, 0.0)
+            part_total = tl.load(stats + entry * 2 * _TILE + _TILE + lanes, in_group, 0.0)
+            part = tl.load(results + (entry * _TILE + lanes)[:, None] * WIDTH + columns[None, :], inside, 0.0)
             new = tl.maximum(largest, part_largest)
             kept = tl.exp(largest - new)
             taken = tl.exp(part_largest - new)
@@ -212,7 +212,7 @@ def _combine(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartialResults:
-    """Room for what the tiles' splits come to, for one layer after the other.
+    """Memory for the partial results of all splits, reused layer by layer.
 
     Attributes:
         results: [items, H_kv, TILE, D] float32. stats: [items, H_kv, 2, TILE] float32: largest score, sum of weights.
@@ -238,7 +238,7 @@ def attend(
     window: int | None,
     num_programs: int,
 ) -> None:
-    """Attend with every row to its own path in the pages; rows without a tile, which are dead, are left out.
+    """Attend with every row to its own path in the pages. Dead rows, which have no tile, are left out.
 
     Args:
         query: [rows, H, D] in the pages' type, rotated.

@@ -1,6 +1,6 @@
-"""Whether the Triton kernels are asked for, and whether they can be had.
+"""Selection of the Triton kernels by FORERUN_KERNELS, and the checks of device, dtype and heads.
 
-Nothing takes them by itself, and nothing else is taken where they were asked for.
+The Triton kernels are used only if FORERUN_KERNELS selects them, and then no other kernels are.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ASKED = f"{KERNELS_VARIABLE} is {TRITON}"
 _REMEDY = f"or unset {KERNELS_VARIABLE} to compute in PyTorch."
 
 
-def wants_triton() -> bool:
-    """Whether models are to be computed by these kernels.
+def is_triton_selected() -> bool:
+    """Return whether models are to be computed by the Triton kernels.
 
     Raises:
         ConfigError: FORERUN_KERNELS has a value that it cannot have.
@@ -32,12 +32,12 @@ def wants_triton() -> bool:
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on the CPU."""
+    """Return whether Triton's interpreter runs the kernels, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def check_place(device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse what the kernels cannot compute with these weights on this device.
+def check_device(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise an error if the kernels cannot compute with this dtype on this device.
 
     Raises:
         ConfigError: with the reason and the remedy.
@@ -69,7 +69,7 @@ def check_place(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def check_heads(name: str, num_heads: int, num_kv_heads: int, width: int) -> None:
-    """Refuse heads that the attention kernels cannot compute.
+    """Raise an error if the attention kernels cannot compute such heads.
 
     Raises:
         UnsupportedModelError: with their shape.
@@ -88,7 +88,7 @@ def check_heads(name: str, num_heads: int, num_kv_heads: int, width: int) -> Non
 
 
 def _try_one(device: torch.device) -> None:
-    """Compile and launch the smallest kernel: what a driver is too old for fails here, and says so."""
+    """Compile and launch the smallest kernel, so that an outdated driver raises a clear error here."""
     from forerun.kernels.triton.elementwise import add_and_norm
 
     x = torch.ones(1, 16, device=device)

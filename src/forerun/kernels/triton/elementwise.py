@@ -1,4 +1,4 @@
-"""The feed-forward layer's activation: silu(gate) * up."""
+"""Element-wise Triton kernels: the feed-forward activation, and residual addition with the root-mean-square norm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _gated(sums, out, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPLITS
 
 
 def gated(sums: Tensor, out: Tensor) -> None:
-    """out = silu(gate) * up.
+    """Write silu(gate) * up to `out`.
 
     Args:
         sums: [splits, rows, 2 * width] float32, gate and up of each row side by side; splits are added in order.
@@ -35,9 +35,6 @@ def gated(sums: Tensor, out: Tensor) -> None:
     rows, width = out.shape
     block = min(_BLOCK, triton.next_power_of_2(width))
     _gated[(rows, triton.cdiv(width, block))](sums, out, rows, WIDTH=width, BLOCK=block, SPLITS=len(sums), num_warps=4)
-
-
-# A layer's result added to the residual stream, and the root-mean-square norm of it: one program a row.
 
 
 @triton.jit
@@ -81,7 +78,7 @@ def add_and_norm(
     out: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """x += sums of a product, split after split, + bias; out = the norm of x, times weight.
+    """Add a product's splits and the bias to x in place; write the norm of x, times weight, to `out`.
 
     Args:
         x: [rows, hidden] float32, changed in place.

@@ -1,4 +1,4 @@
-"""The product with a matrix of floats, cut so that a row's bits do not depend on how many rows there are.
+"""The Triton product with a float matrix, cut so that a row's bits do not depend on the number of rows.
 
 What is added up in which order follows the shape of the matrix alone: BLOCK_K inputs at a time, split by split, and the
 sums of splits are added in order by whoever reads them. Rows are multiplied TILE at a time, however many there are, by
@@ -24,7 +24,7 @@ _MOST_TILES = 4
 
 @triton.jit
 def _tile(x, tile, inputs, is_input, ROWS: tl.constexpr, INPUTS: tl.constexpr):
-    """ROWS rows of x, [ROWS, BLOCK_K]."""
+    """Load ROWS rows of x, [ROWS, BLOCK_K]."""
     rows = tile * ROWS + tl.arange(0, ROWS)
     return tl.load(x + rows[:, None] * INPUTS + inputs[None, :], is_input[None, :], 0.0)
 
@@ -32,8 +32,8 @@ def _tile(x, tile, inputs, is_input, ROWS: tl.constexpr, INPUTS: tl.constexpr):
 @triton.jit
 def _store(sums, total, tile, split, num_rows, outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
     rows = split * num_rows + tile * ROWS + tl.arange(0, ROWS)
-    places = rows[:, None].to(tl.int64) * OUTPUTS + outputs[None, :]
-    tl.store(sums + places, total, (outputs < OUTPUTS)[None, :])
+    offsets = rows[:, None].to(tl.int64) * OUTPUTS + outputs[None, :]
+    tl.store(sums + offsets, total, (outputs < OUTPUTS)[None, :])
 
 
 @triton.jit
@@ -127,10 +127,10 @@ class Product(Protocol):
         """
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of the weight. index: [n] int64 -> [n, in] float32."""
+        """Return rows of the weight. index: [n] int64 -> [n, in] float32."""
 
     def float_numbers(self) -> Tensor | None:
-        """[out, in], the weight where it is floats; None for codes, which are finite."""
+        """Return the weight, [out, in], if it is floats; None if it is quantized, and thus finite."""
 
 
 class FloatProduct:
@@ -151,7 +151,7 @@ class FloatProduct:
         self._part = steps * self._cut.block_k
 
     def sums(self, x: Tensor, out: Tensor) -> None:
-        """As `Product.sums`."""
+        """Write the sums of each split (`Product.sums`)."""
         rows, cut = len(x), self._cut
         tiles = min(_MOST_TILES, rows // TILE)
         grid = (rows // (tiles * TILE), triton.cdiv(self.out_features, cut.block_n), self.splits)
@@ -172,16 +172,16 @@ class FloatProduct:
         )
 
     def rows(self, index: Tensor) -> Tensor:
-        """As `Product.rows`."""
+        """Return rows of the weight (`Product.rows`)."""
         return self.weight[index].float()
 
     def float_numbers(self) -> Tensor:
-        """As `Product.float_numbers`."""
+        """Return the weight, [out, in] (`Product.float_numbers`)."""
         return self.weight
 
 
 def add_splits(sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out = the splits, added in order, + bias.
+    """Write the splits, added in order, plus the bias, to `out`.
 
     Args:
         sums: [splits, rows, width] float32. out: [rows, width] float32.
@@ -201,7 +201,8 @@ def add_splits(sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 def multiply(product: Product, x: Tensor) -> Tensor:
-    """x W^T + b of any number of rows up to MAX_ROWS, padded to a bucket. x: [n, in] -> [n, out] float32."""
+    """Return x W^T + b for any number of rows, in parts of MAX_ROWS padded to a bucket. x: [n, in] -> [n, out]
+    float32."""
     count = len(x)
     if count > MAX_ROWS:
         return torch.cat([multiply(product, part) for part in x.split(MAX_ROWS)])

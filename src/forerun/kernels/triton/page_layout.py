@@ -1,4 +1,4 @@
-"""How keys and values lie in a page on a device: a run of [PAGE, D] for every layer, keys or values, and key head.
+"""The layout of keys and values in a page on a device: a run of [PAGE, D] per layer, per keys or values, per key head.
 
 A page belongs to all layers. It lies at one address as long as the pool has it, and begins at a multiple of LINE bytes,
 so that kernels find it by its distance from another page.
@@ -6,20 +6,20 @@ so that kernels find it by its distance from another page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerun.kernels.cpu.page_layout import PAGE, Shape
+from forerun.kernels.cpu.page_layout import PAGE, Shape, by_page
 from forerun.kernels.triton.step_arrays import LINE
 
 
 class DevicePageLayout:
-    """Of one model's pages, all of whose layers are alike: each is a one-dimensional tensor of `size` numbers.
+    """The layout of one model's pages, all of whose layers are alike: each page is a one-dimensional tensor of `size`
+    numbers.
 
     Attributes:
         shapes: by layer.
@@ -46,48 +46,42 @@ class DevicePageLayout:
         self.nbytes = self.size * dtype.itemsize
 
     def new_page(self) -> Tensor:
-        """Zeros, [size], which begin at a multiple of LINE bytes."""
+        """Return a zeroed page, [size], aligned to LINE bytes."""
         extra = LINE // self.dtype.itemsize
-        room = torch.zeros(self.size + extra, dtype=self.dtype, device=self.device)
-        start = -room.data_ptr() % LINE // self.dtype.itemsize
-        return room[start : start + self.size]
+        padded = torch.zeros(self.size + extra, dtype=self.dtype, device=self.device)
+        start = -padded.data_ptr() % LINE // self.dtype.itemsize
+        return padded[start : start + self.size]
 
     def copy_first(self, source: Tensor, target: Tensor, count: int) -> None:
-        """Copy the first `count` slots of a page to another."""
+        """Copy the first `count` slots of one page to another."""
         target.view(self._view)[:, :, :, :count] = source.view(self._view)[:, :, :, :count]
 
     def read(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D] in these slots."""
+        """Return copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D] in these slots."""
         heads, width, _ = self.shapes[layer]
         empty = torch.empty(2, heads, 0, width, dtype=self.dtype, device=self.device)
-        parts = [pages[page].view(self._view)[layer][:, :, places] for page, places in _by_page(slots)]
+        parts = [pages[page].view(self._view)[layer][:, :, offsets] for page, offsets in by_page(slots)]
         keys, values = torch.cat([empty, *parts], 2)
         return keys, values
 
     def write(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int], keys: Tensor, values: Tensor) -> None:
-        """Store keys and values, [H_kv, n, D], of one layer, rounded to nearest, in these slots."""
+        """Store keys and values, [H_kv, n, D], of one layer in these slots, rounded to nearest."""
         numbers = torch.stack([keys, values]).to(self.device, self.dtype)
         done = 0
-        for page, places in _by_page(slots):
-            pages[page].view(self._view)[layer][:, :, places] = numbers[:, :, done : done + len(places)]
-            done += len(places)
+        for page, offsets in by_page(slots):
+            pages[page].view(self._view)[layer][:, :, offsets] = numbers[:, :, done : done + len(offsets)]
+            done += len(offsets)
 
     def move(
         self, pages: Sequence[Tensor], slots: Sequence[int], start: int, addresses: NDArray[np.uint64] | None = None
     ) -> None:
-        """Copy what lies in these slots, of all layers, to slots start, start + 1, ... All is read before any of it is
-        written.
+        """Copy the contents of these slots, in all layers, to slots start, start + 1, ... All slots are read before any
+        is written.
 
         addresses: of the pages, which are not needed here.
         """
-        numbers = torch.cat([pages[page].view(self._view)[:, :, :, places] for page, places in _by_page(slots)], 3)
+        numbers = torch.cat([pages[page].view(self._view)[:, :, :, offsets] for page, offsets in by_page(slots)], 3)
         done = 0
-        for page, places in _by_page(range(start, start + len(slots))):
-            pages[page].view(self._view)[:, :, :, places] = numbers[:, :, :, done : done + len(places)]
-            done += len(places)
-
-
-def _by_page(slots: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-    """Pages in the order of the slots, and the places in each."""
-    for page, group in groupby(slots, lambda slot: slot // PAGE):
-        yield page, [slot % PAGE for slot in group]
+        for page, offsets in by_page(range(start, start + len(slots))):
+            pages[page].view(self._view)[:, :, :, offsets] = numbers[:, :, :, done : done + len(offsets)]
+            done += len(offsets)

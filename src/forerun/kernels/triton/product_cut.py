@@ -1,4 +1,4 @@
-"""How products are cut, by the shape of their matrix and nothing else: what is added up in which order."""
+"""How Triton products are cut, which follows from the shape of the matrix alone and decides the order of additions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a product is cut, by the shape of its matrix and nothing else.
+    """How one product is cut.
 
     Attributes:
         block_n: outputs of a program. block_k: inputs that it adds at a time. splits: parts of the inputs.
@@ -35,5 +35,5 @@ class Cut:
 
 
 def power_of_2_from(number: int) -> int:
-    """The least power of 2 that is not below it."""
+    """Return the least power of 2 that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()

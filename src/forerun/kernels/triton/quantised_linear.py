@@ -1,7 +1,7 @@
-"""The product with a matrix of 8-bit codes with one scale per output, and the choice between it and that of groups.
+"""The Triton products with quantized matrices: in groups of 32 inputs, and with one scale per output.
 
-Codes are multiplied by codes: activations have 16 bits, as on the CPU, in two halves of 8 which tensor cores multiply.
-Sums of whole numbers have no order.
+Integers are multiplied by integers: activations have 16 bits, as on the CPU, in two halves of 8 bits, which tensor
+cores multiply. Sums of integers have no order.
 """
 
 from __future__ import annotations
@@ -12,33 +12,32 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.quantisation import GROUP, QuantisedWeight, largest_row_code
+from forerun.kernels.quantisation import GROUP, QuantisedWeight, activation_limit
 from forerun.kernels.triton.linear import Product
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import MAX_ROWS, TILE
 
-# The product with a matrix of 8- or 4-bit codes in groups of 32 inputs, which have a scale in common.
-#
-# Numbers are made of the codes in registers, and multiplied as those of a float matrix are.
+# The product with a matrix of 8- or 4-bit values in groups of 32 inputs, which share a scale: values are dequantised in
+# registers, and multiplied like those of a float matrix.
 
 _PAIR = 2 * GROUP
-"""Inputs whose 4-bit codes share bytes: a low half from the first group, a high half from the second."""
+"""Inputs whose 4-bit values share bytes: a low half from the first group, a high half from the second."""
 
 
 @triton.jit
-def _numbers(codes, scale, minimum, places, is_output, ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr):
-    """What codes [BLOCK_N, groups, 32] stand for, with the scales and minima at `places`, [BLOCK_N, groups]."""
-    numbers = (codes.to(tl.int32) - ZERO).to(tl.float32)
-    numbers = numbers * tl.load(scale + places, is_output, 0.0).to(tl.float32)[:, :, None]
+def _numbers(quantized, scale, minimum, offsets, is_output, ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr):
+    """Dequantise values [BLOCK_N, groups, 32] with the scales and minima at `offsets`, [BLOCK_N, groups]."""
+    numbers = (quantized.to(tl.int32) - ZERO).to(tl.float32)
+    numbers = numbers * tl.load(scale + offsets, is_output, 0.0).to(tl.float32)[:, :, None]
     if HAS_MINIMUM:
-        numbers = numbers + tl.load(minimum + places, is_output, 0.0).to(tl.float32)[:, :, None]
+        numbers = numbers + tl.load(minimum + offsets, is_output, 0.0).to(tl.float32)[:, :, None]
     return numbers
 
 
 @triton.jit
 def _multiply_groups(
     x,
-    codes,
+    quantized,
     scale,
     minimum,
     sums,
@@ -54,8 +53,8 @@ def _multiply_groups(
     ZERO: tl.constexpr,
     HAS_MINIMUM: tl.constexpr,
 ):
-    """Bytes come in runs of 32: a group of 8-bit codes each, or a pair of groups of 4-bit codes. BLOCK_G: runs of a
-    block. GROUPS: of a row. PART: runs of a split."""
+    """Multiply by a matrix whose bytes come in runs of 32: a group of 8-bit values each, or a pair of groups of 4-bit
+    values. BLOCK_G: runs of a block. GROUPS: of a row. PART: runs of a split."""
     PER_RUN: tl.constexpr = 8 // BITS
     BYTES: tl.constexpr = GROUPS // PER_RUN * 32
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -70,26 +69,26 @@ def _multiply_groups(
         is_run = is_output & (first + runs < GROUPS // PER_RUN)[None, :]
         byte = first * 32 + lanes
         is_byte = is_output & (byte < BYTES)[None, :]
-        packed = tl.load(codes + outputs[:, None].to(tl.int64) * BYTES + byte[None, :], is_byte, 0)
+        packed = tl.load(quantized + outputs[:, None].to(tl.int64) * BYTES + byte[None, :], is_byte, 0)
         packed = tl.reshape(packed, [BLOCK_N, BLOCK_G, 32])
-        places = outputs[:, None].to(tl.int64) * GROUPS + (first + runs)[None, :] * PER_RUN
+        offsets = outputs[:, None].to(tl.int64) * GROUPS + (first + runs)[None, :] * PER_RUN
         inputs = byte // 32 * (32 * PER_RUN) + byte % 32
         taken = tl.load(x + rows[:, None] * INPUTS + inputs[None, :], (inputs < INPUTS)[None, :], 0.0)
-        block = _numbers(packed if BITS == 8 else packed & 15, scale, minimum, places, is_run, ZERO, HAS_MINIMUM)
+        block = _numbers(packed if BITS == 8 else packed & 15, scale, minimum, offsets, is_run, ZERO, HAS_MINIMUM)
         block = tl.reshape(block, [BLOCK_N, BLOCK_G * 32]).to(taken.dtype)
         total = tl.dot(taken, tl.trans(block), total, input_precision="ieee")
         if BITS == 4:
             inputs += 32
             taken = tl.load(x + rows[:, None] * INPUTS + inputs[None, :], (inputs < INPUTS)[None, :], 0.0)
-            block = _numbers(packed >> 4, scale, minimum, places + 1, is_run, ZERO, HAS_MINIMUM)
+            block = _numbers(packed >> 4, scale, minimum, offsets + 1, is_run, ZERO, HAS_MINIMUM)
             block = tl.reshape(block, [BLOCK_N, BLOCK_G * 32]).to(taken.dtype)
             total = tl.dot(taken, tl.trans(block), total, input_precision="ieee")
-    places = (split * num_rows + rows[:, None]).to(tl.int64) * OUTPUTS + outputs[None, :]
-    tl.store(sums + places, total, (outputs < OUTPUTS)[None, :])
+    offsets = (split * num_rows + rows[:, None]).to(tl.int64) * OUTPUTS + outputs[None, :]
+    tl.store(sums + offsets, total, (outputs < OUTPUTS)[None, :])
 
 
 class GroupProduct:
-    """`Product` with a matrix of 8- or 4-bit codes in groups of 32 inputs, each with a scale and perhaps a minimum.
+    """`Product` with a matrix of 8- or 4-bit values in groups of 32 inputs, each with a scale and perhaps a minimum.
 
     Args:
         weight: in groups. bias: [out] or None. takes: the type of x, in which the numbers are multiplied.
@@ -101,24 +100,23 @@ class GroupProduct:
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self._bits, self._zero = weight.bits, weight.zero
         wanted = GROUP if weight.bits == 8 else _PAIR
-        padded = F.pad(weight.codes, (0, -self.in_features % wanted))
-        self._codes = padded.contiguous() if weight.bits == 8 else _in_pairs(padded)
+        padded = F.pad(weight.quantized, (0, -self.in_features % wanted))
+        self._quantized = padded.contiguous() if weight.bits == 8 else _in_pairs(padded)
         self._groups = padded.shape[1] // GROUP
-        self._scale = F.pad(weight.scale, (0, self._groups - weight.scale.shape[1])).contiguous()
-        self._minimum = None
-        if weight.minimum is not None:
-            self._minimum = F.pad(weight.minimum, (0, self._groups - weight.scale.shape[1])).contiguous()
+        missing = (0, self._groups - weight.scale.shape[1])
+        self._scale = F.pad(weight.scale, missing).contiguous()
+        self._minimum = None if weight.minimum is None else F.pad(weight.minimum, missing).contiguous()
         self.splits = Cut.of(self.out_features, self.in_features, 1).splits
 
     def sums(self, x: Tensor, out: Tensor) -> None:
-        """As `Product.sums`."""
-        rows, runs = len(x), self._codes.shape[1] // GROUP
+        """Write the sums of each split (`Product.sums`)."""
+        rows, runs = len(x), self._quantized.shape[1] // GROUP
         block_n = 32 if self.out_features >= 32 else 16
         block_g = min(4, triton.next_power_of_2(runs))
         part = triton.cdiv(triton.cdiv(runs, self.splits), block_g) * block_g
         _multiply_groups[(rows // TILE, triton.cdiv(self.out_features, block_n), self.splits)](
             x,
-            self._codes,
+            self._quantized,
             self._scale,
             self._scale if self._minimum is None else self._minimum,
             out,
@@ -138,25 +136,25 @@ class GroupProduct:
         )
 
     def rows(self, index: Tensor) -> Tensor:
-        """As `Product.rows`."""
-        codes, minimum = self._codes[index], None if self._minimum is None else self._minimum[index]
-        codes = codes if self._bits == 8 else _out_of_pairs(codes)
-        weight = QuantisedWeight(self._bits, codes, self._zero, self._scale[index], minimum, GROUP)
+        """Return rows of the weight (`Product.rows`)."""
+        quantized, minimum = self._quantized[index], None if self._minimum is None else self._minimum[index]
+        quantized = quantized if self._bits == 8 else _out_of_pairs(quantized)
+        weight = QuantisedWeight(self._bits, quantized, self._zero, self._scale[index], minimum, GROUP)
         return weight.dequantise(torch.float32)[:, : self.in_features]
 
     def float_numbers(self) -> None:
-        """As `Product.float_numbers`."""
-        return
+        """Return None: quantized values are finite (`Product.float_numbers`)."""
 
 
-def _in_pairs(codes: Tensor) -> Tensor:
-    """4-bit codes [out, in], a byte each -> [out, in / 2]: of each pair of groups, the first in the low halves."""
-    first, second = codes.view(len(codes), -1, 2, GROUP).unbind(2)
-    return (first | second << 4).reshape(len(codes), -1).contiguous()
+def _in_pairs(quantized: Tensor) -> Tensor:
+    """Pack 4-bit values [out, in], a byte each, to [out, in / 2]: of each pair of groups, the first in the low
+    halves."""
+    first, second = quantized.view(len(quantized), -1, 2, GROUP).unbind(2)
+    return (first | second << 4).reshape(len(quantized), -1).contiguous()
 
 
 def _out_of_pairs(packed: Tensor) -> Tensor:
-    """What `_in_pairs` was given."""
+    """Undo `_in_pairs`."""
     runs = packed.view(len(packed), -1, 1, GROUP)
     return torch.cat([runs & 15, runs >> 4], 2).reshape(len(packed), -1)
 
@@ -167,7 +165,7 @@ _ENOUGH = 256
 """Programs that keep the memory of a large device busy."""
 AS_WRITTEN = {"enable_fp_fusion": False}
 """Option of the compiler: products are rounded before they are added to, as on a CPU. Fused, x * inverse + 1.5 * 2^23
-is rounded once, and codes that come to lie half-way between two differ from the reference's."""
+is rounded once, and values half-way between two integers differ from the reference's."""
 
 
 @triton.jit
@@ -182,16 +180,16 @@ def _quantise_rows(x, high, low, scale, limit, WIDTH: tl.constexpr, BLOCK: tl.co
     inverse = tl.div_rn(limit, tl.where(largest > 0, largest, 1.0))
     inverse = tl.where((largest > 0) & (inverse < float("inf")), inverse, 0.0)
     shifted = numbers * inverse + 12582912.0  # 1.5 * 2^23: what is below the last whole digit is rounded away, to even
-    codes = (shifted - 12582912.0).to(tl.int32)
-    upper = (codes + 128) >> 8
+    quantized = (shifted - 12582912.0).to(tl.int32)
+    upper = (quantized + 128) >> 8
     tl.store(high + row * WIDTH + columns, upper.to(tl.int8), inside)
-    tl.store(low + row * WIDTH + columns, (codes - upper * 256).to(tl.int8), inside)
+    tl.store(low + row * WIDTH + columns, (quantized - upper * 256).to(tl.int8), inside)
     bad = tl.max(tl.where(is_sound, 0, 1))
     tl.store(scale + row, tl.where(bad > 0, float("nan"), tl.div_rn(largest, limit)))
 
 
 @triton.jit
-def _multiply_codes(
+def _multiply_quantized(
     high,
     low,
     scale,
@@ -215,17 +213,17 @@ def _multiply_codes(
         is_input = inputs < INPUTS
         block = tl.load(weight_start + inputs[None, :], is_output[:, None] & is_input[None, :], 0)
         block = tl.trans(block)
-        places = rows[:, None] * INPUTS + inputs[None, :]
-        upper = tl.dot(tl.load(high + places, is_input[None, :], 0), block, upper, out_dtype=tl.int32)
-        lower = tl.dot(tl.load(low + places, is_input[None, :], 0), block, lower, out_dtype=tl.int32)
+        offsets = rows[:, None] * INPUTS + inputs[None, :]
+        upper = tl.dot(tl.load(high + offsets, is_input[None, :], 0), block, upper, out_dtype=tl.int32)
+        lower = tl.dot(tl.load(low + offsets, is_input[None, :], 0), block, lower, out_dtype=tl.int32)
         inputs += BLOCK_K
     total = (upper * 256 + lower).to(tl.float32)
     scales = tl.load(scale + rows)[:, None] * tl.load(weight_scale + outputs, is_output, 0.0)[None, :]
     tl.store(sums + rows[:, None].to(tl.int64) * OUTPUTS + outputs[None, :], total * scales, is_output[None, :])
 
 
-class RowCodes:
-    """Memory for the codes of activations, shared by all products of one model, which are computed one after another.
+class ActivationBuffers:
+    """Memory for quantized activations, shared by all products of one model, which are computed one after another.
 
     Args:
         device: where they lie.
@@ -236,7 +234,8 @@ class RowCodes:
         self._by_width: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def of_width(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Halves of codes, high and low, [MAX_ROWS, width] int8, and scales, [MAX_ROWS] float32."""
+        """Return the high and low halves of quantized values, [MAX_ROWS, width] int8, and scales, [MAX_ROWS]
+        float32."""
         if width not in self._by_width:
             high, low = (torch.zeros(MAX_ROWS, width, dtype=torch.int8, device=self._device) for _ in range(2))
             self._by_width[width] = high, low, torch.zeros(MAX_ROWS, device=self._device)
@@ -244,30 +243,32 @@ class RowCodes:
 
 
 class ChannelProduct:
-    """`Product` with a matrix of 8-bit codes, one scale per output: exact sums of whole numbers, scaled once.
+    """`Product` with a matrix of 8-bit values, one scale per output: exact integer sums, scaled once.
 
     Args:
         weight: with one scale per output. bias: [out] or None. takes: the type of x.
-        row_codes: of the model.
+        activation_buffers: of the model.
     """
 
-    def __init__(self, weight: QuantisedWeight, bias: Tensor | None, takes: torch.dtype, row_codes: RowCodes) -> None:
+    def __init__(
+        self, weight: QuantisedWeight, bias: Tensor | None, takes: torch.dtype, activation_buffers: ActivationBuffers
+    ) -> None:
         self.splits = 1
         self.out_features, self.in_features = weight.shape
         self.takes = takes
         self.bias = None if bias is None else bias.detach().float().contiguous()
-        self._codes = (weight.codes.to(torch.int16) - weight.zero).to(torch.int8).contiguous()
+        self._quantized = (weight.quantized.to(torch.int16) - weight.zero).to(torch.int8).contiguous()
         self._scale = weight.scale[:, 0].float().contiguous()
         self._limit = channel_limit(weight)
         self._block_n = 64
         while self._block_n > 16 and triton.cdiv(self.out_features, self._block_n) < _ENOUGH:
             self._block_n //= 2
-        self._row_codes = row_codes.of_width(self.in_features)
+        self._activation_buffers = activation_buffers.of_width(self.in_features)
 
     def sums(self, x: Tensor, out: Tensor) -> None:
-        """As `Product.sums`."""
+        """Write the sums of each split (`Product.sums`)."""
         rows, width = x.shape
-        high, low, scale = self._row_codes
+        high, low, scale = self._activation_buffers
         block = triton.next_power_of_2(width)
         _quantise_rows[(rows,)](
             x,
@@ -280,11 +281,11 @@ class ChannelProduct:
             num_warps=4 if block <= 4096 else 8,
             **AS_WRITTEN,
         )
-        _multiply_codes[(rows // TILE, triton.cdiv(self.out_features, self._block_n))](
+        _multiply_quantized[(rows // TILE, triton.cdiv(self.out_features, self._block_n))](
             high,
             low,
             scale,
-            self._codes,
+            self._quantized,
             self._scale,
             out,
             OUTPUTS=self.out_features,
@@ -297,21 +298,22 @@ class ChannelProduct:
         )
 
     def rows(self, index: Tensor) -> Tensor:
-        """As `Product.rows`."""
-        return self._codes[index].float() * self._scale[index, None]
+        """Return rows of the weight (`Product.rows`)."""
+        return self._quantized[index].float() * self._scale[index, None]
 
     def float_numbers(self) -> None:
-        """As `Product.float_numbers`."""
-        return
+        """Return None: quantized values are finite (`Product.float_numbers`)."""
 
 
-def code_product(weight: QuantisedWeight, bias: Tensor | None, takes: torch.dtype, row_codes: RowCodes) -> Product:
-    """The product with a matrix in codes of any form. row_codes: of the model."""
+def quantised_product(
+    weight: QuantisedWeight, bias: Tensor | None, takes: torch.dtype, activation_buffers: ActivationBuffers
+) -> Product:
+    """Return the product with a quantized matrix of any format. activation_buffers: of the model."""
     if weight.group is None:
-        return ChannelProduct(weight, bias, takes, row_codes)
+        return ChannelProduct(weight, bias, takes, activation_buffers)
     return GroupProduct(weight, bias, takes)
 
 
 def channel_limit(weight: QuantisedWeight) -> int:
-    """The largest code of an activation that such a matrix is multiplied with."""
-    return min(_LARGEST, largest_row_code(weight))
+    """Return the largest quantized activation that such a matrix is multiplied with."""
+    return min(_LARGEST, activation_limit(weight))

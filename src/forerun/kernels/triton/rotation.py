@@ -1,4 +1,4 @@
-"""Queries, keys and values of one layer: norms over heads, rotation by position, and the write to the cache's pages."""
+"""The Triton kernel that normalises, rotates and writes the queries, keys and values of one layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.kernels.triton.step_arrays import LINE, row_start
 
 _POSITION = tl.constexpr(row_start("position"))
 _PAGE_OF_ROW = tl.constexpr(row_start("page"))
-_PLACE = tl.constexpr(row_start("place"))
+_SLOT = tl.constexpr(row_start("slot"))
 _TILE_OF_ROW = tl.constexpr(row_start("tile"))
 _PAGE = tl.constexpr(PAGE)
 _BLOCK_HEADS = tl.constexpr(8)
@@ -21,7 +21,7 @@ _BLOCK_HEADS = tl.constexpr(8)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotationTables:
-    """What turns heads, and where: [positions, D / 2] float32 on the device.
+    """Cosines and sines of the rotation: [positions, D / 2] float32 on the device.
 
     Attributes:
         cos, sin: of the angle by which numbers i and i + D / 2 of a head are turned.
@@ -32,19 +32,19 @@ class RotationTables:
 
 
 @triton.jit
-def _half(start, stride, bias, places, inside, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """One half of each head: splits added in order, then the bias."""
-    total = tl.load(start + places, inside, 0.0)
+def _half(start, stride, bias, offsets, inside, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Add the splits of one half of each head in order, then the bias."""
+    total = tl.load(start + offsets, inside, 0.0)
     for split in range(1, SPLITS):
-        total += tl.load(start + split * stride + places, inside, 0.0)
+        total += tl.load(start + split * stride + offsets, inside, 0.0)
     if HAS_BIAS:
-        total += tl.load(bias + places, inside, 0.0)
+        total += tl.load(bias + offsets, inside, 0.0)
     return total
 
 
 @triton.jit
 def _normed(left, right, norms, heads, pairs, inside, eps, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Each head by its norm. Values have none: what this makes of them is not read."""
+    """Normalise each head. Values have no norm; the result computed for them is not read."""
     mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / WIDTH
     inverse = tl.rsqrt(mean + eps)[:, None]
     weights = norms + tl.where(heads < HEADS, 0, 1)[:, None] * WIDTH + pairs[None, :]
@@ -80,11 +80,11 @@ def _rotate_and_write(
         pairs = tl.arange(0, BLOCK)
         ALL: tl.constexpr = (HEADS + 2 * KV_HEADS) * WIDTH
         HALF: tl.constexpr = WIDTH // 2
-        places = heads[:, None] * WIDTH + pairs[None, :]
-        inside = (places < ALL) & (pairs < HALF)[None, :]
+        offsets = heads[:, None] * WIDTH + pairs[None, :]
+        inside = (offsets < ALL) & (pairs < HALF)[None, :]
         start, stride = sums + row.to(tl.int64) * ALL, num_rows.to(tl.int64) * ALL
-        left = _half(start, stride, bias, places, inside, SPLITS, HAS_BIAS)
-        right = _half(start + HALF, stride, bias + HALF, places, inside, SPLITS, HAS_BIAS)
+        left = _half(start, stride, bias, offsets, inside, SPLITS, HAS_BIAS)
+        right = _half(start + HALF, stride, bias + HALF, offsets, inside, SPLITS, HAS_BIAS)
         is_value = (heads >= HEADS + KV_HEADS)[:, None]
         new_left, new_right = left, right  # of queries and keys
         if HAS_NORM:
@@ -95,11 +95,11 @@ def _rotate_and_write(
         left = tl.where(is_value, left, new_left * by_cos - new_right * by_sin).to(query.dtype.element_ty)
         right = tl.where(is_value, right, new_right * by_cos + new_left * by_sin).to(query.dtype.element_ty)
         is_query = (heads < HEADS)[:, None]
-        tl.store(query + row * HEADS * WIDTH + places, left, inside & is_query)
-        tl.store(query + row * HEADS * WIDTH + places + HALF, right, inside & is_query)
+        tl.store(query + row * HEADS * WIDTH + offsets, left, inside & is_query)
+        tl.store(query + row * HEADS * WIDTH + offsets + HALF, right, inside & is_query)
         # after all heads of the keys come those of the values
-        place = tl.load(words + _PAGE_OF_ROW + row) * LINE_NUMBERS + tl.load(words + _PLACE + row) * WIDTH
-        to_page = base + layer_start + place + (heads - HEADS)[:, None] * _PAGE * WIDTH + pairs[None, :]
+        offset = tl.load(words + _PAGE_OF_ROW + row) * LINE_NUMBERS + tl.load(words + _SLOT + row) * WIDTH
+        to_page = base + layer_start + offset + (heads - HEADS)[:, None] * _PAGE * WIDTH + pairs[None, :]
         tl.store(to_page, left, inside & ~is_query)
         tl.store(to_page + HALF, right, inside & ~is_query)
 
@@ -116,7 +116,7 @@ def rotate_and_write(
     layer_start: int,
     num_kv_heads: int,
 ) -> None:
-    """Of every row that is not dead: rotated queries, and rotated keys and values where `words` says.
+    """Write rotated queries, and rotated keys and values where `words` says, for every row that is not dead.
 
     Args:
         sums: [splits, rows, (H + 2 H_kv) * D] float32: queries, keys, values of each row.

@@ -1,11 +1,11 @@
-"""What the Triton kernels read of one forward beside states and weights: whole numbers in one run of memory.
+"""The integer arrays that the Triton kernels read of one forward, in one run of memory.
 
 It is written on the host and copied to the device at once, to an address that captured graphs have recorded. A forward
-of more rows than the largest bucket, or of more work than there is room for, is cut into pieces.
+of more rows than the largest bucket, or of more work than the capacity, is cut into pieces.
 
 Words, int64:
     header   HEADER words: how many work items there are, and where the four parts after the rows begin;
-    rows     field after field, MAX_ROWS words each (`ROW_FIELDS`): fields keep their places whatever the bucket is;
+    rows     field after field, MAX_ROWS words each (`ROW_FIELDS`): fields lie at the same words for every bucket;
     tiles    TILE_WORDS each: consecutive rows of one sequence whose attention is computed together;
     items    two words each, tile and split: the keys at positions SPLIT * split to SPLIT * (split + 1) for one tile;
     tails    slots, row by row (`RowPaths.tail`);
@@ -36,8 +36,8 @@ TILE = 16
 LINE = 256
 """Bytes: pages begin at multiples of it, so that whole vectors can be read."""
 HEADER = 8
-ROW_FIELDS = ("token", "position", "page", "place", "tile", "prefix", "tail")
-"""Token id; position; the page to write to, in lines; the place in it; the row's tile, or NO_TILE of a dead row; the
+ROW_FIELDS = ("token", "position", "page", "slot", "tile", "prefix", "tail")
+"""Token id; position; the page to write to, in lines; the slot in it; the row's tile, or NO_TILE of a dead row; the
 slots that its path begins with; where the rest of the path begins among the tails."""
 TILE_WORDS = 6
 """First row, number of rows, first page, positions up to which all rows have the same slots, first item, the largest
@@ -50,7 +50,7 @@ Words = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one piece of a forward may need.
+    """The most work that one piece of a forward may need.
 
     Attributes:
         items: work items. words: of all parts.
@@ -61,7 +61,7 @@ class Capacity:
 
     @classmethod
     def of(cls, context_length: int, tile_rows: int) -> Capacity:
-        """Enough for the smallest bucket at the end of the context, if its rows are of one sequence."""
+        """Return the capacity for the smallest bucket at the end of the context, if its rows are of one sequence."""
         items = max(1024, -(-BUCKETS[0] // tile_rows) * -(-context_length // SPLIT))
         pages = max(1 << 14, 2 * -(-context_length // PAGE))
         return cls(items, HEADER + len(ROW_FIELDS) * MAX_ROWS + TILE_WORDS * MAX_ROWS + 2 * items + pages)
@@ -69,7 +69,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Consecutive rows of one sequence.
+    """Consecutive rows of one sequence whose attention is computed together.
 
     Attributes:
         first, end: rows of the forward.
@@ -90,17 +90,17 @@ class Tile:
 
 
 def bucket_of(num_rows: int) -> int:
-    """The least bucket that so many rows fit in."""
+    """Return the least bucket that holds so many rows."""
     return next(bucket for bucket in BUCKETS if num_rows <= bucket)
 
 
 def row_start(field: str) -> int:
-    """The word at which a row field begins."""
+    """Return the word at which a row field begins."""
     return HEADER + ROW_FIELDS.index(field) * MAX_ROWS
 
 
 def pieces(plan: PathPlan, tile_rows: int, capacity: Capacity) -> Iterator[list[Tile]]:
-    """A forward's tiles, in pieces that fit.
+    """Yield a forward's tiles in pieces that fit.
 
     Args:
         tile_rows: rows of a tile at most.
@@ -148,7 +148,7 @@ def write_piece(words: Words, plan: PathPlan, tiles: Sequence[Tile], token_ids: 
     slots = paths.slot[rows]
     fields["position"][:count] = paths.position[rows]
     fields["page"][:count] = lines[page_start[paths.sequence[rows]] + slots // PAGE]
-    fields["place"][:count] = slots % PAGE
+    fields["slot"][:count] = slots % PAGE
     fields["prefix"][:count] = paths.prefix[rows]
     fields["tail"][:count] = paths.tail_start[rows] - paths.tail_start[first]
     items: list[int] = []
@@ -164,14 +164,14 @@ def write_piece(words: Words, plan: PathPlan, tiles: Sequence[Tile], token_ids: 
 
 
 def _write_parts(words: Words, *parts: Sequence[int] | NDArray[np.signedinteger]) -> int:
-    """The parts after the rows, and the header that says where they begin. parts: tiles, items, tails, pages."""
-    place = HEADER + len(ROW_FIELDS) * MAX_ROWS
+    """Write the parts after the rows, and the header with their starts. parts: tiles, items, tails, pages."""
+    start = HEADER + len(ROW_FIELDS) * MAX_ROWS
     words[0] = len(parts[1]) // 2
     for index, part in enumerate(parts, 1):
-        words[index] = place
-        words[place : place + len(part)] = part
-        place += len(part)
-    return place
+        words[index] = start
+        words[start : start + len(part)] = part
+        start += len(part)
+    return start
 
 
 def _tiles(plan: PathPlan, tile_rows: int) -> Iterator[Tile]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from forerun.kernels.environment import Environment, describe
+from forerun.kernels.environment import Environment, describe_environment
 from forerun.lab.bench.measure import PADDED_NOTE, Interval
 from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
 
@@ -75,7 +75,7 @@ class Report:
                 parts.append(f"### {table.title}\n\n{markdown_table(table.header, table.rows)}")
             else:
                 parts.append(f"{_filled(table.title, width)}\n{plain_table(table.header, table.rows, width)}")
-        return "\n" + "\n\n".join([*parts, _filled(describe(environment), width)])
+        return "\n" + "\n\n".join([*parts, _filled(describe_environment(environment), width)])
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:

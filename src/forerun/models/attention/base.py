@@ -1,4 +1,4 @@
-"""The contract of attention: one forward described by arrays, what computes it, and what prepares it."""
+"""The interface of attention: the layout of one forward, the planner that prepares it, and the attention itself."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from forerun.models.attention.segment_plan import SegmentPlan, View
 from forerun.types import Cache
 
 Plan = SegmentPlan | PathPlan
-"""What a kind of attention reads of a forward: of the PyTorch reference, or of the native kernels."""
+"""The plan of a forward: of the PyTorch reference, or of the native and Triton kernels."""
 
 Kind = TypeVar("Kind", bound=SequenceCache)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerAttention:
-    """The attention of one layer, as its decoder declares it when it is made.
+    """The attention of one layer, as its decoder declares it.
 
     Attributes:
         num_kv_heads: heads of keys and values.
@@ -42,13 +42,13 @@ class LayerAttention:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Heads, and widths of keys and values: what a cache holds of each position."""
+        """Return the key heads and the widths of a key and a value, which determine a layer's cache."""
         return self.num_kv_heads, self.key_width, self.value_width
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRows:
-    """The rows of one sequence in one forward, when they have joined their cache's scratch.
+    """The rows of one sequence in one forward, after they joined their cache's scratch.
 
     Attributes:
         cache: the sequence's.
@@ -78,10 +78,10 @@ class Layout:
         num_positions: one more than the last position.
         token_ids: [num_rows] int64.
         positions: [num_rows] int64.
-        logit_rows: packed rows whose logits are wanted, padded to `Planner.min_rows`; None for all rows.
+        logit_rows: packed rows whose logits are computed, padded to `Planner.min_rows`; None for all rows.
         num_logits: how many of them are real.
-        hidden_output_rows: packed rows whose hidden states are wanted; None for all rows without padding.
-        states: [num_rows, S] what a head reads beside the tokens; of other models None.
+        hidden_output_rows: packed rows whose hidden states are returned; None for all rows without padding.
+        states: [num_rows, S] what a draft head reads beside the tokens; None for other models.
         plan: what the rows write and see, from the planner of the attention that computes them.
     """
 
@@ -96,22 +96,22 @@ class Layout:
     hidden_output_rows: Tensor | None = None
     states: Tensor | None = None
 
-    def wanted(self, x: Tensor) -> Tensor:
-        """Of all rows, [T, ...], those whose logits are wanted, perhaps padded; none where no logits are."""
+    def select_logit_rows(self, x: Tensor) -> Tensor:
+        """Select the rows whose logits are computed, perhaps padded, from all rows, [T, ...]; none if no logits are."""
         if self.num_logits == 0:
             return x[:0]
         return x if self.logit_rows is None else x[self.logit_rows]
 
-    def tapped(self, x: Tensor) -> Tensor:
-        """Of all rows, [T, ...], those whose hidden states are wanted."""
+    def select_hidden_rows(self, x: Tensor) -> Tensor:
+        """Select the rows whose hidden states are returned from all rows, [T, ...]."""
         return x[: self.num_new] if self.hidden_output_rows is None else x[self.hidden_output_rows]
 
 
 class Planner(Protocol):
-    """What one kind of attention needs of a model's forwards: caches of its kind, and plans.
+    """Makes the caches of one kind of attention, and the plans of its forwards.
 
     Attributes:
-        min_rows: a forward of fewer rows is padded with rows like the last one, whose result nobody reads.
+        min_rows: a forward of fewer rows is padded with rows like the last one, whose result is not read.
         device: where the model computes.
     """
 
@@ -123,13 +123,13 @@ class Planner(Protocol):
 
     @property
     def pool(self) -> PagePool:
-        """Where the pages of its caches come from."""
+        """Return the pool of its caches' pages."""
 
     def new_cache(self) -> SequenceCache:
-        """An empty cache for one sequence."""
+        """Return an empty cache for one sequence."""
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> Plan:
-        """What the rows write and see.
+        """Return what the rows write and see.
 
         Args:
             batch: by sequence, in packed order.
@@ -141,10 +141,10 @@ class Planner(Protocol):
 
 
 class Attention(Protocol):
-    """What computes attention. A row's result depends on its own path alone, to the last bit."""
+    """Computes attention. A row's result depends on its own path alone, to the last bit."""
 
     def planner(self, layers: Sequence[LayerAttention], device: torch.device) -> Planner:
-        """What prepares the forwards of a model with these layers, whose plans `forward` reads."""
+        """Return the planner for a model with these layers, whose plans `forward` reads."""
 
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: AttentionShape
@@ -162,7 +162,7 @@ class Attention(Protocol):
 
 
 def cache_of(kind: type[Kind], cache: Cache) -> Kind:
-    """The cache, as one of this kind: models of this package compute in caches that they have made.
+    """Return the cache after checking its type: models compute only in caches that they made.
 
     Raises:
         TypeError: it is of another kind.

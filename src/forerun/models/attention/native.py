@@ -1,4 +1,4 @@
-"""Attention by the native kernels, for decoders that compute the rest of a layer themselves."""
+"""Attention by the native kernels, for decoders that compute the rest of a layer in PyTorch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NativeAttention:
         self._starts: list[int] = []
 
     def planner(self, layers: Sequence[LayerAttention], device: torch.device) -> PathPlanner:
-        """As `Attention.planner`."""
+        """Return the planner for a model with these layers, whose plans `forward` reads (`Attention.planner`)."""
         planner = PathPlanner(layers, self._cache_dtype)
         self._starts = [start * self._cache_dtype.itemsize for start in planner.layout.layer_starts]
         return planner
@@ -36,7 +36,7 @@ class NativeAttention:
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: AttentionShape
     ) -> Tensor:
-        """As `Attention.forward`."""
+        """Store the new keys and values, and attend with every row to its own path (`Attention.forward`)."""
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         sinks = None if form.sinks is None else form.sinks.detach().float().contiguous()
         shape = AttentionStruct(
@@ -62,7 +62,7 @@ class NativeAttention:
 def rows_struct(
     plan: Plan, cosines: Tensor | None = None, sines: Tensor | None = None, *, are_blocks: bool = False
 ) -> RowsStruct:
-    """The rows of a forward as the library reads them; the plan, a `PathPlan`, and the tables must outlive it.
+    """Return the rows of a forward in the library's form. The plan, a `PathPlan`, and the tables must outlive it.
 
     Args:
         cosines, sines: [positions, D / 2] float32, of what rotates queries and keys itself.

@@ -1,4 +1,4 @@
-"""From rows of sequences to the arrays of the native and the Triton kernels."""
+"""Plans of the native and the Triton kernels: the path of every row, in arrays."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Tails = list[list[int]]
 
 
 class PathPlanner:
-    """`Planner` of the native and the Triton kernels. The arrays of a forward lie on the host, unpadded: the former
-    compute there, the latter's decoder pads them and brings them to its device in one copy.
+    """`Planner` of the native and the Triton kernels. The arrays of a forward lie on the host, unpadded: the native
+    kernels compute there, and the Triton decoder pads them and copies them to its device at once.
 
     Args:
         cache_dtype: of keys and values: float32 or bfloat16.
@@ -39,11 +39,11 @@ class PathPlanner:
         self.pool = PagePool(self.layout.nbytes, self.layout.new_page)
 
     def new_cache(self) -> PagedCache:
-        """An empty cache for one sequence."""
+        """Return an empty cache for one sequence."""
         return PagedCache(self.pool, self.layout)
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> PathPlan:
-        """As `Planner.plan`. There is no padding: every forward has a row."""
+        """Return the path of every row (`Planner.plan`). There is no padding: every forward has a row."""
         assert padding == 0
         caches = [cache_of(PagedCache, rows.cache) for rows in batch]
         if len(batch) == 1 and batch[0].is_chain:
@@ -68,7 +68,7 @@ def _paths(batch: Sequence[PackedRows]) -> RowPaths:
     for index, rows in enumerate(batch):
         n, first = rows.end - rows.start, rows.cache.length + rows.first
         sequence += [index] * n
-        position += [first + n - 1] * n if rows.is_block else rows.positions  # a path is as long as its position says
+        position += [first + n - 1] * n if rows.is_block else rows.positions  # a path ends at its position
         slot += range(first, first + n)
         if rows.is_block:
             prefix += [first + n] * n
@@ -87,7 +87,7 @@ def _paths(batch: Sequence[PackedRows]) -> RowPaths:
 
 
 def _tree_paths(length: int, parents: Sequence[int]) -> tuple[list[int], Tails]:
-    """Prefix and tail of every scratch row. As far as the scratch begins as a chain, its slots belong to prefixes."""
+    """Return the prefix and tail of every scratch row. The leading chain of the scratch belongs to the prefixes."""
     stem = next((row for row, parent in enumerate(parents) if parent != row - 1), len(parents))
     prefix = list(range(length + 1, length + stem + 1))
     tails: Tails = [[] for _ in range(stem)]

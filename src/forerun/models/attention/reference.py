@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch, segment by segment."""
+"""The PyTorch reference of attention: segments of chains and blocks, the planner, and the computation."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ from forerun.kernels.partition import KV_BLOCK, MIN_ROWS, AttentionShape, tails
 from forerun.kernels.torch.attention import attend
 from forerun.kv_cache import ContiguousCache, PagePool, bytes_per_page
 from forerun.models.attention.base import LayerAttention, Layout, PackedRows, cache_of
-from forerun.models.attention.segment_plan import Segment, SegmentPlan, StoredKeys, Write
+from forerun.models.attention.segment_plan import Segment, SegmentPlan, StoredKeys, Views, Write, repeat_last
 from forerun.models.attention.tree_mask import tree_segments
-from forerun.models.attention.views import Views, repeat_last
-
-# Segments of a chain, and its causal mask.
 
 
 def chain_segments(sequence: int, first: int, start: int, n: int, padding: int, views: Views) -> list[Segment]:
-    """Segments of n rows of a chain from position `first` on, the first of which is packed row `start`.
+    """Return the segments of n rows of a chain from position `first` on, the first of which is packed row `start`.
 
     A chain is cut where it crosses into another block of keys: what a row adds up, and in which order, then depends
     on its position alone.
 
     Args:
-        padding: packed rows after these that attend as the last one does; nobody reads what they compute.
+        padding: packed rows after these that attend as the last one does; their results are not read.
     """
     segments = []
     done = 0
@@ -47,15 +44,12 @@ def chain_segments(sequence: int, first: int, start: int, n: int, padding: int, 
 
 @cache
 def _causal(dtype: torch.dtype) -> Tensor:
-    """[KV_BLOCK, KV_BLOCK]: row i sees the first i + 1 keys of a block."""
+    """Return the causal mask, [KV_BLOCK, KV_BLOCK]: row i sees the first i + 1 keys of a block."""
     return torch.full((KV_BLOCK, KV_BLOCK), -torch.inf, dtype=dtype).triu_(1)
 
 
-# The segment of a block whose rows see each other and every position before them.
-
-
 def block_segment(sequence: int, first: int, rows: PackedRows, padding: int, views: Views) -> Segment:
-    """One segment of all rows. A window is counted from the last of them, for all alike.
+    """Return one segment of all rows of a block. A window is counted from the last row, for all rows alike.
 
     Args:
         first: position of the first row.
@@ -68,9 +62,6 @@ def block_segment(sequence: int, first: int, rows: PackedRows, padding: int, vie
     end = rows.end + padding
     partitions = views.partitions(mask, columns, [last] * (end - rows.start))
     return Segment(sequence, rows.start, end, None, None, partitions)
-
-
-# From rows of sequences to the plan of the PyTorch reference.
 
 
 class SegmentPlanner:
@@ -92,11 +83,11 @@ class SegmentPlanner:
         self._views = Views(tuple({layer.view: None for layer in layers}), dtype, device)
 
     def new_cache(self) -> ContiguousCache:
-        """An empty cache for one sequence."""
+        """Return an empty cache for one sequence."""
         return ContiguousCache(self.pool, self._shapes, self._dtype, self.device)
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> SegmentPlan:
-        """As `Planner.plan`."""
+        """Return what the rows write and see (`Planner.plan`)."""
         stored: list[StoredKeys] = []
         writes: list[Write] = []
         segments: list[Segment] = []
@@ -127,13 +118,14 @@ class ReferenceAttention:
         self._dtype = dtype
 
     def planner(self, layers: Sequence[LayerAttention], device: torch.device) -> SegmentPlanner:
-        """As `Attention.planner`. Scores are computed in float32, or float64 for a float64 model."""
+        """Return the planner for a model with these layers, whose plans `forward` reads (`Attention.planner`). Scores
+        are computed in float32, or float64 for a float64 model."""
         return SegmentPlanner(layers, torch.float64 if self._dtype == torch.float64 else torch.float32, device)
 
     def forward(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, layout: Layout, form: AttentionShape
     ) -> Tensor:
-        """As `Attention.forward`."""
+        """Store the new keys and values, and attend with every row to its own path (`Attention.forward`)."""
         plan = layout.plan
         assert isinstance(plan, SegmentPlan)
         for write in plan.writes:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.partition import KV_BLOCK, KV_TAIL, MAX_LANES, Partition, tails
-from forerun.models.attention.segment_plan import Segment, View
-from forerun.models.attention.views import TreeColumns, Views
+from forerun.models.attention.segment_plan import Segment, TreeColumns, View, Views
 from forerun.utils.tree import Tree
 
 Path = list[int]
@@ -26,13 +25,13 @@ Path = list[int]
 def tree_segments(
     sequence: int, length: int, parents: list[int], first: int, start: int, padding: int, views: Views
 ) -> list[Segment]:
-    """Segments of the nodes from `first` on, the first of which is packed row `start`.
+    """Return the segments of the nodes from `first` on, the first of which is packed row `start`.
 
     The nodes before them were computed by earlier forwards; theirs are keys only.
 
     Args:
         length: positions before the tree. parents: of all nodes.
-        padding: packed rows after these that attend as the last one does; nobody reads what they compute.
+        padding: packed rows after these that attend as the last one does; their results are not read.
     """
     paths = Tree(parents=parents).paths()
     num_nodes, n = len(paths), len(paths) - first
@@ -64,12 +63,12 @@ def _partitions(columns: TreeColumns, positions: list[int], views: Views) -> dic
 
 
 def _fits(shared: int, num_nodes: int) -> bool:
-    """Whether one product may hold the lanes of that many nodes, and what of the last tail they share."""
+    """Return whether one product may hold the lanes of that many nodes, and the shared part of the last tail."""
     return shared % KV_TAIL + num_nodes + 1 <= MAX_LANES
 
 
 def _lanes(paths: Sequence[Path], num_lanes: int) -> Tensor:
-    """[len(paths), longest]; num_lanes is the lane that no row sees."""
+    """Return the paths as lanes, [len(paths), longest], padded with num_lanes, the lane that no row sees."""
     width = max(map(len, paths))
     padded = [path + [num_lanes] * (width - len(path)) for path in paths]
     # four times as fast as torch.tensor of nested lists
@@ -77,8 +76,8 @@ def _lanes(paths: Sequence[Path], num_lanes: int) -> Tensor:
 
 
 def _apart(length: int, paths: Sequence[Path], above: Path, rows: Sequence[int]) -> tuple[TreeColumns, Tensor]:
-    """Columns for rows that share `above` after the prefix, with lanes for the nodes on their paths only, and the slot
-    of each."""
+    """Return the columns for rows that share `above` after the prefix, with lanes for the nodes on their paths only,
+    and the slot of each column."""
     shared = length + len(above)
     below = [paths[row][len(above) :] for row in rows]
     nodes = sorted({node for path in below for node in path})
@@ -92,9 +91,9 @@ def _apart(length: int, paths: Sequence[Path], above: Path, rows: Sequence[int])
 
 
 def _groups(length: int, paths: Sequence[Path], first: int) -> Iterator[tuple[Path, list[int]]]:
-    """The nodes from `first` on by segment, with the nodes that all of the segment follow.
+    """Yield the nodes from `first` on by segment, with the nodes that all rows of the segment follow.
 
-    Those are the nodes before the block the rows stand in, whose product has no room for others. A tree too large for
+    Those are the nodes before the block the rows stand in, whose product cannot hold others. A tree too large for
     one product is cut at tails instead, and then as needed.
     """
     unit = KV_BLOCK if _fits(length, len(paths)) else KV_TAIL

@@ -1,4 +1,4 @@
-"""Steps of a model captured as CUDA graphs, and replayed: one launch for all kernels of all layers.
+"""Steps of a model captured as CUDA graphs and replayed: one launch for all kernels of all layers.
 
 A captured graph reads and writes the addresses that it was captured with. So whatever changes from step to step is
 written there before a replay, and all that the kernels use is held as long as the graph.
@@ -18,17 +18,17 @@ from forerun.models.attention.base import Layout
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Where kernels are launched, graphs captured and events recorded: PyTorch and Triton do so on the device that is
-    current, which every thread has of its own, whatever device the tensors lie on."""
+    """Make `device` current: PyTorch and Triton launch kernels, capture graphs and record events on the device that is
+    current in the calling thread, whatever device the tensors lie on."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class StepGraphs:
-    """Sequences of kernels by key. On a CUDA device each is captured when it is first wanted; elsewhere it is run as it
-    is, with the same results.
+    """Sequences of kernels by key. On a CUDA device each is captured at its first use; elsewhere it runs directly, with
+    the same results.
 
     All graphs of one model share one pool of memory, which no other model's may use: two graphs of one pool must not
-    run at the same time. Capture the largest first, so that the others find room in what it has left; on one stream,
+    run at the same time. Capture the largest first, so that the others fit into the memory it leaves; on one stream,
     since memory of a pool is another's for every stream.
 
     Args:
@@ -43,7 +43,7 @@ class StepGraphs:
         self._stream: torch.cuda.Stream | None = None
 
     def run(self, key: Hashable, compute: Callable[[], None]) -> None:
-        """Do what `compute` does: each key stands for one and the same sequence of kernels at the same addresses."""
+        """Run `compute`. Each key stands for the same sequence of kernels at the same addresses."""
         if not self._is_captured:
             compute()
             return
@@ -53,8 +53,8 @@ class StepGraphs:
         graph.replay()
 
     def _captured(self, compute: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """What is compiled, loaded or allocated at the first call must not be while kernels are recorded, so that it is
-        run once before. That changes nothing: a step writes the same keys and values again."""
+        """Capture `compute` after running it once: nothing may be compiled, loaded or allocated while kernels are
+        recorded. The extra run changes nothing, since a step writes the same keys and values again."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream = self._stream
@@ -69,14 +69,12 @@ class StepGraphs:
         return graph
 
 
-# The words of a step on their way to the device: written on the host, copied at once, in the order of the steps.
-
 _STAGES = 4
 """Copies on the host: one is written while the device still reads those of the steps before."""
 
 
 class StepInputBuffers:
-    """Brings the words of a step (`kernels/triton/step_arrays.py`) to where the kernels read them.
+    """Copies the integer arrays of a step (`kernels/triton/step_arrays.py`) to the device.
 
     Args:
         target: [words] int64 on the device. All of its rows are made dead.
@@ -87,20 +85,18 @@ class StepInputBuffers:
         self._target, self._base = target, base.data_ptr()
         is_cuda = target.device.type == "cuda"
         self._stages = [torch.zeros(len(target), dtype=torch.int64, pin_memory=is_cuda) for _ in range(_STAGES)]
-        self._copied: list[torch.cuda.Event] = []
-        if is_cuda:
-            self._copied = [torch.cuda.Event() for _ in range(_STAGES)]  # type: ignore[no-untyped-call]
+        self._copied = [torch.cuda.Event() for _ in range(_STAGES if is_cuda else 0)]  # type: ignore[no-untyped-call]
         self._next = 0
         target[row_start("tile") : row_start("prefix")] = NO_TILE
 
     @staticmethod
     def plan_of(layout: Layout) -> PathPlan:
-        """The plan of a forward, which the planner of this decoder has made."""
+        """Return the plan of a forward, which this decoder's planner made."""
         assert isinstance(layout.plan, PathPlan)
         return layout.plan
 
     def check(self, layout: Layout, num_positions: int) -> None:
-        """Refuse what would be read or written where nothing of the step lies.
+        """Raise an error for rows that the kernels cannot compute.
 
         Raises:
             ValueError: positions beyond `num_positions`, or rows of a block, which see each other.

@@ -1,4 +1,4 @@
-"""The Llama layers, which Mistral, Qwen2 and Qwen3 share, in few, large operations.
+"""The PyTorch decoder of the Llama layers, which Mistral, Qwen2 and Qwen3 share, in few, large operations.
 
 Query, key and value are one product, gate and up another; residuals are added inside the products that precede them;
 the rotation of queries and keys is one complex multiplication. Everything else is served by `models/general.py`; both
@@ -23,34 +23,9 @@ from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
 from forerun.models.rotation import Rotation, pair_halves, rotate
 
-LLAMA_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-
-
-def llama_refusal(config: Any) -> str | None:
-    """Why the Llama decoder cannot serve this Transformers configuration; None if it can."""
-    model_type = getattr(config, "model_type", None)
-    if model_type not in LLAMA_MODEL_TYPES:
-        return f"model type {model_type!r} is not one of {', '.join(LLAMA_MODEL_TYPES)}"
-    rope = getattr(config, "rope_parameters", None) or {}
-    # longrope has factors for short and for long contexts
-    if rope.get("rope_type", "default") not in _ROPE_TYPES or rope.get("short_factor") != rope.get("long_factor"):
-        return f"rope type {rope.get('rope_type')!r} depends on the sequence's length"
-    rotated = rope.get("partial_rotary_factor") or 1.0
-    if rotated != 1.0 and rope.get("rope_type", "default") != "default":  # the default type does not read it
-        return f"a rotation of {rotated} of each head"
-    heads, kv_heads, width = head_shape(config)
-    if width % 2 or heads % max(1, kv_heads):
-        return f"{heads} query heads and {kv_heads} key heads of width {width}"
-    if getattr(config, "hidden_act", "silu") != "silu":
-        return f"activation {getattr(config, 'hidden_act', None)!r}"
-    if getattr(config, "mlp_bias", False):
-        return "biases in the feed-forward layers"
-    return None
-
 
 def head_shape(config: Any) -> tuple[int, int, int]:
-    """Query heads, key heads, and their width."""
+    """Return the query heads, the key heads, and the width of a head."""
     heads: int = config.num_attention_heads
     width: int = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
     return heads, getattr(config, "num_key_value_heads", None) or heads, width
@@ -70,7 +45,7 @@ class _Layer:
 
 
 class LlamaDecoder(LayerRangeDecoder):
-    """Decoder of a Transformers model of the Llama family, with its weights rearranged.
+    """The decoder of a Transformers model of the Llama family, with its weights rearranged.
 
     Args:
         model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
@@ -83,9 +58,7 @@ class LlamaDecoder(LayerRangeDecoder):
         maker = maker or FloatMaker()
         config = model.config
         base = model.model
-        self.num_heads: int = config.num_attention_heads
-        self.num_kv_heads: int = config.num_key_value_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.num_heads, self.num_kv_heads, self.head_dim = head_shape(config)
         self.intermediate: int = config.intermediate_size
         self.eps_value: float = config.rms_norm_eps
         embedding = Part("model.embed_tokens.weight", base.embed_tokens.weight)
@@ -117,12 +90,12 @@ class LlamaDecoder(LayerRangeDecoder):
         self.planner = self.attention.planner(layer_attentions, self.device)
 
     def embed(self, layout: Layout) -> Tensor:
-        """As `LayerRangeDecoder.embed`."""
+        """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         x: Tensor = self.embedding[layout.token_ids]
         return x
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.through`."""
+        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
         turns = self.rotation.turns(layout)
         rows, heads, kv_heads, width = len(x), self.num_heads, self.num_kv_heads, self.head_dim
         rotated = heads + kv_heads
@@ -141,28 +114,29 @@ class LlamaDecoder(LayerRangeDecoder):
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.head`."""
-        hidden_outputs.take_normed(self.num_layers, x, self._normed)
-        x = self._normed(layout.wanted(x))
+        """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
+        other (`LayerRangeDecoder.head`)."""
+        hidden_outputs.take(self.num_layers, x, self._normed)
+        x = self._normed(layout.select_logit_rows(x))
         return self.lm_head.forward(x) if layout.num_logits else x.new_empty(0, self.lm_head.out_features)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.embedding_rows`."""
+        """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
         return self.embedding[token_ids].float()
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.output_rows`."""
+        """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         return self.lm_head.rows(token_ids)
 
     def _normed(self, x: Tensor) -> Tensor:
-        """By the final norm."""
+        """Apply the final norm."""
         return rms_norm(x, self.norm, self.eps)
 
     def _rearranged(self, layer: Any, path: str, form: AttentionShape, maker: Maker) -> _Layer:
         attention = layer.self_attn
 
         def linear(*names: str, paired: int = 0, bias: Tensor | None = None) -> Linear:
-            """Of the modules of these names; the first `paired` of them have rows that are to be paired."""
+            """Make the layer of these modules; the rows of the first `paired` ones are paired."""
             parts = []
             for number, name in enumerate(names):
                 weight = layer.get_submodule(name).weight
@@ -197,7 +171,7 @@ class LlamaDecoder(LayerRangeDecoder):
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """Each layer's sliding window."""
+    """Return the sliding window of each layer."""
     num_layers: int = config.num_hidden_layers
     window: int | None = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)

@@ -1,6 +1,6 @@
-"""The Llama layers in one call of the native kernels, with weights of 16, 8 or 4 bits.
+"""The native decoder of the Llama layers: one kernel call for all layers, with weights of 16, 8 or 4 bits.
 
-States between layers are float32. `models/llama.py` computes the same in PyTorch.
+States between layers are float32. `models/llama/decoder.py` computes the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from forerun.models.attention.native import rows_struct
 from forerun.models.attention.path_planner import PathPlanner
 from forerun.models.base import LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.draft_session_native import NativeChains
+from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import Maker, Part, of_rows
-from forerun.models.llama.decoder import layer_windows
+from forerun.models.llama.decoder import head_shape, layer_windows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
 
 
 class NativeLlamaDecoder(LayerRangeDecoder):
-    """Decoder of a Transformers model of the Llama family, computed by the native library.
+    """The decoder of a Transformers model of the Llama family, computed by the native library.
 
     Args:
         model: the loaded causal language model, on the CPU. Its layers are emptied one by one as their weights are
@@ -50,9 +50,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         output_tokens: Tensor | None = None,
     ) -> None:
         config, base = model.config, model.model
-        self.num_heads: int = config.num_attention_heads
-        self.num_kv_heads: int = config.num_key_value_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.num_heads, self.num_kv_heads, self.head_dim = head_shape(config)
         self.hidden: int = config.hidden_size
         self._library = library
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
@@ -92,11 +90,11 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         )
 
     def embed(self, layout: Layout) -> Tensor:
-        """As `LayerRangeDecoder.embed`."""
+        """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         return self.embedding.rows(layout.token_ids)
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.through`."""
+        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
         x = x.to(torch.float32, copy=True).contiguous()
         rotation = self._rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
@@ -108,28 +106,30 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.head`."""
-        hidden_outputs.take_normed(self.num_layers, x, self._normed)
-        x = layout.wanted(x).to(torch.float32, copy=True).contiguous()
+        """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
+        other (`LayerRangeDecoder.head`)."""
+        hidden_outputs.take(self.num_layers, x, self._normed)
+        x = layout.select_logit_rows(x).to(torch.float32, copy=True).contiguous()
         logits = torch.empty(len(x), self.lm_head.out_features)
         self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         return logits
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
-        """As `LanguageModel.draft_session`."""
-        return NativeLlamaChains(self, caches, pick)
+        """Return a session that computes chains row by row, with less preparation for each row than `forward`
+        (`LanguageModel.draft_session`)."""
+        return NativeLlamaDraftSession(self, caches, pick)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.embedding_rows`."""
+        """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
         return self.embedding.rows(token_ids)
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.output_rows`."""
+        """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         return self.lm_head.rows(token_ids)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights' numbers by the names of Transformers' parameters, as they are packed; codes, which are finite,
-        are left out."""
+        """Yield the packed float weights with the names of Transformers' parameters. Quantized values are finite and
+        left out."""
         for name, kept in self._kept.items():
             numbers, bias = (kept, None) if isinstance(kept, Tensor) else (kept.float_numbers(), kept.bias)
             if numbers is not None:
@@ -138,7 +138,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
                 yield f"{name.removesuffix('weight')}bias", bias
 
     def _normed(self, x: Tensor) -> Tensor:
-        """By the final norm."""
+        """Apply the final norm."""
         return rms_norm(x, self._norm, self._eps)
 
     def _compute(self, rows: RowsStruct, first: int, last: int, x: Tensor) -> None:
@@ -149,7 +149,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def _outer_layers(
         self, model: Any, maker: Maker, output_tokens: Tensor | None
     ) -> tuple[NativeLinear, NativeLinear]:
-        """Output layer and embedding, one and the same where all tokens share their rows."""
+        """Return output layer and embedding, which are the same object if they share their rows for all tokens."""
         table = model.model.embed_tokens
         embedding = Part("model.embed_tokens.weight", table.weight)
         is_tied = model.lm_head.weight is table.weight
@@ -191,24 +191,24 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def _native(self, maker: Maker, part: Part, bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
         linear = maker.linear([part], bias, is_head=is_head)
         assert isinstance(linear, NativeLinear)
-        shape, wanted = (linear.out_features, linear.in_features), tuple(part.weight.shape)
+        shape, expected = (linear.out_features, linear.in_features), tuple(part.weight.shape)
         name = part.name
         if part.rows is not None:  # of the output layer, which may be the embedding too
-            name, wanted = f"{name} of output tokens", (len(part.rows), wanted[1])
-        if shape != wanted:  # the library writes as many outputs as a layer has
-            raise ValueError(f"{part.name} has the shape {shape} in codes, but must have {wanted}")
+            name, expected = f"{name} of output tokens", (len(part.rows), expected[1])
+        if shape != expected:  # the library writes as many outputs as a layer has
+            raise ValueError(f"{part.name} has the quantised shape {shape}, but must have {expected}")
         self._kept[name] = linear
         return linear
 
     def _pointer(self, name: str, weight: Tensor) -> int:
-        """Of the numbers in float32, which are kept."""
+        """Keep the numbers in float32, and return their address."""
         numbers = weight.detach().float().contiguous().clone()
         self._kept[name] = numbers
         return numbers.data_ptr()
 
 
-class NativeLlamaChains(NativeChains):
-    """Chains of a model of the Llama family.
+class NativeLlamaDraftSession(NativeDraftSession):
+    """The draft session of a model of the Llama family.
 
     Args:
         caches, pick: as of `LanguageModel.draft_session`.
@@ -220,13 +220,13 @@ class NativeLlamaChains(NativeChains):
         self._decoder = decoder
         self._x = torch.empty(len(caches), decoder.hidden)
 
-    def _compute(self, num_rows: int, num_chains: int, wanted: Tensor | None, states: Tensor | None) -> None:
+    def _compute(self, num_rows: int, num_chains: int, last_rows: Tensor | None, states: Tensor | None) -> None:
         decoder, library = self._decoder, self._library
         if num_rows > len(self._x):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
         model, x = ctypes.byref(decoder._model), self._x
         library.layers(model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), self._threads)
-        if wanted is not None:
-            x = x[wanted]
+        if last_rows is not None:
+            x = x[last_rows]
         library.head(model, num_chains, x.data_ptr(), self._logits.data_ptr(), self._threads)

@@ -1,8 +1,8 @@
-"""The Llama layers by Triton kernels, captured as CUDA graphs: every step of at most 16 rows replays one and the same.
+"""The Triton decoder of the Llama layers, captured as CUDA graphs: all steps of at most 16 rows replay the same graph.
 
-Rows are padded to a bucket; what pads them writes nothing, and nobody reads what becomes of it. Plain decoding and
+Rows are padded to a bucket; the padding writes nothing, and its results are not read. Plain decoding and
 verification of up to 15 drafted tokens differ in nothing but the numbers that these kernels read, so that they cannot
-differ in a row's bits. States between layers are float32. `models/llama.py` computes the same in PyTorch.
+differ in a row's bits. States between layers are float32. `models/llama/decoder.py` computes the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forerun.kernels.quantisation import QuantisedWeight
 from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
 from forerun.kernels.triton.availability import check_heads
 from forerun.kernels.triton.linear import FloatProduct, Product
-from forerun.kernels.triton.quantised_linear import RowCodes, code_product
+from forerun.kernels.triton.quantised_linear import ActivationBuffers, quantised_product
 from forerun.kernels.triton.rotation import RotationTables
 from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TILE, Capacity, bucket_of, pieces
 from forerun.models.attention.base import LayerAttention, Layout, Planner
@@ -38,20 +38,18 @@ from forerun.models.loading.configuration import context_length
 from forerun.models.loading.quantise import QuantisedMaker
 from forerun.models.rotation import half_tables
 
-# A Transformers model's weights in the form in which the Triton kernels read them.
-
 
 class WeightPacker:
-    """Takes the layers of a model of the Llama family one after another, and empties each.
+    """Packs the layers of a model of the Llama family one after another, and empties each.
 
     Attributes:
         num_heads, num_kv_heads, head_dim: of attention.
-        takes: the type in which products take their inputs, that of all that is not in codes.
+        takes: the input type of products, that of everything that is not quantised.
         norm: the final norm's weight, float32.
 
     Raises:
-        UnsupportedModelError: the heads have a shape that the kernels do not compute, or codes of different forms stand
-            side by side.
+        UnsupportedModelError: the heads have a shape that the kernels do not compute, or quantized
+            weights of different formats are joined.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, maker: QuantisedMaker | None) -> None:
@@ -59,11 +57,12 @@ class WeightPacker:
         self.num_heads, self.num_kv_heads, self.head_dim = head_shape(model.config)
         check_heads(type(model).__name__, self.num_heads, self.num_kv_heads, self.head_dim)
         self.takes = dtype
-        self._row_codes = RowCodes(model.device)
+        self._row_codes = ActivationBuffers(model.device)
         self.norm = _numbers(model.model.norm.weight)
 
     def outer(self, output_tokens: Tensor | None) -> tuple[Tensor | QuantisedEmbedding, Product]:
-        """Embedding and output layer. output_tokens: int64, the rows of the latter that are wanted; None: all."""
+        """Return embedding and output layer. output_tokens: int64, the rows of the output layer to keep; None for
+        all."""
         model = self._model
         table, head = model.model.embed_tokens, model.lm_head
         is_tied = head.weight is table.weight
@@ -76,7 +75,7 @@ class WeightPacker:
         return embedding, product
 
     def layer(self, index: int, window: int | None) -> TritonLayer:
-        """The weights of a layer, of which the model keeps nothing."""
+        """Pack the weights of a layer, of which the model keeps nothing."""
         layer, path = self._model.model.layers[index], f"model.layers.{index}"
         attention = layer.self_attn
 
@@ -104,14 +103,14 @@ class WeightPacker:
 
     def _product(self, parts: list[Part], bias: Tensor | None, *, is_head: bool = False) -> Product:
         if self._maker is not None:
-            codes = [self._maker.weight(part, is_outer=is_head) for part in parts]
-            if len({weight.form for weight in codes}) > 1:
+            quantized = [self._maker.weight(part, is_outer=is_head) for part in parts]
+            if len({weight.form for weight in quantized}) > 1:
                 names = ", ".join(part.name for part in parts)
                 raise UnsupportedModelError(
-                    f"{names} are in codes of different forms, which the Triton kernels do not multiply as one. Unset "
-                    f"{KERNELS_VARIABLE} to compute in PyTorch, or load a file that has them in one form."
+                    f"{names} are quantised in different formats, which the Triton kernels do not multiply as one. "
+                    f"Unset {KERNELS_VARIABLE} to compute in PyTorch, or load a file that has them in one form."
                 )
-            return code_product(QuantisedWeight.cat(codes), bias, self.takes, self._row_codes)
+            return quantised_product(QuantisedWeight.cat(quantized), bias, self.takes, self._row_codes)
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
         return FloatProduct(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
@@ -121,13 +120,13 @@ def _numbers(weight: Tensor) -> Tensor:
 
 
 class TritonLlamaDecoder(LayerRangeDecoder):
-    """Decoder of a Transformers model of the Llama family on a CUDA device, or on the CPU in Triton's interpreter.
+    """The decoder of a Transformers model of the Llama family on a CUDA device, or on the CPU in Triton's interpreter.
 
     Args:
         model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
             packed; the model is of no use afterwards.
-        dtype: of keys and values, and of weights that are not in codes.
-        maker: of weights in codes; None: they are floats.
+        dtype: of keys and values, and of weights that are not quantised.
+        maker: of quantized weights; None: they are floats.
         output_tokens: int64, those whose logits are computed, in this order; None for all.
     """
 
@@ -165,7 +164,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         self._capacity = Capacity.of(reach, self._tile_rows)
         self._step = TritonStep(self._weights, self._capacity)
         self._words = StepInputBuffers(self._step.words, self._weights.base)
-        self._tapped: dict[int, Tensor] = {}
+        self._hidden_states: dict[int, Tensor] = {}
         self._graphs = StepGraphs(device)
         self._lock = Lock()
         with self._computing():
@@ -173,54 +172,56 @@ class TritonLlamaDecoder(LayerRangeDecoder):
 
     @property
     def step_nbytes(self) -> int:
-        """Bytes of what steps are computed in, and of the rotations."""
+        """Return the bytes of the memory that steps are computed in, and of the rotations."""
         return self._step.nbytes + sum(table.nbytes for table in (self._weights.tables.cos, self._weights.tables.sin))
 
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
-        """As `Decoder.forward`."""
+        """Return logits of the requested rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`
+        (`Decoder.forward`)."""
         hidden_outputs = HiddenStateOutputs(layers, layout)
         with self._computing():
             x = self._through_all(layout, tuple(layer for layer in layers if layer < self.num_layers), hidden_outputs)
             return self._head(x, layout, hidden_outputs), hidden_outputs.stacked()
 
     def embed(self, layout: Layout) -> Tensor:
-        """As `LayerRangeDecoder.embed`."""
-        token_ids = layout.token_ids.to(self._step.x.device)
-        return self._weights.embedding[token_ids].float()
+        """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
+        return self.embedding_rows(layout.token_ids.to(self._step.x.device))
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.through`; not captured."""
-        wanted = [layer for layer in hidden_outputs.layers if first <= layer < last]
+        """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`); not
+        captured."""
+        requested = [layer for layer in hidden_outputs.layers if first <= layer < last]
         out = torch.empty_like(x, dtype=torch.float32)
         with self._computing():
-            tapped = {layer: torch.empty_like(out) for layer in wanted}
+            entering = {layer: torch.empty_like(out) for layer in requested}
             for start, end, bucket in self._fed(layout):
                 self._step.x[: end - start] = x[start:end]
-                targets = self._tap_targets(wanted)
+                targets = self._state_buffers(requested)
                 self._step.layers(bucket, first, last, targets)
                 out[start:end] = self._step.x[: end - start]
                 for layer, states in targets:
-                    tapped[layer][start:end] = states[: end - start]
-        for layer, states in tapped.items():
+                    entering[layer][start:end] = states[: end - start]
+        for layer, states in entering.items():
             hidden_outputs.take(layer, states)
         return out
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """As `LayerRangeDecoder.head`."""
+        """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
+        other (`LayerRangeDecoder.head`)."""
         with self._computing():
             return self._head(x, layout, hidden_outputs)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.embedding_rows`."""
+        """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
         return self._weights.embedding[token_ids].float()
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
-        """As `Decoder.output_rows`."""
+        """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         return self._weights.head.rows(token_ids)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights' numbers by names like those of Transformers' parameters, as they are packed: query, key and
-        value are one, gate and up another; codes, which are finite, are left out."""
+        """Yield the packed float weights with names like those of Transformers' parameters: query, key and value are
+        one tensor, gate and up another. Quantized values are finite and left out."""
         if not isinstance(self._weights.embedding, QuantisedEmbedding):
             yield "model.embed_tokens.weight", self._weights.embedding
         yield "model.norm.weight", self._weights.norm
@@ -245,23 +246,23 @@ class TritonLlamaDecoder(LayerRangeDecoder):
                 yield f"{name}.bias", product.bias
 
     def _through_all(self, layout: Layout, layers: tuple[int, ...], hidden_outputs: HiddenStateOutputs) -> Tensor:
-        """[T, hidden], what leaves the last layer. What enters `layers` is handed to the taps."""
+        """Return what leaves the last layer, [T, hidden]. What enters `layers` is stored in `hidden_outputs`."""
         parts: list[Tensor] = []
-        tapped: list[list[Tensor]] = [[] for _ in layers]
+        entering: list[list[Tensor]] = [[] for _ in layers]
         for start, end, bucket in self._fed(layout):
-            targets = self._tap_targets(layers)
+            targets = self._state_buffers(layers)
             self._graphs.run(("layers", bucket, layers), partial(self._compute, bucket, targets))
             x = self._step.x[: end - start]
             parts.append(x if len(x) == layout.num_rows else x.clone())  # the next piece overwrites it
-            for kept, (_, states) in zip(tapped, targets, strict=True):
+            for kept, (_, states) in zip(entering, targets, strict=True):
                 kept.append(states[: end - start].clone())
-        for layer, of_pieces in zip(layers, tapped, strict=True):
+        for layer, of_pieces in zip(layers, entering, strict=True):
             hidden_outputs.take(layer, torch.cat(of_pieces))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """One step at a time is computed in this memory, and on this device."""
+        """Lock the step's memory and make its device current: one step at a time is computed."""
         with self._lock, on_device(self._weights.base.device):
             yield
 
@@ -270,38 +271,35 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         self._step.layers(bucket, 0, self.num_layers, targets)
 
     def _head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
-        hidden_outputs.take_normed(self.num_layers, x, self._normed)
-        wanted = layout.wanted(x)
-        logits = self._step.logits.new_empty(len(wanted), self._step.logits.shape[1])
-        for start in range(0, len(wanted), HEAD_ROWS):
-            count = min(HEAD_ROWS, len(wanted) - start)
-            self._step.head_x[:count] = wanted[start : start + count]
+        hidden_outputs.take(self.num_layers, x, self._step.normed)
+        requested = layout.select_logit_rows(x)
+        logits = self._step.logits.new_empty(len(requested), self._step.logits.shape[1])
+        for start in range(0, len(requested), HEAD_ROWS):
+            count = min(HEAD_ROWS, len(requested) - start)
+            self._step.head_x[:count] = requested[start : start + count]
             bucket = bucket_of(count)
             self._graphs.run(("head", bucket), partial(self._step.head, bucket))
             logits[start : start + count] = self._step.logits[:count]
         return logits
 
-    def _normed(self, x: Tensor) -> Tensor:
-        """By the final norm, in float32."""
-        return self._step.normed(x)
-
     def _fed(self, layout: Layout) -> Iterator[tuple[int, int, int]]:
-        """Bring a forward to the device piece by piece: each piece's rows and bucket, while its words lie there."""
+        """Copy a forward to the device piece by piece. Yields each piece's rows and bucket while its arrays lie
+        there."""
         self._words.check(layout, len(self._weights.tables.cos))
         for tiles in pieces(self._words.plan_of(layout), self._tile_rows, self._capacity):
             start, end = tiles[0].first, tiles[-1].end
             self._words.send(layout, tiles)
             yield start, end, bucket_of(end - start)
 
-    def _tap_targets(self, layers: Sequence[int]) -> list[tuple[int, Tensor]]:
-        """Where what enters each of these layers is written: always at the same address."""
+    def _state_buffers(self, layers: Sequence[int]) -> list[tuple[int, Tensor]]:
+        """Return the tensors that receive what enters each of these layers, always at the same address."""
         for layer in layers:
-            if layer not in self._tapped:
-                self._tapped[layer] = torch.zeros_like(self._step.x)
-        return [(layer, self._tapped[layer]) for layer in layers]
+            if layer not in self._hidden_states:
+                self._hidden_states[layer] = torch.zeros_like(self._step.x)
+        return [(layer, self._hidden_states[layer]) for layer in layers]
 
     def _capture_all(self) -> None:
-        """The graphs that every request needs, the largest first. Until the first forward all rows are dead."""
+        """Capture the graphs that every request needs, the largest first. Until the first forward all rows are dead."""
         if self._step.x.device.type != "cuda":
             return
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The Llama layers by the Triton kernels: weights, the memory that a step computes in, and the order of its kernels."""
+"""The Llama layers by Triton kernels: weights, the memory that a step computes in, and the order of its kernels."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class TritonLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonWeights:
-    """All that a model's step reads and never writes.
+    """The weights and tables that a model's steps read and never write.
 
     Attributes:
         embedding: gives [n, hidden] when it is indexed with token ids.
         norm: the final one's weight. head: the output layer.
-        takes: the type in which products take their inputs.
+        takes: the input type of products.
         base: the page that distances of pages are counted from.
         num_heads, num_kv_heads, head_dim: of attention.
         layer_starts: by layer, the first number of its keys in a page.
@@ -66,12 +66,12 @@ class TritonWeights:
 
 
 class TritonStep:
-    """One step of a model at addresses that stay: what it computes in, and its kernels in order.
+    """One step of a model at fixed addresses: its memory, and its kernels in order.
 
     Attributes:
         words: [Capacity.words] int64 on the device (`step_arrays`).
         x: [MAX_ROWS, hidden] float32, the residual stream.
-        head_x: [HEAD_ROWS, hidden] float32, the states whose logits are wanted. logits: [HEAD_ROWS, V] float32.
+        head_x: [HEAD_ROWS, hidden] float32, the states whose logits are computed. logits: [HEAD_ROWS, V] float32.
 
     Args:
         capacity: of words and work items.
@@ -85,51 +85,46 @@ class TritonStep:
         largest = max(MAX_ROWS * product.splits * product.out_features for product in products)
         head_largest = HEAD_ROWS * weights.head.splits * weights.head.out_features
 
-        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.words = room(capacity.words, dtype=torch.int64)
-        self.x, self.head_x = room(MAX_ROWS, hidden), room(HEAD_ROWS, hidden)
-        self.logits = room(HEAD_ROWS, weights.head.out_features)
-        self._normed = room(MAX_ROWS, hidden, dtype=weights.takes)
-        self._query = room(MAX_ROWS, heads, width, dtype=weights.base.dtype)
-        self._attended = room(MAX_ROWS, heads, width, dtype=weights.takes)
+        self.words = zeros(capacity.words, dtype=torch.int64)
+        self.x, self.head_x = zeros(MAX_ROWS, hidden), zeros(HEAD_ROWS, hidden)
+        self.logits = zeros(HEAD_ROWS, weights.head.out_features)
+        self._normed = zeros(MAX_ROWS, hidden, dtype=weights.takes)
+        self._query = zeros(MAX_ROWS, heads, width, dtype=weights.base.dtype)
+        self._attended = zeros(MAX_ROWS, heads, width, dtype=weights.takes)
         activated = max(layer.down.in_features for layer in weights.layers)
-        self._activated = room(MAX_ROWS, activated, dtype=weights.takes)
-        self._sums = room(max(largest, head_largest))
+        self._activated = zeros(MAX_ROWS, activated, dtype=weights.takes)
+        self._sums = zeros(max(largest, head_largest))
         self._partial = PartialResults.of(capacity.items, weights.num_kv_heads, width, device)
         self._programs = max(1, _PROGRAMS // weights.num_kv_heads) if device.type == "cuda" else 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory that a step computes in."""
+        """Return the bytes of the memory that a step computes in."""
         tensors = [each for each in vars(self).values() if isinstance(each, Tensor)]
         return sum(each.nbytes for each in (*tensors, self._partial.results, self._partial.stats))
 
-    @property
-    def token_ids(self) -> Tensor:
-        """[MAX_ROWS] int64: part of `words`."""
-        return self.words[row_start("token") :][:MAX_ROWS]
-
     def embed(self, bucket: int) -> None:
-        """What enters the first layer, into x."""
-        self.x[:bucket] = self._weights.embedding[self.token_ids[:bucket]]
+        """Write what enters the first layer to x."""
+        self.x[:bucket] = self._weights.embedding[self.words[row_start("token") :][:bucket]]
 
     def layers(self, bucket: int, first: int, last: int, hidden_outputs: Sequence[tuple[int, Tensor]] = ()) -> None:
-        """Bring x from what enters layer `first` to what enters layer `last`.
+        """Advance x from what enters layer `first` to what enters layer `last`.
 
         Args:
             bucket: rows, of those in BUCKETS.
             hidden_outputs: layers, and where what enters each is written, [MAX_ROWS, hidden].
         """
-        x, wanted = self.x[:bucket], dict(hidden_outputs)
+        x, outputs_of = self.x[:bucket], dict(hidden_outputs)
         sums, bias = None, None  # of the product that is not added yet
         for index in range(first, last):
             layer = self._weights.layers[index]
             normed = self._normed[:bucket]
             add_and_norm(x, sums, bias, layer.input_norm, normed, self._weights.eps)
-            if index in wanted:
-                wanted[index][:bucket] = x
+            if index in outputs_of:
+                outputs_of[index][:bucket] = x
             sums = self._product(layer.out, self._attention(index, layer, normed).flatten(1))
             add_and_norm(x, sums, layer.out.bias, layer.mlp_norm, normed, self._weights.eps)
             activated = self._activated[:bucket]
@@ -139,21 +134,21 @@ class TritonStep:
             add_and_norm(x, sums, bias)
 
     def normed(self, x: Tensor) -> Tensor:
-        """Rows by the final norm, [n, hidden] float32; not captured."""
+        """Apply the final norm to rows, [n, hidden] float32; not captured."""
         out = torch.empty_like(x)
         if len(x):
             add_and_norm(x.contiguous(), weight=self._weights.norm, out=out, eps=self._weights.eps)
         return out
 
     def head(self, bucket: int) -> None:
-        """Logits of `head_x`. bucket: rows, at most HEAD_ROWS."""
+        """Compute the logits of `head_x`. bucket: rows, at most HEAD_ROWS."""
         normed = self._normed[:bucket]
         add_and_norm(self.head_x[:bucket], weight=self._weights.norm, out=normed, eps=self._weights.eps)
         head = self._weights.head
         add_splits(self._product(head, normed), head.bias, self.logits[:bucket])
 
     def _attention(self, index: int, layer: TritonLayer, normed: Tensor) -> Tensor:
-        """[rows, H, D]; keys and values are written."""
+        """Compute attention, [rows, H, D], and write keys and values."""
         weights, bucket = self._weights, len(normed)
         query, out = self._query[:bucket], self._attended[:bucket]
         start = weights.layer_starts[index]
@@ -175,7 +170,7 @@ class TritonStep:
         return out
 
     def _product(self, product: Product, x: Tensor) -> Tensor:
-        """[splits, rows, out] float32, overwritten by the next product."""
+        """Return the sums of a product, [splits, rows, out] float32, overwritten by the next product."""
         shape = product.splits, len(x), product.out_features
         sums = self._sums[: shape[0] * shape[1] * shape[2]].view(shape)
         product.sums(x, sums)

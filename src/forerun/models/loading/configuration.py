@@ -1,4 +1,4 @@
-"""What forerun takes from a Transformers configuration, whatever files it was made from."""
+"""What forerun reads from a Transformers configuration, whatever files it was made from."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def refuse_unservable(config: Any, name: str) -> None:
-    """Raises UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
-    reason = None
-    if getattr(config, "is_encoder_decoder", False):
-        reason = "an encoder-decoder; forerun serves decoder-only models"
+    """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
     foreign = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if foreign:
         reason = f"its layers of type {', '.join(sorted(foreign))} keep a state that cannot be rolled back"
-    if reason:
-        raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {reason}.")
+    elif getattr(config, "is_encoder_decoder", False):
+        reason = "an encoder-decoder; forerun serves decoder-only models"
+    else:
+        return
+    raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {reason}.")
 
 
 def context_length(config: Any) -> int:
-    """Positions that the model can compute."""
+    """Return the number of positions that the model can compute."""
     lengths = (getattr(config, key, None) for key in CONTEXT_KEYS)
     return next((int(length) for length in lengths if length is not None), UNLIMITED)
 
 
 def token_ids_of(ids: Iterable[int], config: Any) -> frozenset[int]:
-    """Those of the ids that are tokens."""
+    """Return the ids that are tokens of the vocabulary."""
     return frozenset(token_id for token_id in ids if 0 <= token_id < config.vocab_size)

@@ -1,4 +1,4 @@
-"""From the name that a user gives to the source of the model."""
+"""Finds the source of a model by the name that a user gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.utils import fetch as store
 
 
 def find_source(name: str | Path) -> ModelSource:
-    """The source of a model.
+    """Return the source of a model.
 
     Args:
         name: "smollm2" or another model that `forerun fetch` brings; a bundled model; a GGUF file, or a folder with one
@@ -26,7 +26,10 @@ def find_source(name: str | Path) -> ModelSource:
     """
     text = str(name)
     if text in store.names():
-        return GgufSource(text, _fetched(text))
+        path = store.path_of(text)
+        if path is None:
+            raise ModelLoadError(f"{text} is not on this machine yet. Fetch it: forerun fetch {text}")
+        return GgufSource(text, path)
     if text.lower().endswith(SUFFIX) and not local_path(name).is_dir():
         return GgufSource(text, _gguf_file(name))
     folder = ModelFolder.find(name)
@@ -39,15 +42,8 @@ def find_source(name: str | Path) -> ModelSource:
     return GgufSource(text, files[0]) if files else FolderSource(folder)
 
 
-def _fetched(name: str) -> Path:
-    path = store.path_of(name)
-    if path is None:
-        raise ModelLoadError(f"{name} is not on this machine yet. Fetch it: forerun fetch {name}")
-    return path
-
-
 def _gguf_file(name: str | Path) -> Path:
-    """A file, or, for OWNER/NAME:FILE that is none, one of a hub id's files."""
+    """Return the path of a local file, or fetch OWNER/NAME:FILE from the hub."""
     path = local_path(name)
     hub_id, colon, file = str(name).partition(":")
     if not (path.exists() or path.is_absolute() or isinstance(name, Path)) and colon and hub_id.count("/") == 1:

@@ -1,4 +1,4 @@
-"""A model's folder, before Transformers sees it: where it is, what its JSON files say, which files hold its weights.
+"""A model's folder before Transformers reads it: its location, its JSON files, and the files of its weights.
 
 The folder of a hub id is the hub's cache. Only JSON, tokenizers, templates and safetensors are fetched: no code and no
 pickles.
@@ -16,13 +16,11 @@ from forerun.utils import fetch as store
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
-# What is fetched from the Hugging Face hub, into the hub's own cache.
-
 _REMEDY = "Check its name and the network."
 
 
 def download_files(name: str, patterns: Sequence[str]) -> Path:
-    """The cached folder of a hub id, with the files of these names in it; folders inside it are left out.
+    """Fetch these files of a hub id, and return their cached folder; files in subfolders are left out.
 
     Raises:
         ModelLoadError: there is no such id, or it can neither be reached nor found in the cache.
@@ -36,7 +34,7 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
 
 
 def download_file(name: str, file: str) -> Path:
-    """One file of a hub id, in the cache.
+    """Fetch one file of a hub id into the cache, and return its path.
 
     Raises:
         ModelLoadError: as `download_files`.
@@ -66,7 +64,7 @@ _TEXT = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 def local_path(name: str | Path) -> Path:
-    """The path that a name stands for, "~" replaced. Raises ModelLoadError where "~NAME" names no user."""
+    """Return the path of a name, with "~" expanded. Raises ModelLoadError if "~NAME" names no user."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
@@ -78,7 +76,7 @@ class ModelFolder:
     """A folder on this machine.
 
     Attributes:
-        name: what it was asked for as, for messages.
+        name: the name that the user gave, for messages.
         path: where it is.
         is_remote: whether it is the hub's cache of a hub id.
     """
@@ -89,7 +87,7 @@ class ModelFolder:
 
     @classmethod
     def find(cls, name: str | Path) -> ModelFolder:
-        """The folder of a bundled model, a local folder, or, for a string, that of a hub id.
+        """Return the folder of a bundled model, a local folder, or, for a string, that of a hub id.
 
         Raises:
             ModelLoadError: there is none.
@@ -105,20 +103,22 @@ class ModelFolder:
         return cls(str(name), download_files(text, _TEXT), is_remote=True)
 
     def has_tokenizer(self) -> bool:
-        """Whether there is any file that a tokenizer would be made of."""
+        """Return whether the folder has any file of a tokenizer."""
         return any((self.path / file).exists() for file in _TOKENIZERS)
 
     def read(self, file: str) -> Fields:
-        """What a JSON file says; nothing where the folder has no such file.
+        """Read a JSON file; returns empty fields if the folder has no such file.
 
         Raises:
             ModelLoadError: it is damaged, or holds no object.
         """
         path = self.path / file
-        return Fields.read(path, ModelLoadError, remedy=REMEDY) if path.exists() else self._nothing(path)
+        if path.exists():
+            return Fields.read(path, ModelLoadError, remedy=REMEDY)
+        return Fields(str(path), {}, ModelLoadError, REMEDY)
 
     def config(self) -> Fields:
-        """What config.json says.
+        """Read config.json.
 
         Raises:
             ModelLoadError: there is none, or as `read`.
@@ -131,7 +131,7 @@ class ModelFolder:
         return self.read(CONFIG)
 
     def tokenizer_config(self) -> Fields:
-        """What tokenizer_config.json says; the other JSON files beside it are looked at too.
+        """Read tokenizer_config.json; the other JSON files of the tokenizer are checked too.
 
         Raises:
             ModelLoadError: as `read`.
@@ -141,7 +141,7 @@ class ModelFolder:
         return self.read(TOKENIZER_CONFIG)
 
     def weight_files(self) -> list[Path]:
-        """The safetensors files of the weights, fetched if they lie on the hub.
+        """Return the safetensors files of the weights, fetched if they lie on the hub.
 
         Raises:
             ModelLoadError: there are none, or the index that names them is damaged.
@@ -160,7 +160,7 @@ class ModelFolder:
         return [self.path / shard for shard in shards]
 
     def _shards(self) -> list[str]:
-        """The files that the index names, each once."""
+        """Return the files that the index names, each once."""
         weight_map: Fields = self.read(INDEX).fields("weight_map")
         shards = list(dict.fromkeys(weight_map.string(tensor) for tensor in weight_map.values))
         for shard in shards:
@@ -186,6 +186,3 @@ class ModelFolder:
                 "Convert it: model.save_pretrained(folder) of a current Transformers writes safetensors."
             )
         return ModelLoadError(f"model folder {self.name} has no *.safetensors weights. {REMEDY}")
-
-    def _nothing(self, path: Path) -> Fields:
-        return Fields(str(path), {}, ModelLoadError, REMEDY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -13,22 +12,16 @@ import torch
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantisation import CodeForm, QuantisedWeight
-from forerun.models.loading.code_tensors import CodeTensors
+from forerun.kernels.quantisation import QuantisedFormat, QuantisedWeight
 from forerun.models.loading.configuration import CONTEXT_KEYS, OUTPUT_TOKENS, token_ids_of
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, ModelFolder
 from forerun.models.loading.quantise import LAYOUT, METHOD, Quantisation
+from forerun.models.loading.quantised_tensors import QuantisedTensors
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import read_tokenizer
 from forerun.models.loading.weights import Checkpoint, TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
-
-# From config.json and generation_config.json to a Transformers configuration and what forerun takes from it.
-#
-# The configuration is made of the values that were read here: Transformers does not open the folder for it, and
-# nothing
-# in the values makes it import code or look for other files.
 
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "head_dim"),
@@ -37,75 +30,128 @@ _SIZES = (
 _NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _MAX_LAYERS = 1 << 16
 """Configurations make lists of as many entries; no model has a hundredth of that."""
-# what would make Transformers import code or open files that nobody has looked at
+# keys that would make Transformers import code or open files that were not checked
 _DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_config", "distributed_config"}
 _DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
 
 
-def read_config(folder: ModelFolder) -> Any:
-    """The Transformers configuration of the folder's language model.
+class FolderSource(ModelSource):
+    """The config.json, safetensors and tokenizer of a folder. None of its code is run."""
 
-    Raises:
-        ModelLoadError: config.json is damaged, or a value in it cannot be.
-        UnsupportedModelError: Transformers has no such model type, or its weights are quantised.
-    """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    place_of_sampling = GENERATION_CONFIG
 
-    fields = folder.config()
-    model_type = fields.string("model_type")
-    if model_type not in CONFIG_MAPPING:
-        raise UnsupportedModelError(_unknown_type(folder, fields, model_type))
-    text = fields.fields("text_config", None)
-    for part in (fields, text):
-        if part is not None:
-            stored_quantisation(part)
-            _check_values(part)
-    with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
-        cls = CONFIG_MAPPING[model_type]
-        return cls.from_dict(_of_types(cls, _without_code(fields.values))).get_text_config(decoder=True)
+    def __init__(self, folder: ModelFolder) -> None:
+        self.name, self.folder = folder.name, folder
 
+    def config(self) -> Any:
+        """Return the Transformers configuration of its language model (`ModelSource.config`).
 
-def eos_token_ids(folder: ModelFolder, config: Any) -> frozenset[int]:
-    """The tokens that end an output: what generation_config.json says, else the configuration. Ids that are no token
-    are left out.
+        The configuration is made of the values that were read here: Transformers does not open the folder for it, and
+        nothing in the values makes it import code or look for other files.
+        """
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    Raises:
-        ModelLoadError: generation_config.json is damaged, or says something that cannot be a token id.
-    """
-    ids = _token_ids(folder.read(GENERATION_CONFIG))
-    if ids is None:
-        given = getattr(config, "eos_token_id", None)
-        ids = [] if given is None else [given] if isinstance(given, int) else given
-    return token_ids_of(ids, config)
+        fields = self.folder.config()
+        model_type = fields.string("model_type")
+        if model_type not in CONFIG_MAPPING:
+            raise UnsupportedModelError(_unknown_type(self.folder, fields, model_type))
+        text = fields.fields("text_config", None)
+        for part in (fields, text):
+            if part is not None:
+                stored_quantisation(part)
+                _check_values(part)
+        with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
+            cls = CONFIG_MAPPING[model_type]
+            return cls.from_dict(_of_types(cls, _without_code(fields.values))).get_text_config(decoder=True)
 
+    def eos_token_ids(self, config: Any) -> frozenset[int]:
+        """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
+        ids = _token_ids(self.folder.read(GENERATION_CONFIG))
+        if ids is None:
+            given = getattr(config, "eos_token_id", None)
+            ids = [] if given is None else [given] if isinstance(given, int) else given
+        return token_ids_of(ids, config)
 
-def output_tokens(fields: Fields, config: Any) -> tuple[int, ...] | None:
-    """The tokens that the output layer was trained to propose (`OUTPUT_TOKENS`); None where nothing is said of it.
+    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
+        """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
+        tensors come in the format they are stored in."""
+        checkpoint = _open(self.folder.weight_files())
+        if self.quantisation() is None:
+            return checkpoint
+        quantized, others = QuantisedTensors.sort(checkpoint.slices, self.name)
+        return dataclasses.replace(checkpoint, slices={**others, **dict(quantized.slices(dtype))})
 
-    Raises:
-        ModelLoadError: they are not different tokens of the vocabulary in rising order.
-    """
-    ids = fields.list_of(OUTPUT_TOKENS, int, None)
-    if ids is None:
-        return None
-    if not ids or ids[0] < 0 or ids[-1] >= config.vocab_size or any(a >= b for a, b in pairwise(ids)):
-        raise fields.wrong(OUTPUT_TOKENS, f"a list of rising token ids, from 0 to {config.vocab_size - 1}")
-    return tuple(ids)
+    def stored_dtype(self) -> str | None:
+        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantised
+        (`ModelSource.stored_dtype`)."""
+        return _open(self.folder.weight_files()).stored_dtype() if self.quantisation() is None else None
 
+    def quantisation(self) -> Quantisation | None:
+        """Return the quantisation that the weights were saved in for forerun; None if the user chooses it
+        (`ModelSource.quantisation`)."""
+        return stored_quantisation(self.folder.config())
 
-def recommended_sampling(folder: ModelFolder) -> dict[str, float]:
-    """The sampling options of generation_config.json that would change what a request without options gives."""
-    fields = folder.read(GENERATION_CONFIG)
-    neutral = {"repetition_penalty": 1.0}
-    if fields.flag("do_sample", False):
-        neutral |= {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0.0}
-    found = {key: fields.number(key, value) for key, value in neutral.items()}
-    return {key: value for key, value in found.items() if value != neutral[key]}
+    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+        """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
+        Transformers' order, or None if none can be served as stored (`ModelSource.quantised_weight`)."""
+        if self.quantisation() is None:
+            return super().quantised_weight(config)
+        return self._quantized().read
+
+    def quantised_format(self, config: Any) -> Callable[[str], QuantisedFormat | None]:
+        """Return a function that returns the format of a weight of `quantised_weight` by name; no numbers are read
+        (`ModelSource.quantised_format`)."""
+        return super().quantised_format(config) if self.quantisation() is None else self._quantized().form
+
+    def _quantized(self) -> QuantisedTensors:
+        return QuantisedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
+
+    def recommended_sampling(self) -> dict[str, float]:
+        """Return the sampling options that the files recommend, if they would change the result of a request without
+        options (`ModelSource.recommended_sampling`)."""
+        fields = self.folder.read(GENERATION_CONFIG)
+        neutral = {"repetition_penalty": 1.0}
+        if fields.flag("do_sample", False):
+            neutral |= {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0.0}
+        found = {key: fields.number(key, value) for key, value in neutral.items()}
+        return {key: value for key, value in found.items() if value != neutral[key]}
+
+    def output_tokens(self, config: Any) -> tuple[int, ...] | None:
+        """Return the tokens that the output layer was trained to propose, rising; None for all of the vocabulary
+        (`ModelSource.output_tokens`)."""
+        fields = self.folder.config()
+        ids = fields.list_of(OUTPUT_TOKENS, int, None)
+        if ids is None:
+            return None
+        if not ids or ids[0] < 0 or ids[-1] >= config.vocab_size or any(a >= b for a, b in pairwise(ids)):
+            raise fields.wrong(OUTPUT_TOKENS, f"a list of rising token ids, from 0 to {config.vocab_size - 1}")
+        return tuple(ids)
+
+    def has_tokenizer(self) -> bool:
+        """Return whether there are any files of a tokenizer (`ModelSource.has_tokenizer`)."""
+        return self.folder.has_tokenizer()
+
+    def tokenizer(self) -> Any:
+        """Return the Transformers tokenizer (`ModelSource.tokenizer`); one that needs code of the folder's is
+        refused."""
+        remedy = "Put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids."
+        if not self.has_tokenizer():
+            raise ModelLoadError(f"no tokenizer could be read from {self.name}: there is none. {remedy}")
+        settings = self.folder.tokenizer_config()
+        try:
+            return read_tokenizer(self.folder.path, self.name, remedy)
+        except ModelLoadError as error:
+            code = asks_for_code(settings)
+            if code is None or "trust_remote_code" not in str(error.__cause__):
+                raise
+            raise ModelLoadError(
+                f"{settings.place}: the code that auto_map asks for ({code}) is not run: it could do anything. {remedy}"
+            ) from None
 
 
 def _token_ids(fields: Fields) -> list[int] | None:
-    """`eos_token_id` as a list; None where it is not set."""
+    """Return `eos_token_id` as a list; None if it is not set."""
     if isinstance(fields.values.get("eos_token_id"), list):
         return fields.list_of("eos_token_id", int)
     single = fields.integer("eos_token_id", None)
@@ -113,9 +159,7 @@ def _token_ids(fields: Fields) -> list[int] | None:
 
 
 def _check_values(fields: Fields) -> None:
-    """Look at the values that models are built with: Transformers takes some of them as they are."""
-    import torch
-
+    """Check the values that models are built with: Transformers uses some of them unchecked."""
     for key in (*_SIZES, *CONTEXT_KEYS):
         if not isinstance(fields.values.get(key), list):  # a value for each layer
             fields.integer(key, None, low=1)
@@ -129,30 +173,30 @@ def _check_values(fields: Fields) -> None:
 
 
 def stored_quantisation(fields: Fields) -> Quantisation | None:
-    """What `forerun quantize` has kept the weights in; None where they are numbers.
+    """Return the quantisation that `forerun quantize` stored the weights in; None for float weights.
 
     Raises:
         UnsupportedModelError: they are quantised by another program, or a later version of forerun.
-        ModelLoadError: what is said of it is damaged.
+        ModelLoadError: its description is damaged.
     """
-    said: Fields | None = fields.fields("quantization_config", None)
-    if said is None:
+    stored: Fields | None = fields.fields("quantization_config", None)
+    if stored is None:
         return None
-    method = said.string("quant_method", "unnamed")
+    method = stored.string("quant_method", "unnamed")
     if method != METHOD:
         raise UnsupportedModelError(
             f"{fields.place}: the weights are quantised ({method[:60]}), which forerun does not undo. Take the model's "
             "float weights, which it quantises itself (quantize='int8'), or save dequantised ones with Transformers."
         )
-    layout = said.integer("format", low=1)
+    layout = stored.integer("format", low=1)
     if layout != LAYOUT:
         raise UnsupportedModelError(
             f"{fields.place}: the weights are kept in forerun's format {layout}, and this version reads {LAYOUT}. "
             "Quantise the model anew, or take the version of forerun that wrote it."
         )
-    quantize = said.string("quantize")
+    quantize = stored.string("quantize")
     if quantize not in QUANTISATIONS:
-        raise said.wrong("quantize", f"one of {', '.join(QUANTISATIONS)}")
+        raise stored.wrong("quantize", f"one of {', '.join(QUANTISATIONS)}")
     return "int8" if quantize == "int8" else "int4"
 
 
@@ -170,7 +214,7 @@ def _unknown_type(folder: ModelFolder, fields: Fields, model_type: str) -> str:
 
 
 def asks_for_code(fields: Fields) -> str | None:
-    """What of a folder's code its `auto_map` asks for; None if for nothing."""
+    """Return what of a folder's code its `auto_map` names; None if it names nothing."""
     auto_map = fields.values.get("auto_map")
     names = list(auto_map.values()) if isinstance(auto_map, dict) else auto_map if isinstance(auto_map, list) else []
     flat = [part for name in names for part in (name if isinstance(name, list) else [name]) if isinstance(part, str)]
@@ -178,100 +222,26 @@ def asks_for_code(fields: Fields) -> str | None:
 
 
 def _without_code(value: Any) -> Any:
-    """The value without the keys of _DROPPED, at any depth."""
+    """Return the value without the keys of _DROPPED, at any depth."""
     if isinstance(value, dict):
         return {key: _without_code(inner) for key, inner in value.items() if key not in _DROPPED}
     return [_without_code(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _of_types(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as the class wants them: 1 where it wants a float, 4096.0 where it wants an integer."""
+    """Convert numbers to the types of the class: 1 to a float, 4096.0 to an integer."""
     types = {field.name: get_args(field.type) or (field.type,) for field in dataclasses.fields(cls)}
     for key, value in values.items():
-        wanted = types.get(key, ())
-        if type(value) is int and float in wanted and int not in wanted:
+        accepted = types.get(key, ())
+        if type(value) is int and float in accepted and int not in accepted:
             values[key] = float(value)
-        elif type(value) is float and value.is_integer() and int in wanted and float not in wanted:
+        elif type(value) is float and value.is_integer() and int in accepted and float not in accepted:
             values[key] = int(value)
     return values
 
 
-class FolderSource(ModelSource):
-    """config.json, safetensors and tokenizer of a folder. None of its code is run."""
-
-    place_of_sampling = GENERATION_CONFIG
-
-    def __init__(self, folder: ModelFolder) -> None:
-        self.name, self.folder = folder.name, folder
-
-    def config(self) -> Any:
-        """As `ModelSource.config`."""
-        return read_config(self.folder)
-
-    def eos_token_ids(self, config: Any) -> frozenset[int]:
-        """As `ModelSource.eos_token_ids`."""
-        return eos_token_ids(self.folder, config)
-
-    def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
-        """As `ModelSource.checkpoint`; tensors come in the format they are stored in."""
-        checkpoint = _open(self.folder.weight_files())
-        if self.quantisation() is None:
-            return checkpoint
-        codes, others = CodeTensors.sort(checkpoint.slices, self.name)
-        return replace(checkpoint, slices={**others, **dict(codes.slices(dtype))})
-
-    def stored_dtype(self) -> str | None:
-        """As `ModelSource.stored_dtype`."""
-        return _open(self.folder.weight_files()).stored_dtype() if self.quantisation() is None else None
-
-    def quantisation(self) -> Quantisation | None:
-        """As `ModelSource.quantisation`."""
-        return stored_quantisation(self.folder.config())
-
-    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
-        """As `ModelSource.quantised_weight`."""
-        if self.quantisation() is None:
-            return super().quantised_weight(config)
-        return self._codes().read
-
-    def code_form(self, config: Any) -> Callable[[str], CodeForm | None]:
-        """As `ModelSource.code_form`."""
-        return super().code_form(config) if self.quantisation() is None else self._codes().form
-
-    def _codes(self) -> CodeTensors:
-        return CodeTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
-
-    def recommended_sampling(self) -> dict[str, float]:
-        """As `ModelSource.recommended_sampling`."""
-        return recommended_sampling(self.folder)
-
-    def output_tokens(self, config: Any) -> tuple[int, ...] | None:
-        """As `ModelSource.output_tokens`."""
-        return output_tokens(self.folder.config(), config)
-
-    def has_tokenizer(self) -> bool:
-        """As `ModelSource.has_tokenizer`."""
-        return self.folder.has_tokenizer()
-
-    def tokenizer(self) -> Any:
-        """As `ModelSource.tokenizer`; one that needs code of the folder's is refused."""
-        remedy = "Put tokenizer.json and tokenizer_config.json beside the weights, or pass token ids."
-        if not self.has_tokenizer():
-            raise ModelLoadError(f"no tokenizer could be read from {self.name}: there is none. {remedy}")
-        settings = self.folder.tokenizer_config()
-        try:
-            return read_tokenizer(self.folder.path, self.name, remedy)
-        except ModelLoadError as error:
-            code = asks_for_code(settings)
-            if code is None or "trust_remote_code" not in str(error.__cause__):
-                raise
-            raise ModelLoadError(
-                f"{settings.place}: the code that auto_map asks for ({code}) is not run: it could do anything. {remedy}"
-            ) from None
-
-
 def _open(files: Sequence[Path]) -> Checkpoint:
-    """The tensors of safetensors files, at least one.
+    """Open the tensors of safetensors files, at least one.
 
     Raises:
         ModelLoadError: a file is damaged, or two files have a tensor of the same name.

@@ -1,26 +1,32 @@
-"""From a name to a Model, whatever kind of files it lies in. No code of theirs is run, and no pickle is opened."""
+"""Load a model by name, from a folder, a GGUF file or the hub. No code of the files is run, and no pickle is opened."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE, NATIVE, REFERENCE, TRITON
+from forerun.config import DEFAULT_DTYPE, DTYPES, NATIVE, REFERENCE, TRITON
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.kernels.triton.availability import wants_triton
-from forerun.models.families import library_for, make_decoder
+from forerun.kernels.triton.availability import is_triton_selected
+from forerun.models.families import Kind, library_for, llama_refusal, make_decoder, served_kind
 from forerun.models.general import ATTENTION_NAME, register_attention
-from forerun.models.llama.decoder import llama_refusal
-from forerun.models.loading.configuration import OUTPUT_TOKENS, context_length, refuse_unservable
+from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.lora import adapter_tokenizer
-from forerun.models.loading.quantise import QuantisedMaker, check_quantisation
-from forerun.models.loading.reading import check_dtype, read, read_to_quantise
+from forerun.models.loading.lora import adapter_tokenizer, with_adapter
+from forerun.models.loading.quantise import (
+    Quantisation,
+    QuantisedMaker,
+    check_quantisation,
+    matrices,
+    stored_numbers,
+    streamed,
+)
 from forerun.models.loading.source import ModelSource
-from forerun.models.loading.transformers_modules import foreign_attention, on_device
+from forerun.models.loading.transformers_modules import foreign_attention, read_model, rounded, to_device
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
@@ -28,10 +34,9 @@ from forerun.utils.device import raise_own, resolve_device
 from forerun.utils.foreign_errors import reason
 
 _log = logging.getLogger(__name__)
-Kind = Literal["auto", "llama", "general"]
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 """Of the significand."""
-# what modules that are not made for this attention, or values that fit no model, raise when they compute
+# raised by modules that do not fit this attention, or by configurations that fit no model, when they compute
 _COMPUTING = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AssertionError)
 
 
@@ -43,7 +48,7 @@ def load_model(
     adapter: str | Path | None = None,
     quantize: str | None = None,
 ) -> Model:
-    """Load a causal language model and try whether it is exact.
+    """Load a causal language model and test whether it is exact.
 
     One line is logged where the weights are rounded, and one where the files recommend sampling options: those of a
     request are its own. The numbers that quantised weights stand for are rounded without a line.
@@ -57,25 +62,24 @@ def load_model(
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
         adapter: the folder of a PEFT LoRA adapter to merge.
-        quantize: "int8" or "int4": the weights are kept in codes of so many bits, and `dtype` is the number format of
-            everything else. None: as the files say, which is "not at all" for those that `forerun quantize` has not
-            written.
+        quantize: "int8" or "int4": the weights are quantised, and `dtype` is the number format of everything else.
+            None: as stored, which is quantised only in folders that `forerun quantize` has written.
 
     Raises:
-        ConfigError: unknown dtype, kind or quantisation, the Llama decoder asked for a model it does not serve, a
+        ConfigError: unknown dtype, kind or quantisation, the Llama decoder requested for a model it does not serve, a
             device that is not there, or an adapter without PEFT.
         ModelLoadError: the files are missing, broken, or hold only pickled weights; an adapter does not fit them.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
     source, model = _load(name, dtype, kind, device, adapter, quantize)
-    tell_of_source(source, model, name)
+    log_source_notes(source, model, name)
     model.exactness = self_test(model)
     return model
 
 
-def tell_of_source(source: ModelSource, model: Model, name: str | Path) -> None:
-    """Log the sampling options that the files recommend, and that the weights are rounded, where that is so."""
+def log_source_notes(source: ModelSource, model: Model, name: str | Path) -> None:
+    """Log the sampling options that the files recommend, and a warning if the weights are rounded."""
     options = ", ".join(f"{key} {value:g}" for key, value in source.recommended_sampling().items())
     if options:
         _log.warning("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
@@ -92,7 +96,7 @@ def load_draft_model(
     adapter: str | Path | None = None,
     quantize: str | None = None,
 ) -> Model:
-    """Load a model that drafts: as `load_model`, but what is rounded or recommended does not matter to a draft.
+    """Load a model that drafts, like `load_model`; rounding and recommended options are not logged for a draft model.
 
     Raises:
         ModelLoadError: in addition, the weights hold NaN or infinity, or the model computes such numbers from them.
@@ -110,8 +114,9 @@ def load_draft_model(
 
 
 def inherited_dtype(name: str | Path, target: torch.dtype, quantize: str | None = None) -> str:
-    """The number format of a draft model that was told none: its target's. A quantised one computes in float32 beside a
-    target in float64, in which no codes are multiplied: a draft may be inexact, the target checks it.
+    """Return the number format of a draft model without one of its own: its target's. A quantised one computes in
+    float32 beside a target in float64, since quantized values are not multiplied in float64: a draft may be inexact,
+    the target verifies it.
 
     Raises:
         ModelLoadError: there is no such model.
@@ -122,7 +127,7 @@ def inherited_dtype(name: str | Path, target: torch.dtype, quantize: str | None 
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The Transformers tokenizer that lies beside a model.
+    """Return the Transformers tokenizer of a model.
 
     Raises:
         ModelLoadError: there is none, or it cannot be read.
@@ -131,7 +136,7 @@ def load_tokenizer(name: str | Path) -> Any:
 
 
 def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
-    """The same, or None where there is none: such a model is served by token ids.
+    """Return the Transformers tokenizer of a model, or None without one: such a model is served by token ids.
 
     adapter: the folder of an adapter, whose tokenizer, if it has one, is taken in place of the model's.
 
@@ -143,9 +148,9 @@ def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, str(name))
 
 
-def asked_format(name: str | Path, dtype: str, quantize: str | None) -> str:
-    """What a model's weights will be kept in when it is loaded so: int8 or int4 where that is asked for or the files
-    hold codes, else `dtype`.
+def weight_format(name: str | Path, dtype: str, quantize: str | None) -> str:
+    """Return the format that a model's weights will have when it is loaded so: int8 or int4 if requested or stored,
+    else `dtype`.
 
     Raises:
         ModelLoadError: the files do not say, for they are missing or damaged.
@@ -154,7 +159,7 @@ def asked_format(name: str | Path, dtype: str, quantize: str | None) -> str:
 
 
 def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
-    """A causal language model as Transformers computes it, with its default attention, in evaluation mode.
+    """Load a causal language model as Transformers computes it, with its default attention, in evaluation mode.
 
     adapter: the folder of a PEFT LoRA adapter to merge.
 
@@ -164,7 +169,7 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
     check_dtype(dtype)
     source = find_source(name)
     config = source.config()
-    model = read(source, config, dtype, adapter)
+    model = _read(source, config, served_dtype(source, dtype, is_quantised=False), adapter)
     model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
@@ -177,25 +182,26 @@ def _load(
     adapter: str | Path | None = None,
     quantize: str | None = None,
 ) -> tuple[ModelSource, Model]:
-    """A model that has computed one step."""
+    """Load a model, and compute one step with it."""
     check_dtype(dtype)
-    asked = check_quantisation(quantize, dtype)
-    _check_kind(kind)
-    place = resolve_device(device)
+    requested = check_quantisation(quantize, dtype)
+    if kind not in ("auto", "llama", "general"):
+        raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
+    target_device = resolve_device(device)
     source = find_source(name)
     config = source.config()
     kind = served_kind(kind, source, config)
-    quantisation = asked or check_quantisation(source.quantisation(), dtype)
+    quantisation = requested or check_quantisation(source.quantisation(), dtype)
     register_attention()
     maker = None
     if quantisation is None:
-        hf = read(source, config, dtype, adapter, ATTENTION_NAME)
+        hf = _read(source, config, served_dtype(source, dtype, is_quantised=False), adapter, ATTENTION_NAME)
     else:
         hf, maker = read_to_quantise(
             source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
         )
     try:
-        hf = on_device(hf, place)
+        hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
@@ -203,7 +209,7 @@ def _load(
             model.packed_weights = source.packed_weights(config)
         probe(model)
     except _COMPUTING as error:
-        raise_own(error, place)
+        raise_own(error, target_device)
         if kind == "general" and not type(hf)._supports_attention_backend:
             raise foreign_attention(f"{name} ({config.model_type})") from error
         raise UnsupportedModelError(
@@ -213,32 +219,8 @@ def _load(
     return source, model
 
 
-def _check_kind(kind: str) -> None:
-    if kind not in ("auto", "llama", "general"):
-        raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
-
-
-def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
-    """ "llama" or "general".
-
-    Raises:
-        ConfigError: the Llama decoder is asked for a model that it does not serve.
-        UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
-    """
-    refuse_unservable(config, source.name)
-    refusal = llama_refusal(config)
-    if kind == "llama" and refusal:
-        raise ConfigError(f"the Llama decoder cannot serve {source.name}: {refusal}. Use kind='general'.")
-    if (kind == "general" or refusal) and source.output_tokens(config) is not None:
-        raise UnsupportedModelError(
-            f"{source.name} proposes a part of its vocabulary ({OUTPUT_TOKENS} in its configuration), which only the "
-            f"Llama decoder serves{': ' + refusal if refusal else ''}. Remove that key to compute all tokens."
-        )
-    return ("general" if refusal else "llama") if kind == "auto" else kind
-
-
 def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
-    """A Model of a Transformers model in memory, which is taken apart for it. No token of its own ends an answer.
+    """Turn a Transformers model in memory into a Model, which takes it apart. No token of its own ends an answer.
 
     quantize: "int8" or "int4", what its weights are brought to; None: they are as they are.
 
@@ -275,7 +257,8 @@ def _assemble(
     maker: QuantisedMaker | None = None,
     tokens: tuple[int, ...] | None = None,
 ) -> Model:
-    """tokens: the part of the vocabulary that it proposes; None: all of it."""
+    """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
+    it."""
     config = hf.config
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
@@ -293,7 +276,70 @@ def _assemble(
         kind=kind,
         output_tokens=output_tokens,
     )
-    model.kernels = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
-    if wants_triton():
-        model.kernels = TRITON
+    native = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
+    model.kernels = TRITON if is_triton_selected() else native
     return model
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise ConfigError if there is no such number format."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
+
+
+def served_dtype(source: ModelSource, dtype: str, *, is_quantised: bool) -> torch.dtype:
+    """Return the dtype of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and for
+    dequantised weights.
+
+    is_quantised: weights are quantised, and the result is for everything else: float32 if "auto" finds float64, in
+        which quantized values are not multiplied.
+    """
+    if dtype == "auto":
+        dtype = source.stored_dtype() or "float32"
+    found: torch.dtype = getattr(torch, "float32" if dtype == "float16" else dtype)
+    return torch.float32 if is_quantised and found == torch.float64 else found
+
+
+def read_to_quantise(
+    source: ModelSource,
+    config: Any,
+    dtype: str,
+    adapter: str | Path | None,
+    quantisation: Quantisation,
+    *,
+    is_llama: bool,
+    attention: str | None = None,
+) -> tuple[Any, QuantisedMaker]:
+    """Return the Transformers model of a source, and the maker of its quantised layers.
+
+    dtype: of all that is not quantised (`served_dtype`).
+    is_llama: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker. Those
+        of other models, and of models with an adapter, are there as float32; all other parameters are of `dtype`.
+    """
+    number_format = served_dtype(source, dtype, is_quantised=True)
+    stored = None if adapter is not None else source.quantised_weight(config)  # with an adapter, they are others
+    if is_llama and adapter is None:
+        checkpoint = source.checkpoint(config, torch.float32)
+        is_tied = config.tie_word_embeddings
+        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
+        model = read_model(source.name, config, checkpoint, number_format, attention)
+        numbers = stored_numbers(checkpoint.slices, is_tied)
+        return model, QuantisedMaker(quantisation, stored, numbers, number_format)
+    model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
+    leave = {f"{path}.weight" for path in matrices(model, is_llama)}
+    return rounded(model, number_format, leave), QuantisedMaker(quantisation, stored, {}, number_format)
+
+
+def _read(
+    source: ModelSource,
+    config: Any,
+    number_format: torch.dtype,
+    adapter: str | Path | None,
+    attention: str | None = None,
+) -> Any:
+    """Return the Transformers model of a source in a dtype, with an adapter if there is one."""
+
+    def in_format(dtype: torch.dtype) -> Any:
+        return read_model(source.name, config, source.checkpoint(config, dtype), dtype, attention)
+
+    return with_adapter(in_format, number_format, adapter, source.name)

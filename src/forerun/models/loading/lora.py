@@ -1,4 +1,4 @@
-"""PEFT's LoRA adapters (Hu et al., 2106.09685): read, compared with the model that they are for, and merged into it.
+"""PEFT's LoRA adapters (Hu et al., 2106.09685): read, compared with their model, and merged into it.
 
 The folder is read here: its settings as JSON, its tensors from safetensors. PEFT is given values alone, so it opens no
 file, looks up no base model, and imports nothing that a setting names.
@@ -24,8 +24,6 @@ from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import Fields
 from forerun.utils.vocabulary import first_difference, shown, tokens_by_id
 
-# The folder of a PEFT adapter, before PEFT sees it: what its settings say, and its tensors.
-#
 # Settings that would change more than the weights of linear layers and embeddings are refused by name.
 
 CONFIG = "adapter_config.json"
@@ -55,7 +53,7 @@ _WHOLE = re.compile(r"base_model\.model\.(?P<module>.+?)(?:\.base_layer)?\.weigh
 
 
 def read_settings(fields: Fields) -> dict[str, Any]:
-    """What decides the merged weights, as LoraConfig takes it.
+    """Return the settings that decide the merged weights, in the form of LoraConfig.
 
     Raises:
         ModelLoadError: a setting is damaged.
@@ -71,26 +69,26 @@ def read_settings(fields: Fields) -> dict[str, Any]:
         )
     if fields.string("bias", "none") != "none":
         raise UnsupportedModelError(f"{fields.place}: the adapter replaces biases of the model. {MERGED}")
-    begun = fields.values.get("init_lora_weights")
-    if not any(begun is way or begun == way for way in _KEEPS_BASE):
+    initialisation = fields.values.get("init_lora_weights")
+    if not any(initialisation is way or initialisation == way for way in _KEEPS_BASE):
         raise UnsupportedModelError(
-            f"{fields.place}: init_lora_weights is {str(begun)[:60]!r}, for which the base model's weights were "
-            "changed as well. Convert it to plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)."
+            f"{fields.place}: init_lora_weights is {str(initialisation)[:60]!r}, for which the base model's weights "
+            "were changed as well. Convert it to plain LoRA (save_pretrained with "
+            "path_initial_model_for_weight_conversion)."
         )
     for key, value in fields.values.items():
         if value and key not in _ELSEWHERE:
             raise UnsupportedModelError(f"{fields.place}: the adapter has {key[:60]}, which is not merged. {MERGED}")
-    settings: dict[str, Any] = {"r": fields.integer("r", low=1, high=_MAX_RANK)}
-    settings["lora_alpha"] = fields.number("lora_alpha")
-    for key in _FLAGS:
-        settings[key] = fields.flag(key, False)
-    for key in _PATTERNS:
-        settings[key] = _pattern(fields, key)
-    return settings
+    return {
+        "r": fields.integer("r", low=1, high=_MAX_RANK),
+        "lora_alpha": fields.number("lora_alpha"),
+        **{key: fields.flag(key, False) for key in _FLAGS},
+        **{key: _pattern(fields, key) for key in _PATTERNS},
+    }
 
 
 def _pattern(fields: Fields, key: str) -> dict[str, float]:
-    """Numbers by module. PEFT reads the names as regular expressions: those of plain names are taken."""
+    """Return numbers by module. PEFT reads the names as regular expressions; only plain names are accepted."""
     pattern: Fields | None = fields.fields(key, None)
     if pattern is None:
         return {}
@@ -103,7 +101,7 @@ def _pattern(fields: Fields, key: str) -> dict[str, float]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors by name. Raises ModelLoadError where there are none in safetensors."""
+    """Return the tensors by name. Raises ModelLoadError if there are none in safetensors."""
     from safetensors.torch import load_file
 
     if not (path / WEIGHTS).is_file():
@@ -137,7 +135,7 @@ class Tensors(NamedTuple):
 
 
 def sorted_tensors(tensors: Mapping[str, Tensor], path: Path) -> Tensors:
-    """What each tensor is.
+    """Sort the tensors into LoRA's matrices and whole weights.
 
     Raises:
         UnsupportedModelError: one is neither a part of a LoRA matrix nor a weight.
@@ -160,7 +158,7 @@ def sorted_tensors(tensors: Mapping[str, Tensor], path: Path) -> Tensors:
 
 
 def check_targets(fields: Fields, parts: Mapping[str, object]) -> None:
-    """Every module that the settings name has tensors; PEFT's expressions ("all-linear") are not looked at."""
+    """Check that every module named in the settings has tensors; PEFT's expressions ("all-linear") are not checked."""
     if not isinstance(fields.values.get("target_modules"), list):
         return
     for target in fields.list_of("target_modules", str):
@@ -170,13 +168,10 @@ def check_targets(fields: Fields, parts: Mapping[str, object]) -> None:
             )
 
 
-INSTALL = "pip install 'forerun[peft]'"
-
-
 def with_adapter(
     read: Callable[[torch.dtype], Any], dtype: torch.dtype, adapter: str | Path | None, name: str | Path
 ) -> Any:
-    """The Transformers model that `read` gives in a number format, with an adapter merged.
+    """Return the Transformers model that `read` gives in a number format, with an adapter merged.
 
     The sum is made in float32 (float64 for a float64 model) and rounded once, so the whole model is held in that format
     meanwhile.
@@ -194,12 +189,11 @@ def with_adapter(
         return read(dtype)
     found = Adapter.read(adapter)
     _peft()
-    model = found.merged(read(torch.promote_types(dtype, torch.float32)), str(name))
-    return rounded(model, dtype)
+    return rounded(found.merged(read(torch.promote_types(dtype, torch.float32)), str(name)), dtype)
 
 
 def adapter_tokenizer(folder: str | Path, base: Any, name: str) -> Any:
-    """The tokenizer that was saved with an adapter; without one, the model's.
+    """Return the tokenizer saved with an adapter; without one, the model's.
 
     Args:
         base: the model's; None if it has none. name: the model's, for messages.
@@ -238,10 +232,10 @@ class Adapter:
 
     @classmethod
     def read(cls, folder: str | Path) -> Adapter:
-        """The adapter in a folder of this machine.
+        """Read the adapter in a local folder.
 
         Raises:
-            ModelLoadError, UnsupportedModelError: as `with_adapter`, as far as it can be told without the model.
+            ModelLoadError, UnsupportedModelError: as `with_adapter`, as far as the adapter alone shows.
         """
         path = local_path(folder)
         if not (path / CONFIG).is_file():
@@ -256,7 +250,7 @@ class Adapter:
         return cls(path, settings, tensors)
 
     def merged(self, model: Any, name: str) -> Any:
-        """The Transformers model with this added to its weights.
+        """Merge the adapter into a Transformers model, and return it.
 
         Raises:
             ModelLoadError: a module is not there or has another shape, a tensor is missing, or a number is not finite.
@@ -323,7 +317,7 @@ def _check_shapes(path: Path, module: str, parts: Mapping[str, Tensor], found: A
 
 
 def _shared_weights(modules: Mapping[str, Any]) -> dict[str, str]:
-    """Module -> another one with the same weight, as a tied embedding and output layer."""
+    """Return module -> another one with the same weight, as a tied embedding and output layer."""
     owners: dict[int, list[str]] = {}
     for path, module in modules.items():
         weight = module._parameters.get("weight")
@@ -338,9 +332,11 @@ def _shared_weights(modules: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _peft() -> Any:
-    """The package. Raises ConfigError where it is not there."""
+    """Import the peft package. Raises ConfigError if it is missing."""
     try:
         import peft
     except ImportError as error:
-        raise ConfigError(f"An adapter needs the package peft, which cannot be imported: {error}. {INSTALL}") from None
+        raise ConfigError(
+            f"An adapter needs the package peft, which cannot be imported: {error}. pip install 'forerun[peft]'"
+        ) from None
     return peft

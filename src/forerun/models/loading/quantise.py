@@ -1,8 +1,9 @@
-"""Layers of weights at 8 or 4 bits, made while the weights stream: a float weight is there for its own quantising only.
+"""Layers with weights of 8 or 4 bits, quantised while the weights stream: a float weight exists only while it is
+quantised.
 
-Weights that are stored in codes are taken as they are where they have as many bits as was asked for. All others are
-brought to float32 and quantised: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
-minimum. With 4 bits, embedding and output layer are kept at 8, unless the files have them at 4.
+Weights that are stored quantized are used as stored if they have the requested number of bits. All others are
+converted to float32 and quantised: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
+minimum. With 4 bits, embedding and output layer are kept at 8 bits, unless the files have them at 4.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
-from forerun.kernels.quantisation import MADE_FORMS, CodeForm, QuantisedWeight, quantise_int4, quantise_int8
+from forerun.kernels.quantisation import MADE_FORMS, QuantisedFormat, QuantisedWeight, quantise_int4, quantise_int8
 from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
 from forerun.models.linear import Linear, Part, make_quantised_linear
 from forerun.models.loading.weights import TensorSlice
@@ -25,14 +26,14 @@ Quantisation = Literal["int8", "int4"]
 _STREAMED = re.compile(
     r"(model\.)?(embed_tokens|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight|lm_head\.weight"
 )
-"""The weights of the Llama decoder that become codes."""
+"""The weights of the Llama decoder that are quantised."""
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 METHOD, LAYOUT = "forerun", 1
-"""`quant_method` and `format` in the quantization_config of folders that hold codes (`code_tensors.py`)."""
+"""`quant_method` and `format` in the quantization_config of folders with quantized weights (`quantised_tensors.py`)."""
 
 
 def check_quantisation(quantize: str | None, dtype: str | None) -> Quantisation | None:
-    """The quantisation of this name; None for none.
+    """Return the quantisation of this name; None for none.
 
     Raises:
         ConfigError: there is none of this name, or activations are to be float64.
@@ -50,7 +51,7 @@ def check_quantisation(quantize: str | None, dtype: str | None) -> Quantisation 
 
 
 def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
-    """Those of a Llama model's tensors that are quantised as they are read.
+    """Return the names of a Llama model's tensors that are quantised as they are read.
 
     is_tied: the configuration says that the embedding is the output layer as well. Where the files have both all the
     same, Transformers compares them.
@@ -62,8 +63,8 @@ def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
 
 
 def stored_numbers(slices: Mapping[str, TensorSlice], is_tied: bool) -> dict[str, TensorSlice]:
-    """The tensors of a Llama model that are quantised from the numbers in the files, whatever number format the model
-    is read in. An embedding that the files have as the output layer alone, to which it is tied, is that."""
+    """Return the tensors of a Llama model that are quantised from the numbers in the files, whatever dtype the model is
+    read in. If the files have a tied embedding as the output layer alone, that tensor is used."""
     found = {name: each for name, each in slices.items() if _STREAMED.fullmatch(name)}
     if is_tied and _HEAD in found and not any(name.endswith(_EMBEDDING) for name in found):
         found[_EMBEDDING] = found[_HEAD]
@@ -71,7 +72,7 @@ def stored_numbers(slices: Mapping[str, TensorSlice], is_tied: bool) -> dict[str
 
 
 def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
-    """The modules of a Transformers model, by path, whose weights are brought to codes: the linear layers; of the Llama
+    """Return the modules of a Transformers model, by path, whose weights are quantised: the linear layers; of the Llama
     decoder's models also the embedding, which stands for an output layer that is tied to it."""
     from transformers.pytorch_utils import Conv1D
 
@@ -88,30 +89,30 @@ def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
 BITS: Mapping[Quantisation, int] = {"int8": 8, "int4": 4}
 
 
-def keeps_codes(stored: int, asked: int, *, is_outer: bool) -> bool:
-    """Whether codes of so many bits are served as they are stored.
+def keeps_stored(stored: int, requested: int, *, is_outer: bool) -> bool:
+    """Return whether quantized values of so many bits are served as stored.
 
     Args:
-        asked: bits asked for. is_outer: of the embedding or the output layer, for which 8 are made in any case.
+        requested: bits. is_outer: of the embedding or the output layer, which are always quantised to 8 bits.
     """
-    return stored == asked or (is_outer and stored == 8)
+    return stored == requested or (is_outer and stored == 8)
 
 
-def form_kept(stored: CodeForm | None, quantize: Quantisation, *, is_outer: bool) -> CodeForm:
-    """The form in which `QuantisedMaker` keeps a weight that has this one in the files, or none."""
-    if stored is not None and keeps_codes(stored.bits, BITS[quantize], is_outer=is_outer):
+def form_kept(stored: QuantisedFormat | None, quantize: Quantisation, *, is_outer: bool) -> QuantisedFormat:
+    """Return the format in which `QuantisedMaker` keeps a weight that the files have in this format, or in none."""
+    if stored is not None and keeps_stored(stored.bits, BITS[quantize], is_outer=is_outer):
         return stored
     return MADE_FORMS[8 if is_outer else BITS[quantize]]
 
 
 class QuantisedMaker:
-    """Makes layers whose weights are codes (`Maker`).
+    """Makes layers of quantized weights (`Maker`).
 
     Args:
-        quantize: the bits asked for.
-        stored: gives the weight of a name in the codes that the files have it in, or None; None: none is to be used.
+        quantize: the requested quantisation.
+        stored: returns the quantized weight of a name from the files, or None; None: none is to be used.
         numbers: tensors by name in the files, which are read here and quantised in place of what the model holds.
-        dtype: of all that is not in codes, and of the embedding's rows.
+        dtype: of everything that is not quantised, and of the embedding's rows.
     """
 
     def __init__(
@@ -126,17 +127,18 @@ class QuantisedMaker:
         self._kept: tuple[str, QuantisedWeight] | None = None
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
-        """As `Maker.linear`."""
+        """Make one layer whose outputs are those of the parts, concatenated (`Maker.linear`)."""
         return make_quantised_linear([self.weight(part, is_outer=is_head) for part in parts], bias)
 
     def embedding(self, part: Part) -> QuantisedEmbedding:
-        """As `Maker.embedding`. A tied output layer gets the same codes."""
+        """Make the embedding (`Maker.embedding`). A tied output layer gets the same quantized values."""
         weight = self.weight(part, is_outer=True)
         self._kept = part.name, weight
         return QuantisedEmbedding(weight, self.dtype)
 
     def weight(self, part: Part, *, is_outer: bool = False) -> QuantisedWeight:
-        """The codes of one parameter, rows in the part's order. is_outer: of the embedding or the output layer.
+        """Return the quantized weight of one parameter, rows in the part's order. is_outer: of the embedding or the
+        output layer.
 
         Raises:
             ModelLoadError: it holds NaN or infinity.
@@ -144,7 +146,7 @@ class QuantisedMaker:
         if self._kept is not None and self._kept[0] == part.name:
             return self._kept[1] if part.rows is None else self._kept[1].rows(part.rows)
         weight = None if self._stored is None else self._stored(part.name)
-        if weight is None or not keeps_codes(weight.bits, self._bits, is_outer=is_outer):
+        if weight is None or not keeps_stored(weight.bits, self._bits, is_outer=is_outer):
             numbers = self._numbers(part) if weight is None else weight.dequantise(torch.float32)
             weight = (quantise_int8 if is_outer or self._bits == 8 else quantise_int4)(numbers, part.name)
         weight = weight.to(part.weight.device)

@@ -1,4 +1,4 @@
-"""The contract of a model's source: all that loading needs to know, whatever kind of files it lies in."""
+"""The interface of a model's source, whatever kind of files it lies in."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from forerun.kernels.quantisation import CodeForm, QuantisedWeight
+from forerun.kernels.quantisation import QuantisedFormat, QuantisedWeight
 from forerun.models.loading.gguf.file import GgufTensor
 from forerun.models.loading.quantise import Quantisation
 from forerun.models.loading.weights import Checkpoint
 
 
 class ModelSource(ABC):
-    """The files of one model. They are read when a method asks for what is in them.
+    """The files of one model. Each is read when a method needs it.
 
     Each method raises ModelLoadError where its part is missing, damaged or contradicts another, and
     UnsupportedModelError where it is of a kind that forerun does not serve.
 
     Attributes:
-        name: what the model was asked for as, for messages.
+        name: the name that the user gave, for messages.
         place_of_sampling: where `recommended_sampling` is written, for messages.
     """
 
@@ -31,15 +31,15 @@ class ModelSource(ABC):
 
     @abstractmethod
     def config(self) -> Any:
-        """The Transformers configuration of its language model."""
+        """Return the Transformers configuration of its language model."""
 
     @abstractmethod
     def eos_token_ids(self, config: Any) -> frozenset[int]:
-        """The tokens that end an output; ids that are no token are left out."""
+        """Return the tokens that end an output; ids that are no token are left out."""
 
     @abstractmethod
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
-        """The tensors by the names that Transformers gives them, not read yet.
+        """Return the tensors by the names that Transformers gives them, not read yet.
 
         Args:
             dtype: that they will be brought to. Tensors that are computed when they are read come in it.
@@ -47,39 +47,39 @@ class ModelSource(ABC):
 
     @abstractmethod
     def stored_dtype(self) -> str | None:
-        """The number format of most of the weights, such as "bfloat16"; None where they are quantised."""
+        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantised."""
 
     @abstractmethod
     def recommended_sampling(self) -> dict[str, float]:
-        """The sampling options that the files recommend, where they would change what a request without options
-        gives."""
+        """Return the sampling options that the files recommend, if they would change the result of a request without
+        options."""
 
     @abstractmethod
     def has_tokenizer(self) -> bool:
-        """Whether there is anything that a tokenizer would be made of."""
+        """Return whether there are any files of a tokenizer."""
 
     @abstractmethod
     def tokenizer(self) -> Any:
-        """The Transformers tokenizer."""
+        """Return the Transformers tokenizer."""
 
     def output_tokens(self, config: Any) -> tuple[int, ...] | None:
-        """The tokens that the output layer was trained to propose, rising; None for all of the vocabulary."""
+        """Return the tokens that the output layer was trained to propose, rising; None for all of the vocabulary."""
         return None
 
     def quantisation(self) -> Quantisation | None:
-        """What the weights were saved in for forerun to serve them so; None where that is for the user to say."""
+        """Return the quantisation that the weights were saved in for forerun; None if the user chooses it."""
         return None
 
     def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
-        """What gives a weight in the codes that the files have it in, by Transformers' name and with rows in
-        Transformers' order; None where they have none that are served as they are."""
+        """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
+        Transformers' order, or None if none can be served as stored."""
         return lambda name: None
 
-    def code_form(self, config: Any) -> Callable[[str], CodeForm | None]:
-        """The form of what `quantised_weight` gives by a name; no numbers are read."""
+    def quantised_format(self, config: Any) -> Callable[[str], QuantisedFormat | None]:
+        """Return a function that returns the format of a weight of `quantised_weight` by name; no numbers are read."""
         return lambda name: None
 
     def packed_weights(self, config: Any) -> Mapping[str, GgufTensor]:
-        """The tensors as they are packed in the file, by Transformers' names and with rows in Transformers' order;
-        nothing where weights are not packed."""
+        """Return the packed tensors of the file, by Transformers' names and with rows in Transformers' order; empty if
+        weights are not packed."""
         return MappingProxyType({})

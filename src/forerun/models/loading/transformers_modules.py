@@ -1,6 +1,6 @@
-"""The only module that lets Transformers read a model folder. It never runs a folder's code, nor asks whether to.
+"""The only module that lets Transformers read a model folder. It never runs code from a folder.
 
-Configuration and weights are handed to Transformers as values (`sources/`, `weights.py`); it opens files for
+Configuration and weights are passed to Transformers as values (`source.py`, `weights.py`); it opens files for
 tokenizers alone.
 """
 
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 def read_tokenizer(folder: Path, name: str, remedy: str) -> Any:
-    """The Transformers tokenizer that lies in a folder.
+    """Return the Transformers tokenizer of a folder.
 
     Args:
-        name: what the folder was asked for as. remedy: what to do where there is no tokenizer in it.
+        name: the name that the user gave. remedy: what to do where there is no tokenizer in it.
 
     Raises:
         ModelLoadError: it cannot be read, or needs code of the folder's.
@@ -37,10 +37,10 @@ def read_tokenizer(folder: Path, name: str, remedy: str) -> Any:
 
 
 def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """The Transformers model of a configuration, on the CPU, with a checkpoint's weights.
+    """Return the Transformers model of a configuration, on the CPU, with a checkpoint's weights.
 
     Args:
-        name: what the model was asked for as.
+        name: the name that the user gave.
         dtype: that the weights are brought to.
         attention: the name that its attention is registered by; None for Transformers' default.
 
@@ -69,7 +69,7 @@ def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
 
 
 def empty_model(name: str, config: Any, dtype: torch.dtype, attention: str | None = None) -> Any:
-    """As `read_model`, without any weights: its tensors have shapes and number formats, and take no memory.
+    """Return the model of `read_model` without weights: its tensors have shapes and dtypes, and take no memory.
 
     Raises:
         ModelLoadError: the configuration describes no model.
@@ -82,8 +82,8 @@ def empty_model(name: str, config: Any, dtype: torch.dtype, attention: str | Non
 
 
 def rounded(model: Any, dtype: torch.dtype, leave: Collection[str] = ()) -> Any:
-    """The model's parameters in this number format, except those that its class keeps in float32, and those whose names
-    are in `leave`."""
+    """Round the model's parameters to this dtype, except those that its class keeps in float32, and those named in
+    `leave`."""
     kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and name not in leave and not any(part in name for part in kept):
@@ -92,8 +92,8 @@ def rounded(model: Any, dtype: torch.dtype, leave: Collection[str] = ()) -> Any:
     return model
 
 
-def on_device(model: Any, device: torch.device) -> Any:
-    """The model on a device. Placeholders (`Checkpoint.unread`) take no memory there either."""
+def to_device(model: Any, device: torch.device) -> Any:
+    """Move the model to a device. Placeholders (`Checkpoint.unread`) take no memory there either."""
     if device.type == "cpu":
         return model
     moved: dict[int, torch.nn.Parameter] = {}  # by id: a parameter that two modules share stays one
@@ -121,10 +121,8 @@ def _model_class(name: str, config: Any) -> Any:
 
 
 def _options(dtype: torch.dtype, attention: str | None) -> dict[str, Any]:
-    options: dict[str, Any] = {"dtype": dtype, "experts_implementation": "eager"}
-    if attention is not None:
-        options["attn_implementation"] = attention
-    return options
+    named = {} if attention is None else {"attn_implementation": attention}
+    return {"dtype": dtype, "experts_implementation": "eager", **named}
 
 
 def _empty(cls: Any, config: Any, options: dict[str, Any]) -> Any:
@@ -135,7 +133,7 @@ def _empty(cls: Any, config: Any, options: dict[str, Any]) -> Any:
 def _shapes(
     cls: Any, config: Any, options: dict[str, Any], kind: str, checkpoint: Checkpoint
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's tensors by name, without making them."""
+    """Return the shapes of a model's tensors by name, without allocating them."""
     what = f"{kind}: {checkpoint.described_by} describes no {cls.__name__}"
     try:
         with as_load_errors(what, REMEDY):
@@ -148,10 +146,10 @@ def _shapes(
 
 
 def _check_loaded(checkpoint: Checkpoint, model: Any, loaded: dict[str, Any], name: str) -> None:
-    """Raises ModelLoadError where tensors are missing, do not fit, or would change the model if they were used."""
-    for tensor, found, wanted in sorted(loaded["mismatched_keys"]):
+    """Raise ModelLoadError if tensors are missing, do not fit, or would change the model if they were used."""
+    for tensor, found, expected in sorted(loaded["mismatched_keys"]):
         raise ModelLoadError(
-            f"{name}: tensor {tensor} has shape {list(found)} in the weights, and {list(wanted)} by "
+            f"{name}: tensor {tensor} has shape {list(found)} in the weights, and {list(expected)} by "
             f"{checkpoint.described_by}. {checkpoint.remedy}"
         )
     if loaded["missing_keys"]:
@@ -167,7 +165,7 @@ def _check_loaded(checkpoint: Checkpoint, model: Any, loaded: dict[str, Any], na
 
 
 def foreign_attention(kind: str) -> UnsupportedModelError:
-    """The error for a class whose modules compute attention in code of their own."""
+    """Return the error for a class whose modules compute attention in code of their own."""
     return UnsupportedModelError(
         f"{kind} cannot be served: it does not compute attention through Transformers' attention interface. "
         "Serve it with Transformers."
@@ -176,7 +174,8 @@ def foreign_attention(kind: str) -> UnsupportedModelError:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Transformers' bars would run through ours, and its report would say once more what is checked here."""
+    """Silence Transformers' progress bars, which would mix with forerun's, and its load report, which repeats checks
+    made here."""
     from transformers.utils import logging as of_transformers
 
     shown, level = of_transformers.is_progress_bar_enabled(), of_transformers.get_verbosity()

@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|cos_cached|sin_cached)$|\.(attn|attention)\.bias$")
 _LAYER = re.compile(r"^(?P<list>(?:.+\.)?(?:layers|h|blocks|block|layer))\.(?P<index>\d+)\.")
+_DECODER_LISTS = {
+    *("model.layers", "layers", "model.language_model.layers", "model.decoder.layers", "decoder.layers"),
+    *("transformer.h", "h", "gpt_neox.layers", "transformer.blocks", "model.model.layers"),
+}
 
 
 class TensorSlice(Protocol):
@@ -33,10 +37,10 @@ class TensorSlice(Protocol):
     def get_shape(self) -> list[int]: ...
 
     def get_dtype(self) -> str:
-        """As safetensors files write it, such as "BF16"."""
+        """Return the dtype as safetensors files write it, such as "BF16"."""
 
     def __getitem__(self, index: EllipsisType) -> Tensor:
-        """The whole tensor, read now."""
+        """Read and return the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Checkpoint:
         slices: at least one.
         described_by: what holds the configuration that they must fit, for messages: "config.json".
         remedy: what to do where they do not fit it.
-        unread: names of tensors that are read by somebody else: Transformers gets placeholders for them, which have a
+        unread: names of tensors that are read separately: Transformers gets placeholders for them, which have a
             shape and take no memory.
     """
 
@@ -57,30 +61,20 @@ class Checkpoint:
     unread: Collection[str] = frozenset()
 
     def state_dict(self, dtype: torch.dtype) -> dict[str, TensorSlice]:
-        """What Transformers reads the tensors from. dtype: of the placeholders."""
+        """Return the tensors for Transformers to read. dtype: of the placeholders."""
         return {name: _Placeholder(each, dtype) if name in self.unread else each for name, each in self.slices.items()}
 
-    def shape(self, name: str) -> list[int]:
-        return self.slices[name].get_shape()
-
-    def dtype(self, name: str) -> str:
-        """As safetensors files write it, such as "BF16"."""
-        return self.slices[name].get_dtype()
-
-    def is_zero(self, name: str) -> bool:
-        return not self.slices[name][...].any()
-
     def stored_dtype(self) -> str:
-        """The number format, such as "bfloat16", of most of the entries."""
+        """Return the dtype, such as "bfloat16", of most of the entries."""
         entries: Counter[str] = Counter()
         for name in self.slices:
-            entries[_FLOATS.get(self.dtype(name), "float32")] += prod(self.shape(name))
+            entries[_FLOATS.get(self.slices[name].get_dtype(), "float32")] += prod(self.slices[name].get_shape())
         return entries.most_common(1)[0][0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Placeholder:
-    """A tensor of the shape of another, whose numbers are all the same one in memory."""
+    """A tensor with the shape of another, whose entries share one number in memory."""
 
     slice: TensorSlice
     dtype: torch.dtype
@@ -96,7 +90,7 @@ class _Placeholder:
 
 
 def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: str) -> None:
-    """Refuse a configuration with another number of layers than the weights have, before a model of it is made.
+    """Raise an error if the configuration and the weights differ in their number of layers, before a model is made.
 
     Args:
         num_layers: that the configuration speaks of. num_nextn: that predict further tokens, after those.
@@ -114,30 +108,23 @@ def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: 
             f"{name}: {checkpoint.described_by} speaks of {num_layers} layers, and the weights have "
             f"{max(counts.values())}. {checkpoint.remedy}"
         )
-    decoder = [name for name in counts if name.removeprefix("language_model.") in _DECODER_LISTS]
-    for layers in decoder:
-        if counts[layers] > num_layers + num_nextn:
+    for layers, count in counts.items():
+        if layers.removeprefix("language_model.") in _DECODER_LISTS and count > num_layers + num_nextn:
             raise ModelLoadError(
-                f"{name}: the weights have {layers}.{counts[layers] - 1}, but {checkpoint.described_by} speaks of "
+                f"{name}: the weights have {layers}.{count - 1}, but {checkpoint.described_by} speaks of "
                 f"{num_layers} layers only. {checkpoint.remedy}"
             )
 
 
-_DECODER_LISTS = {
-    *("model.layers", "layers", "model.language_model.layers", "model.decoder.layers", "decoder.layers"),
-    *("transformer.h", "h", "gpt_neox.layers", "transformer.blocks", "model.model.layers"),
-}
-
-
-def check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, Sequence[int]], base: str, name: str) -> None:
+def check_shapes(checkpoint: Checkpoint, expected: Mapping[str, Sequence[int]], base: str, name: str) -> None:
     """Compare tensors that bear the name of one of the model's, with or without the prefix of its base.
 
     Raises:
         ModelLoadError: names the first whose shape is another.
     """
     for tensor in checkpoint.slices:
-        shape = wanted.get(tensor, wanted.get(f"{base}.{tensor}"))
-        found = checkpoint.shape(tensor)
+        shape = expected.get(tensor, expected.get(f"{base}.{tensor}"))
+        found = checkpoint.slices[tensor].get_shape()
         if shape is not None and list(shape) != found:
             raise ModelLoadError(
                 f"{name}: tensor {tensor} has shape {found} in the weights, and {list(shape)} by "
@@ -146,13 +133,13 @@ def check_shapes(checkpoint: Checkpoint, wanted: Mapping[str, Sequence[int]], ba
 
 
 def check_numbers(checkpoint: Checkpoint, unused: Collection[str], name: str) -> None:
-    """Refuse integers and eight-bit floats in place of weights: they mean something only with their scales.
+    """Raise an error for integers and eight-bit floats in place of weights: they mean something only with their scales.
 
     Raises:
         ModelLoadError: names the first.
     """
     for tensor in checkpoint.slices:
-        dtype = checkpoint.dtype(tensor)
+        dtype = checkpoint.slices[tensor].get_dtype()
         if dtype not in _FLOATS and tensor not in unused and not _COMPUTED.search(tensor):
             raise ModelLoadError(
                 f"{name}: tensor {tensor} is stored as {dtype}, as quantised weights are, and "
@@ -169,24 +156,24 @@ def check_unused(checkpoint: Checkpoint, unused: Iterable[str], served: Collecti
     Raises:
         ModelLoadError: one of them belongs to a module that is served, and is not zero.
     """
-    others: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     for tensor in sorted(unused):
         if _COMPUTED.search(tensor) or _is_tied_head(checkpoint, tensor):
             continue
         if not _is_inside(tensor, served):
-            others[_outside(tensor, served)] += 1
-        elif not checkpoint.is_zero(tensor):
+            left_out[_outside(tensor, served)] += 1
+        elif checkpoint.slices[tensor][...].any():
             raise ModelLoadError(
                 f"{name}: the weights hold {tensor}, which a model by {checkpoint.described_by} would leave out. "
                 f"{checkpoint.remedy}"
             )
-    if others:
-        parts = ", ".join(f"{prefix}.* ({count})" for prefix, count in others.items())
+    if left_out:
+        parts = ", ".join(f"{prefix}.* ({count})" for prefix, count in left_out.items())
         _log.warning("%s: weights that text needs not are left out: %s.", name, parts)
 
 
 def _is_inside(tensor: str, served: Collection[str]) -> bool:
-    """Whether the tensor's module, or the layer or block that it lies in, is one of the model's."""
+    """Return whether the tensor's module, or the layer or block that it lies in, is one of the model's."""
     path = tensor.rpartition(".")[0]
     if not path or path in served:
         return bool(path)
@@ -195,17 +182,17 @@ def _is_inside(tensor: str, served: Collection[str]) -> bool:
 
 
 def _outside(tensor: str, served: Collection[str]) -> str:
-    """The shortest part of the tensor's path that is none of the model's modules."""
+    """Return the shortest part of the tensor's path that is none of the model's modules."""
     parts = tensor.split(".")
     paths = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return next(path for path in paths if path not in served)
 
 
 def _is_tied_head(checkpoint: Checkpoint, tensor: str) -> bool:
-    """Whether the tensor is an output layer that equals the embedding."""
+    """Return whether the tensor is an output layer that equals the embedding."""
     if tensor.rpartition(".")[0].rpartition(".")[2] not in ("lm_head", "embed_out"):
         return False
-    shape = checkpoint.shape(tensor)
-    embeddings = [name for name in checkpoint.slices if name != tensor and checkpoint.shape(name) == shape]
+    shape = checkpoint.slices[tensor].get_shape()
+    embeddings = [name for name in checkpoint.slices if name != tensor and checkpoint.slices[name].get_shape() == shape]
     head = checkpoint.slices[tensor][...]
     return any(head.equal(checkpoint.slices[name][...]) for name in embeddings)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.models.llama.decoder import llama_refusal
+from forerun.models.families import llama_refusal
 from forerun.train.accelerator import columns_of, device_of, model_vocabulary, to_device, training_device
 from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target
 from forerun.train.data.packed import PackedShard

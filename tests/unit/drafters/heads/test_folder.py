@@ -57,7 +57,7 @@ def test_codes_of_8_bits(tmp_path: Path) -> None:
     assert same(head.d2t, d2t)
     header = head_header(tmp_path / "head")
     assert header == HeadHeader(EXTENDED, torch.float32, in_codes=True)
-    in_codes = sum(code.codes.nbytes + code.scale.nbytes for code in head.codes.values())
+    in_codes = sum(weight.quantized.nbytes + weight.scale.nbytes for weight in head.codes.values())
     assert header.nbytes == in_codes + sum(tensor.nbytes for tensor in head.tensors.values())
     assert head.nbytes < sum(tensor.nbytes for tensor in tensors.values()) / 3
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.kernels.environment import describe_machine, machine
+from forerun.kernels.environment import describe_machine, machine_facts
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, is_cost_padded, ratio
 
 
@@ -72,7 +72,7 @@ def test_an_interval_formats_itself() -> None:
 
 
 def test_the_machine_is_described() -> None:
-    facts = machine()
+    facts = machine_facts()
     assert facts["cores"] >= 1
     assert facts["torch"] in describe_machine(facts)
     assert "(abc+)" in describe_machine({**facts, "commit": "abc+"})

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from forerun.kernels.environment import describe
+from forerun.kernels.environment import describe_environment
 from forerun.lab.bench import acceptance as acceptance_rate, forward, generate, quality, replay, tables as report
 from forerun.lab.results.files import as_object
 from forerun.lab.results.schema import TargetFacts
@@ -40,7 +40,7 @@ def test_percent() -> None:
 def test_one_report_prints_text_and_markdown_and_gives_results() -> None:
     table = report.Table("Title", ["method", "x"], [["a", "1"]])
     one = report.Report("replay", [table, table], TargetFacts("m", cost_padded=True), details={"results": [1]})
-    facts = describe(QUIET)
+    facts = describe_environment(QUIET)
     text, markdown = one.text(QUIET), one.text(QUIET, markdown=True)
     assert text == f"\n{report.PADDED_NOTE}\n" + "\nTitle\nmethod  x\n------  -\na       1\n" * 2 + f"\n{facts}"
     assert "\n\n### Title\n\n| method | x |\n" in markdown and markdown.endswith(f"\n\n{facts}")

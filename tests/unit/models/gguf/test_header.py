@@ -1,4 +1,4 @@
-"""Headers as they should be are read, and those as they should not be are refused by name."""
+"""GGUF headers: valid ones are read, and damaged ones are refused by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def array(kind: int, count: int, values: bytes = b"") -> bytes:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """All types of values, and a tensor of each shape that matters."""
+    """Build a file with all types of values, and a tensor of each relevant shape."""
     writer = gguf.GGUFWriter(tmp_path / "small.gguf", "llama")
     values: dict[str, Any] = {
         "a.text": "Grüße 你好",
@@ -64,7 +64,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def content_of(file: GgufFile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is read of a file, comparable."""
+    """Return the contents of a file in comparable form."""
     tensors = {name: (t.shape, t.type_name, t.blocks.tobytes()) for name, t in file.tensors.items()}
     return dict(file.metadata), tensors
 
@@ -75,7 +75,7 @@ def open_bytes(content: bytes, folder: Path) -> GgufFile:
 
 
 def read_or_refusal(content: bytes, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | str:
-    """What is read of a file, or why it is refused."""
+    """Return the contents of a file, or the reason why it is refused."""
     try:
         return content_of(open_bytes(content, folder))
     except ModelLoadError as error:
@@ -113,7 +113,7 @@ def test_every_prefix_is_refused_or_read_the_same(small: Path, tmp_path: Path) -
 
 
 def test_of_single_flipped_bits_in_the_header_nothing_crashes(small: Path, tmp_path: Path) -> None:
-    """GGUF has no checksum. What a flipped bit may change without anybody noticing is one value or one name."""
+    """Flip single bits: GGUF has no checksum, so a flipped bit may change one value unnoticed, but nothing else."""
     content, (keys, tensors) = small.read_bytes(), content_of(GgufFile.open(small))
     end = len(content) - sum(-(-len(data) // 32) * 32 for _, _, data in tensors.values())
     random = np.random.default_rng(1)
@@ -153,13 +153,13 @@ def test_of_single_flipped_bits_in_the_header_nothing_crashes(small: Path, tmp_p
         (raw([entry("", U8, b"\1")]), "a key has no name"),
         (raw([entry(b"\xff", U8, b"\1")]), "a key's name is not UTF-8"),
         (raw([entry("k", STRING, struct.pack("<Q", 2**31))]), "the key 'k' is 2,147,483,648 bytes long"),
-        (raw([entry("k", STRING, struct.pack("<Q", 9))]), "in the key 'k': 9 bytes are asked for and 0 are left"),
+        (raw([entry("k", STRING, struct.pack("<Q", 9))]), "in the key 'k': 9 bytes are needed and 0 are left"),
         (raw([entry("k", STRING, text(b"\xc3("))]), "the key 'k' is not UTF-8"),
         (raw([entry("k", 13, DATA)]), "the key 'k' has a value of type 13, which GGUF does not define"),
         (raw([entry("k", BOOL, b"\2")]), "the key 'k' is neither true nor false"),
         (raw([entry("k", U8, b"\1")] * 2), "it has the key 'k' twice"),
         (raw([entry("k", ARRAY, array(U8, 2**62))]), "its arrays have 4,611,686,018,427,387,904 elements"),
-        (raw([entry("k", ARRAY, array(U64, 2**20))]), "in the key 'k': 8,388,608 bytes are asked for"),
+        (raw([entry("k", ARRAY, array(U64, 2**20))]), "in the key 'k': 8,388,608 bytes are needed"),
         (raw([entry("k", ARRAY, array(STRING, 2**20))]), "it ends within its header, in the key 'k': 8 bytes"),
         (raw([entry("k", ARRAY, array(ARRAY, 1, array(U8, 1, b"\1")))]), "the key 'k' holds an array of arrays"),
         (raw([entry("k", ARRAY, array(99, 0))]), "value of type 99"),

@@ -1,4 +1,4 @@
-"""Tensors stand for the numbers that the gguf package's own dequantisation gives."""
+"""GGUF tensors have the numbers of the gguf package's own dequantisation."""
 
 from __future__ import annotations
 

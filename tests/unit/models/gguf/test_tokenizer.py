@@ -94,8 +94,8 @@ def test_chat_template() -> None:
 
 
 def merged_by_score(metadata: dict[str, Any], text: str) -> list[str]:
-    """The definition: join the neighbours whose joined text is the token of the highest score, the leftmost of several,
-    until no two neighbours make a token; what is none is written in bytes."""
+    """Join the neighbours whose joined text is the token of the highest score, the leftmost first, until none can be
+    joined."""
     scores = dict(zip(metadata[T + "tokens"], metadata[T + "scores"], strict=True))
     parts = list("▁" + text.replace(" ", "▁"))
     while True:

@@ -1,4 +1,4 @@
-// The C interface: plain structs and functions. forerun/kernels/native/structs.py mirrors it field by field.
+// The C interface: plain structs and functions. forerun/kernels/cpu/library.py mirrors it field by field.
 #pragma once
 #include <cstdint>
 
@@ -40,7 +40,7 @@ struct ForerunModel {
     float eps, scale;
 };
 
-// The rows of one forward, as forerun/kernels/row_paths.py describes them.
+// The rows of one forward, as forerun/kernels/partition.py describes them.
 struct ForerunRows {
     const int32_t *sequence, *position, *slot, *prefix, *tail_start, *tail;
     const uint64_t* pages;      // addresses

@@ -17,7 +17,7 @@ class Forerun:
         from forerun import __version__
         from forerun.config import AUTO, OFF, REFERENCE
         from forerun.engine import LLM
-        from forerun.kernels.environment import machine
+        from forerun.kernels.environment import machine_facts
         from forerun.lab.bench.methods import beside
         from forerun.models import number_format
 
@@ -28,7 +28,7 @@ class Forerun:
         self._engines = {PLAIN: plain}
         for name, text in options["drafters"].items():
             self._engines[name] = beside(plain, text, AUTO)
-        commit = machine()["commit"]
+        commit = machine_facts()["commit"]
         capability = torch.backends.cpu.get_cpu_capability()
         self.ready = {
             "version": f"forerun {__version__}{f' ({commit})' if commit else ''}, torch {torch.__version__}",

@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file to a Transformers configuration."""
+"""Converts the metadata of a GGUF file to a Transformers configuration."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensors import EMBEDDING, ROPE_FACTORS, ModelFields, is_tied, metadata_of
 from forerun.utils.foreign_errors import as_load_errors
 
-# Rotary embeddings of GGUF files in Transformers' terms.
-
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Of all Llama 3 models with longer contexts; their factor differs."""
 _CLOSE = 1e-5
 
 
 def rope_parameters(fields: ModelFields, factors: GgufTensor | None, head_dim: int) -> dict[str, Any]:
-    """`rope_parameters` of a Transformers configuration.
+    """Return `rope_parameters` of a Transformers configuration.
 
     Args:
         factors: the tensor `rope_freqs.weight`, by which the frequencies are divided.
@@ -56,7 +54,8 @@ def _scaling(fields: ModelFields) -> dict[str, Any]:
 
 
 def _yarn(fields: ModelFields, factor: float) -> dict[str, Any]:
-    """llama.cpp multiplies the attention's factor with that of the paper, 0.1 ln(factor) + 1."""
+    """Return the parameters of a YaRN scaling. llama.cpp multiplies the attention factor with that of the paper, 0.1
+    ln(factor) + 1."""
     fields.refuse_other({"rope.scaling.yarn_ext_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,)})
     attention = fields.number("rope.scaling.attn_factor", 1.0) * fields.number("rope.scaling.yarn_attn_factor", 1.0)
     context = fields.integer("context_length", low=1)
@@ -71,8 +70,8 @@ def _yarn(fields: ModelFields, factor: float) -> dict[str, Any]:
 
 
 def _by_factors(fields: ModelFields, tensor: GgufTensor, base: float, head_dim: int) -> dict[str, Any]:
-    """Llama 3's parameters if they give these factors, else the factors themselves: Transformers calls a scaling by
-    given factors "longrope"; with the same ones for short and long contexts it does not depend on the length."""
+    """Return Llama 3's parameters if they give these factors, else the factors themselves. Transformers calls a scaling
+    by given factors "longrope"; with the same factors for short and long contexts it does not depend on the length."""
     factors = tensor.dequantise(torch.float32)
     if factors.shape != (head_dim // 2,) or not bool((torch.isfinite(factors) & (factors > 0)).all()):
         fields.refuse(
@@ -95,7 +94,7 @@ def _by_factors(fields: ModelFields, tensor: GgufTensor, base: float, head_dim: 
 
 
 def llama3_factors(parameters: dict[str, Any], base: float, head_dim: int) -> torch.Tensor:
-    """By what Transformers divides the frequencies with these parameters, [head_dim / 2]."""
+    """Return the factors by which Transformers divides the frequencies with these parameters, [head_dim / 2]."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -129,7 +128,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> Any:
-    """The Transformers configuration of the file's model.
+    """Return the Transformers configuration of the file's model.
 
     Args:
         eos_ids: the tokens that end an output.
@@ -183,18 +182,17 @@ def _model_fields(file: GgufFile) -> ModelFields:
 
 
 def _num_layers(fields: ModelFields, file: GgufFile) -> int:
-    """Not more than the file has tensors: configurations make lists of this length."""
+    """Return the number of layers, at most the number of tensors: configurations make lists of this length."""
     count = fields.integer("block_count", low=1)
-    most = len(file.tensors)
-    if count > most:
+    if count > len(file.tensors):
         raise ModelLoadError(
-            f"the metadata of {file.path} speaks of {count} layers, and it has {most} tensors. {REMEDY}"
+            f"the metadata of {file.path} speaks of {count} layers, and it has {len(file.tensors)} tensors. {REMEDY}"
         )
     return count
 
 
 def _head_dim(fields: ModelFields, hidden: int, heads: int) -> int:
-    """Width of a head; keys and values must be as wide, and rotated as a whole."""
+    """Return the width of a head. Keys and values must have this width, and be rotated as a whole."""
     width = fields.integer("attention.key_length", None, low=1)
     if width is None:
         if hidden % heads:
@@ -210,13 +208,13 @@ def _head_dim(fields: ModelFields, hidden: int, heads: int) -> int:
 
 
 def _vocab_size(file: GgufFile) -> int:
-    """By the list of tokens; without one, by the embedding."""
+    """Return the size of the token list; without one, the rows of the embedding."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     return len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0]
 
 
 def _model_type(fields: ModelFields, file: GgufFile) -> tuple[str, dict[str, Any]]:
-    """Transformers' model type, and what only models of the type are told."""
+    """Return Transformers' model type, and the options of this type alone."""
     architecture, has_biases = fields.architecture, "blk.0.attn_q.bias" in file.tensors
     window = fields.integer("attention.sliding_window", 0)
     if 0 < window < fields.integer("context_length", low=1):

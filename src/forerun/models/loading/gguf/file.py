@@ -1,4 +1,4 @@
-"""A GGUF file: opened, checked and mapped into memory. Nothing of a tensor is read before it is asked for."""
+"""A GGUF file: opened, checked and mapped into memory. Tensors are read when they are used."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ import numpy.typing as npt
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantisation import GROUP, CodeForm, QuantisedWeight
+from forerun.kernels.quantisation import GROUP, QuantisedFormat, QuantisedWeight
 from forerun.models.loading.gguf.header import REMEDY, GgufHeader, read_header
 
-# One tensor of a GGUF file: the packed blocks as they lie in the file, and the numbers they stand for.
-
-_tensor_PART = 1 << 16
+_PART = 1 << 16
 """Numbers dequantised together: few enough to stay in the processor's cache."""
 _LARGE = 1 << 16
 """Bytes from which a dequantised tensor has a memory mapping of its own."""
@@ -47,31 +45,31 @@ class GgufTensor:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether a block holds several numbers with scales in common."""
+        """Return whether a block holds several numbers with shared scales."""
         return self.type_name not in ("F32", "F16", "BF16")
 
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
-        """The numbers, brought to `dtype`, in `shape`. They are computed in float32, as llama.cpp does, part by part:
-        beside the result there is never more than one part of it."""
+        """Return the numbers, converted to `dtype`, in `shape`. They are computed in float32, as in llama.cpp, part by
+        part: beside the result there is never more than one part."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
         kind = GGMLQuantizationType[self.type_name]
         block_size, block_bytes = GGML_QUANT_SIZES[kind]
         packed = self.blocks.reshape(-1)
-        result = _room_for(math.prod(self.shape), dtype)
-        for first in range(0, len(result), _tensor_PART):
-            last = min(first + _tensor_PART, len(result))
+        result = _empty_tensor(math.prod(self.shape), dtype)
+        for first in range(0, len(result), _PART):
+            last = min(first + _PART, len(result))
             start, end = (index // block_size * block_bytes for index in (first, last))
             numbers = dequantize(packed[start:end].reshape(1, -1), kind).reshape(-1)
             result[first:last] = torch.from_numpy(np.require(numbers, np.float32, "W"))
         return result.view(self.shape)
 
 
-def _room_for(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """An empty tensor of `count` numbers. A large one has a memory mapping of its own, which goes back to the system as
-    soon as nobody uses the tensor: weights are read by several threads and freed by another, and the C library keeps
-    what was freed for the thread that asked for it."""
+def _empty_tensor(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return an empty tensor of `count` numbers. A large one has a memory mapping of its own, which returns to the
+    system with the tensor: weights are read by several threads and freed by another, and the C library keeps freed
+    memory for the thread that allocated it."""
     num_bytes = count * dtype.itemsize
     if num_bytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
         return torch.empty(count, dtype=dtype)
@@ -79,12 +77,12 @@ def _room_for(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 SUFFIX = ".gguf"
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+_SPLIT_NAME = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
-    """An open file.
+    """An open GGUF file.
 
     Attributes:
         path: where it is.
@@ -124,7 +122,7 @@ class GgufFile:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """A regular file in memory, read-only."""
+    """Map a regular file into memory, read-only."""
     try:
         # opening a pipe would wait for its other end
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -142,36 +140,34 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _refuse_part(path: Path, header: GgufHeader) -> None:
-    """Raises UnsupportedModelError for one of several files of a model, by metadata or by name."""
-    named = _PART.search(path.name)
-    said = header.metadata.get("split.count", int(named[1]) if named else 1)
-    if said not in (0, 1):
+    """Raise UnsupportedModelError for one of several files of a model, by metadata or by name."""
+    named = _SPLIT_NAME.search(path.name)
+    num_parts = header.metadata.get("split.count", int(named[1]) if named else 1)
+    if num_parts not in (0, 1):
         raise UnsupportedModelError(
-            f"{path}: it is one of {said} parts of a model, which forerun does not put together. Join them: "
+            f"{path}: it is one of {num_parts} parts of a model, which forerun does not put together. Join them: "
             "llama-gguf-split --merge FIRST-PART MODEL.gguf."
         )
 
 
-# The blocks of a GGUF tensor as codes and scales, without another rounding.
-
 _KEPT = {"Q8_0": (8, 128), "Q4_0": (4, 8), "Q4_1": (4, 0)}
-"""Types whose blocks are taken as they are -> bits, and the code that stands for 0 or for the minimum."""
+"""Types whose blocks are taken as they are -> bits, and the value that stands for 0 or for the minimum."""
 
 
-def code_form(tensor: GgufTensor) -> CodeForm | None:
-    """The form of what `from_gguf` gives."""
+def quantised_format(tensor: GgufTensor) -> QuantisedFormat | None:
+    """Return the format of what `from_gguf` returns."""
     if tensor.type_name not in _KEPT or len(tensor.shape) != 2:
         return None
-    return CodeForm(*_KEPT[tensor.type_name], GROUP, tensor.type_name == "Q4_1")
+    return QuantisedFormat(*_KEPT[tensor.type_name], GROUP, tensor.type_name == "Q4_1")
 
 
 def from_gguf(tensor: GgufTensor) -> QuantisedWeight | None:
-    """The numbers of a matrix in Q8_0, Q4_0 or Q4_1, to the last bit; None for other types.
+    """Return the numbers of a matrix in Q8_0, Q4_0 or Q4_1, without another rounding; None for other types.
 
     Raises:
         ModelLoadError: a scale is NaN or infinite.
     """
-    form = code_form(tensor)
+    form = quantised_format(tensor)
     if form is None:
         return None
     blocks = tensor.blocks.reshape(tensor.shape[0], tensor.shape[1] // GROUP, -1)
@@ -182,12 +178,12 @@ def from_gguf(tensor: GgufTensor) -> QuantisedWeight | None:
     packed = blocks[..., 2 * num_scales :]
     # int8 about 0 becomes uint8 about 128; the low halves of a block's bytes stand before the high ones
     if form.bits == 8:
-        codes = packed ^ np.uint8(128)
+        quantized = packed ^ np.uint8(128)
     else:
-        codes = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], -1)
+        quantized = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], -1)
     return QuantisedWeight(
         form.bits,
-        torch.from_numpy(codes.reshape(tensor.shape)),
+        torch.from_numpy(quantized.reshape(tensor.shape)),
         form.zero,
         torch.from_numpy(_copy(scales[..., 0])),
         torch.from_numpy(_copy(scales[..., 1])) if num_scales == 2 else None,
@@ -196,5 +192,5 @@ def from_gguf(tensor: GgufTensor) -> QuantisedWeight | None:
 
 
 def _copy(array: np.ndarray) -> np.ndarray:
-    """A contiguous array that can be written."""
+    """Return a contiguous, writable copy."""
     return np.array(array, order="C", copy=True)

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata, and the list of tensors with their places.
+"""The header of a GGUF file: its metadata, and the list of tensors with their offsets.
 
 Every count, length, type and offset is checked before it is used, so that no header makes this loop, allocate or read
 beyond the file. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -22,7 +22,7 @@ READ_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_
 
 
 def tensor_bytes(number: int, shape: Sequence[int], what: str, place: str, remedy: str) -> tuple[str, int]:
-    """A type's name, and the bytes that a tensor of it takes.
+    """Return a type's name, and the bytes that a tensor of it takes.
 
     Args:
         number: of the type, as the file writes it.
@@ -67,7 +67,7 @@ _NUMBERS: Mapping[int, str] = dict(
     zip((0, 1, 2, 3, 4, 5, 6, 10, 11, 12), ["u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8"], strict=True)
 )
 """Value type in the file -> NumPy's name of the numbers; 7, 8 and 9 are truth values, strings and arrays."""
-_OTHERS: Mapping[bytes, str] = {
+_OTHER_FORMATS: Mapping[bytes, str] = {
     b"FUGG": "it is a GGUF file for big-endian machines, which forerun does not read",
     b"lmgg": "it is a GGML file, which came before GGUF",
     b"fmgg": "it is a GGMF file, which came before GGUF",
@@ -79,7 +79,7 @@ _OTHERS: Mapping[bytes, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies.
+    """The type, shape and location of a tensor in the file.
 
     Attributes:
         shape: in torch's order, rows first.
@@ -96,7 +96,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What stands before the tensors. Values of the metadata are int, float, bool, str, or lists of one of them.
+    """The contents of the header. Values of the metadata are int, float, bool, str, or lists of one of them.
 
     Attributes:
         kinds: by key, the type of the value as the file numbers it; of a list, also that of its elements.
@@ -109,7 +109,7 @@ class GgufHeader:
 
 
 def read_header(content: memoryview, place: str) -> GgufHeader:
-    """The header of a file.
+    """Read the header of a file.
 
     Args:
         content: the whole file.
@@ -135,7 +135,7 @@ def read_header(content: memoryview, place: str) -> GgufHeader:
         cursor.fail(f"general.alignment is {alignment!r:.60}, but must be a power of two")
     infos = [_tensor_info(cursor) for _ in range(num_tensors)]
     start = _aligned(cursor.at, alignment)
-    end = _check_places(infos, start, alignment, cursor)
+    end = _check_offsets(infos, start, alignment, cursor)
     if infos and len(content) > end:
         cursor.fail(f"it holds {len(content) - end:,} bytes after its last tensor, which belong to none")
     tensors = tuple(
@@ -145,12 +145,12 @@ def read_header(content: memoryview, place: str) -> GgufHeader:
 
 
 def brief(text: str) -> str:
-    """A name of the file's in a message: quoted, escaped and not too long."""
+    """Quote and escape a name of the file for a message, shortened to 60 characters."""
     return repr(text if len(text) <= 60 else text[:60] + "...")
 
 
 class _Cursor:
-    """A place in the file, which moves on with all that is read. Raises ModelLoadError beyond the end."""
+    """A position in the file, which advances with every read. Raises ModelLoadError beyond the end."""
 
     def __init__(self, content: memoryview, place: str) -> None:
         self.content, self.place, self.at, self.size = content[:MAX_BYTES], place, 0, len(content)
@@ -160,12 +160,12 @@ class _Cursor:
         raise ModelLoadError(f"{self.place}: {what}. {REMEDY}")
 
     def need(self, num_bytes: int, what: str) -> int:
-        """Where the next bytes begin; the cursor moves behind them."""
+        """Advance by so many bytes, and return where they begin."""
         start, left = self.at, len(self.content) - self.at
         if num_bytes > left:
             if len(self.content) == MAX_BYTES:
                 self.fail(f"its header is longer than {MAX_BYTES:,} bytes, which no such file's is")
-            self.fail(f"it ends within its header, in {what}: {num_bytes:,} bytes are asked for and {left:,} are left")
+            self.fail(f"it ends within its header, in {what}: {num_bytes:,} bytes are needed and {left:,} are left")
         self.at += num_bytes
         return start
 
@@ -224,17 +224,17 @@ def _version(cursor: _Cursor) -> int:
     start = cursor.need(4, "its first four bytes")
     magic = bytes(cursor.content[start : cursor.at])
     if magic != b"GGUF":
-        cursor.fail(_OTHERS.get(magic, f"it is no GGUF file: it begins with {magic!r}"))
+        cursor.fail(_OTHER_FORMATS.get(magic, f"it is no GGUF file: it begins with {magic!r}"))
     version = cursor.integer("<I", "its version")
     if version & 0xFFFF == 0 and version:
-        cursor.fail(_OTHERS[b"FUGG"])
+        cursor.fail(_OTHER_FORMATS[b"FUGG"])
     if version not in (2, 3):
         cursor.fail(f"its version of GGUF is {version}, and forerun reads 2 and 3")
     return version
 
 
 def _tensor_info(cursor: _Cursor) -> TensorInfo:
-    """A tensor whose `start` counts from the first byte of all tensors."""
+    """Read a tensor's entry, whose `start` counts from the first byte of all tensors."""
     name = cursor.text("a tensor's name", MAX_NAME)
     what = f"tensor {brief(name)}"
     num_dimensions = cursor.integer("<I", f"the shape of {what}")
@@ -244,25 +244,25 @@ def _tensor_info(cursor: _Cursor) -> TensorInfo:
     if min(shape) == 0:
         cursor.fail(f"{what} has the shape {list(shape)}, which holds nothing")
     type_name, num_bytes = tensor_bytes(cursor.integer("<I", f"the type of {what}"), shape, what, cursor.place, REMEDY)
-    return TensorInfo(name, shape, type_name, cursor.integer("<Q", f"the place of {what}"), num_bytes)
+    return TensorInfo(name, shape, type_name, cursor.integer("<Q", f"the offset of {what}"), num_bytes)
 
 
-def _check_places(infos: list[TensorInfo], start: int, alignment: int, cursor: _Cursor) -> int:
-    """Tensors lie one behind the other, each aligned, all within the file, and no two bear the same name; llama.cpp
-    asks for the same. Returns where their room in the file ends."""
-    place, names = 0, set[str]()
+def _check_offsets(infos: list[TensorInfo], start: int, alignment: int, cursor: _Cursor) -> int:
+    """Check that tensors lie one behind the other, each aligned, all within the file, and that names are unique, as
+    llama.cpp does. Returns where their data ends in the file."""
+    offset, names = 0, set[str]()
     for info in infos:
         what = f"tensor {brief(info.name)}"
         if not info.name or info.name in names:
             cursor.fail(f"it has the {what} twice" if info.name else "a tensor has no name")
         names.add(info.name)
-        if info.start != place:
-            cursor.fail(f"{what} lies at {info.start:,} instead of {place:,}, where the tensor before it ends")
-        if start + place + info.num_bytes > cursor.size:
-            missing = start + place + info.num_bytes - cursor.size
+        if info.start != offset:
+            cursor.fail(f"{what} lies at {info.start:,} instead of {offset:,}, where the tensor before it ends")
+        if start + offset + info.num_bytes > cursor.size:
+            missing = start + offset + info.num_bytes - cursor.size
             cursor.fail(f"it is cut off: {what} ends {missing:,} bytes behind the file's end")
-        place = _aligned(place + info.num_bytes, alignment)
-    return start + place
+        offset = _aligned(offset + info.num_bytes, alignment)
+    return start + offset
 
 
 def _aligned(at: int, alignment: int) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from forerun.kernels.quantisation import CodeForm, QuantisedWeight
+from forerun.kernels.quantisation import QuantisedFormat, QuantisedWeight
 from forerun.models.loading.configuration import token_ids_of
 from forerun.models.loading.gguf.configuration import read_gguf_config
-from forerun.models.loading.gguf.file import GgufFile, code_form, from_gguf
+from forerun.models.loading.gguf.file import GgufFile, from_gguf, quantised_format
 from forerun.models.loading.gguf.header import REMEDY
 from forerun.models.loading.gguf.tensors import PackedWeights, metadata_of, open_slices
 from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer
@@ -43,59 +43,65 @@ class GgufSource(ModelSource):
 
     @cached_property
     def file(self) -> GgufFile:
-        """The open file."""
+        """Return the open file."""
         return GgufFile.open(self.path)
 
     def config(self) -> Any:
-        """As `ModelSource.config`."""
+        """Return the Transformers configuration of its language model (`ModelSource.config`)."""
         return read_gguf_config(self.file, self.eos_ids)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """The tokens that end an output, as the file says; none where it has no tokenizer."""
+        """Return the tokens that end an output, as the file says; none if it has no tokenizer."""
         return eos_token_ids(self.file.metadata, str(self.path)) if self.has_tokenizer() else frozenset()
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
-        """As `ModelSource.eos_token_ids`."""
+        """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
         return token_ids_of(self.eos_ids, config)
 
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
-        """As `ModelSource.checkpoint`: one tensor is dequantised at a time."""
+        """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`): one
+        tensor is dequantised at a time."""
         return Checkpoint(
             open_slices(self.packed_weights(config), config, dtype), f"the metadata of {self.path}", REMEDY
         )
 
     def packed_weights(self, config: Any) -> PackedWeights:
-        """As `ModelSource.packed_weights`."""
+        """Return the packed tensors of the file, by Transformers' names and with rows in Transformers' order; empty if
+        weights are not packed (`ModelSource.packed_weights`)."""
         return PackedWeights(self.file, config)
 
     def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
-        """As `ModelSource.quantised_weight`."""
+        """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
+        Transformers' order, or None if none can be served as stored (`ModelSource.quantised_weight`)."""
         packed = self.packed_weights(config)
         return lambda name: from_gguf(packed[name]) if name in packed else None
 
-    def code_form(self, config: Any) -> Callable[[str], CodeForm | None]:
-        """As `ModelSource.code_form`."""
+    def quantised_format(self, config: Any) -> Callable[[str], QuantisedFormat | None]:
+        """Return a function that returns the format of a weight of `quantised_weight` by name; no numbers are read
+        (`ModelSource.quantised_format`)."""
         packed = self.packed_weights(config)
-        return lambda name: code_form(packed.stored(name)) if name in packed else None
+        return lambda name: quantised_format(packed.stored(name)) if name in packed else None
 
     def stored_dtype(self) -> str | None:
-        """As `ModelSource.stored_dtype`."""
+        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantised
+        (`ModelSource.stored_dtype`)."""
         entries: Counter[str | None] = Counter()
         for tensor in self.file.tensors.values():
             entries[_FORMATS.get(tensor.type_name)] += math.prod(tensor.shape)
         return entries.most_common(1)[0][0]
 
     def recommended_sampling(self) -> dict[str, float]:
-        """As `ModelSource.recommended_sampling`."""
+        """Return the sampling options that the files recommend, if they would change the result of a request without
+        options (`ModelSource.recommended_sampling`)."""
         fields = metadata_of(self.file)
         found = {option: fields.number(key, neutral) for option, (key, neutral) in _SAMPLING.items()}
         return {option: value for option, value in found.items() if value != _SAMPLING[option][1]}
 
     def has_tokenizer(self) -> bool:
-        """As `ModelSource.has_tokenizer`."""
+        """Return whether there are any files of a tokenizer (`ModelSource.has_tokenizer`)."""
         return "tokenizer.ggml.tokens" in self.file.metadata
 
     def tokenizer(self) -> Any:
-        """As `ModelSource.tokenizer`."""
+        """Return the Transformers tokenizer (`ModelSource.tokenizer`)."""
         return read_tokenizer(self.file.metadata, str(self.path))

@@ -45,7 +45,7 @@ lie side by side, and in Transformers rows that lie half a head apart."""
 
 
 def is_tied(file: GgufFile) -> bool:
-    """Whether the embedding is the output layer as well: it is kept once."""
+    """Return whether the embedding is the output layer as well: the file stores it once."""
     return HEAD not in file.tensors
 
 
@@ -90,13 +90,13 @@ class PackedWeights(Mapping[str, GgufTensor]):
         return len(self._tensors)
 
     def stored(self, name: str) -> GgufTensor:
-        """The tensor as it lies in the file, whatever the order of its rows."""
+        """Return the tensor as it lies in the file, with rows in the file's order."""
         return self._tensors[name]
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """A tensor in the form of safetensors: it is dequantised when it is read, and not kept."""
+    """A GGUF tensor in the form of a safetensors slice: it is dequantised when it is read, and not kept."""
 
     weights: PackedWeights
     name: str
@@ -106,7 +106,7 @@ class _Slice:
         return list(self.weights.stored(self.name).shape)
 
     def get_dtype(self) -> str:
-        """What its numbers are read as: "F32" for packed ones."""
+        """Return the dtype that its numbers are read as: "F32" for packed ones."""
         tensor = self.weights.stored(self.name)
         return "F32" if tensor.is_quantised else tensor.type_name
 
@@ -115,20 +115,20 @@ class _Slice:
 
 
 def open_slices(weights: PackedWeights, config: Any, dtype: torch.dtype) -> dict[str, _Slice]:
-    """What Transformers reads the tensors from, by its names; a tied output layer is left to it."""
+    """Return the tensors by Transformers' names, for it to read; a tied output layer is left to it."""
     tied = {OUTER[HEAD]} if config.tie_word_embeddings else set()
     return {name: _Slice(weights, name, dtype) for name in weights if name not in tied}
 
 
 def _transformers_name(name: str, file: GgufFile) -> tuple[str, str]:
-    """Transformers' name of a tensor, and the part of a layer that it is, if of one."""
+    """Return Transformers' name of a tensor, and the part of a layer that it belongs to, if any."""
     if name in OUTER:
         return OUTER[name], ""
     found = _LAYER.fullmatch(name)
     if found is None or found["part"] not in OF_LAYER:
         raise UnsupportedModelError(
             f"{file.path}: the tensor {brief(name)} has no place in a model of the architecture "
-            f"{file.metadata['general.architecture']} as forerun knows it. Serve it with llama.cpp."
+            f"{file.metadata['general.architecture']} as forerun supports it. Serve it with llama.cpp."
         )
     part = found["part"]
     return f"model.layers.{int(found['index'])}.{OF_LAYER[part]}.{found['kind']}", part
@@ -140,7 +140,7 @@ D = TypeVar("D")
 
 
 def metadata_of(file: GgufFile) -> Fields:
-    """All keys."""
+    """Return all keys of the metadata as checked fields."""
     return Fields(str(file.path), file.metadata, ModelLoadError, REMEDY)
 
 
@@ -157,11 +157,11 @@ class ModelFields:
         return self.name(key) in self.fields
 
     def integer(self, key: str, default: D = REQUIRED, low: float = 0) -> int | D:
-        """A whole number of `low` or more."""
+        """Return a whole number of `low` or more."""
         return self.fields.integer(self.name(key), default, low)
 
     def number(self, key: str, default: D = REQUIRED, low: float = 0) -> float | D:
-        """A number of `low` or more: the shortest decimal that float32 rounds to the stored one, as the model's
+        """Return a number of `low` or more: the shortest decimal that float32 rounds to the stored one, as the model's
         configuration had it."""
         value = self.fields.number(self.name(key), default, low)
         if isinstance(value, float) and float(np.float32(value)) == value:
@@ -172,7 +172,7 @@ class ModelFields:
         return self.fields.string(self.name(key), default)
 
     def of_all_layers(self, key: str, default: D = REQUIRED) -> int | D:
-        """A count of 1 or more that files may give once or for every layer.
+        """Return a count of 1 or more that files may give once or for every layer.
 
         Raises:
             UnsupportedModelError: it differs from layer to layer.
@@ -186,15 +186,14 @@ class ModelFields:
         return value.integer(self.name(key), low=1)
 
     def refuse_other(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
-        """Raises UnsupportedModelError where a key has a value that is not one of those given for it."""
+        """Raise UnsupportedModelError if a key has a value that is not one of those given for it."""
         for key, values in neutral.items():
             value: Any = self.fields.values.get(self.name(key))
             if value is not None and value not in values:
                 self.refuse(f"{self.name(key)} is {value!r:.60}")
 
     def refuse(self, what: str) -> NoReturn:
-        """Raises UnsupportedModelError for something that is valid, but that no Transformers model of the architecture
-        computes."""
+        """Raise UnsupportedModelError for a valid value that no Transformers model of the architecture computes."""
         raise UnsupportedModelError(
             f"{self.fields.place}: {what}, which Transformers' {self.architecture} does not compute. Serve it with "
             "llama.cpp, or give the model's Transformers folder or hub id."

@@ -36,7 +36,7 @@ NAMED = {
 
 
 class TokenType(IntEnum):
-    """What a token is, by the numbers of the GGUF specification."""
+    """The type of a token, by the numbers of the GGUF specification."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -65,17 +65,17 @@ class TokenList:
     named: Mapping[str, int]
 
     def wrong(self, key: str, reason: str) -> ModelLoadError:
-        """The error about a key's value."""
+        """Return the error about a key's value."""
         return ModelLoadError(f"{self.fields.place}: {key}: {reason}. {self.fields.remedy}")
 
 
 def as_fields(metadata: Mapping[str, Any], place: str) -> Fields:
-    """The metadata as checked fields. place: the file, for messages."""
+    """Return the metadata as checked fields. place: the file, for messages."""
     return Fields(place, metadata, ModelLoadError, REMEDY)
 
 
 def read_token_list(fields: Fields, default_ids: Mapping[str, int]) -> TokenList:
-    """The tokens that the metadata lists.
+    """Read the tokens that the metadata lists.
 
     An empty token is called [EMPTY_id], as in llama.cpp. A file without types has normal tokens only.
 

@@ -43,23 +43,23 @@ MAX_PIECE = 512
 
 
 def read_merges(tokens: TokenList) -> list[tuple[str, str]]:
-    """The merges of the metadata, first before second; of several of the same pair the first counts.
+    """Return the merges of the metadata in order; of several merges of the same pair the first counts.
 
     Raises:
         ModelLoadError: there are none, or one of them does not join two tokens to a third.
     """
     merges: dict[tuple[str, str], None] = {}
-    for place, merge in enumerate(tokens.fields.list_of(MERGES, str)):
+    for index, merge in enumerate(tokens.fields.list_of(MERGES, str)):
         border = merge.find(" ", 1)
         left, right = merge[:border], merge[border + 1 :]
         if border < 0 or left not in tokens.ids or right not in tokens.ids or left + right not in tokens.ids:
-            raise tokens.wrong(MERGES, f"merge {place} does not join two tokens of the vocabulary to a third")
+            raise tokens.wrong(MERGES, f"merge {index} does not join two tokens of the vocabulary to a third")
         merges[left, right] = None
     return list(merges)
 
 
 def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
-    """The merges that give what merging by score gives: of all neighbours the pair whose token has the highest score.
+    """Return the merges equivalent to merging by score: of all neighbours the pair whose token has the highest score.
 
     SentencePiece merges any two neighbours whose joined text is a token, the leftmost of equal scores. A merge here is
     such a pair, ranked by the score, then by the length of its left part: so of runs of one character, which have equal
@@ -86,18 +86,16 @@ def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
 
 
 def _pairs(text: str, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The ways to make a token of two others."""
+    """Return the ways to make a token of two others."""
     parts = ((text[:border], text[border:]) for border in range(1, len(text)))
     return [(left, right) for left, right in parts if left in ids and right in ids]
 
 
 # Which tokens end an answer, and which are matched in a text though the file does not mark them.
 #
-# GGUF names one end of text, and often no end of a turn. llama.cpp therefore looks for the texts that such tokens
-# have in
-# published models (src/llama-vocab.cpp, `llama_vocab::impl::load`, "special tokens"); the lists are its. A token of
-# these
-# texts is a control token whatever its type.
+# GGUF names one end of text, and often no end of a turn. llama.cpp therefore searches for the texts of such tokens in
+# published models (src/llama-vocab.cpp, `llama_vocab::impl::load`, "special tokens"); these are its lists. A token of
+# these texts is a control token whatever its type.
 
 _ENDS = frozenset(
     {
@@ -128,7 +126,8 @@ _ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
 def end_tokens(tokens: TokenList) -> frozenset[int]:
-    """The ids that end an answer: eos, eot and eom by the file, and what llama.cpp takes for such by its text."""
+    """Return the ids that end an answer: eos, eot and eom of the file, and tokens that llama.cpp recognises by their
+    text."""
     roles = _found_by_text(tokens) | dict(tokens.named)
     ends = {roles[role] for role in _ENDING_ROLES if role in roles}
     ends |= {tokens.ids[text] for text in _ENDS if text in tokens.ids}
@@ -142,14 +141,15 @@ def end_tokens(tokens: TokenList) -> frozenset[int]:
 
 
 def marked_by_text(tokens: TokenList) -> frozenset[int]:
-    """The ids that are control tokens because of their text."""
+    """Return the ids that are control tokens because of their text."""
     ends = {tokens.ids[text] for text in _ENDS if text in tokens.ids}
     found = _found_by_text(tokens)
     return frozenset(ends | {index for role, index in found.items() if role not in tokens.named})
 
 
 def _found_by_text(tokens: TokenList) -> dict[str, int]:
-    """Role -> id. Where several texts of a role are tokens, llama.cpp takes any of them; here it is the lowest id."""
+    """Return role -> id. If several texts of a role are tokens, llama.cpp takes any of them; here it is the lowest
+    id."""
     found = {role: [tokens.ids[text] for text in texts if text in tokens.ids] for role, texts in _FILL_IN.items()}
     return {role: min(ids) for role, ids in found.items() if ids}
 
@@ -157,12 +157,9 @@ def _found_by_text(tokens: TokenList) -> dict[str, int]:
 # The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`.
 #
 # They are those of llama.cpp (src/llama-vocab.cpp, `llm_tokenizer_bpe` and `llama_vocab::impl::load`). Where the
-# model's
-# own tokenizer.json differs, llama.cpp is followed: no normalisation to NFC for Qwen2, and contractions such as 'S
-# in
-# ASCII alone for Llama 3 and Qwen2, whose rule elsewhere also takes the long s (U+017F). What is a letter or a
-# number is
-# said by the Unicode tables of the `tokenizers` library; they differ from llama.cpp's in some digits of Unicode 16.
+# model's own tokenizer.json differs, llama.cpp is followed: no normalisation to NFC for Qwen2, and contractions such as
+# 'S in ASCII alone for Llama 3 and Qwen2, whose rule elsewhere also takes the long s (U+017F). Letters and numbers are
+# those of the Unicode tables of the `tokenizers` library, which differ from llama.cpp's in some digits of Unicode 16.
 
 _DIGIT = r"\p{N}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -172,7 +169,7 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """A rule.
+    """A rule that splits text before merges apply.
 
     Attributes:
         patterns: regular expressions; the parts that one gives are split by the next.
@@ -185,7 +182,7 @@ class Splitting:
     add_bos: bool = False
 
     def build(self) -> Any:
-        """The pre-tokenizer of the `tokenizers` library."""
+        """Build the pre-tokenizer of the `tokenizers` library."""
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -217,7 +214,7 @@ _DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}}
 
 
 def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
-    """The Transformers tokenizer (PreTrainedTokenizerFast) of a file, with its chat template.
+    """Return the Transformers tokenizer (PreTrainedTokenizerFast) of a file, with its chat template.
 
     Args:
         metadata: keys and plain values.
@@ -251,7 +248,8 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
 
 
 def eos_token_ids(metadata: Mapping[str, Any], place: str) -> frozenset[int]:
-    """The ids that end an answer, as llama.cpp decides: eos, eot, eom, and end tokens that it finds by their text.
+    """Return the ids that end an answer, as llama.cpp decides: eos, eot, eom, and end tokens that it finds by their
+    text.
 
     Raises:
         ModelLoadError, UnsupportedModelError: as `read_tokenizer`, of the keys that this reads.
@@ -260,7 +258,7 @@ def eos_token_ids(metadata: Mapping[str, Any], place: str) -> frozenset[int]:
 
 
 def _read(metadata: Mapping[str, Any], place: str) -> tuple[TokenList, str]:
-    """The token list, and the kind of tokenizer."""
+    """Return the token list, and the kind of tokenizer."""
     fields = as_fields(metadata, place)
     kind = fields.string(MODEL)
     if kind not in _DEFAULT_IDS:
@@ -276,7 +274,7 @@ def _unsupported(place: str, key: str, value: str, served: Iterable[str]) -> Uns
 
 
 def _byte_level(tokens: TokenList) -> Any:
-    """Byte-level BPE: every byte is written as a character, a space as U+0120."""
+    """Build byte-level BPE: every byte is written as a character, a space as U+0120."""
     name = tokens.fields.string(PRE_TOKENIZER)
     if name not in SPLITTINGS:
         raise _unsupported(tokens.fields.place, PRE_TOKENIZER, name, SPLITTINGS)
@@ -294,7 +292,8 @@ def _byte_level(tokens: TokenList) -> Any:
 
 
 def _sentencepiece(tokens: TokenList) -> Any:
-    """SentencePiece's BPE: a space is written as U+2581, and a character that is no token as its bytes (<0x0A>)."""
+    """Build SentencePiece's BPE: a space is written as U+2581, and a character that is no token as its bytes
+    (<0x0A>)."""
     missing = next((token for token in _BYTES if token not in tokens.ids), None)
     if missing is not None:
         raise tokens.wrong(TOKENS, f"the byte token {missing} is missing")
@@ -311,7 +310,7 @@ def _sentencepiece(tokens: TokenList) -> Any:
 
 
 def _vocabulary(tokens: TokenList, merges: list[tuple[str, str]]) -> dict[str, int]:
-    """Text -> id, without the unused tokens at the end that are neither matched nor in a merge."""
+    """Return text -> id, without the unused tokens at the end that are neither matched nor in a merge."""
     size = len(tokens.texts)
     if tokens.types[-1] is TokenType.UNUSED:
         used = {part for left, right in merges for part in (left, right, left + right)}
@@ -322,14 +321,14 @@ def _vocabulary(tokens: TokenList, merges: list[tuple[str, str]]) -> dict[str, i
 
 
 def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
-    """What puts bos before and eos after a text. add_bos: where the file does not say."""
-    wanted = {
+    """Build the processor that puts bos before and eos after a text. add_bos: the default if the file does not say."""
+    added = {
         "bos": tokens.fields.flag(PREFIX + "add_bos_token", add_bos),
         "eos": tokens.fields.flag(PREFIX + "add_eos_token", False),
     }
     parts: dict[str, list[str]] = {"bos": [], "eos": []}
     special = []
-    for role in (role for role, is_wanted in wanted.items() if is_wanted):
+    for role in (role for role, is_wanted in added.items() if is_wanted):
         if role not in tokens.named:
             raise tokens.wrong(f"{PREFIX}add_{role}_token", f"it is true, but {PREFIX}{NAMED[role]} is missing")
         text = tokens.texts[tokens.named[role]]
@@ -342,20 +341,20 @@ def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
 
 
 def _matched(tokens: TokenList) -> frozenset[int]:
-    """The ids of the tokens that are matched in a text as they stand."""
+    """Return the ids of the tokens that are matched in a text as they stand."""
     by_type = {index for index, kind in enumerate(tokens.types) if kind in _MATCHED}
     return marked_by_text(tokens) | by_type
 
 
 def _as_added(tokens: TokenList, matched: Iterable[int]) -> list[Any]:
-    """Matched tokens as the library takes them: special, unless the file calls them a user's."""
+    """Return matched tokens in the library's form: special, unless the file marks them as user-defined."""
     marked = marked_by_text(tokens)
     users = {index for index in matched if tokens.types[index] is TokenType.USER_DEFINED and index not in marked}
     return [AddedToken(tokens.texts[index], normalized=False, special=index not in users) for index in sorted(matched)]
 
 
 def _chat_template(tokens: TokenList) -> str | None:
-    """The template, if there is one, which compiles where Transformers will run it: in a sandbox without our objects.
+    """Return the chat template, if there is one, after compiling it in Transformers' sandbox.
 
     Raises:
         ModelLoadError: it is no string, or no Jinja template.

@@ -1,4 +1,4 @@
-"""Chains that grow row by row have the bits of forwards, whatever company they have."""
+"""Chains that grow row by row have the bits of forwards, in any batch composition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _needs_kernels() -> None:
 
 
 def prepared(model: LanguageModel, states: Sequence[Tensor] | None = None) -> list[Any]:
-    """A cache that holds each prompt. states: that heads read, at least one for each token."""
+    """Return a cache that holds each prompt. states: that heads read, at least one for each token."""
     caches = [model.new_cache() for _ in PROMPTS]
     for index, (cache, prompt) in enumerate(zip(caches, PROMPTS, strict=True)):
         model.forward([Rows(cache, prompt, states=None if states is None else states[index][: len(prompt)])])
@@ -47,7 +47,7 @@ def begun(model: LanguageModel, caches: Sequence[Any], with_probability: bool = 
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("options", [{}, {"quantize": "int8"}, {"dtype": "float32", "quantize": "int4"}], ids=str)
 def test_bits_are_those_of_forwards(options: dict[str, Any], tmp_path: Path) -> None:
-    """Several tokens at first, then one by one over the border of a page; one chain ends on the way."""
+    """Feed several tokens at first, then one by one over the border of a page; one chain ends on the way."""
     model = load_model(make_family("qwen3", tmp_path), **{"dtype": "bfloat16", **options})
     caches, alone = prepared(model), prepared(model)
     chains = begun(model, caches)

@@ -42,7 +42,7 @@ TEXTS = [tokens(PAGE + 9, 1), tokens(9, 2)]
 
 
 def fed(model: BlockModel, hidden_outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[BlockInput]]:
-    """The fused states, and blocks behind their context rows, which are fed in two chunks, side by side."""
+    """Feed the fused states, and blocks behind their context rows, in two chunks, side by side."""
     fused, caches = [model.fuse(each) for each in hidden_outputs], [model.new_cache() for _ in hidden_outputs]
     for chunk in (slice(0, 5), slice(5, None)):
         batch = [
@@ -60,7 +60,8 @@ def fed(model: BlockModel, hidden_outputs: Sequence[Tensor]) -> tuple[list[Tenso
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weights in the same codes: context rows over a page's end, then blocks of different lengths."""
+    """Compare heads with the same quantized weights: context rows over a page's end, then blocks of different
+    lengths."""
     target = load_model(folder, dtype="float32", quantize="int8")
     head = random_block(target, **KINDS[kind])
     hidden_outputs = [taps_of(target, head, text)[:-1] for text in TEXTS]
@@ -105,7 +106,7 @@ def test_rows_without_a_state_each_are_refused(folder: Path) -> None:
 
 
 def greedy(model: BlockModel, logits: Tensor, block: BlockInput, start: int) -> list[int]:
-    """The tokens of one chain, one by one."""
+    """Return the tokens of one chain, one by one."""
     chosen = [block.token_id]
     for row in logits[start : start + block.num_tokens]:
         bias = model.bias(torch.tensor(chosen[-1:]))
@@ -119,7 +120,7 @@ def greedy(model: BlockModel, logits: Tensor, block: BlockInput, start: int) -> 
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("options", [{}, {"draft_vocab_size": 40}, {"draft_vocab_size": 33, "markov_rank": 6}, FULL])
 def test_likely_tokens_are_those_of_greedy_chains(options: dict[str, int], quantize: str | None, folder: Path) -> None:
-    """Chains of different lengths at once; they end where a logit is not finite."""
+    """Compare chains of different lengths at once; they end where a logit is not finite."""
     target = load_model(folder, quantize=quantize)
     model = BlockModel(random_block(target, **options), target)
     lasts, counts = [3, 1, VOCAB - 1, 7], [4, 1, 3, 4]

@@ -1,4 +1,4 @@
-"""Where GGUF files are looked for."""
+"""Where GGUF files are searched."""
 
 from __future__ import annotations
 

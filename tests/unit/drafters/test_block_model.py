@@ -1,4 +1,4 @@
-"""A block head computes what its formulas say: against a slow reference that knows no cache and no batch."""
+"""A block head computes its formulas: compared with a slow reference without cache and batch."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def fed(model: BlockModel, head: StoredHead, target: Model, texts: list[list[int
 
 
 def behind(cache: Cache, model: BlockModel, head: StoredHead, target: Model, text: list[int], count: int) -> BlockInput:
-    """A block after a text whose context rows are there."""
+    """Return a block after a text whose context rows are computed."""
     return BlockInput(cache, text[-1], count, model.fuse(taps_of(target, head, text)[-2:-1])[0])
 
 
 def laws(model: BlockModel, outputs: Tensor, logits: Tensor, before: list[int]) -> tuple[Tensor, Tensor]:
-    """Logits with the bias of the tokens before, and what the confidence says."""
+    """Return logits with the bias of the tokens before, and the confidence."""
     given = torch.tensor(before)
     bias, sure = model.bias(given), model.acceptance(outputs, given)
     return logits if bias is None else logits + bias, torch.zeros(len(before)) if sure is None else sure
@@ -61,7 +61,8 @@ def laws(model: BlockModel, outputs: Tensor, logits: Tensor, before: list[int]) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_are_those_of_the_formulas(kind: str, target: Model) -> None:
-    """Two sequences in one pass, fed in chunks; blocks of different lengths, and a second block after the first."""
+    """Compare two sequences in one pass, fed in chunks; blocks of different lengths, and a second block after more
+    context."""
     head = random_block(target, **KINDS[kind])
     model = BlockModel(head, target)
     texts = [tokens(15, 1), tokens(9, 2)]

@@ -1,4 +1,4 @@
-"""Downloads by pip: what is asked of it, and what its failures are called."""
+"""Downloads by pip: its arguments, and the errors for its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FORERUN_KERNELS=triton where the kernels cannot be had: an error with reason and remedy, never another kernel."""
+"""FORERUN_KERNELS=triton without Triton kernels: an error with reason and remedy, never other kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.config import KERNELS_VARIABLE
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.kernels.cpu import in_use, native, references
 from forerun.kernels.triton import availability
-from forerun.kernels.triton.availability import check_heads, check_place, wants_triton
+from forerun.kernels.triton.availability import check_device, check_heads, is_triton_selected
 from forerun.models import load_model
 from forerun.models.families import library_for, make_decoder
 
@@ -34,13 +34,13 @@ def triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_else_is_taken_and_nothing_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wants_triton() and native() is None and in_use() == "triton"
+    assert is_triton_selected() and native() is None and in_use() == "triton"
     assert library_for(CPU, torch.bfloat16, is_quantised=False) is None
     with references():
-        assert not wants_triton()
+        assert not is_triton_selected()
     for other in ("auto", "native", "reference", ""):
         monkeypatch.setenv(KERNELS_VARIABLE, other)
-        assert not wants_triton()
+        assert not is_triton_selected()
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -52,24 +52,24 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 @pytest.mark.usefixtures("triton_is_there")
 def test_on_the_cpu_without_the_interpreter() -> None:
     with pytest.raises(ConfigError, match=r"computed on cpu.*device='cuda'"):
-        check_place(CPU, torch.float32)
+        check_device(CPU, torch.float32)
 
 
 @pytest.mark.usefixtures("triton_is_there")
 def test_number_formats(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"float64, but these kernels multiply float32 and bfloat16"):
-        check_place(CPU, torch.float64)
+        check_device(CPU, torch.float64)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    check_place(CPU, torch.float32)
+    check_device(CPU, torch.float32)
     with pytest.raises(ConfigError, match="Unset TRITON_INTERPRET"):
-        check_place(torch.device("cuda", 0), torch.float32)
+        check_device(torch.device("cuda", 0), torch.float32)
     with pytest.raises(ConfigError, match=r"bfloat16, but Triton's interpreter multiplies float32"):
-        check_place(CPU, torch.bfloat16)
+        check_device(CPU, torch.bfloat16)
 
 
 @pytest.mark.usefixtures("triton_is_there")
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the smallest kernel raises is told as it is."""
+    """Check that the error of the smallest kernel is reported unchanged."""
 
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA driver version is insufficient")
@@ -85,11 +85,11 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(availability.torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setitem(sys.modules, "forerun.kernels.triton.elementwise", SimpleNamespace(add_and_norm=fails))
     with pytest.raises(ConfigError, match=r"cannot compile or run.*insufficient.*Update the driver"):
-        check_place(torch.device("cuda", 1), torch.bfloat16)
+        check_device(torch.device("cuda", 1), torch.bfloat16)
     assert entered == [torch.device("cuda", 1)], "Triton launches on the current device"
     monkeypatch.setattr(availability.torch.cuda, "get_device_capability", lambda _: (7, 5))
     with pytest.raises(ConfigError, match="Take a newer device"):
-        check_place(torch.device("cuda"), torch.bfloat16)
+        check_device(torch.device("cuda"), torch.bfloat16)
 
 
 def test_heads() -> None:

@@ -1,4 +1,4 @@
-"""Rows computed ahead of the reader are those computed one by one, and nothing is left of those nobody takes."""
+"""Rows computed ahead of the reader equal those computed one by one, and unused rows leave nothing behind."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from families import make_family
 from forerun.drafters.eagle.model import EagleModel
 from forerun.models import LanguageModel, Rows, load_model
 from forerun.models.draft_session import Pick
-from forerun.models.draft_session_device import PRICED_AHEAD, DeviceChains
+from forerun.models.draft_session_device import ROWS_AHEAD_WITH_PROBABILITIES, DeviceDraftSession
 from heads import random_head
 
 FIRST = [[7, 8], [9]]
 
 
 def one_by_one(model: LanguageModel, names: list[int], states: Any, count: int) -> tuple[list[Any], list[Any]]:
-    """Logits of each row, and the caches."""
+    """Return the logits of each row, and the caches."""
     caches = [model.new_cache() for _ in FIRST]
     tokens, found = FIRST, []
     for step in range(count):
@@ -53,7 +53,7 @@ def test_rows_ahead_are_those_of_forwards(kind: str, priced: bool, tmp_path: Pat
     monkeypatch.setattr(type(model), "forward", lambda *given: forwards.append(1) or forward(*given))
     caches = [model.new_cache() for _ in FIRST]
     pick = Pick(width, priced, 6)
-    chains = DeviceChains(model, caches, pick, head.token_ids if kind == "head" else None)
+    chains = DeviceDraftSession(model, caches, pick, head.token_ids if kind == "head" else None)
     tokens: list[list[int]] = FIRST
     read = None if states is None else torch.cat(states)
     for step in range(7):
@@ -63,7 +63,7 @@ def test_rows_ahead_are_those_of_forwards(kind: str, priced: bool, tmp_path: Pat
         assert found.columns == own.argmax(-1).tolist()
         if priced:
             assert found.probabilities == pytest.approx(own.softmax(-1).amax(-1).tolist(), rel=1e-5)
-        ahead = PRICED_AHEAD if priced else 6
+        ahead = ROWS_AHEAD_WITH_PROBABILITIES if priced else 6
         assert len(forwards) == (ahead if step < ahead else 6 if step < 6 else 7)
         if step == 0 and kind == "head":
             for cache, first in zip(caches, FIRST, strict=True):
@@ -82,7 +82,7 @@ def test_rows_ahead_are_those_of_forwards(kind: str, priced: bool, tmp_path: Pat
 def test_other_tokens_than_the_picked_ones_are_computed_anew(tmp_path: Path) -> None:
     model = load_model(make_family("llama", tmp_path))
     cache, alone = model.new_cache(), model.new_cache()
-    chains = DeviceChains(model, [cache], Pick(model.vocab_size, False, 4))
+    chains = DeviceDraftSession(model, [cache], Pick(model.vocab_size, False, 4))
     for tokens in ([3, 1], [4], [1], [5]):
         found = chains.advance([tokens])
         assert torch.equal(found.logits, model.forward([Rows(alone, tokens, None, 1)]).logits)
@@ -92,5 +92,5 @@ def test_other_tokens_than_the_picked_ones_are_computed_anew(tmp_path: Path) -> 
 def test_what_is_no_number_is_said(tmp_path: Path) -> None:
     model = load_model(make_family("llama", tmp_path), "float64")
     model.decoder.norm.fill_(torch.nan)  # type: ignore[attr-defined]
-    found = DeviceChains(model, [model.new_cache()], Pick(model.vocab_size, True, 2)).advance([[1]])
+    found = DeviceDraftSession(model, [model.new_cache()], Pick(model.vocab_size, True, 2)).advance([[1]])
     assert found.columns == [-1] and found.probabilities == [0.0]

@@ -1,4 +1,4 @@
-"""Native kernels are looked for where they would compute, and nowhere else."""
+"""The native library is loaded only for models that it computes."""
 
 from __future__ import annotations
 

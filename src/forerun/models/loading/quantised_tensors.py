@@ -1,4 +1,4 @@
-"""Weights in codes as tensors of safetensors files: how they are named, and how they are read and checked.
+"""Quantized weights as tensors of safetensors files: their names, and how they are read and checked.
 
 A weight NAME is kept as NAME.codes [out, in] uint8, or, of 4 bits and an even number of inputs, NAME.packed_codes
 [out, in / 2], two numbers a byte, the first in the low half; NAME.scale; NAME.minimum where it has minima. One that
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelLoadError
-from forerun.kernels.quantisation import GROUP, CodeForm, QuantisedWeight
+from forerun.kernels.quantisation import GROUP, QuantisedFormat, QuantisedWeight
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.foreign_errors import REMEDY
 
@@ -26,27 +26,19 @@ _TRANSPOSED = ".transposed"
 
 
 def tensors_of(name: str, weight: QuantisedWeight, *, is_transposed: bool = False) -> dict[str, Tensor]:
-    """The tensors of one weight by name."""
+    """Return the tensors of one weight by name."""
     prefix = name + (_TRANSPOSED if is_transposed else "")
     packs = weight.bits == 4 and weight.shape[1] % 2 == 0
-    found = {f"{prefix}.{_PACKED}": _packed(weight.codes)} if packs else {f"{prefix}.{_CODES}": weight.codes}
-    found[f"{prefix}.{_SCALE}"] = weight.scale
+    quantized = weight.quantized[:, ::2] | (weight.quantized[:, 1::2] << 4) if packs else weight.quantized
+    found = {f"{prefix}.{_PACKED if packs else _CODES}": quantized, f"{prefix}.{_SCALE}": weight.scale}
     if weight.minimum is not None:
         found[f"{prefix}.{_MINIMUM}"] = weight.minimum
     return {key: tensor.contiguous() for key, tensor in found.items()}
 
 
-def _packed(codes: Tensor) -> Tensor:
-    return codes[:, ::2] | (codes[:, 1::2] << 4)
-
-
-def _unpacked(packed: Tensor) -> Tensor:
-    return torch.stack([packed & 15, packed >> 4], 2).flatten(1)
-
-
 @dataclass(frozen=True, slots=True)
-class CodeTensors:
-    """The weights in codes of some files.
+class QuantisedTensors:
+    """The quantized weights of some files.
 
     Attributes:
         place: the folder, for messages.
@@ -59,18 +51,18 @@ class CodeTensors:
     transposed: frozenset[str]
 
     @classmethod
-    def sort(cls, slices: Mapping[str, TensorSlice], place: str) -> tuple[CodeTensors, dict[str, TensorSlice]]:
-        """The weights in codes, and the other tensors.
+    def sort(cls, slices: Mapping[str, TensorSlice], place: str) -> tuple[QuantisedTensors, dict[str, TensorSlice]]:
+        """Separate the quantized weights from the other tensors.
 
         Raises:
             ModelLoadError: a weight lacks a part, or one has a shape or number format that cannot be.
         """
         parts: dict[str, dict[str, TensorSlice]] = {}
-        transposed, others = set(), {}
+        transposed, remaining = set(), {}
         for key, each in slices.items():
             prefix, _, kind = key.rpartition(".")
             if kind not in _KINDS or not prefix.removesuffix(_TRANSPOSED).endswith("weight"):
-                others[key] = each
+                remaining[key] = each
                 continue
             name = prefix.removesuffix(_TRANSPOSED)
             if name != prefix:
@@ -81,50 +73,50 @@ class CodeTensors:
         found = cls(place, parts, frozenset(transposed))
         for name in parts:
             found._check(name)
-        return found, others
+        return found, remaining
 
     def shape(self, name: str) -> tuple[int, int]:
-        """Outputs and inputs."""
-        codes = self._codes(name).get_shape()
-        return codes[0], codes[1] * (2 if _PACKED in self.parts[name] else 1)
+        """Return the numbers of outputs and inputs."""
+        quantized = self._quantized(name).get_shape()
+        return quantized[0], quantized[1] * (2 if _PACKED in self.parts[name] else 1)
 
     def read(self, name: str) -> QuantisedWeight | None:
-        """The weight of a name; None where it is not kept in codes.
+        """Return the weight of a name; None if it is not stored quantized.
 
         Raises:
-            ModelLoadError: a scale or minimum is NaN or infinite, or a code of 4 bits has more.
+            ModelLoadError: a scale or minimum is NaN or infinite, or a value of 4 bits has more.
         """
         if name not in self.parts:
             return None
         parts = self.parts[name]
-        scale, codes = parts[_SCALE][...], self._codes(name)[...]
+        scale, quantized = parts[_SCALE][...], self._quantized(name)[...]
         minimum = parts[_MINIMUM][...] if _MINIMUM in parts else None
         if not (scale.isfinite().all() and (minimum is None or minimum.isfinite().all())):
             raise ModelLoadError(f"{self.place}: the weight {name} has a scale that is NaN or infinite. {REMEDY}")
         if _PACKED in parts:
-            codes = _unpacked(codes)
+            quantized = torch.stack([quantized & 15, quantized >> 4], 2).flatten(1)
         form = self._form(name)
-        if form.bits == 4 and int(codes.max()) > 15:
+        if form.bits == 4 and int(quantized.max()) > 15:
             raise ModelLoadError(f"{self.place}: the weight {name} has codes of more than 4 bits. {REMEDY}")
-        return QuantisedWeight(form.bits, codes, form.zero, scale, minimum, form.group)
+        return QuantisedWeight(form.bits, quantized, form.zero, scale, minimum, form.group)
 
-    def form(self, name: str) -> CodeForm | None:
-        """The form of what `read` gives."""
+    def form(self, name: str) -> QuantisedFormat | None:
+        """Return the format of what `read` returns."""
         return self._form(name) if name in self.parts else None
 
-    def _form(self, name: str) -> CodeForm:
+    def _form(self, name: str) -> QuantisedFormat:
         parts = self.parts[name]
         has_minimum, group = _MINIMUM in parts, GROUP if parts[_SCALE].get_dtype() == "F16" else None
         if _PACKED in parts or has_minimum:
-            return CodeForm(4, 0 if has_minimum else 8, group, has_minimum)
-        return CodeForm(8, 128, group, False)
+            return QuantisedFormat(4, 0 if has_minimum else 8, group, has_minimum)
+        return QuantisedFormat(8, 128, group, False)
 
     def slices(self, dtype: torch.dtype) -> Iterator[tuple[str, TensorSlice]]:
-        """The weights by name as Transformers takes them, dequantised when they are read."""
+        """Yield the weights by the names that Transformers uses, dequantised when they are read."""
         for name in self.parts:
             yield name, _Dequantised(self, name, dtype)
 
-    def _codes(self, name: str) -> TensorSlice:
+    def _quantized(self, name: str) -> TensorSlice:
         parts = self.parts[name]
         return parts[_PACKED] if _PACKED in parts else parts[_CODES]
 
@@ -135,16 +127,16 @@ class CodeTensors:
         for kind, each in parts.items():
             if each.get_dtype() not in _KINDS[kind]:
                 raise ModelLoadError(f"{self.place}: {kind} of the weight {name} is {each.get_dtype()}. {REMEDY}")
-        if len(self._codes(name).get_shape()) != 2 or 0 in self._codes(name).get_shape():
+        if len(self._quantized(name).get_shape()) != 2 or 0 in self._quantized(name).get_shape():
             raise ModelLoadError(f"{self.place}: the weight {name} has codes that are no matrix. {REMEDY}")
         num_outputs, num_inputs = self.shape(name)
         by_group = parts[_SCALE].get_dtype() == "F16"
-        wanted = [num_outputs, -(-num_inputs // GROUP) if by_group else 1]
+        expected = [num_outputs, -(-num_inputs // GROUP) if by_group else 1]
         for kind in (_SCALE, _MINIMUM):
-            if kind in parts and parts[kind].get_shape() != wanted:
+            if kind in parts and parts[kind].get_shape() != expected:
                 raise ModelLoadError(
-                    f"{self.place}: {kind} of the weight {name} has shape {parts[kind].get_shape()}, and its codes ask "
-                    f"for {wanted}. {REMEDY}"
+                    f"{self.place}: {kind} of the weight {name} has shape {parts[kind].get_shape()}, and must "
+                    f"have {expected}. {REMEDY}"
                 )
         if not by_group and len(parts) > 2:
             raise ModelLoadError(f"{self.place}: the weight {name} has minima, and no groups. {REMEDY}")
@@ -154,21 +146,21 @@ class CodeTensors:
 
 @dataclass(frozen=True, slots=True)
 class _Dequantised:
-    """A weight in the form of safetensors."""
+    """A quantized weight in the form of a safetensors slice."""
 
-    codes: CodeTensors
+    quantized: QuantisedTensors
     name: str
     dtype: torch.dtype
 
     def get_shape(self) -> list[int]:
-        shape = list(self.codes.shape(self.name))
-        return shape[::-1] if self.name in self.codes.transposed else shape
+        shape = list(self.quantized.shape(self.name))
+        return shape[::-1] if self.name in self.quantized.transposed else shape
 
     def get_dtype(self) -> str:
         return "F32"
 
     def __getitem__(self, index: EllipsisType) -> Tensor:
-        weight = self.codes.read(self.name)
+        weight = self.quantized.read(self.name)
         assert weight is not None
         numbers = weight.dequantise(self.dtype)
-        return numbers.T.contiguous() if self.name in self.codes.transposed else numbers
+        return numbers.T.contiguous() if self.name in self.quantized.transposed else numbers

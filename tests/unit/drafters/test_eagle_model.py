@@ -1,4 +1,4 @@
-"""A head computes what its formulas say: against a slow reference that knows no cache, no batch and no tree."""
+"""An EAGLE head computes its formulas: compared with a slow reference without cache, batch and tree."""
 
 from __future__ import annotations
 
@@ -56,14 +56,15 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 def difference(own: Tensor, expected: Tensor) -> float:
-    """The largest, where both have numbers; both have none at the same places."""
+    """Return the largest difference where both are finite, and check that both are not finite at the same entries."""
     assert torch.equal(own.isinf(), expected.isinf())
     return float((own - expected).nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_formulas(kind: str, target: Model) -> None:
-    """Two sequences in one forward, in chunks; then drafted rows, whose states are the outputs of those before."""
+    """Compare two sequences in one forward, in chunks; then drafted rows, whose states are the outputs of the rows
+    before."""
     head = random_head(target, **KINDS[kind])
     model = made(head, target)
     texts = [tokens(14, 1), tokens(9, 2)]
@@ -116,7 +117,7 @@ def test_every_path_of_a_tree_is_a_chain(target: Model) -> None:
     "options", [{"dtype": "bfloat16"}, {"dtype": "float32"}, {"dtype": "bfloat16", "quantize": "int8"}]
 )
 def test_other_number_formats_are_near(options: dict[str, str], folder: Path, target: Model) -> None:
-    """And rows have the same bits alone as in company."""
+    """Compare dtypes, and check that rows have the same bits alone and in a batch."""
     other = load_model(folder, **options)  # type: ignore[arg-type]
     head = random_head(target, draft_vocab_size=40, norm_before_fc=True)
     text = tokens(20, 4)
@@ -143,7 +144,7 @@ def test_other_number_formats_are_near(options: dict[str, str], folder: Path, ta
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_native_call_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weights in the same codes: chunks of committed rows, then a tree of two depths."""
+    """Compare heads with the same quantized weights: chunks of committed rows, then a tree of two depths."""
     target = load_model(folder, dtype="float32", quantize="int8")
     head = random_head(target, **KINDS[kind])
     text = tokens(23, 6)
@@ -151,7 +152,7 @@ def test_one_native_call_computes_what_pytorch_does(kind: str, folder: Path, mon
     found: list[list[Tensor]] = []
     for layer in (NativeEagleLayer, ReferenceEagleLayer):
         model = made(head, target)
-        assert isinstance(model._layer, layer)
+        assert isinstance(model._layers, layer)
         monkeypatch.setenv("FORERUN_KERNELS", "reference")  # a head's kernels are chosen when it is made
         cache, states = model.new_cache(), model.fuse(hidden_outputs)
         rows: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Heads compute what their formulas say: against a slow reference that knows no batch and no tree."""
+"""Medusa heads compute their formulas: compared with a slow reference without batch and tree."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 def difference(own: Tensor, expected: Tensor) -> float:
-    """The largest, where both have numbers; both have none at the same places."""
+    """Return the largest difference where both are finite, and check that both are not finite at the same entries."""
     assert torch.equal(own.isinf(), expected.isinf())
     return float((own - expected).nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_formulas(kind: str, target: Model) -> None:
-    """Two sequences in one forward: a chain of two at once, then one more each; then a tree."""
+    """Compare two sequences in one forward: a chain of two at once, then one more each; then a tree."""
     head = random_medusa(target, **KINDS[kind])
     model = MedusaModel(head, target)
     texts = [tokens(14, 1), tokens(9, 2)]

