@@ -114,7 +114,7 @@ def loads() -> Results:
         for method in ("plain", "auto, suffix")
         for n in (1, 4, 16)
     ]
-    return Results("load", "forerun bench load", QUIET, TargetFacts("bundled", "int8"), figures=figures)
+    return Results("serve", "forerun bench serve", QUIET, TargetFacts("bundled", "int8"), figures=figures)
 
 
 def qualities() -> Results:

@@ -56,10 +56,10 @@ class Simulated:
             arm.drafter, 10**9
         ):
             raise ArmFailedError("it broke")
-        rng = np.random.default_rng((self.seed, *unit.prompts, zlib.crc32(str(arm).encode())))
+        rng = np.random.default_rng((self.seed, *unit, zlib.crc32(str(arm).encode())))
         tokens, seconds, forwards = 0, 0.0, 0
         policy = self._policies.setdefault(arm, self._policy(arm))
-        for prompt in unit.prompts:
+        for prompt in unit:
             sequence = Sequence(prompt, [0], 1, GREEDY, max_length=1 + self.num_tokens)
             while sequence.num_output < self.num_tokens:
                 seconds += self._step(sequence, policy, self.acceptance.get(arm.drafter, 0.0), rng)

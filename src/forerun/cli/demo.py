@@ -15,11 +15,11 @@ from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
-from forerun.cli.output import memory_told, plain, print_json, size_text
+from forerun.cli.output import memory_told, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError, FetchError, ModelLoadError
 from forerun.kernels.environment import describe_machine, machine_facts
-from forerun.lab.bench.compare import MethodRun, Row, compare
+from forerun.lab.bench.compare import MethodRow, MethodRun, reduce_runs
 from forerun.lab.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.utils import fetch as fetching, fetch as store, workloads
@@ -143,13 +143,13 @@ def _usual_workload(model: str) -> str:
 PLAIN = "plain"
 """The method that the others are compared with."""
 
-COLUMNS: Columns[Row] = {
+COLUMNS: Columns[MethodRow] = {
     "method": lambda row: row.method,
-    "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
+    "tokens/s": lambda row: f"{row.tokens_per_second.median:.1f}",
     "speedup": lambda row: _speedup(row),
     "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
     "acceptance rate": lambda row: percent(row.acceptance_rate),
-    "identical": lambda row: "yes" if row.identical else "no",
+    "identical": lambda row: "yes" if row.same_text == 1 else "no",
 }
 
 
@@ -164,8 +164,8 @@ class DemoResults:
     """
 
     plan: DemoPlan
-    rows: Sequence[Row]
-    categories: Mapping[str, Sequence[Row]]
+    rows: Sequence[MethodRow]
+    categories: Mapping[str, Sequence[MethodRow]]
 
     @classmethod
     def of(cls, plan: DemoPlan, runs: Mapping[str, Sequence[Timed[MethodRun]]], by_category: bool) -> DemoResults:
@@ -177,8 +177,8 @@ class DemoResults:
             for number, run in enumerate(timed):
                 category = plan.cases[number // plan.rounds].category
                 found.setdefault(category, {}).setdefault(name, []).append(run)
-        categories = {category: compare(each, PLAIN) for category, each in found.items()}
-        return cls(plan, compare(runs, PLAIN), categories if any(categories) else {})
+        categories = {category: reduce_runs(each, PLAIN) for category, each in found.items()}
+        return cls(plan, reduce_runs(runs, PLAIN), categories if any(categories) else {})
 
     def tables(self) -> list[Table]:
         """For people."""
@@ -196,8 +196,8 @@ class DemoResults:
         """A row per category: plain decoding's speed, and the speedup of each drafter."""
         rows = []
         for category, (base, *others) in self.categories.items():
-            same = "yes" if all(row.identical for row in others) else "no"
-            rows.append([category, f"{base.tokens_per_second:.1f}", *(_speedup(row) for row in others), same])
+            same = "yes" if all(row.same_text == 1 for row in others) else "no"
+            rows.append([category, f"{base.tokens_per_second.median:.1f}", *(_speedup(row) for row in others), same])
         names = [row.method for row in self.rows if row.method != PLAIN]
         return Table("", ["category", f"{PLAIN}, tokens/s", *names, "identical"], rows)
 
@@ -220,12 +220,22 @@ def closing_line(llm: LLM, num_draft_tokens: NumDraftTokens, plan: DemoPlan) -> 
     return f"{promise}\n{how}\n{describe_machine(machine_facts())}"
 
 
-def _speedup(row: Row) -> str:
-    return f"{row.speedup.median:.2f}×"
+def _speedup(row: MethodRow) -> str:
+    return f"{row.over_plain.median:.2f}×"
 
 
-def _as_objects(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [{**plain(row), "speedup": row.speedup.median} for row in rows]
+def _as_objects(rows: Sequence[MethodRow]) -> list[dict[str, Any]]:
+    return [
+        {
+            "method": row.method,
+            "tokens_per_second": row.tokens_per_second.median,
+            "speedup": row.over_plain.median,
+            "mean_acceptance_length": row.mean_acceptance_length,
+            "acceptance_rate": row.acceptance_rate,
+            "identical": row.same_text == 1,
+        }
+        for row in rows
+    ]
 
 
 DRAFT_MODEL = "draft-model"

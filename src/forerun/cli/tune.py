@@ -135,14 +135,13 @@ def make_task(
 
 def write(outcome: TuningOutcome, task: Task, settings: TuneOptions, llm: LLMOptions) -> str:
     """Write the configuration; its place."""
-    from forerun.lab.tune.config_file import Chosen, write_config
+    from forerun.lab.tune.config_file import write_config
 
     own = LLMOptions()
     kept: dict[str, Any] = {name: getattr(llm, name) for name in _KEPT if getattr(llm, name) != getattr(own, name)}
     notes = [outcome.verdict.reason, f"Made by: {typed()}", time.strftime("%Y-%m-%d")]
     chat = bool(getattr(task.plain.tokenizer, "chat_template", None))
-    chosen = Chosen(task.model, outcome.verdict.arm, kept, chat, outcome.start, notes)
-    write_config(settings.out, chosen)
+    write_config(settings.out, task.model, outcome.verdict.arm, kept, chat=chat, start=outcome.start, notes=notes)
     return str(settings.out)
 
 

@@ -54,7 +54,9 @@ class FakeLLM:
         total = len(self.token_ids)
         if not self.drafts:
             return SequenceStats(num_tokens=total, num_forwards=total)
-        return SequenceStats(total, total // 3, 4 * total // 3, 2 * total // 3, [2, 2, 2, 2], [2, 2, 0, 0])
+        return SequenceStats(
+            total, total // 3, 4 * total // 3, 2 * total // 3, [2, 2, 2, 2], [2, 2, 0, 0], [2, 2, 0, 0]
+        )
 
     def stream(self, prompt: Any, params: SamplingParams) -> Iterator[StreamChunk]:
         self.requests.append((prompt, params))

@@ -116,8 +116,7 @@ def test_generate_on_a_file_of_prompts(invoke: Invoke, tmp_path: Path) -> None:
 def test_other_measurements_write_the_same_schema(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roofline, "READ_BYTES", 1 << 16)
-    monkeypatch.setattr(roofline, "SIZE", 16)
+    monkeypatch.setattr(roofline, "READ_MIB", 1)
     model = str(make_family("llama", tmp_path / "model"))
     few = ["--num-prompts", "1", "--max-tokens", "4", "--model", "bundled-draft"]
     measured = [
@@ -210,7 +209,8 @@ def test_chats_are_refused_by_name_where_the_model_has_no_template(invoke: Invok
 def test_peers_from_flags_to_the_report(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = fake_interpreter(tmp_path), fake_interpreter(tmp_path, seconds=0.5)
     bad = fake_interpreter(tmp_path, "exits at start")
-    monkeypatch.setattr(plan, "module", lambda _: [str(own)])
+    start = plan.own_start
+    monkeypatch.setattr(plan, "own_start", lambda *args: replace(start(*args), command=[str(own)]))
     peers = ["--peer", f"transformers={other}:name=other", "--peer", f"transformers={bad}:name=bad"]
     few = ["--num-prompts", "2", "--max-tokens", "6", "--threads", "1"]
     result = invoke("bench", "peers", "--json", "-", *peers, *few)
@@ -222,7 +222,7 @@ def test_peers_from_flags_to_the_report(invoke: Invoke, tmp_path: Path, monkeypa
     assert [row["method"] for row in whole["rows"]] == ["plain", "prompt lookup"] * 2
     assert found["left_out"] == [{"peer": "bad", "reason": "it ended with exit code 1: no such library"}]
     assert "going on without bad" in result.stderr
-    monkeypatch.setattr(plan, "module", lambda _: [str(bad)])
+    monkeypatch.setattr(plan, "own_start", lambda *args: replace(start(*args), command=[str(bad)]))
     result = invoke("bench", "peers", *peers, *few)
     assert result.exit_code == 2 and "forerun itself cannot take part" in result.stderr
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from forerun.cli import options
 from forerun.cli.bench.shared import JsonFile, begin, print_report, say, whole_numbers
 from forerun.cli.flags import Flags, with_flags
-from forerun.lab.bench.tables import Report
+from forerun.lab.bench.tables import Report, Table
 from forerun.utils.fields import option
 
 PREFIX = 256
@@ -63,6 +63,6 @@ def forward(
     settings = {"rows": counts, "prefix": PREFIX, "rounds": timed.rounds}
     figures = forward_figures(results, PREFIX, timed.rounds, roof)
     title = f"One forward after {PREFIX} cached positions, {timed.rounds} interleaved rounds"
-    table = bench.table(title, counts, results)
+    table = Table.of(title, bench.COLUMNS, results)
     report = Report("forward", [table], target, settings=settings, figures=figures, details={"roof": roof})
     print_report(report, watch, json)

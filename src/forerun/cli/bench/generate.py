@@ -65,11 +65,11 @@ def generate(
     cases, counts = compared.cases(), draft_counts(settings.num_draft_tokens)
     heats = non_negative(settings.temperatures, "--temperatures")
     assisted = whole_numbers(settings.assisted, "--assisted")
-    model = chosen_model(model)
-    chosen = choose_drafters(model, draft, compared.drafters)
+    chosen = choose_drafters(model := chosen_model(model), draft, compared.drafters)
     watch = begin(threads, json)
+    from forerun.lab.bench.compare import PLAIN
     from forerun.lab.bench.generate import Methods
-    from forerun.lab.bench.methods import PLAIN, Reference, beside, method_name
+    from forerun.lab.bench.methods import Reference, beside, method_name
     from forerun.lab.bench.prompts import prepare
     from forerun.lab.bench.recorded import drafter_facts, target_facts
 
@@ -132,7 +132,7 @@ class Speeds:
     ) -> None:
         """Measure every method on the prompts of a workload at one temperature; rows by category too."""
         from forerun.lab.bench import generate as bench
-        from forerun.lab.bench.methods import PLAIN
+        from forerun.lab.bench.compare import PLAIN
         from forerun.lab.bench.recorded import method_figures, prompt_facts, run_rows
 
         heat = params.temperature

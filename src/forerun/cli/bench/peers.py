@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -48,12 +49,12 @@ def peers(
     """The same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
     from forerun.lab.bench.peers.rows import report
     from forerun.lab.bench.peers.run import (
+        Peers,
         answer_of,
         available_cores,
         measure,
         own_start,
         read_specs,
-        running,
         start_of,
     )
     from forerun.lab.bench.prompts import check_lengths, requests
@@ -66,7 +67,7 @@ def peers(
     drafters = choose_drafters(model, None, compared.drafters)
     count, tokenizer = threads or available_cores(), find_tokenizer(model)
     watch = begin(count, json)
-    with running(say) as started:
+    with closing(Peers(say)) as started:
         own = started.start(own_start(model, drafters, llm.dtype, count, llm.quantize))
         if own is None:
             raise ConfigError(f"forerun itself cannot take part: {started.left_out[-1].reason}.")

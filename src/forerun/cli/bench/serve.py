@@ -24,7 +24,7 @@ from forerun.utils.fields import Checked, option
 
 if TYPE_CHECKING:
     from forerun.lab.bench.serve.load import Load, MeasuredLoad, ServingArm
-    from forerun.lab.bench.serve.requests import Ask
+    from forerun.lab.bench.serve.requests import LoadRequest
     from forerun.lab.bench.serve.rows import Goal
 
 
@@ -161,7 +161,7 @@ def serve(
     places = [*([OWN] if model else []), *others]
     baseline, prompts = DRIVER if asked.in_process else places[-1], Prompts.of(compared.cases())
     watch = begin(threads, json)
-    asks = prompts.asks(compared.max_tokens, asked.temperature, asked.ignore_eos)
+    asks = prompts.requests(compared.max_tokens, asked.temperature, asked.ignore_eos)
     measured = asyncio.run(_measured(asked, own, others, asks, threads))
     if not measured:
         raise KeyboardInterrupt
@@ -214,11 +214,11 @@ def _refuse_unused(asked: BenchServeOptions, own: Own) -> None:
 
 
 async def _measured(
-    asked: BenchServeOptions, own: Own, others: Mapping[str, str], asks: Sequence[Ask], threads: int | None
+    asked: BenchServeOptions, own: Own, others: Mapping[str, str], asks: Sequence[LoadRequest], threads: int | None
 ) -> list[MeasuredLoad]:
     """Everything is started, measured and ended."""
     from forerun.lab.bench.serve.load import DRIVER, PLAIN, ServingArm, measure
-    from forerun.lab.bench.serve.servers import Inside, MeasuredServer, started
+    from forerun.lab.bench.serve.servers import InProcessEngine, MeasuredServer, started
 
     arms: list[ServingArm] = []
 
@@ -235,5 +235,5 @@ async def _measured(
         for name, server in urls.items():
             add(name, (await stack.enter_async_context(server)).send)
         if asked.in_process:
-            add(DRIVER, stack.enter_context(Inside(own.opened())).send)
+            add(DRIVER, stack.enter_context(InProcessEngine(own.opened())).send)
         return await measure(arms, asked.loads(), asks, asked.requests, asked.rounds, say)

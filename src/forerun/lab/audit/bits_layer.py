@@ -1,19 +1,19 @@
 """The layer *Bits*: plain and speculative answers are equal, to the last bit of every log-probability.
 
-Greedy requests and those with a seed promise it. Compared are tokens, texts, reasons of ending and log-probabilities,
-over prompts and options (`grid.bit_options`), K, batches, and load: requests that come while others are computed.
+Greedy requests and those with a seed promise it. Tokens, texts, finish reasons and log-probabilities are compared over
+prompts and options (`settings.bit_options`), K, batches, and load: requests that come while others are computed.
 
-Where a model is not exact, rows differ in their last bits with what is computed beside them. Near-ties are then told
-from bugs by a teacher-forced replay of what both runs agree on: how far its rows differ is measured, each alone and all
-together. A difference between two runs is a near-tie if logits within that distance of the replay's explain it: they
-could have made the other token the chosen one, and every log-probability that was reported before lies within the
-distance too. Everything else is a bug.
+Where a model is not exact, the last bits of rows depend on what is computed beside them. A teacher-forced replay of the
+tokens that both runs agree on then tells near-ties from bugs: it measures how far rows differ, each alone and all
+together. A difference between two runs is a near-tie if logits within that distance of the replay's could have made the
+other token the chosen one, and every log-probability reported before lies within the distance too. Everything else is a
+bug.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from forerun.config import SamplingParams
 from forerun.engine import Choice
 from forerun.lab.audit.certificate import Check, Layer
 from forerun.lab.audit.engine_layer import Audited, AuditRequest, AuditRun, broken, num_drafted
-from forerun.lab.audit.settings import AuditOptions, Plain, bit_options
+from forerun.lab.audit.settings import AuditOptions, bit_options
 from forerun.lab.audit.statistics import share_found
 from forerun.models import LanguageModel, Rows
 from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, keyed_gumbel, row_argmax
@@ -32,8 +32,8 @@ Answers = Seq[list[Choice] | Exception]
 
 _PLAIN = AuditRun("plain decoding, one at a time")
 _MOST_REPLAYED = 40
-"""Differences of one run that are replayed; the others are counted apart, and prove nothing."""
-_MOST_TOLD = 6
+"""Differences of one run that are replayed; further ones are only counted."""
+_MOST_SHOWN = 6
 """Differences that a report describes."""
 
 
@@ -44,7 +44,7 @@ _ULPS = 16
 
 
 def runs(most: int) -> list[AuditRun]:
-    """The speculative runs. most: the largest K."""
+    """Return the speculative runs. most: the largest K."""
     found = [
         AuditRun("K=1, one at a time", 1),
         AuditRun(f"K={min(3, most)}, batches of 4", min(3, most), 4),
@@ -57,7 +57,7 @@ def runs(most: int) -> list[AuditRun]:
 def bits_layer(
     audited: Audited, prompts: Seq[Seq[int]], settings: AuditOptions, say: Callable[[str], None] = lambda _: None
 ) -> Layer:
-    """Compare. prompts: token ids."""
+    """Compare plain and speculative answers. prompts: token ids."""
     layer = Layer(
         "Bits",
         "Plain and speculative answers to the same greedy and seeded requests: tokens, text, log-probabilities.",
@@ -68,34 +68,38 @@ def bits_layer(
             f"The model is not exact on this machine ({exactness.reason}): differences are replayed by teacher "
             "forcing, and near-ties, which rounding explains, do not fail."
         )
-    names, asked = requests(audited, prompts, settings)
-    say(f"Bits: {len(asked)} requests plainly")
-    expected = audited.answers(asked, _PLAIN, settings.seed)
+    names, requests = request_grid(audited, prompts, settings)
+    say(f"Bits: {len(requests)} requests plainly")
+    expected = audited.answers(requests, _PLAIN, settings.seed)
     if errors := broken(expected):
         layer.notes.append(f"Plain decoding itself: {'; '.join(errors)}. These requests are not compared.")
     for run in runs(settings.num_draft_tokens):
         say(f"Bits: {run.name}")
-        answers = audited.answers(asked, run, settings.seed)
-        layer.tests.append(_compared(audited, layer, run.name, names, asked, expected, answers))
+        answers = audited.answers(requests, run, settings.seed)
+        layer.tests.append(_compared(audited, layer, run.name, names, requests, expected, answers))
     return layer
 
 
-def requests(audited: Audited, prompts: Seq[Seq[int]], settings: AuditOptions) -> tuple[list[str], list[AuditRequest]]:
-    """The grid, with the name of each request's options; made of what plain decoding says to each prompt."""
+def request_grid(
+    audited: Audited, prompts: Seq[Seq[int]], settings: AuditOptions
+) -> tuple[list[str], list[AuditRequest]]:
+    """Return the requests, with the name of each one's options; they depend on plain decoding's answers.
+
+    Raises:
+        Exception: what plain decoding of a prompt ended with.
+    """
     first = SamplingParams(temperature=0, max_tokens=settings.max_tokens, ignore_eos=True)
     found = audited.answers([AuditRequest(prompt, first) for prompt in prompts], _PLAIN, settings.seed)
     names: list[str] = []
-    asked: list[AuditRequest] = []
+    requests: list[AuditRequest] = []
     for prompt, answer in zip(prompts, found, strict=True):
         if isinstance(answer, Exception):
             raise answer
-        plain = Plain(answer[0].token_ids, answer[0].text)
-        for name, options in bit_options(plain).items():
+        for name, options in bit_options(answer[0].token_ids, answer[0].text).items():
             names.append(name)
-            goes_on = name != "seeded"
-            params = SamplingParams(max_tokens=settings.max_tokens, ignore_eos=goes_on, **options)
-            asked.append(AuditRequest(prompt, params))
-    return names, asked
+            params = SamplingParams(max_tokens=settings.max_tokens, ignore_eos=name != "seeded", **options)
+            requests.append(AuditRequest(prompt, params))
+    return names, requests
 
 
 def _compared(
@@ -103,40 +107,40 @@ def _compared(
     layer: Layer,
     run: str,
     names: Seq[str],
-    asked: Seq[AuditRequest],
+    requests: Seq[AuditRequest],
     expected: Answers,
     answers: Answers,
 ) -> Check:
-    """One run's test; what is wrong goes into the layer's findings."""
+    """Check one run; findings about wrong answers are added to the layer."""
     wrong: dict[str, int] = {}
-    told: list[str] = []
+    differences: list[str] = []
     near_ties = compared = left_open = 0
-    for name, one, plain, other in zip(names, asked, expected, answers, strict=True):
+    for name, one, plain, other in zip(names, requests, expected, answers, strict=True):
         if isinstance(plain, Exception):
             continue
         if isinstance(other, Exception):
             compared, wrong[name] = compared + 1, wrong.get(name, 0) + 1
-            told.append(f"{name}: the request ended with {type(other).__name__}, and plainly it did not")
+            differences.append(f"{name}: the request ended with {type(other).__name__}, and plainly it did not")
             continue
         for ours, theirs in zip(plain, other, strict=True):
             compared += 1
-            differs = difference(ours, theirs)
-            if differs is None:
+            if (differs := difference(ours, theirs)) is None:
                 continue
             if not audited.target.exactness.exact:
                 if near_ties == _MOST_REPLAYED:
                     left_open += 1
                     continue
-                explained = explain(audited.target, one.prompt, one.params, ours, theirs)
-                if explained.near_tie:
+                reason = unexplained(audited.target, one.prompt, one.params, ours, theirs)
+                if reason is None:
                     near_ties += 1
                     continue
-                differs = f"{differs}; {explained.reason}"
+                differs = f"{differs}; {reason}"
             wrong[name] = wrong.get(name, 0) + 1
-            told.append(f"{name}: {differs}")
+            differences.append(f"{name}: {differs}")
     if wrong:
-        layer.findings.append(f"{run}: {sum(wrong.values())} of {compared} answers differ ({_counted(wrong)}).")
-        layer.findings += [f"{run}, {line}." for line in dict.fromkeys(told[:_MOST_TOLD])]
+        by_options = ", ".join(f"{name}: {count}" for name, count in wrong.items())
+        layer.findings.append(f"{run}: {sum(wrong.values())} of {compared} answers differ ({by_options}).")
+        layer.findings += [f"{run}, {line}." for line in dict.fromkeys(differences[:_MOST_SHOWN])]
     drafted, accepted = num_drafted(answers)
     note = f"{near_ties} near-ties" if near_ties else ""
     note += f", {left_open} differences that were not replayed" if left_open else ""
@@ -151,16 +155,18 @@ def _compared(
 
 
 def difference(plain: Choice, other: Choice) -> str | None:
-    """How two answers differ, without any of their tokens; None if they do not."""
-    for place, (ours, theirs) in enumerate(zip(plain.token_ids, other.token_ids, strict=False)):
+    """Describe how two answers differ, without quoting any of their tokens; None if they do not."""
+    logprobs = zip(plain.logprobs or [], other.logprobs or [], strict=False)
+    for position, (ours, theirs) in enumerate(zip(plain.token_ids, other.token_ids, strict=False)):
         if ours != theirs:
-            return f"token {place} is another"
-        if plain.logprobs is not None and other.logprobs is not None and plain.logprobs[place] != other.logprobs[place]:
-            gap = abs(plain.logprobs[place].logprob - other.logprobs[place].logprob)
+            return f"token {position} is another"
+        one, two = next(logprobs, (None, None))
+        if one is not None and two is not None and one != two:
+            gap = abs(one.logprob - two.logprob)
             return (
-                f"the log-probability of token {place} differs by {gap:.2g}"
+                f"the log-probability of token {position} differs by {gap:.2g}"
                 if gap
-                else (f"the most probable tokens reported at token {place} differ")
+                else f"the most probable tokens reported at token {position} differ"
             )
     if len(plain.token_ids) != len(other.token_ids):
         return f"it has {len(other.token_ids)} tokens, not {len(plain.token_ids)}"
@@ -171,59 +177,42 @@ def difference(plain: Choice, other: Choice) -> str | None:
     return None
 
 
-def _counted(wrong: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in wrong.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """What a replay says of two runs that part.
-
-    Attributes:
-        near_tie: rounding explains it.
-        reason: why, or why not.
-    """
-
-    near_tie: bool
-    reason: str
-
-
-def explain(target: LanguageModel, prompt: Seq[int], params: SamplingParams, plain: Choice, other: Choice) -> Explained:
-    """Whether rounding explains that `other` differs from `plain`, two answers to the same request."""
-    common = _common(plain.token_ids, other.token_ids)
+def unexplained(
+    target: LanguageModel, prompt: Seq[int], params: SamplingParams, plain: Choice, other: Choice
+) -> str | None:
+    """Return why rounding does not explain the difference of two answers to one request; None where it does."""
+    pairs = enumerate(zip(plain.token_ids, other.token_ids, strict=False))
+    shortest = min(len(plain.token_ids), len(other.token_ids))
+    common = next((index for index, (one, two) in pairs if one != two), shortest)
     tokens = [*prompt, *plain.token_ids[:common]]
     alone, together = _replayed(target, tokens, len(prompt))
     spread = float((alone - together).abs().max())
     tolerance = max(MARGIN * spread, _ULPS * torch.finfo(torch.float32).eps * float(alone.abs().max()))
+    logprobs = alone.double().log_softmax(-1)
     for choice in (plain, other):
-        if choice.logprobs is None:
-            continue
-        logprobs = alone.double().log_softmax(-1)
-        for place, entry in enumerate(choice.logprobs[:common]):
-            error = abs(entry.logprob - float(logprobs[place, entry.token_id]))
+        for position, entry in enumerate((choice.logprobs or [])[:common]):
+            error = abs(entry.logprob - float(logprobs[position, entry.token_id]))
             if not error <= 2 * tolerance:
-                return Explained(
-                    False,
-                    f"the log-probability of token {place} is off by {error:.2g}, where rounding explains "
-                    f"{2 * tolerance:.2g}",
+                return (
+                    f"the log-probability of token {position} is off by {error:.2g}, where rounding explains "
+                    f"{2 * tolerance:.2g}"
                 )
-    if common == min(len(plain.token_ids), len(other.token_ids)):
-        if len(plain.token_ids) != len(other.token_ids) or plain.text != other.text:
-            return Explained(False, "the tokens agree, but the answers end differently")
-        return Explained(True, "log-probabilities within rounding")
+    if common == shortest:
+        is_same = len(plain.token_ids) == len(other.token_ids) and plain.text == other.text
+        return None if is_same else "the tokens agree, but the answers end differently"
     sequence = Sequence(0, tokens, len(prompt), params, choice=plain.index)
-    wanted = other.token_ids[common]
+    chosen = other.token_ids[common]
     for row in (alone[common], together[common]):
         moved = row - tolerance
-        moved[wanted] += 2 * tolerance
-        if _chosen(target, moved, sequence) == wanted:
-            return Explained(True, "logits within rounding choose the other token")
-    return Explained(False, f"at token {common} no logits within rounding ({tolerance:.2g}) choose the other token")
+        moved[chosen] += 2 * tolerance
+        if _chosen(target, moved, sequence) == chosen:
+            return None
+    return f"at token {common} no logits within rounding ({tolerance:.2g}) choose the other token"
 
 
 @torch.inference_mode()
 def _replayed(target: LanguageModel, tokens: Seq[int], num_prompt: int) -> tuple[Tensor, Tensor]:
-    """[n + 1, V] logits that follow the prompt and each token after it: each row alone, and all together."""
+    """Return the logits [n + 1, V] after the prompt and after each token: computed one by one, and all together."""
     cache = target.new_cache()
     try:
         start = num_prompt - 1
@@ -242,7 +231,7 @@ def _replayed(target: LanguageModel, tokens: Seq[int], num_prompt: int) -> tuple
 
 
 def _chosen(target: LanguageModel, logits: Tensor, sequence: Sequence) -> int:
-    """The token that a greedy or seeded request takes from these logits."""
+    """Return the token that a greedy or seeded request takes from these logits [V]."""
     pipeline = LogitsPipeline(target.vocab_size, target.eos_token_ids)
     logprobs = pipeline.process(logits[None], [LogitsRow(sequence)])
     seed = sequence.params.seed
@@ -250,11 +239,3 @@ def _chosen(target: LanguageModel, logits: Tensor, sequence: Sequence) -> int:
         key = NoiseKey(seed, sequence.choice, len(sequence.token_ids))
         logprobs = keyed_gumbel([key], logprobs.shape[-1]).to(logprobs.device) + logprobs
     return int(row_argmax(logprobs)[0])
-
-
-def _common(first: Seq[int], second: Seq[int]) -> int:
-    """How many tokens two answers have in common from the start."""
-    return next(
-        (place for place, (one, two) in enumerate(zip(first, second, strict=False)) if one != two),
-        min(len(first), len(second)),
-    )

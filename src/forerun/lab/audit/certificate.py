@@ -1,4 +1,4 @@
-"""What an audit has found: tests in layers, each with a verdict and what it would have found."""
+"""The certificate of an audit: tests in layers, each with a verdict and the deviation that it would have found."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from forerun.kernels.environment import Environment
-from forerun.lab.audit.statistics import FOUND, Deviation, GTest, detectable
+from forerun.lab.audit.statistics import FOUND, Deviation, GTest, Numbers, detectable, deviation
 from forerun.lab.bench.tables import markdown_table
 from forerun.lab.results.files import without_folders
 from forerun.lab.results.schema import DrafterFacts, Figure, Results, TableFacts, TargetFacts
 
 Verdict = Literal["pass", "fail", "inconclusive", "measured", "not run"]
-"""measured: a lossy rule was asked for, and its deviation is told. inconclusive: neither pass nor fail."""
+"""measured: a lossy rule was requested, and its deviation is reported. inconclusive: neither pass nor fail."""
 _WORST_FIRST: tuple[Verdict, ...] = ("fail", "inconclusive", "measured", "pass", "not run")
 
 FORMAT = 1
 """Version of the JSON object."""
-_TOLD = ("name", "about", "verdict", "power", "reason", "findings", "notes", "tests")
+_LAYER_KEYS = ("name", "about", "verdict", "power", "reason", "findings", "notes", "tests")
 """Of a layer, in the JSON object."""
 _SAYS = (
     "A pass of Bits says that the compared answers are equal, to the last bit of each log-probability; of Rule and "
@@ -38,7 +40,7 @@ class Check:
         what: what was counted: "answers", "samples".
         num_samples: how many.
         freedom: degrees of freedom, cells less one for each prompt; None where they were compared one by one.
-        p_value: None where nothing was left to chance.
+        p_value: None where nothing was random.
         level: a p-value below it fails.
         found: the smallest distance that would have been found with probability `FOUND`: total variation between the
             cells' distributions, or the share of answers that differ; None where nothing is stated.
@@ -61,13 +63,13 @@ class Check:
     note: str = ""
 
     @classmethod
-    def of(cls, name: str, outcome: GTest, level: float, **rest: Any) -> Check:
-        """Of a G-test: passed unless its p-value is below the level. rest: other attributes."""
+    def of(cls, name: str, outcome: GTest, level: float, **more: Any) -> Check:
+        """Judge a G-test: it passes unless its p-value is below the level. more: other attributes."""
         p_value = outcome.p_value
         found = detectable(outcome.num_samples, outcome.freedom, level)
         verdict: Verdict = "fail" if p_value < level else "pass"
         if verdict == "pass" and outcome.freedom == 0:
-            verdict, rest = "inconclusive", {"note": "too few samples to be compared", **rest}
+            verdict, more = "inconclusive", {"note": "too few samples to be compared", **more}
         return cls(
             name,
             verdict,
@@ -76,8 +78,22 @@ class Check:
             p_value=p_value,
             level=level,
             found=found,
-            **rest,
+            **more,
         )
+
+    @classmethod
+    def measured(cls, name: str, strata: Seq[tuple[Numbers, Numbers]], **more: Any) -> Check:
+        """Measure the deviation of a lossy rule.
+
+        Args:
+            strata: counts [C] and probabilities [C] of each prompt's cells, which count as cells of their own.
+            more: other attributes.
+        """
+        counts = np.concatenate([seen for seen, _ in strata])
+        total = max(float(counts.sum()), 1.0)
+        cells = np.concatenate([probabilities * (seen.sum() / total) for seen, probabilities in strata])
+        found = deviation(counts, cells)
+        return cls(name, "measured", num_samples=int(total), freedom=len(counts) - 1, deviation=found, **more)
 
 
 @dataclass(slots=True)
@@ -102,12 +118,12 @@ class Layer:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its tests'."""
+        """Return the worst verdict of its tests."""
         return worst([test.verdict for test in self.tests])
 
     @property
     def power(self) -> str:
-        """What its tests would have found, in a sentence."""
+        """Return a sentence on what its tests would have found."""
         found = [test.found for test in self.tests if test.found is not None]
         if not found:
             return ""
@@ -124,7 +140,7 @@ class Certificate:
     Attributes:
         subject: what was audited: model, drafter, options.
         layers: in the order in which they ran.
-        family_error: the chance that any of the tests fails though nothing is wrong.
+        family_error: the probability that any of the tests fails though nothing is wrong.
         seconds: that it took.
         environment: the machine and the versions.
     """
@@ -137,17 +153,17 @@ class Certificate:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the layers'."""
+        """Return the worst verdict of the layers."""
         return worst([layer.verdict for layer in self.layers])
 
     @property
     def failed(self) -> list[str]:
-        """Names of the layers that failed."""
+        """Return the names of the layers that failed."""
         return [layer.name for layer in self.layers if layer.verdict == "fail"]
 
     @property
     def headline(self) -> str:
-        """The outcome in a sentence."""
+        """Return the outcome in a sentence."""
         drafter = self.subject.get("drafter")
         match self.verdict:
             case "fail":
@@ -156,13 +172,13 @@ class Certificate:
                 names = [layer.name for layer in self.layers if layer.verdict == "inconclusive"]
                 return f"Inconclusive, neither pass nor fail: {', '.join(names)}."
             case "measured":
-                return f"Lossy, as asked for ({self.subject.get('acceptance')}): the deviation is measured."
+                return f"Lossy, as requested ({self.subject.get('acceptance')}): the deviation is measured."
             case "not run":
                 return "Nothing was tested."
         return f"No loss was found with {drafter}." if drafter else "No loss was found."
 
     def markdown(self) -> str:
-        """The certificate for people."""
+        """Format the certificate as Markdown."""
         parts = [f"# {self.headline}"]
         for layer in self.layers:
             parts += [f"## {layer.name}: {layer.verdict}", layer.about]
@@ -181,7 +197,7 @@ class Certificate:
         return "\n\n".join(parts)
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON; dataclasses are left in it."""
+        """Return the object that is written as JSON; dataclasses are left in it."""
         return {
             "format": FORMAT,
             "verdict": self.verdict,
@@ -190,7 +206,7 @@ class Certificate:
             "subject": dict(self.subject),
             "family_error": self.family_error,
             "seconds": round(self.seconds, 1),
-            "layers": [{name: getattr(layer, name) for name in _TOLD} for layer in self.layers],
+            "layers": [{name: getattr(layer, name) for name in _LAYER_KEYS} for layer in self.layers],
             "machine": dict(self.environment),
         }
 
@@ -199,14 +215,14 @@ COLUMNS = ("test", "verdict", "compared", "df", "p", "level", f"found with {FOUN
 
 
 def table_of(tests: Seq[Check]) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of a layer's tests, without columns that are empty in all."""
+    """Return the header and the rows of a layer's tests, without columns that are empty in all."""
     rows = [_row(test) for test in tests]
     used = [column for column in range(len(COLUMNS)) if any(row[column] for row in rows)]
     return [COLUMNS[column] for column in used], [[row[column] for column in used] for row in rows]
 
 
 def _row(test: Check) -> list[str]:
-    """The cells of a test's line under COLUMNS."""
+    """Return the cells of a test's line under COLUMNS."""
     note = test.note
     if test.deviation is not None:
         seen = test.deviation
@@ -225,12 +241,12 @@ def _row(test: Check) -> list[str]:
 
 
 def worst(verdicts: Seq[Verdict]) -> Verdict:
-    """The worst of several verdicts; "not run" of none."""
+    """Return the worst of several verdicts; "not run" of none."""
     return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), "not run")
 
 
 def audit_results(certificate: Certificate, command: str, environment: Environment) -> Results:
-    """The certificate of a model in this process, in the schema of results. No text is in it."""
+    """Convert the certificate of a model in this process to the schema of results, without any text of prompts."""
     subject = certificate.subject
     drafter = without_folders(str(subject["drafter"]))
     figures, tables = [], []

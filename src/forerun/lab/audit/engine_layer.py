@@ -10,23 +10,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
-
-import numpy as np
+from itertools import cycle, islice
 
 from forerun.config import AUTO, LOSSY_RULES, MAX_SEED, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import Choice, Engine
 from forerun.lab.audit.certificate import Check, Layer
-from forerun.lab.audit.distributions import ContinuationCells, DrawnDrafts, Laws, Path
-from forerun.lab.audit.settings import SAMPLED, Options, Sampled
-from forerun.lab.audit.statistics import NOTHING, GTest, Numbers, deviation, g_test
+from forerun.lab.audit.distributions import ContinuationCells, DrawnDrafts, Path, TargetDistributions
+from forerun.lab.audit.settings import SAMPLED, Sampled
+from forerun.lab.audit.statistics import NOTHING, GTest, Numbers, g_test
 from forerun.models import LanguageModel
 from forerun.speculation import DraftPlan, FixedPolicy, SpeculationPolicy
 from forerun.types import Sequence
 
-# Requests through an engine that is driven here, step by step, so that arrival, K and price are the audit's.
-
-_PRICE = 0.3
+_MIN_ACCEPTANCE_PROB = 0.3
 """Above it a drafter's estimate of acceptance goes on; high enough that drafts end early now and then."""
 
 
@@ -47,7 +44,7 @@ class AuditRun:
         num_draft_tokens: K; 0 is plain decoding.
         batch: sequences at a time.
         arrivals: requests that enter before each step, while others are computed; 0: all enter at once.
-        varying: K is drawn for each sequence and step, up to num_draft_tokens, and now and then drafts have a price.
+        varying: K is drawn for each sequence and step, up to num_draft_tokens; some steps have a min_acceptance_prob.
         prefill_chunk: tokens of a prompt in one step.
     """
 
@@ -58,24 +55,20 @@ class AuditRun:
     varying: bool = False
     prefill_chunk: int = 256
 
-    def policy(self, seed: int) -> SpeculationPolicy:
-        """K of each step."""
-        if self.varying:
-            return VaryingPolicy(self.num_draft_tokens, seed)
-        return FixedPolicy(self.num_draft_tokens)
-
 
 class VaryingPolicy(SpeculationPolicy):
-    """K of every sequence and step drawn from 0 to the largest, and a price now and then. It never learns: exactness
-    must not depend on what a budget decides, as long as it does not look at the tokens to come."""
+    """A policy that draws K of every sequence and step from 0 to the largest, and in some steps a min_acceptance_prob.
+
+    It never learns: exactness must not depend on what a policy decides, as long as it does not look at future tokens.
+    """
 
     def __init__(self, most: int, seed: int) -> None:
         self._most = most
         self._random = random.Random(seed)
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        num_draft_tokens = [self._random.randint(0, self._most) if sequence.room > 0 else 0 for sequence in sequences]
-        return DraftPlan(num_draft_tokens, self._random.choice((0.0, 0.0, _PRICE)))
+        counts = [self._random.randint(0, self._most) if sequence.room > 0 else 0 for sequence in sequences]
+        return DraftPlan(counts, self._random.choice((0.0, 0.0, _MIN_ACCEPTANCE_PROB)))
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self.plan(sequences)
@@ -85,7 +78,7 @@ class Audited:
     """A target with a drafter, or without one, and engines of both.
 
     Args:
-        acceptance: the rule asked for; None takes the one that fits.
+        acceptance: the rule requested; None takes the one that fits.
         prefix_reuse: as of the engine.
     """
 
@@ -101,12 +94,12 @@ class Audited:
         self._acceptance, self._prefix_reuse = acceptance, prefix_reuse
 
     def answers(
-        self, asked: Seq[AuditRequest], run: AuditRun, seed: int, drafter: Drafter | None = None
+        self, requests: Seq[AuditRequest], run: AuditRun, seed: int, drafter: Drafter | None = None
     ) -> list[list[Choice] | Exception]:
-        """The choices of each request, or the error that ended it.
+        """Return the choices of each request, or the error that ended it.
 
         Args:
-            seed: of the engine's noise and of the run's budget.
+            seed: of the engine's noise and of K.
             drafter: in place of the audited one.
         """
         drafter = drafter or self.drafter
@@ -118,27 +111,29 @@ class Audited:
             prefix_reuse=self._prefix_reuse,
             seed=seed,
         )
-        drafts = run.num_draft_tokens > 0
+        policy: SpeculationPolicy | None = None
+        if run.num_draft_tokens:
+            policy = VaryingPolicy(run.num_draft_tokens, seed) if run.varying else FixedPolicy(run.num_draft_tokens)
         engine = Engine(
             self.target,
-            drafter if drafts else None,
+            drafter if policy else None,
             tokenizer=self.tokenizer,
             config=config,
-            policy=run.policy(seed) if drafts else None,
+            policy=policy,
         )
         try:
-            return _drive(engine, asked, run.arrivals or len(asked))
+            return _drive(engine, requests, run.arrivals or len(requests))
         finally:
             engine.close()
 
 
-def _drive(engine: Engine, asked: Seq[AuditRequest], arrivals: int) -> list[list[Choice] | Exception]:
+def _drive(engine: Engine, requests: Seq[AuditRequest], arrivals: int) -> list[list[Choice] | Exception]:
     index_of: dict[int, int] = {}
-    choices: list[list[Choice]] = [[] for _ in asked]
+    choices: list[list[Choice]] = [[] for _ in requests]
     errors: dict[int, Exception] = {}
     added = 0
-    while added < len(asked) or engine.has_work:
-        for one in asked[added : added + arrivals]:
+    while added < len(requests) or engine.has_work:
+        for one in requests[added : added + arrivals]:
             index_of[engine.add(list(one.prompt), one.params)] = added
             added += 1
         for output in engine.step():
@@ -151,13 +146,13 @@ def _drive(engine: Engine, asked: Seq[AuditRequest], arrivals: int) -> list[list
 
 
 def num_drafted(answers: Seq[list[Choice] | Exception]) -> tuple[int, int]:
-    """Draft tokens verified in all answers, and those accepted."""
+    """Count the draft tokens verified in all answers, and those accepted."""
     every = [choice.stats for found in answers if not isinstance(found, Exception) for choice in found]
     return sum(stats.num_draft_tokens for stats in every), sum(stats.num_accepted_tokens for stats in every)
 
 
 def broken(answers: Seq[list[Choice] | Exception]) -> list[str]:
-    """The kinds of errors that ended requests, with their numbers."""
+    """Count the types of errors that ended requests; return a phrase for each."""
     counts: dict[str, int] = {}
     for found in answers:
         if isinstance(found, Exception):
@@ -166,42 +161,15 @@ def broken(answers: Seq[list[Choice] | Exception]) -> list[str]:
     return [f"{count} requests ended with {name}" for name, count in counts.items()]
 
 
-NUM_TESTS = len(SAMPLED)
 LENGTH = 6
-"""Tokens of an answer: room for a draft, its rejection, and what comes after the rollback."""
+"""Tokens of an answer: enough for a draft, its rejection, and what comes after the rollback."""
 NUM_OPENED = 48
-"""Paths whose law is computed, of each prompt and test."""
+"""Paths whose distribution is computed, of each prompt and test."""
 _NUM_PROMPTS = 2
 _CHOICES = 4
 """Of a request without a seed: they share the pages of their prompt."""
 _RUN = AuditRun("requests", 5, 16, arrivals=2, varying=True, prefill_chunk=48)
 _PLAIN = AuditRun("plain", 0, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A test's prompts with their cells.
-
-    Attributes:
-        options: of the requests to each prompt.
-    """
-
-    known: dict[Path, ContinuationCells]
-    options: dict[Path, Options]
-
-    def asked(self, sampled: Sampled, num_requests: int, seed: int) -> list[AuditRequest]:
-        """The requests, prompts in turn."""
-        rng = random.Random(seed)
-        found: list[AuditRequest] = []
-        prompts = list(self.known)
-        number = 0
-        while number < num_requests:
-            prompt = prompts[len(found) % len(prompts)]
-            own: Options = {"seed": rng.randrange(MAX_SEED)} if sampled.is_seeded else {"n": _CHOICES}
-            params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, **self.options[prompt], **own)
-            found.append(AuditRequest(prompt, params))
-            number += params.n
-        return found
 
 
 def engine_layer(
@@ -214,12 +182,12 @@ def engine_layer(
     say: Callable[[str], None] = lambda _: None,
     grid: Seq[Sampled] = SAMPLED,
 ) -> Layer:
-    """Answer and count.
+    """Run every test of the grid and check its answers.
 
     Args:
         num_requests: answers of all tests together.
         level: of each test.
-        acceptance: the rule asked for.
+        acceptance: the rule requested.
         grid: the tests.
     """
     layer = Layer("Engine", "Real requests through cache, batch and rollback against exact probabilities.")
@@ -229,14 +197,14 @@ def engine_layer(
             "together, which is far less than these tests can see. Filters, which make a cut of such a difference, are "
             "left out."
         )
-    every = {tuple(prompt): Laws(audited.target, prompt) for prompt in prompts[:_NUM_PROMPTS]}
+    every = {tuple(prompt): TargetDistributions(audited.target, prompt) for prompt in prompts[:_NUM_PROMPTS]}
     try:
         for number, sampled in enumerate(grid):
             say(f"Engine: {sampled.name}")
             _test(audited, layer, sampled, every, num_requests // len(grid), seed + number, level, acceptance)
     finally:
-        for laws in every.values():
-            laws.close()
+        for distributions in every.values():
+            distributions.close()
     return layer
 
 
@@ -244,87 +212,68 @@ def _test(
     audited: Audited,
     layer: Layer,
     sampled: Sampled,
-    every: dict[Path, Laws],
+    every: dict[Path, TargetDistributions],
     num_requests: int,
     seed: int,
     level: float,
     acceptance: str | None,
 ) -> None:
-    prepared = prepare(audited, sampled, every)
-    asked = prepared.asked(sampled, num_requests, seed)
-    drafter = DrawnDrafts(prepared.known, every, seed ^ 0x5DEECE66D) if sampled.is_drawn else None
-    answers = audited.answers(asked, _RUN, seed, drafter)
+    known = {prompt: _cells(audited, sampled, distributions) for prompt, distributions in every.items()}
+    rng = random.Random(seed)
+    requests = [
+        AuditRequest(
+            prompt,
+            replace(known[prompt].params, seed=rng.randrange(MAX_SEED))
+            if sampled.is_seeded
+            else replace(known[prompt].params, n=_CHOICES),
+        )
+        for prompt in islice(cycle(known), -(-num_requests // (1 if sampled.is_seeded else _CHOICES)))
+    ]
+    drafter = DrawnDrafts(known, every, seed ^ 0x5DEECE66D) if sampled.is_drawn else None
+    answers = audited.answers(requests, _RUN, seed, drafter)
     drafted, accepted = num_drafted(answers)
-    is_lossy = acceptance in LOSSY_RULES and not sampled.is_seeded
-    counts = counted(prepared, asked, answers)
-    if is_lossy:
-        layer.tests.append(_measured(sampled.name, prepared, counts, drafted, accepted))
+    strata = _counted(known, requests, answers)
+    if acceptance in LOSSY_RULES and not sampled.is_seeded:
+        layer.tests.append(Check.measured(sampled.name, strata, num_drafted=drafted, num_accepted=accepted))
         return
-    test = Check.of(sampled.name, compared(prepared, counts), level, num_drafted=drafted, num_accepted=accepted)
+    test = Check.of(sampled.name, _compared(strata), level, num_drafted=drafted, num_accepted=accepted)
     if errors := broken(answers):
         test = replace(test, verdict="fail", note="; ".join(errors))
-        layer.findings.append(f"{sampled.name}: {'; '.join(errors)}.")
+        layer.findings.append(f"{sampled.name}: {test.note}.")
     elif test.verdict == "fail":
-        plain = audited.answers(asked, _PLAIN, seed)
-        p_value = compared(prepared, counted(prepared, asked, plain)).p_value
+        p_value = _compared(_counted(known, requests, audited.answers(requests, _PLAIN, seed))).p_value
         blame = "plain decoding deviates too" if p_value < level else f"plain decoding does not (p = {p_value:.2g})"
         layer.findings.append(f"{sampled.name}: answers do not follow the exact probabilities; {blame}.")
-    elif not accepted or accepted == drafted:
-        why = "nothing was drafted" if not drafted else "nothing was rejected" if accepted else "nothing was accepted"
-        if not drafted:
-            test = replace(test, verdict="inconclusive", note=why)
-        else:
-            layer.notes.append(f"{sampled.name}: {why}.")
+    elif not drafted:
+        test = replace(test, verdict="inconclusive", note="nothing was drafted")
+    elif accepted in (0, drafted):
+        layer.notes.append(f"{sampled.name}: nothing was {'rejected' if accepted else 'accepted'}.")
     layer.tests.append(test)
 
 
-def prepare(audited: Audited, sampled: Sampled, every: dict[Path, Laws]) -> Prepared:
-    """Options and cells of a test."""
-    known: dict[Path, ContinuationCells] = {}
-    options: dict[Path, Options] = {}
-    for prompt, laws in every.items():
-        chosen = sampled.options(laws.law((), SamplingParams()))
-        if not audited.target.exactness.exact:
-            chosen = {name: value for name, value in chosen.items() if name not in ("top_k", "top_p")}
-        params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, **chosen)
-        ends = frozenset(params.stop_token_ids)
-        known[prompt] = ContinuationCells(laws, params, LENGTH, NUM_OPENED, ends)
-        options[prompt] = chosen
-    return Prepared(known, options)
+def _cells(audited: Audited, sampled: Sampled, distributions: TargetDistributions) -> ContinuationCells:
+    """Return the cells of a test's answers to one prompt."""
+    options = sampled.options(distributions.probabilities((), SamplingParams()))
+    if not audited.target.exactness.exact:
+        options = {name: value for name, value in options.items() if name not in ("top_k", "top_p")}
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True, **options)
+    return ContinuationCells(distributions, params, NUM_OPENED)
 
 
-def counted(prepared: Prepared, asked: Seq[AuditRequest], answers: Seq[object]) -> dict[Path, Numbers]:
-    """Of each prompt, how many answers fall into each cell. A failed request counts nowhere."""
-    found: dict[Path, list[list[int]]] = {prompt: [] for prompt in prepared.known}
-    for one, choices in zip(asked, answers, strict=True):
+def _counted(
+    known: dict[Path, ContinuationCells], requests: Seq[AuditRequest], answers: Seq[object]
+) -> list[tuple[Numbers, Numbers]]:
+    """Return, of each prompt, how many answers fall into each cell, and the cells' probabilities.
+
+    A failed request counts nowhere.
+    """
+    found: dict[Path, list[list[int]]] = {prompt: [] for prompt in known}
+    for request, choices in zip(requests, answers, strict=True):
         if isinstance(choices, list):
-            found[tuple(one.prompt)] += [choice.token_ids for choice in choices]
-    return {prompt: prepared.known[prompt].counts(each) for prompt, each in found.items()}
+            found[tuple(request.prompt)] += [choice.token_ids for choice in choices]
+    return [(known[prompt].counts(each), known[prompt].probabilities) for prompt, each in found.items()]
 
 
-def compared(prepared: Prepared, counts: dict[Path, Numbers]) -> GTest:
-    """The test of all prompts together, each a stratum."""
-    outcome = NOTHING
-    for prompt, seen in counts.items():
-        outcome += g_test(seen, prepared.known[prompt].probabilities)
-    return outcome
-
-
-def _measured(name: str, prepared: Prepared, counts: dict[Path, Numbers], num_drafted: int, num_accepted: int) -> Check:
-    every = list(counts)
-    totals = np.array([counts[prompt].sum() for prompt in every])
-    cells = [
-        prepared.known[prompt].probabilities * share
-        for prompt, share in zip(every, totals / max(float(totals.sum()), 1.0), strict=True)
-    ]
-    seen = np.concatenate([counts[prompt] for prompt in every])
-    found = deviation(seen, np.concatenate(cells))
-    return Check(
-        name,
-        "measured",
-        num_samples=int(seen.sum()),
-        freedom=len(seen) - 1,
-        deviation=found,
-        num_drafted=num_drafted,
-        num_accepted=num_accepted,
-    )
+def _compared(strata: Seq[tuple[Numbers, Numbers]]) -> GTest:
+    """Test all prompts together, each a stratum."""
+    return sum((g_test(*stratum) for stratum in strata), NOTHING)

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from typing import Any
 
 from forerun.errors import ConfigError, DrafterError
-from forerun.lab.audit import engine_layer as requests, rule_layer as rule
 from forerun.lab.audit.bits_layer import bits_layer
 from forerun.lab.audit.certificate import Certificate, Layer
 from forerun.lab.audit.engine_layer import Audited, engine_layer
-from forerun.lab.audit.rule_layer import rule_layer
-from forerun.lab.audit.settings import FAMILY_ERROR, NEEDS_DRAFTER, AuditOptions
-from forerun.models import LanguageModel
+from forerun.lab.audit.rule_layer import TRIED, rule_layer
+from forerun.lab.audit.settings import FAMILY_ERROR, NEEDS_DRAFTER, SAMPLED, AuditOptions
 from forerun.verification import check_acceptance
 
 _FEWEST_TOKENS = 4
@@ -34,13 +32,13 @@ def audit(
     subject: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Certificate:
-    """All layers.
+    """Run all layers.
 
     Args:
         prompts: token ids, as long as they are.
         acceptance: the rule that `audited` was given.
         subject: what the certificate says of the model and the drafter.
-        say: told what is done now.
+        say: called with a line for each stage.
 
     Raises:
         ConfigError: there is no usable prompt, or no such rule.
@@ -48,15 +46,21 @@ def audit(
     """
     settings = settings or AuditOptions()
     started = time.perf_counter()
-    _check(audited, acceptance)
     target = audited.target
-    chosen = shaped(prompts, max(settings.num_prompts, 2), target.context_length, settings.max_tokens)
-    level = FAMILY_ERROR / (rule.NUM_TESTS * bool(settings.samples) + requests.NUM_TESTS * bool(settings.requests) or 1)
+    if acceptance is not None:
+        check_acceptance(acceptance)
+    if audited.drafter is None:
+        raise DrafterError(NEEDS_DRAFTER)
+    if target.vocab_size < _FEWEST_TOKENS:
+        raise ConfigError(f"{target.name} has {target.vocab_size} tokens; an audit needs {_FEWEST_TOKENS} or more.")
+    chosen = audit_prompts(prompts, max(settings.num_prompts, 2), target.context_length, settings.max_tokens)
+    num_tests = len(TRIED) * bool(settings.samples) + len(SAMPLED) * bool(settings.requests)
+    level = FAMILY_ERROR / max(1, num_tests)
     layers = [bits_layer(audited, chosen[: settings.num_prompts], settings, say)]
     if settings.samples:
         layers.append(rule_layer(target, chosen, settings.samples, settings.seed, level, acceptance, say))
     else:
-        layers.append(Layer("Rule", "Acceptance rules on cached laws of the model.", reason="--samples is 0"))
+        layers.append(Layer("Rule", "Acceptance rules on cached distributions of the model.", reason="--samples is 0"))
     if settings.requests:
         layers.append(engine_layer(audited, chosen, settings.requests, settings.seed, level, acceptance, say))
     else:
@@ -64,29 +68,19 @@ def audit(
     return Certificate(dict(subject or {}), layers, FAMILY_ERROR, time.perf_counter() - started)
 
 
-def _check(audited: Audited, acceptance: str | None) -> None:
-    target: LanguageModel = audited.target
-    if acceptance is not None:
-        check_acceptance(acceptance)
-    if audited.drafter is None:
-        raise DrafterError(NEEDS_DRAFTER)
-    if target.vocab_size < _FEWEST_TOKENS:
-        raise ConfigError(f"{target.name} has {target.vocab_size} tokens; an audit needs {_FEWEST_TOKENS} or more.")
-
-
-def shaped(prompts: Seq[Seq[int]], count: int, context_length: int, max_tokens: int) -> list[list[int]]:
-    """`count` prompts of token ids. Every second is said twice, so that drafters which copy find something; the last
-    one is long, where the context lets it.
+def audit_prompts(prompts: Seq[Seq[int]], count: int, context_length: int, max_tokens: int) -> list[list[int]]:
+    """Cut and repeat token ids to `count` prompts. Every second one is repeated, so that drafters that copy find
+    something; the last one is long, where the context permits.
 
     Raises:
         ConfigError: there is no prompt, or the context is too short for any.
     """
-    room = context_length - max_tokens - 1
+    available = context_length - max_tokens - 1
     usable = [list(prompt) for prompt in prompts if prompt]
-    if not usable or room < 2:
+    if not usable or available < 2:
         raise ConfigError(
-            f"There are {len(usable)} prompts, and room for {max(room, 0)} tokens of one in a context of "
-            f"{context_length}. Give a file with prompts, or fewer --max-tokens."
+            f"There are {len(usable)} prompts, and a context of {context_length} leaves {max(available, 0)} tokens for "
+            f"one. Give a file with prompts, or fewer --max-tokens."
         )
     found: list[list[int]] = []
     for number in range(count):
@@ -96,8 +90,8 @@ def shaped(prompts: Seq[Seq[int]], count: int, context_length: int, max_tokens: 
         prompt = prompt[:end][-_SHORT:]
         if number % 2 == 0:
             prompt = prompt[-_SHORT // 2 :] * 2
-        found.append(prompt[-room:])
-    if count > 1 and room > _LONG:
+        found.append(prompt[-available:])
+    if count > 1 and available > _LONG:
         whole = usable[(count - 1) % len(usable)]
         found[-1] = (whole * -(-_LONG // len(whole)))[-_LONG:]
     return found

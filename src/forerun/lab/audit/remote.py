@@ -1,7 +1,7 @@
 """An audit of a server, from outside: plain against plain first, and only what speculation adds to that counts.
 
-The server is asked with speculation and without it: by a switch in the body (`"speculative": false`), or at two
-addresses. Nothing is concluded unless its counters show drafts in one and none in the other.
+Requests are sent with speculation and without it: by a switch in the body (`"speculative": false`), or at two
+addresses. Nothing is concluded unless the server's counters show drafts in one and none in the other.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _NUM_TESTS = 1 + 2 * len(SAMPLED)
 
 
 class AuditedServer:
-    """One way to ask a server: with the switch, or without.
+    """A server, with or without the switch in every request.
 
     Args:
         url: with or without /v1.
         api_key: sent as a bearer token; None sends none.
-        model: what requests call it; None asks the server.
+        model: its name in requests; None takes the first that the server lists.
         extra: fields of every body, such as the switch.
 
     Attributes:
-        told: draft tokens verified for its answers, by them; None where none tells.
-        counted: the same by its /metrics, other clients' requests included; None where it does not tell.
+        reported: draft tokens verified for its answers, by these; None where none reports them.
+        counted: the same by its /metrics, other clients' requests included; None where it reports none.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class AuditedServer:
         self._error = httpx.HTTPError
         self._http = httpx.Client(timeout=TIMEOUT, headers=headers, limits=httpx.Limits(max_connections=32))
         self.extra = dict(extra or {})
-        self.told: int | None = None
+        self.reported: int | None = None
         self.counted: float | None = None
         self.model = model or self._first_model()
 
     def complete(self, bodies: Seq[Body], at_once: int) -> list[Texts]:
-        """The answers to bodies of /v1/completions, so many at a time; their drafts are counted.
+        """Send bodies to /v1/completions, so many at a time, count their draft tokens and return the texts.
 
         Raises:
             AuditError: the server does not answer, or refuses a body.
@@ -86,14 +86,14 @@ class AuditedServer:
         with ThreadPoolExecutor(at_once) as pool:
             answers = list(pool.map(self._complete, bodies))
         after = self.counter()
-        if told := [drafted for _, drafted in answers if drafted is not None]:
-            self.told = (self.told or 0) + sum(told)
+        if numbers := [drafted for _, drafted in answers if drafted is not None]:
+            self.reported = (self.reported or 0) + sum(numbers)
         if before is not None and after is not None:
             self.counted = (self.counted or 0.0) + after - before
         return [texts for texts, _ in answers]
 
     def counter(self) -> float | None:
-        """Draft tokens verified since the server started, by its /metrics; None where it does not tell."""
+        """Return the draft tokens verified since the server started, by its /metrics; None where it reports none."""
         try:
             response = self._http.get(f"{self.url}/metrics")
         except self._error:
@@ -101,19 +101,19 @@ class AuditedServer:
         return draft_counter(response.text) if response.status_code == 200 else None
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._http.close()
 
     def _complete(self, body: Body) -> tuple[Texts, int | None]:
-        """The texts of an answer's choices, and the draft tokens verified for it, where it tells."""
+        """Return the texts of an answer's choices, and the draft tokens verified for it if the server reports them."""
         found = self._json("POST", "/v1/completions", {"model": self.model, **body, **self.extra})
         choices = found.get("choices")
         if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
             raise AuditError(f"{self.url} answered without choices. Is it an OpenAI-compatible server?")
         texts = tuple(str(one.get("text", "")) for one in sorted(choices, key=lambda one: one.get("index", 0)))
         metrics = found.get("metrics")
-        told = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-        drafted = told.get("num_draft_tokens") if isinstance(told, dict) else None
+        decoding = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+        drafted = decoding.get("num_draft_tokens") if isinstance(decoding, dict) else None
         return texts, drafted if isinstance(drafted, int) else None
 
     def _first_model(self) -> str:
@@ -132,10 +132,11 @@ class AuditedServer:
                 "server runs."
             ) from None
         if response.status_code != 200:
-            told = value.get("error") if isinstance(value, dict) else None
-            about = f" and names the field {told['param']!r}" if isinstance(told, dict) and told.get("param") else ""
+            reason = value.get("error") if isinstance(value, dict) else None
+            field = reason.get("param") if isinstance(reason, dict) else None
+            about = f" and names the field {field!r}" if field else ""
             raise AuditError(
-                f"{self.url}{path} refuses a request with status {response.status_code}{about}. If it does not know "
+                f"{self.url}{path} refuses a request with status {response.status_code}{about}. If it does not support "
                 "the switch `speculative`, give two servers: --url SPECULATIVE --url PLAIN."
             )
         if not isinstance(value, dict):
@@ -144,7 +145,7 @@ class AuditedServer:
 
 
 def draft_counter(metrics: str) -> float | None:
-    """The sum of the counters of draft tokens in a text of Prometheus'; None where there is none."""
+    """Sum the counters of draft tokens in Prometheus' text format; None where there is none."""
     numbers = [
         float(value)
         for name, value in _COUNTER.findall(metrics)
@@ -163,7 +164,7 @@ def remote_audit(
     subject: Mapping[str, Any] | None = None,
     say: Say = lambda _: None,
 ) -> Certificate:
-    """Audit a server.
+    """Audit a server from outside.
 
     Args:
         speculative, plain: the same model, with speculation and without.
@@ -185,7 +186,9 @@ def remote_audit(
     else:
         engine.reason = "--requests is 0"
     switch = _switch(speculative, plain)
-    rules = Layer("Rule", "Acceptance rules on cached laws of the model.", reason="a server's rules cannot be called")
+    rules = Layer(
+        "Rule", "Acceptance rules on cached distributions of the model.", reason="a server's rules cannot be called"
+    )
     if switch.verdict != "pass":
         for layer in (bits, engine):
             layer.tests = [replace(test, verdict="inconclusive", note=_NOT_CONFIRMED) for test in layer.tests]
@@ -194,14 +197,14 @@ def remote_audit(
 
 def _switch(drafting: AuditedServer, plainly: AuditedServer) -> Layer:
     layer = Layer("Switch", "Whether the server drafts for one kind of request, and for the other not.")
-    # answers know nothing of other clients' requests, so they are asked first
-    ours, theirs = (each.counted if each.told is None else each.told for each in (drafting, plainly))
+    # the answers' own counts exclude other clients' requests, so they are preferred
+    ours, theirs = (each.counted if each.reported is None else each.reported for each in (drafting, plainly))
     count = int(ours or 0)
     if ours and theirs == 0:
         layer.tests.append(Check("drafts", "pass", what="draft tokens", num_samples=count, note="without it none"))
         return layer
     if ours is None or theirs is None:
-        why = "neither its responses nor /metrics tell of drafts"
+        why = "neither its responses nor /metrics report drafts"
     else:
         why = (
             f"{theirs:.0f} tokens were drafted without speculation" if ours else "nothing was drafted with speculation"
@@ -220,7 +223,7 @@ def _bits(
     level: float,
     say: Callable[[str], None],
 ) -> Layer:
-    """Greedy texts. Plain decoding one at a time is compared with itself under load, and with speculation."""
+    """Compare greedy texts: plain decoding one at a time against itself under load, and against speculation."""
     layer = Layer("Bits", "Greedy texts with and without speculation; how often plain decoding differs from itself.")
     bodies = [
         {"prompt": prompts[number % len(prompts)], "max_tokens": settings.max_tokens, "temperature": 0, **options}
@@ -242,7 +245,7 @@ def _bits(
         layer.findings.append(f"Greedy texts: {note}, of {count}.")
     elif differing > noise or 2 * noise > count:
         verdict = "inconclusive"
-        layer.notes.append("More --num-prompts would tell whether speculation adds to the difference.")
+        layer.notes.append("More --num-prompts would show whether speculation adds to the difference.")
     layer.tests.append(
         Check("greedy, batches of 8", verdict, "answers", count, None, p_value, level, share_found(count), note=note)
     )
@@ -258,7 +261,7 @@ def _sampled(
     level: float,
     say: Say,
 ) -> None:
-    """Two plain samples against each other, and both against one with speculation."""
+    """Compare two plain samples with each other, and both with one with speculation."""
     each = max(settings.requests // (3 * len(SAMPLED)), 2 * _CHOICES)
     for name, options in SAMPLED.items():
         say(f"Engine: {name}")
@@ -278,8 +281,8 @@ def _sampled(
 
 
 def _compared(bodies: Seq[Body], first: Seq[Seq[Texts]], second: Seq[Seq[Texts]]) -> GTest:
-    """The test of two groups of samples, prompt by prompt. A text is a cell; rare ones are merged in order, so
-    that texts that begin alike are."""
+    """Test two groups of samples, prompt by prompt. Each text is a cell; rare cells are merged in sorted order, so that
+    texts that begin alike are merged."""
     outcome = NOTHING
     for prompt in dict.fromkeys(body["prompt"] for body in bodies):
         sides = [

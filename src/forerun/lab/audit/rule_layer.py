@@ -1,12 +1,13 @@
-"""The layer *Rule*: the acceptance rules as the engine calls them, on cached laws of the user's model.
+"""The layer *Rule*: the acceptance rules as the engine calls them, on cached distributions of the user's model.
 
-No model is asked: drafts are drawn from known laws, a rule decides, what a step leaves open is completed by the
-target's law, and the counts of three symbols are compared with their exact probabilities.
+No model is called: drafts are drawn from known distributions, a rule decides, what a step leaves open is drawn from the
+target's distribution, and the counts of three symbols are compared with their exact probabilities.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,8 +17,18 @@ from torch import Tensor
 
 from forerun.config import LOSSY_RULES, SamplingParams
 from forerun.lab.audit.certificate import Check, Layer
-from forerun.lab.audit.distributions import CHAIN, LENGTH, NUM_SYMBOLS, TREE, Drafts, Laws, LawSet, drafts_of, law_set
-from forerun.lab.audit.statistics import NOTHING, Numbers, deviation, g_test
+from forerun.lab.audit.distributions import (
+    CHAIN,
+    LENGTH,
+    NUM_SYMBOLS,
+    TREE,
+    PossibleDrafts,
+    SymbolDistributions,
+    TargetDistributions,
+    possible_drafts,
+    symbol_distributions,
+)
+from forerun.lab.audit.statistics import NOTHING, Numbers, g_test
 from forerun.models import LanguageModel
 from forerun.sampling import StepNoise
 from forerun.types import Noise, PackedDrafts, Sequence
@@ -27,9 +38,9 @@ _AT_ONCE = 2048
 """Sequences of a step."""
 _NUM_PROMPTS = 2
 _OPTIONS = (SamplingParams(), SamplingParams(temperature=0.8, top_k=3))
-"""Options under which the laws are taken; with the second, some symbols cannot come."""
+"""Options of the distributions; with the second, some symbols cannot come."""
 _AT_BOUNDS = 512
-"""Drafts of each rule and law that are judged with numbers at the bounds."""
+"""Drafts of each rule and distribution that are judged with numbers at the bounds."""
 _AT_A_BOUND = "tokens of probability 0 were written at a bound of the noise"
 
 
@@ -40,21 +51,21 @@ class RuleCase:
     Attributes:
         name: in reports.
         rule: its name.
-        drafts: makes all drafts from laws.
+        drafts: makes all drafts from distributions.
         is_seeded: sequences have seeds, and their noise is keyed.
     """
 
     name: str
     rule: str
-    drafts: Callable[[LawSet], Drafts]
+    drafts: Callable[[SymbolDistributions], PossibleDrafts]
     is_seeded: bool = False
 
 
-_CHAINS = partial(drafts_of, shape=CHAIN)
-_DISTINCT = partial(drafts_of, shape=TREE, replacement=False)
-_REPEATED = partial(drafts_of, shape=TREE)
-_CHOSEN = partial(drafts_of, shape=TREE, chosen=True)
-_CHOSEN_CHAINS = partial(drafts_of, shape=CHAIN, chosen=True)
+_CHAINS = partial(possible_drafts, shape=CHAIN)
+_DISTINCT = partial(possible_drafts, shape=TREE, replacement=False)
+_REPEATED = partial(possible_drafts, shape=TREE)
+_CHOSEN = partial(possible_drafts, shape=TREE, chosen=True)
+_CHOSEN_CHAINS = partial(possible_drafts, shape=CHAIN, chosen=True)
 
 TRIED: Seq[RuleCase] = (
     RuleCase("block, drawn chains", "block", _CHAINS),
@@ -66,8 +77,6 @@ TRIED: Seq[RuleCase] = (
     RuleCase("walk, chosen trees", "walk", _CHOSEN),
     RuleCase("coupled, chosen chains, a seed each", "coupled", _CHOSEN_CHAINS, is_seeded=True),
 )
-NUM_TESTS = len(TRIED)
-"""Of which a p-value is asked."""
 
 
 def rule_layer(
@@ -80,46 +89,46 @@ def rule_layer(
     say: Callable[[str], None] = lambda _: None,
     grid: Seq[RuleCase] = TRIED,
 ) -> Layer:
-    """Try every lossless rule, and the lossy one that is asked for.
+    """Try every lossless rule, and the lossy one that is requested.
 
     Args:
         num_samples: of each.
         level: of each test.
         grid: the rules, each on one kind of drafts.
     """
-    layer = Layer("Rule", "Acceptance rules on cached laws of the model: three tokens a time against their exact law.")
-    say("Rule: laws of the model")
+    layer = Layer(
+        "Rule",
+        "Acceptance rules on cached distributions of the model: three tokens a time against exact probabilities.",
+    )
+    say("Rule: distributions of the model")
     rng = np.random.default_rng(seed)
-    sets: list[LawSet] = []
+    sets: list[SymbolDistributions] = []
     for prompt in prompts[:_NUM_PROMPTS]:
-        laws = Laws(target, prompt)
-        try:
-            sets += [law_set(laws, params, rng) for params in _OPTIONS]
-        finally:
-            laws.close()
+        with closing(TargetDistributions(target, prompt)) as distributions:
+            sets += [symbol_distributions(distributions, params, rng) for params in _OPTIONS]
+    count = -(-num_samples // len(sets))
     for tried in grid:
         say(f"Rule: {tried.name}")
-        outcome = NOTHING
-        for laws_of_one in sets:
-            outcome += g_test(_counts(tried, laws_of_one, -(-num_samples // len(sets)), rng), laws_of_one.cells)
+        outcome = sum((g_test(_counts(tried, one, count, rng), one.cells) for one in sets), NOTHING)
         layer.tests.append(Check.of(tried.name, outcome, level))
         if layer.tests[-1].verdict == "fail":
-            layer.findings.append(f"{tried.name}: what it writes does not follow the target's law.")
+            layer.findings.append(f"{tried.name}: what it writes does not follow the target's distribution.")
     if acceptance in LOSSY_RULES:
-        layer.tests.append(_measured(str(acceptance), sets, num_samples, rng))
+        lossy = RuleCase(f"{acceptance}, drawn chains", str(acceptance), _CHAINS)
+        layer.tests.append(Check.measured(lossy.name, [(_counts(lossy, one, count, rng), one.cells) for one in sets]))
     layer.tests.append(_at_bounds(layer, grid, sets, rng))
     return layer
 
 
-def _counts(tried: RuleCase, laws: LawSet, num_samples: int, rng: np.random.Generator) -> Numbers:
-    """[cells] how often each string of symbols was written."""
+def _counts(tried: RuleCase, distributions: SymbolDistributions, num_samples: int, rng: np.random.Generator) -> Numbers:
+    """Count how often each string of symbols is written, [NUM_SYMBOLS ** LENGTH]."""
     counts = np.zeros(NUM_SYMBOLS**LENGTH)
-    drafts = tried.drafts(laws)
-    cumulative = {context: np.cumsum(law).tolist() for context, law in laws.target.items()}
+    drafts = tried.drafts(distributions)
+    cumulative = {context: np.cumsum(row).tolist() for context, row in distributions.target.items()}
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
     for start in range(0, num_samples, _AT_ONCE):
         count = min(_AT_ONCE, num_samples - start)
-        drawn = rng.choice(len(drafts.drafts), size=count, p=drafts.chances).tolist()
+        drawn = rng.choice(len(drafts.drafts), size=count, p=drafts.probabilities).tolist()
         seeds = rng.integers(2**62, size=count).tolist() if tried.is_seeded else [None] * count
         sequences = [
             Sequence(number, [0], 1, _OPTIONS[0] if seed is None else SamplingParams(seed=seed))
@@ -131,35 +140,20 @@ def _counts(tried: RuleCase, laws: LawSet, num_samples: int, rng: np.random.Gene
             for number in numbers[: LENGTH - len(string)]:
                 sums = cumulative[string]
                 string = (*string, next(symbol for symbol, sum_ in enumerate(sums) if number * sums[-1] < sum_))
-            counts[sum(symbol * NUM_SYMBOLS ** (LENGTH - 1 - place) for place, symbol in enumerate(string))] += 1
+            counts[sum(symbol * NUM_SYMBOLS ** (LENGTH - 1 - depth) for depth, symbol in enumerate(string))] += 1
     return counts
 
 
 def _written(
-    tried: RuleCase, drafts: Drafts, drawn: Seq[int], packed: PackedDrafts, noise: Noise
+    tried: RuleCase, drafts: PossibleDrafts, drawn: Seq[int], packed: PackedDrafts, noise: Noise
 ) -> list[tuple[int, ...]]:
-    """The symbols that the rule writes for each of the drafts that were drawn."""
+    """Return the symbols that the rule writes for each of the drawn drafts."""
     logprobs = drafts.logprobs[torch.tensor(drawn)].flatten(0, 1)
     verdicts = verify_step(packed, logprobs, [tried.rule] * len(drawn), noise)
     ids = [drafts.drafts[index].ids for index in drawn]
     return [
         (*(own[node] for node in verdict.path), verdict.next_token) for own, verdict in zip(ids, verdicts, strict=True)
     ]
-
-
-def _measured(rule: str, sets: Seq[LawSet], num_samples: int, rng: np.random.Generator) -> Check:
-    """A lossy rule's deviation, of the laws together: strings of each are cells of their own."""
-    tried = RuleCase(f"{rule}, drawn chains", rule, _CHAINS)
-    each = -(-num_samples // len(sets))
-    counts = np.concatenate([_counts(tried, laws, each, rng) for laws in sets])
-    cells = np.concatenate([laws.cells for laws in sets]) / len(sets)
-    return Check(
-        tried.name,
-        "measured",
-        num_samples=each * len(sets),
-        freedom=len(cells) - 1,
-        deviation=deviation(counts, cells),
-    )
 
 
 class BoundNoise:
@@ -177,15 +171,17 @@ class BoundNoise:
         return torch.from_numpy(-np.log(-np.log(uniforms)))
 
 
-def _at_bounds(layer: Layer, grid: Seq[RuleCase], sets: Seq[LawSet], rng: np.random.Generator) -> Check:
-    """No rule may write a token that the target gives no chance, whatever the noise."""
+def _at_bounds(layer: Layer, grid: Seq[RuleCase], sets: Seq[SymbolDistributions], rng: np.random.Generator) -> Check:
+    """Check that no rule writes a token of probability 0, whatever the noise."""
     for tried in grid:
         count = 0
-        for laws in sets:
-            drafts = tried.drafts(laws)
+        for distributions in sets:
+            drafts = tried.drafts(distributions)
             drawn = rng.integers(len(drafts.drafts), size=_AT_BOUNDS).tolist()
             packed = PackedDrafts.of([drafts.drafts[index] for index in drawn])
-            count += sum(laws.chance(each) == 0 for each in _written(tried, drafts, drawn, packed, BoundNoise(rng)))
+            count += sum(
+                distributions.probability(each) == 0 for each in _written(tried, drafts, drawn, packed, BoundNoise(rng))
+            )
         if count:
             layer.findings.append(f"{tried.name}: {count} {_AT_A_BOUND}.")
     return Check(

@@ -1,4 +1,4 @@
-"""How much an audit computes."""
+"""The sizes of an audit, and the options of its requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forerun.lab.audit.statistics import Numbers
 from forerun.utils.fields import Checked, option
 
 FAMILY_ERROR = 1e-4
-"""The chance that an audit of a lossless engine fails, whatever the number of its tests."""
+"""The probability that an audit of a lossless engine fails, whatever the number of its tests."""
 
 NEEDS_DRAFTER = "An audit compares speculation with plain decoding, so it needs a drafter: --drafter NAME."
 
@@ -32,7 +32,7 @@ class AuditOptions(Checked):
 
 
 def quick(settings: AuditOptions) -> AuditOptions:
-    """The same grid in half a minute on the bundled pair: no size is larger than these."""
+    """Limit the sizes, so that the same grid takes half a minute on the bundled pair."""
     return replace(
         settings,
         samples=min(settings.samples, 8_000),
@@ -42,10 +42,8 @@ def quick(settings: AuditOptions) -> AuditOptions:
     )
 
 
-# The options that requests of an audit carry: filters, penalties, bias, stops, log-probabilities, seeds.
-#
-# They are made for each prompt of what the model itself says after it, so that stops fall into accepted blocks, and
-# biases and penalties decide something.
+# Options are made for each prompt from the model's own answer, so that stops fall into accepted blocks, and biases and
+# penalties change tokens.
 
 Options = dict[str, Any]
 """Fields of SamplingParams."""
@@ -54,31 +52,17 @@ PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.3, "presence_penalty":
 FILTERS: Mapping[str, float] = {"temperature": 0.8, "top_k": 8, "top_p": 0.95}
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """The greedy answer of plain decoding to a prompt, without options.
+def bit_options(token_ids: Seq[int], text: str) -> dict[str, Options]:
+    """Return, by name, the options under which plain and speculative answers to one prompt are compared.
 
-    Attributes:
-        token_ids: at least one.
-        text: without a tokenizer empty.
+    Args:
+        token_ids: the greedy answer of plain decoding without options, at least one token.
+        text: of that answer; empty without a tokenizer.
     """
-
-    token_ids: Seq[int]
-    text: str
-
-    @property
-    def middle(self) -> str:
-        """A few characters from the middle of the text, across the border of two tokens more often than not."""
-        at = len(self.text) // 2
-        return self.text[at : at + 4]
-
-
-def bit_options(plain: Plain) -> dict[str, Options]:
-    """Options under which plain and speculative answers to one prompt are compared, by name."""
-    tokens = plain.token_ids
-    late = tokens[(2 * len(tokens)) // 3]
-    bias = {tokens[0]: -2.0, tokens[len(tokens) // 2]: -6.0}
-    stops: Options = {"stop_token_ids": [late]} if not plain.middle.strip() else {"stop": [plain.middle]}
+    middle = text[len(text) // 2 :][:4]  # across the border of two tokens more often than not
+    late = token_ids[(2 * len(token_ids)) // 3]
+    bias = {token_ids[0]: -2.0, token_ids[len(token_ids) // 2]: -6.0}
+    stops: Options = {"stop": [middle]} if middle.strip() else {"stop_token_ids": [late]}
     return {
         "no options": {"temperature": 0.0, "logprobs": 2},
         "penalties": {"temperature": 0.0, "logprobs": 0, **PENALTIES},
@@ -97,9 +81,9 @@ class Sampled:
 
     Attributes:
         name: in reports.
-        options: made of the law [V] of the first token after a prompt, without options.
+        options: made of the distribution [V] of the first token after a prompt, without options.
         is_seeded: each request has a seed of its own.
-        is_drawn: drafts are the audit's own, drawn from known laws.
+        is_drawn: drafts are the audit's own, drawn from known distributions.
     """
 
     name: str
@@ -108,26 +92,26 @@ class Sampled:
     is_drawn: bool = False
 
 
-def _bias_and_stop(law: Numbers) -> Options:
-    first, second, third = (int(token) for token in np.argsort(-law, kind="stable")[:3])
+def _bias_and_stop(probabilities: Numbers) -> Options:
+    first, second, third = (int(token) for token in np.argsort(-probabilities, kind="stable")[:3])
     return {"logit_bias": {first: -1.5, third: 1.0}, "stop_token_ids": [second], "min_tokens": 1, "logprobs": 1}
 
 
-def _two_tokens(law: Numbers) -> Options:
-    first, second = (int(token) for token in np.argsort(-law, kind="stable")[:2])
+def _two_tokens(probabilities: Numbers) -> Options:
+    first, second = (int(token) for token in np.argsort(-probabilities, kind="stable")[:2])
     return {"temperature": 2.0, "logit_bias": {first: 60.0, second: 60.0}}
 
 
 SAMPLED: Seq[Sampled] = (
-    Sampled("no options", lambda law: {}),
-    Sampled("filters", lambda law: dict(FILTERS)),
-    Sampled("penalties", lambda law: {"temperature": 0.9, **PENALTIES}),
+    Sampled("no options", lambda _: {}),
+    Sampled("filters", lambda _: dict(FILTERS)),
+    Sampled("penalties", lambda _: {"temperature": 0.9, **PENALTIES}),
     Sampled("bias, stop token, log-probabilities", _bias_and_stop),
-    Sampled("seeded", lambda law: {}, is_seeded=True),
-    Sampled("seeded, penalties", lambda law: dict(PENALTIES), is_seeded=True),
+    Sampled("seeded", lambda _: {}, is_seeded=True),
+    Sampled("seeded, penalties", lambda _: dict(PENALTIES), is_seeded=True),
     # the same two tokens are candidates everywhere, so that noise which two positions share shows in what follows what
     Sampled("seeded, two tokens", _two_tokens, is_seeded=True),
-    Sampled("drawn drafts", lambda law: {}, is_drawn=True),
-    Sampled("drawn drafts, filters, penalties", lambda law: {**FILTERS, **PENALTIES}, is_drawn=True),
+    Sampled("drawn drafts", lambda _: {}, is_drawn=True),
+    Sampled("drawn drafts, filters, penalties", lambda _: {**FILTERS, **PENALTIES}, is_drawn=True),
 )
 """The grid of the Engine layer."""

@@ -21,7 +21,7 @@ Numbers: TypeAlias = NDArray[np.float64]
 LEAST_EXPECTED = 10.0
 """Samples that a cell expects at least: from there on, the statistic has chi-square's tail (as simulated, to 1e-5)."""
 FOUND = 0.9
-"""The chance of being found that a stated power is stated for."""
+"""The probability of detection for which powers are stated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class GTest:
 
     @property
     def p_value(self) -> float:
-        """The chance of such a statistic, or a larger one, if nothing is wrong."""
+        """Return the probability of such a statistic, or a larger one, if nothing is wrong."""
         if self.freedom == 0:
             return 0.0 if self.statistic == inf else 1.0
         return float(_scipy().chi2.sf(self.statistic, self.freedom))
 
     def __add__(self, other: GTest) -> GTest:
-        """Of both strata together."""
+        """Combine two independent strata."""
         return GTest(
             self.statistic + other.statistic, self.freedom + other.freedom, self.num_samples + other.num_samples
         )
@@ -56,27 +56,28 @@ NOTHING = GTest(0.0, 0, 0)
 
 
 def g_test(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers, least: float = LEAST_EXPECTED) -> GTest:
-    """Of counts [C] against the probabilities [C] of their cells; neighbours that expect too few are merged.
+    """Test counts [C] against the probabilities [C] of their cells; cells that expect too few samples are merged.
 
     Args:
         least: samples that a cell expects at least.
     """
-    seen, chances = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
-    chances = chances / chances.sum()
+    seen, cells = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
+    cells = cells / cells.sum()
     total = float(seen.sum())
     if total == 0:
         return NOTHING
-    if seen[chances == 0].any():
-        return GTest(inf, max(int((chances > 0).sum()) - 1, 0), int(total))
-    seen, expected = _merged(seen, chances * total, least)
+    if seen[cells == 0].any():
+        return GTest(inf, max(int((cells > 0).sum()) - 1, 0), int(total))
+    seen, expected = _merged(seen, cells * total, least)
     freedom = len(expected) - 1
     if freedom < 1:
         return GTest(0.0, 0, int(total))
-    return GTest(_g(seen, expected) / _williams(expected, total, freedom), freedom, int(total))
+    correction = 1 + (float((total / expected).sum()) - 1) / (6 * total * freedom)
+    return GTest(_g(seen, expected) / correction, freedom, int(total))
 
 
 def homogeneity(first: Seq[float] | Numbers, second: Seq[float] | Numbers, least: float = LEAST_EXPECTED) -> GTest:
-    """Of two samples [C] against each other, from an unknown distribution; neighbours that are too few are merged.
+    """Test whether two samples [C] come from one unknown distribution; cells with too few samples are merged.
 
     The order of the cells must not depend on which of the samples they are seen in.
 
@@ -99,7 +100,7 @@ def homogeneity(first: Seq[float] | Numbers, second: Seq[float] | Numbers, least
 
 
 def power(num_samples: float, freedom: int, level: float, distance: float) -> float:
-    """The chance that a test at this level finds a total variation of `distance` between the cells' distributions.
+    """Return a lower bound of the probability that a test at this level finds a total variation of `distance`.
 
     At least: the chi-square distance of n samples is n * sum((p' - p)^2 / p), which by Cauchy and Schwarz is no less
     than 4 * n * distance^2, whatever the cells.
@@ -108,18 +109,20 @@ def power(num_samples: float, freedom: int, level: float, distance: float) -> fl
     return float(stats.ncx2.sf(stats.chi2.isf(level, freedom), freedom, 4 * num_samples * distance**2))
 
 
-def detectable(num_samples: float, freedom: int, level: float, chance: float = FOUND) -> float:
-    """The smallest total variation that is found with this chance; 1 where none is."""
+def detectable(num_samples: float, freedom: int, level: float, probability: float = FOUND) -> float:
+    """Return the smallest total variation that is found with this probability; 1 where none is."""
     if freedom < 1 or num_samples <= 0:
         return 1.0
-    if power(num_samples, freedom, level, 1.0) < chance:
+    if power(num_samples, freedom, level, 1.0) < probability:
         return 1.0
-    return float(_scipy("optimize").brentq(lambda each: power(num_samples, freedom, level, each) - chance, 0.0, 1.0))
+    return float(
+        _scipy("optimize").brentq(lambda each: power(num_samples, freedom, level, each) - probability, 0.0, 1.0)
+    )
 
 
-def share_found(num_trials: int, chance: float = FOUND) -> float:
-    """The smallest share of wrong trials of which at least one is among `num_trials` with this chance."""
-    return 1 - (1 - chance) ** (1 / num_trials) if num_trials else 1.0
+def share_found(num_trials: int, probability: float = FOUND) -> float:
+    """Return the smallest share of wrong trials of which one is among `num_trials` with this probability."""
+    return 1 - (1 - probability) ** (1 / num_trials) if num_trials else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ class Deviation:
     """A measured total variation between what was sampled and what should have been.
 
     Attributes:
-        seen: between the counts' shares and the probabilities; chance alone makes it positive.
+        seen: between the counts' shares and the probabilities; noise alone makes it positive.
         low, high: bounds of the distributions' distance, right in at least 95 of 100 cases.
     """
 
@@ -137,28 +140,28 @@ class Deviation:
 
 
 def deviation(counts: Seq[float] | Numbers, probabilities: Seq[float] | Numbers) -> Deviation:
-    """How far the counts' distribution is from the probabilities, with bounds; cells are merged as in `g_test`, and
-    those of probability 0 are one.
+    """Measure how far the counts' distribution is from the probabilities, with bounds; cells are merged as in `g_test`,
+    and those of probability 0 are one.
 
     Both bounds are McDiarmid's inequality: one sample moves the distance by at most 1/n, and its expectation lies
     between the true distance and that plus half the sum of the cells' standard errors.
     """
-    seen, chances = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
+    seen, cells = np.asarray(counts, np.float64), np.asarray(probabilities, np.float64)
     total = float(seen.sum())
     if total == 0:
         return Deviation(0.0, 0.0, 1.0)
-    chances = chances / chances.sum()
-    impossible = float(seen[chances == 0].sum())
-    seen, expected = _merged(seen, chances * total, LEAST_EXPECTED)
-    shares, chances = np.append(seen, impossible) / total, np.append(expected, 0.0) / total
-    distance = float(np.abs(shares - chances).sum()) / 2
+    cells = cells / cells.sum()
+    impossible = float(seen[cells == 0].sum())
+    seen, expected = _merged(seen, cells * total, LEAST_EXPECTED)
+    shares, cells = np.append(seen, impossible) / total, np.append(expected, 0.0) / total
+    distance = float(np.abs(shares - cells).sum()) / 2
     spread = float(np.sqrt(shares * (1 - shares) / total).sum()) / 2
     slack = sqrt(log(2 / 0.05) / (2 * total))
     return Deviation(distance, max(0.0, distance - spread - slack), min(1.0, distance + slack))
 
 
 def more_often(first: tuple[int, int], second: tuple[int, int]) -> float:
-    """The p-value of Fisher's exact test that the second of two counts (events, of so many) is the larger share."""
+    """Return the p-value of Fisher's exact test that the second of two counts (events, trials) is the larger share."""
     table = [[second[0], second[1] - second[0]], [first[0], first[1] - first[0]]]
     return float(_scipy().fisher_exact(table, alternative="greater").pvalue)
 
@@ -168,13 +171,9 @@ def _g(seen: Numbers, expected: Numbers) -> float:
     return 2 * float((seen[positive] * np.log(seen[positive] / expected[positive])).sum())
 
 
-def _williams(expected: Numbers, total: float, freedom: int) -> float:
-    return 1 + (float((total / expected).sum()) - 1) / (6 * total * freedom)
-
-
 def _merged(seen: Numbers, expected: Numbers, least: float) -> tuple[Numbers, Numbers]:
-    """Cells (the last dimension) that expect too few are merged with the next such ones, and what is left over with
-    the smallest cell."""
+    """Merge cells (the last dimension) that expect too few with the next such ones; the remainder joins the smallest
+    cell."""
     keep = expected >= least
     groups: list[list[int]] = [[index] for index in np.flatnonzero(keep).tolist()]
     waiting: list[int] = []

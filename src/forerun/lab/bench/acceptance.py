@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any
 
 from forerun.config import SamplingParams
@@ -24,7 +24,7 @@ class AcceptanceRow:
         mean_acceptance_length: tokens per target forward, bonus included.
         category: of the prompts; empty for all of them.
         num_prompts: how many they are.
-        per_position: chance that the token at each position of a draft is accepted where it was reached.
+        per_position: probability that the token at each position of a draft is accepted where it was reached.
     """
 
     workload: str
@@ -49,7 +49,7 @@ COLUMNS: Columns[AcceptanceRow] = {
     "by position": lambda row: " ".join(f"{share:.2f}".lstrip("0") for share in row.per_position),
 }
 _MIN_REACHED = 20
-"""Positions that were reached less often are not told."""
+"""Positions that were reached less often are left out."""
 
 
 def measure(
@@ -61,7 +61,7 @@ def measure(
     temperatures: Sequence[float],
     ignore_eos: bool,
 ) -> list[AcceptanceRow]:
-    """A drafter on every workload, its prompts at once, and on each of its categories where it has several.
+    """Measure a drafter on every workload, all prompts at once, and on each category where there are several.
 
     llm: with the drafter, at K = `k`.
     """
@@ -83,12 +83,10 @@ def _row(
     workload: str, drafter: str, k: int, temperature: float, category: str, stats: Sequence[SequenceStats]
 ) -> AcceptanceRow:
     drafted = sum(each.num_draft_tokens for each in stats)
-    depth = max((len(each.reached_per_position) for each in stats), default=0)
-    reached, accepted = [0] * depth, [0] * depth
-    for each in stats:
-        for place, (tried, kept) in enumerate(zip(each.reached_per_position, each.accepted_per_position, strict=True)):
-            reached[place] += tried
-            accepted[place] += kept
+    reached, accepted = (
+        [sum(position) for position in zip_longest(*(getattr(each, name) for each in stats), fillvalue=0)]
+        for name in ("reached_per_position", "accepted_per_position")
+    )
     return AcceptanceRow(
         workload,
         drafter,

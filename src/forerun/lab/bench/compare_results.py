@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from math import comb
 
 from forerun.errors import ConfigError
+from forerun.lab.bench.compare import PLAIN
 from forerun.lab.bench.measure import LEVEL, Interval
 from forerun.lab.bench.tables import Columns
 from forerun.lab.results.schema import Results, RunRow
 
-PLAIN = "forerun, plain"
 SPEED, GAIN, ACCEPTANCE = "speed", "gain", "acceptance"
 WHAT = (SPEED, GAIN, ACCEPTANCE)
 """Tokens per second; those over plain decoding's in the same file, which another machine changes less; tokens per
@@ -57,11 +57,11 @@ COLUMNS: Columns[ComparedFigure] = {
 }
 
 
-def compare(old: Results, new: Results, wanted: Sequence[str] = WHAT, tolerance: float = 0.0) -> list[ComparedFigure]:
-    """A row for each method and figure that both files have.
+def compare(old: Results, new: Results, figures: Sequence[str] = WHAT, tolerance: float = 0.0) -> list[ComparedFigure]:
+    """Compare each method and figure that both files have.
 
     Args:
-        wanted: of WHAT.
+        figures: of WHAT.
         tolerance: a share by which a figure may be worse.
 
     Raises:
@@ -81,20 +81,26 @@ def compare(old: Results, new: Results, wanted: Sequence[str] = WHAT, tolerance:
         )
     judged = old.environment.machine == new.environment.machine
     ratios: dict[tuple[str, str], list[float]] = {}
-    for what in wanted:
+    for what in figures:
         for method, (before, after) in pairs.items():
             if found := _RATIOS[what](method, before, after, pairs):
                 ratios[method, what] = found
     level = 1 - (1 - LEVEL) / max(1, len(ratios))
     return [
-        _judged(method, what, found, level, tolerance, judged or what == ACCEPTANCE)
+        ComparedFigure(
+            method,
+            what,
+            (interval := median_interval(found, level)),
+            len(found),
+            verdict(interval, tolerance) if judged or what == ACCEPTANCE else NOT_JUDGED,
+        )
         for (method, what), found in ratios.items()
     ]
 
 
 def median_interval(values: Sequence[float], level: float) -> Interval:
-    """The median, and the two of the sorted values that hold the true one between them with at least that probability;
-    no bounds where there are too few."""
+    """Return the median and the two sorted values that hold the true one between them with at least that probability;
+    without bounds where there are too few values."""
     ordered, count = sorted(values), len(values)
     cut, below = 0, 0.0
     while cut < count // 2:
@@ -109,7 +115,7 @@ def median_interval(values: Sequence[float], level: float) -> Interval:
 
 
 def verdict(ratio: Interval, tolerance: float) -> str:
-    """Of a ratio that is above 1 where the new one is better."""
+    """Judge a ratio that is above 1 where the new result is better."""
     if ratio.low is None or ratio.high is None:
         return INCONCLUSIVE
     if ratio.high < 1 - tolerance:
@@ -117,13 +123,6 @@ def verdict(ratio: Interval, tolerance: float) -> str:
     if ratio.low > 1 + tolerance:
         return BETTER
     return SAME if ratio.low >= 1 - tolerance and ratio.high <= 1 + tolerance else INCONCLUSIVE
-
-
-def _judged(
-    method: str, what: str, ratios: list[float], level: float, tolerance: float, judged: bool
-) -> ComparedFigure:
-    found = median_interval(ratios, level)
-    return ComparedFigure(method, what, found, len(ratios), verdict(found, tolerance) if judged else NOT_JUDGED)
 
 
 _Runs = dict[tuple[str, str, float], list[RunRow]]

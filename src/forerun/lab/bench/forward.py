@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,9 +18,10 @@ from torch import Tensor
 from forerun.config import DEFAULT_DTYPE, QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import references
-from forerun.lab.bench.measure import Interval, bootstrap, interleave, ratio, timed
+from forerun.lab.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.lab.bench.methods import Reference
-from forerun.lab.bench.tables import Table, decimal
+from forerun.lab.bench.tables import Columns, decimal
+from forerun.lab.plan.measured import product_flops, read_bandwidth
 from forerun.models import Model, Rows, load_model
 from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.loading.find_source import find_source
@@ -33,23 +33,34 @@ REFERENCE = "llama, reference kernels"
 
 @dataclass(frozen=True, slots=True)
 class ForwardRow:
-    """One implementation at one dtype.
+    """One implementation with one dtype and number of rows.
 
     Attributes:
         dtype: of the weights, or their quantisation.
         method: "transformers", a kind of decoder ("llama" or "general"), or REFERENCE.
-        milliseconds: by K, of one forward.
-        ratios: by K, this method's time over Transformers' in the same round; empty for Transformers itself.
-        growth: t(K) / t(1) for every K above 1.
+        rows: K.
+        seconds: of one forward.
+        over_transformers: this method's time over Transformers' in the same round; None for Transformers itself.
+        growth: t(K) / t(1); None for one row.
         parameters: weights that one forward multiplies.
     """
 
     dtype: str
     method: str
-    milliseconds: dict[int, Interval]
-    ratios: dict[int, Interval]
-    growth: dict[int, Interval]
+    rows: int
+    seconds: Interval
+    over_transformers: Interval | None
+    growth: Interval | None
     parameters: int = 0
+
+
+COLUMNS: Columns[ForwardRow] = {
+    "dtype, method": lambda row: f"{row.dtype}, {row.method}",
+    "K": lambda row: str(row.rows),
+    "t(K) ms": lambda row: f"{1e3 * row.seconds.median:.1f}",
+    "t(K) / Transformers": lambda row: decimal(row.over_transformers),
+    "t(K) / t(1)": lambda row: decimal(row.growth),
+}
 
 
 def measure(
@@ -68,7 +79,7 @@ def measure(
     results = []
     for dtype in dtypes:
         say(f"loading {dtype}")
-        models = _kinds(folder, dtype)
+        models = _decoders(folder, dtype)
         model = next(iter(models.values()))
         if prefix + max(counts) > model.context_length:
             raise ConfigError(
@@ -84,10 +95,23 @@ def measure(
                 steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
             steps |= {(kind, k): _forward_step(each, cached, new[:k]) for kind, each in models.items()}
         say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
-        runs = interleave({f"{method} {k}": step for (method, k), step in steps.items()}, rounds, warmup=3)
-        seconds = {key: [run.seconds for run in timed] for key, timed in zip(steps, runs.values(), strict=True)}
+        seconds = {key: [run.seconds for run in each] for key, each in interleave(steps, rounds, warmup=3).items()}
         parameters = _multiplied(folder, model)
-        results += [replace(row, parameters=parameters) for row in _reduce(dtype, seconds, counts)]
+        results += [
+            ForwardRow(
+                dtype,
+                method,
+                k,
+                bootstrap(seconds[method, k]),
+                None
+                if reference is None or method == TRANSFORMERS
+                else ratio(seconds[method, k], seconds[TRANSFORMERS, k]),
+                ratio(seconds[method, k], seconds[method, 1]) if k > 1 and 1 in counts else None,
+                parameters,
+            )
+            for method in dict.fromkeys(method for method, _ in steps)
+            for k in counts
+        ]
     return results
 
 
@@ -104,9 +128,9 @@ def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callabl
     return step
 
 
-def _kinds(folder: str | Path, dtype: str) -> dict[str, Model]:
-    """By kind of decoder: the Llama decoder where it serves the model, by native kernels and by the references, and the
-    general one. Weights in codes are not timed with the references, which exist to define them.
+def _decoders(folder: str | Path, dtype: str) -> dict[str, Model]:
+    """Load the model by kind of decoder: Llama's where it serves the model, with native and with reference kernels, and
+    the general one. Quantised weights are not timed with the reference kernels, which exist to define them.
 
     dtype: or a quantisation.
     """
@@ -115,78 +139,33 @@ def _kinds(folder: str | Path, dtype: str) -> dict[str, Model]:
     auto = load_model(folder, number_format, quantize=quantize)
     if auto.kind == "general":
         return {"general": auto}
-    kinds = {auto.kind: auto}
+    decoders = {auto.kind: auto}
     if quantize is None and isinstance(auto.decoder, NativeLlamaDecoder):
         with references():
-            kinds[REFERENCE] = load_model(folder, number_format)
-    return kinds | {"general": load_model(folder, number_format, "general", quantize=quantize)}
+            decoders[REFERENCE] = load_model(folder, number_format)
+    return decoders | {"general": load_model(folder, number_format, "general", quantize=quantize)}
 
 
 def _multiplied(folder: str | Path, model: Model) -> int:
-    """Weights that one forward multiplies: all, but for a table of embeddings that is not the output layer too."""
+    """Count the weights that one forward multiplies: all but an embedding table that is not the output layer too."""
     config = find_source(folder).config()
     is_tied = bool(getattr(config, "tie_word_embeddings", False))
     return model.num_parameters - (0 if is_tied else config.vocab_size * config.hidden_size)
 
 
-def _reduce(dtype: str, seconds: dict[tuple[str, int], list[float]], rows: Sequence[int]) -> list[ForwardRow]:
-    methods = list(dict.fromkeys(method for method, _ in seconds))
-    results = []
-    for method in methods:
-        by_rows = {k: seconds[method, k] for k in rows}
-        compared = method != TRANSFORMERS and TRANSFORMERS in methods
-        results.append(
-            ForwardRow(
-                dtype,
-                method,
-                {k: bootstrap([1000 * t for t in by_rows[k]]) for k in rows},
-                {k: ratio(by_rows[k], seconds[TRANSFORMERS, k]) for k in rows} if compared else {},
-                {k: ratio(by_rows[k], by_rows[1]) for k in rows if k > 1} if 1 in by_rows else {},
-            )
-        )
-    return results
-
-
-def table(title: str, rows: Sequence[int], measured: Sequence[ForwardRow]) -> Table:
-    """The table of what was measured; ratios with their intervals. rows: the values of K."""
-    header = [
-        "dtype, method",
-        *(f"t({k}) ms" for k in rows),
-        *(f"t({k}) / Transformers" for k in rows),
-        *(f"t({k}) / t(1)" for k in rows if k > 1),
-    ]
-    lines = [
-        [
-            f"{row.dtype}, {row.method}",
-            *(f"{row.milliseconds[k].median:.1f}" for k in rows),
-            *(decimal(row.ratios.get(k)) for k in rows),
-            *(decimal(row.growth.get(k)) for k in rows if k > 1),
-        ]
-        for row in measured
-    ]
-    return Table(title, header, lines)
-
-
-# The roofline of a forward: it reads every weight once, and multiplies each with every row.
-#
-# t(rows) >= max(bytes / bandwidth, 2 * parameters * rows / arithmetic), with what this machine reads and computes
-# in a
-# second, measured by a sum and by a product of matrices (Williams, Waterman, Patterson 2009). Where caches hold the
-# weights, or kernels are faster than these, a forward can take less. Attention and the cache are left out.
-
-READ_BYTES = 1 << 28
+READ_MIB = 256
 """Read to measure the bandwidth: more than caches hold."""
-SIZE = 1024
-"""Of the matrices that are multiplied."""
-ROUNDS = 5
-"""The best of them counts: a bound is wanted."""
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
-"""Of a weight by its format; scales are left out."""
+"""Bytes of a weight by its format; scales are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """What the machine can do at most, with torch's present number of threads.
+    """The roofline of a forward, which reads every weight once and multiplies each with every row.
+
+    t(rows) >= max(bytes / bandwidth, 2 * parameters * rows / flops) (Williams, Waterman, Patterson 2009). Where caches
+    hold the weights, or kernels are faster than those that were measured, a forward can take less. Attention and the
+    KV cache are left out.
 
     Attributes:
         bandwidth: bytes per second that are read from memory.
@@ -197,28 +176,18 @@ class Roof:
     flops: dict[str, float]
 
     def seconds(self, parameters: int, number_format: str, rows: int) -> float:
-        """The least time of a forward. Weights in codes are bound by the bandwidth alone: their products are
-        forerun's, of whole numbers."""
+        """Return the least time of a forward. Quantised weights are bound by the bandwidth alone: their products are of
+        integers."""
         reading = parameters * BYTES[number_format] / self.bandwidth
         return max(reading, 2 * parameters * rows / self.flops[number_format] if number_format in self.flops else 0.0)
 
 
 def measure_roof(formats: Sequence[str]) -> Roof:
-    """Measured in a second or two."""
+    """Measure the roofline with torch's present number of threads, in a second or two."""
     with torch.inference_mode():
-        block = torch.ones(READ_BYTES // 4)
-        bandwidth = READ_BYTES / min(timed(block.sum).seconds for _ in range(ROUNDS + 1))
-        flops = {}
-        for name in formats:
-            dtype = getattr(torch, name, None)
-            if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
-                matrix = torch.ones(SIZE, SIZE, dtype=dtype)
-                product = partial(torch.matmul, matrix, matrix)
-                flops[name] = 2 * SIZE**3 / min(timed(product).seconds for _ in range(ROUNDS + 1))
-    return Roof(bandwidth, flops)
+        flops = {name: product_flops(getattr(torch, name)) for name in formats if name not in QUANTISATIONS}
+        return Roof(read_bandwidth(READ_MIB), flops)
 
-
-# A random Llama, large enough that its weights do not fit the processor's caches: the default model of timings.
 
 RANDOM_LLAMA = {
     "hidden_size": 1024,
@@ -230,12 +199,12 @@ RANDOM_LLAMA = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
-"""Its configuration: 197 M parameters, small enough to measure in a minute."""
+"""The default model of timings: 197 M parameters, too large for the caches, small enough to measure in a minute."""
 
 
 @contextmanager
 def random_llama(context: int = 0) -> Iterator[str]:
-    """A temporary folder with a random Llama in bfloat16, for as long as the block lasts.
+    """Create a random Llama in bfloat16 in a temporary folder, which is deleted with the block.
 
     Args:
         context: positions that it must be able to compute.

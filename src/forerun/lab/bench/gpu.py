@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -18,11 +16,11 @@ from forerun.drafters.hybrid.hybrid import Hybrid
 from forerun.drafters.ngram.prompt_lookup import PromptLookup
 from forerun.drafters.ngram.suffix import Suffix
 from forerun.engine import LLM
+from forerun.lab.bench.measure import interleave, timed
+from forerun.lab.bench.peers.worker import generate_greedily
 from forerun.lab.bench.tables import Table
 from forerun.models import Model, Rows
 from forerun.models.base import number_format
-
-# How long work takes on a device, and what the device can copy.
 
 _COPIED = 1 << 31
 """Bytes of a copy on a GPU: many times what its caches hold."""
@@ -30,26 +28,24 @@ _COPIED_HERE = 1 << 26
 
 
 def seconds(run: Callable[[], object], device: torch.device, rounds: int = 20, warmup: int = 3) -> float:
-    """The median wall-clock time of `run` until all of its work on the device is done."""
-    times = []
-    for number in range(warmup + rounds):
-        synchronise(device)
-        start = time.perf_counter()
+    """Return the median wall-clock seconds of `run` until all of its work on the device is done."""
+
+    def finished() -> None:
         run()
         synchronise(device)
-        if number >= warmup:
-            times.append(time.perf_counter() - start)
-    return median(times)
+
+    synchronise(device)
+    return median(each.seconds for each in interleave({"": finished}, rounds, warmup)[""])
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second, read and written together, of a copy from the device's memory to itself."""
+    """Measure the bytes a second, read and written together, of a copy from the device's memory to itself."""
     size = _COPIED if device.type == "cuda" else _COPIED_HERE
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)  # zeros may be faster than data
     target = torch.empty_like(source)
@@ -60,50 +56,43 @@ Prompts = Sequence[Sequence[int]]
 _HEADER = ["drafter", "tokens/s", "over plain", "tokens a step", "same tokens", "same log-probabilities"]
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What a run gave.
-
-    Attributes:
-        tokens: by prompt. logprobs: by prompt, of each token.
-        speed: tokens a second. length: tokens a forward of the target.
-    """
-
-    tokens: list[list[int]]
-    logprobs: list[list[float]]
-    speed: float
-    length: float
-
-
-def drafters(draft: Model) -> dict[str, Drafter]:
-    """Those that are compared, by name."""
-    return {
+def speed_table(
+    target: Model, draft: Model, prompts: Prompts, max_tokens: int, temperature: float, batch: int
+) -> Table:
+    """Compare every drafter with plain decoding, K chosen automatically; sampled text has a seed, so that it can be
+    compared."""
+    seed = None if temperature == 0 else 1
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
+    rows: list[list[str]] = []
+    first: list[Any] = []
+    plain_speed = 0.0
+    drafters: dict[str, Drafter | None] = {
+        "none": None,
         "prompt-lookup": PromptLookup(),
         "suffix": Suffix(),
         "draft-model": DraftModel(draft),
         "draft-tree": DraftTree(draft),
         "hybrid of suffix and draft-model": Hybrid([Suffix(), DraftModel(draft)]),
     }
-
-
-def speed_table(
-    target: Model, draft: Model, prompts: Prompts, max_tokens: int, temperature: float, batch: int
-) -> Table:
-    """Every drafter beside plain decoding, K chosen by itself; drawn text with a seed, so that it can be compared."""
-    seed = None if temperature == 0 else 1
-    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
-    plain = answers(_llm(target, None, batch), prompts, params, batch)
-    rows = [["none", f"{plain.speed:.1f}", "1.00", f"{plain.length:.2f}", "", ""]]
-    for name, drafter in drafters(draft).items():
-        own = answers(_llm(target, drafter, batch), prompts, params, batch)
-        same = [own.tokens == plain.tokens, own.logprobs == plain.logprobs]
+    for name, drafter in drafters.items():
+        llm = LLM(target, drafter, max_batch=batch, prefix_reuse=OFF)  # no prompt is taken over from another's run
+        llm.generate(list(prompts[:batch]), params)  # warms up
+        run = timed(lambda llm=llm: llm.generate(list(prompts), params))  # type: ignore[misc]
+        answers: Any = run.value
+        first, num_tokens = first or answers, sum(len(each.token_ids) for each in answers)
+        plain_speed = plain_speed or num_tokens / run.seconds
         rows.append(
             [
                 name,
-                f"{own.speed:.1f}",
-                f"{own.speed / plain.speed:.2f}",
-                f"{own.length:.2f}",
-                *("yes" if each else "NO" for each in same),
+                f"{num_tokens / run.seconds:.1f}",
+                f"{num_tokens / run.seconds / plain_speed:.2f}",
+                f"{num_tokens / sum(each.stats.num_forwards for each in answers):.2f}",
+                *(
+                    "yes"
+                    if [getattr(each, kept) for each in answers] == [getattr(each, kept) for each in first]
+                    else "NO"
+                    for kept in ("token_ids", "logprobs")
+                ),
             ]
         )
     how = (
@@ -112,30 +101,8 @@ def speed_table(
     return Table(f"{target.name} ({target.kernels}) with {draft.name}: {how}", _HEADER, rows)
 
 
-def _llm(target: Model, drafter: Drafter | None, batch: int) -> LLM:
-    """No prompt is taken over from another drafter's run."""
-    return LLM(target, drafter, max_batch=batch, prefix_reuse=OFF)
-
-
-def answers(llm: LLM, prompts: Prompts, params: SamplingParams, batch: int) -> Answers:
-    """Generate for all prompts, so many at a time. The first ones are generated twice, and timed once."""
-    llm.generate(list(prompts[:batch]), params)
-    tokens: list[list[int]] = []
-    logprobs: list[list[float]] = []
-    steps = 0
-    start = time.perf_counter()
-    for first in range(0, len(prompts), batch):
-        for each in llm.generate(list(prompts[first : first + batch]), params):
-            tokens.append(list(each.token_ids))
-            logprobs.append([entry.logprob for entry in each.logprobs or ()])
-            steps += each.stats.num_forwards
-    elapsed = time.perf_counter() - start
-    count = sum(map(len, tokens))
-    return Answers(tokens, logprobs, count / elapsed, count / max(1, steps))
-
-
 def transformers_table(target: Any, draft: Any, prompts: Prompts, max_tokens: int) -> Table:
-    """Transformers' own generation with the same pair, greedy, one prompt at a time.
+    """Measure Transformers' own generation with the same pair, greedy, one prompt at a time.
 
     target, draft: of Transformers, with its default attention, on the device.
     """
@@ -150,22 +117,10 @@ def transformers_table(target: Any, draft: Any, prompts: Prompts, max_tokens: in
 
 
 def _transformers_speed(target: Any, prompts: Prompts, max_tokens: int, options: dict[str, Any]) -> float:
-    elapsed, count = 0.0, 0
-    for number, prompt in enumerate((prompts[0], *prompts)):
-        given = torch.tensor([list(prompt)], device=target.device)
-        start = time.perf_counter()
-        out = target.generate(
-            given, attention_mask=torch.ones_like(given), max_new_tokens=max_tokens, min_new_tokens=max_tokens,
-            do_sample=False, pad_token_id=0, **options,
-        )  # fmt: skip
-        synchronise(given.device)
-        if number:  # the first warms up
-            elapsed += time.perf_counter() - start
-            count += out.shape[1] - given.shape[1]
-    return count / elapsed
+    settings = {"min_new_tokens": max_tokens, **options}
+    runs = [generate_greedily(target, list(prompt), max_tokens, **settings) for prompt in (prompts[0], *prompts)]
+    return sum(len(tokens) for tokens, *_ in runs[1:]) / sum(elapsed for *_, elapsed in runs[1:])  # the first warms up
 
-
-# Forwards by the number of rows, as shares of what reading the weights once takes.
 
 ROWS = (1, 9, 16, 17, 32, 64, 128)
 ROUNDS = 20
@@ -174,17 +129,13 @@ _BITS = {"bfloat16": 16, "float32": 32, "int8": 8, "int4": 5}
 """Of a weight, the scales and minima of groups included."""
 
 
-def weight_bytes(model: Model) -> float:
-    """Bytes that a step reads of the weights, about. A tied embedding is read as the output layer; another is not."""
-    return model.num_parameters * _BITS[number_format(model)] / 8
-
-
 def step_times(model: Model, bandwidth: float, context: int) -> Table:
-    """Forwards of so many rows of one sequence after `context` positions.
+    """Time forwards of several numbers of rows of one sequence after `context` positions.
 
     bandwidth: of a copy, bytes a second.
     """
-    ideal = weight_bytes(model) / bandwidth
+    # a tied embedding is read as the output layer; another is not, and is counted all the same
+    ideal = model.num_parameters * _BITS[number_format(model)] / 8 / bandwidth
     times = {rows: _forward_seconds(model, rows, context) for rows in ROWS}
     rows = [
         [str(count), f"{1000 * each:.3f}", f"{ideal / each:.2f}", f"{each / times[16]:.2f}"]

@@ -18,20 +18,18 @@ from forerun.lab.results.schema import DrafterFacts, Figure, Results, TargetFact
 from forerun.server.traffic_records import FORMAT, REMEDY, AnswerRecord, ServerRunRecord, check_head
 from forerun.utils.json_file import Fields
 
-# A journal read: its answers. A line that a crash has cut short is left out, and counted.
-
 _MOST_LINE = 1 << 22
 """Bytes of a line; a longer one is damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a journal tells.
+    """The answers of a journal.
 
     Attributes:
         begun: the last run that answered.
         answers: of all runs of its model, on its machine, in the order in which they ended.
-        num_damaged: lines that could not be read.
+        num_damaged: lines that could not be read, such as one that a crash has cut short.
         num_other: answers of runs with another model or machine, which are left out.
     """
 
@@ -42,7 +40,7 @@ class Traffic:
 
 
 def is_journal(path: Path) -> bool:
-    """Whether a file begins as journals do."""
+    """Return whether a file begins as journals do."""
     try:
         with path.open("rb") as file:
             return FORMAT.encode() in file.readline(1 << 16)
@@ -51,7 +49,7 @@ def is_journal(path: Path) -> bool:
 
 
 def read_journal(path: Path) -> Traffic:
-    """A journal, and the older part that lies beside it as FILE.1.
+    """Read a journal, and the older part beside it, FILE.1.
 
     Raises:
         ConfigError: it cannot be read, is no journal, or holds no answers.
@@ -98,7 +96,7 @@ _HEADER = ("category", "drafter", "answers", "prompt", "answer", "tokens a forwa
 
 
 def journal_results(path: Path) -> Results:
-    """The journal of a server as results.
+    """Convert the journal of a server to results.
 
     Raises:
         ConfigError: as `read_journal`.
@@ -130,7 +128,7 @@ def journal_results(path: Path) -> Results:
 
 
 def _values(answers: Sequence[AnswerRecord]) -> dict[str, float | None]:
-    """The figures of answers of one category and drafter; None where there is nothing to divide by."""
+    """Return the figures of answers of one category and drafter; None where there is nothing to divide by."""
     first = [each.first for each in answers]
     later = sum(each.tokens - 1 for each in answers if each.tokens)
     return {
@@ -143,7 +141,7 @@ def _values(answers: Sequence[AnswerRecord]) -> dict[str, float | None]:
 
 
 def _cells(answers: Sequence[AnswerRecord], values: dict[str, float | None]) -> list[str]:
-    """What stands in the table beside a row's names and number."""
+    """Return the cells of a table row after names and number of answers."""
     return [
         f"{statistics.median(each.prompt for each in answers):.0f}",
         f"{statistics.median(each.tokens for each in answers):.0f}",

@@ -18,6 +18,7 @@ from forerun.errors import ConfigError
 from forerun.utils.json_file import Fields
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -43,7 +44,7 @@ class Interval:
     high: float | None
 
     def __format__(self, spec: str) -> str:
-        """`f"{interval:.2f}"` is "1.53 [1.49, 1.58]", and "1.53 [–]" without bounds."""
+        """Format as `f"{interval:.2f}"`: "1.53 [1.49, 1.58]", and "1.53 [–]" without bounds."""
         if self.low is None or self.high is None:
             return f"{self.median:{spec}} [–]"
         return f"{self.median:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
@@ -57,11 +58,11 @@ def timed(run: Callable[[], T]) -> Timed[T]:
 
 
 def interleave(
-    methods: Mapping[str, Callable[[], T]],
+    methods: Mapping[Key, Callable[[], T]],
     rounds: int,
     warmup: int = 1,
-    after: Callable[[str, Timed[T]], None] | None = None,
-) -> dict[str, list[Timed[T]]]:
+    after: Callable[[Key, Timed[T]], None] = lambda *_: None,
+) -> dict[Key, list[Timed[T]]]:
     """Run every method once per round, in the order given, and return its timed runs, one per round.
 
     Warm-up rounds come first and are thrown away. `after` is called, outside the timing, after every run that counts.
@@ -69,18 +70,16 @@ def interleave(
     for _ in range(warmup):
         for run in methods.values():
             run()
-    runs: dict[str, list[Timed[T]]] = {name: [] for name in methods}
+    runs: dict[Key, list[Timed[T]]] = {name: [] for name in methods}
     for _ in range(rounds):
         for name, run in methods.items():
-            result = timed(run)
-            runs[name].append(result)
-            if after is not None:
-                after(name, result)
+            runs[name].append(timed(run))
+            after(name, runs[name][-1])
     return runs
 
 
 def bootstrap(values: Sequence[float], resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0) -> Interval:
-    """The median of the values and its percentile bootstrap interval (Efron 1979). Same values, same interval."""
+    """Return the median of the values and its percentile bootstrap interval (Efron 1979); deterministic."""
     sample = np.asarray(values, dtype=np.float64)
     if sample.size == 0:
         raise ValueError("No values to take a median of.")
@@ -94,12 +93,12 @@ def bootstrap(values: Sequence[float], resamples: int = RESAMPLES, level: float 
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
-    """Median and interval of numerator[i] / denominator[i]: entry i of both was measured in the same round."""
+    """Return median and interval of numerator[i] / denominator[i], where entry i of both is of the same round."""
     return bootstrap([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """NaN if there are none."""
+    """Return the value below which a share of the values lie; NaN if there are none."""
     return float(np.quantile(values, share)) if len(values) else float("nan")
 
 
@@ -108,7 +107,7 @@ PADDED_NOTE = "Cost-padded model: the text and the acceptance of a smaller one, 
 
 
 def is_cost_padded(model: str | Path) -> bool:
-    """Whether the folder says that it was made by `python -m tools.toys padded`."""
+    """Return whether the folder says that it was made by `python -m tools.toys padded`."""
     try:
         config = Fields.read(Path(model) / "config.json", ConfigError)
     except ConfigError:

@@ -1,13 +1,10 @@
-"""forerun's engines as methods of a measurement: their names, how they are opened, and one generation of each."""
+"""The methods that a measurement compares: forerun's engines over one target, and Transformers with its weights."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,23 +13,20 @@ from torch import Tensor
 from forerun.config import AUTO, OFF, NumDraftTokens, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine import LLM, SequenceStats
-from forerun.engine.results import StepOutput
 from forerun.lab.bench.compare import MethodRun
-from forerun.lab.bench.peers.worker import TokenTimes
+from forerun.lab.bench.peers.worker import generate_greedily
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.models import load_transformers_model
 from forerun.utils.workloads import Case
 
-PLAIN = "forerun, plain"
-
 
 def method_name(drafter: str, k: NumDraftTokens) -> str:
-    """The name of one of forerun's methods."""
+    """Return the name of one of forerun's methods."""
     return f"forerun, {drafter}, {k}" if k == AUTO else f"forerun, {drafter}, K={k}"
 
 
 def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
-    """An engine with a drafter over the target of another engine, with its draws seeded.
+    """Create an engine with a drafter over the target of another engine, with its draws seeded.
 
     num_draft_tokens: "auto" keeps a K that is part of the drafter's text.
     """
@@ -48,21 +42,18 @@ def beside(plain: LLM, drafter: str, num_draft_tokens: NumDraftTokens) -> LLM:
 
 
 def with_prediction(params: SamplingParams, drafter: Drafter | None, case: Case | BenchPrompt) -> SamplingParams:
-    """The params with the case's reference as the client's prediction, if the drafter reads predictions."""
+    """Set the case's reference as the client's prediction, if the drafter reads predictions."""
     if case.reference and drafter is not None and drafter.traits.reads_prediction:
         return replace(params, prediction=case.reference)
     return params
 
 
 def generate(llm: LLM, prompt: str | list[int], params: SamplingParams) -> MethodRun:
-    """One generation. prompt: text or token ids."""
+    """Generate once. prompt: text or token ids. params: one choice."""
     generation: Any = llm.generate(prompt, params)
-    return _run(generation.token_ids, generation.stats)
-
-
-def _run(token_ids: Sequence[int], stats: SequenceStats) -> MethodRun:
+    stats: SequenceStats = generation.stats
     return MethodRun(
-        token_ids,
+        generation.token_ids,
         stats.num_forwards,
         stats.num_draft_tokens,
         stats.num_accepted_tokens,
@@ -74,45 +65,8 @@ def _run(token_ids: Sequence[int], stats: SequenceStats) -> MethodRun:
     )
 
 
-def generate_watched(llm: LLM, prompt: list[int], params: SamplingParams) -> MethodRun:
-    """The same, step by step, with the times between tokens. Nothing is done that `LLM.generate` does not do.
-
-    params: one choice.
-    """
-    ids: list[int] = []
-    inbox: deque[StepOutput] = deque()
-    arrivals: list[tuple[float, int]] = []
-    try:
-        llm.shared.add(prompt, params, False, ids, inbox)
-        while not inbox:
-            llm.shared.advance(inbox, lambda: False)
-            if count := llm.engine.last_step.num_tokens:
-                arrivals.append((perf_counter(), count))
-    finally:
-        llm.shared.forget(ids)
-    output = inbox.popleft()
-    if output.error is not None:
-        raise output.error
-    assert output.choice is not None
-    return replace(_run(output.choice.token_ids, output.choice.stats), gaps=gaps_of(arrivals))
-
-
-def gaps_of(arrivals: Sequence[tuple[float, int]]) -> list[float]:
-    """Seconds between tokens: those that come together share the time since the tokens before.
-
-    arrivals: (seconds, tokens) of everything that came.
-    """
-    found: list[float] = []
-    for (before, _), (now, count) in pairwise(arrivals):
-        found += [(now - before) / count] * count
-    return found
-
-
-# Hugging Face Transformers as the thing to compare with: same weights, same process, same threads, its code.
-
-
 def quieten() -> None:
-    """Keep Transformers' progress bars and advice out of the figures. For a process that only measures."""
+    """Disable Transformers' progress bars and advice. For a process that only measures."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -133,7 +87,7 @@ class Reference:
 
     @torch.inference_mode()
     def forward_step(self, prefix: Sequence[int], tokens: Sequence[int]) -> Callable[[], Tensor]:
-        """A function that computes all logits, [K, V], of K tokens after a cached prefix, as often as it is called.
+        """Return a function that computes all logits, [K, V], of K tokens after a cached prefix, at each call.
 
         It takes the new positions out of the cache again, as whoever verifies a draft must (0.1 ms).
         """
@@ -159,31 +113,17 @@ class Reference:
         num_draft_tokens: int = 0,
         ends: Collection[int] = (),
     ) -> MethodRun:
-        """`max_tokens` greedy tokens, or up to one of `ends`; with a draft, by Transformers' assisted generation.
+        """Generate `max_tokens` greedy tokens, or up to one of `ends`; with a draft, by Transformers' assisted
+        generation.
 
         The draft proposes num_draft_tokens at every step: a constant schedule without a confidence threshold.
         """
         settings: dict[str, Any] = {}
         if draft is not None:
-            settings_of_draft = draft.model.generation_config
-            settings_of_draft.num_assistant_tokens = num_draft_tokens
-            settings_of_draft.num_assistant_tokens_schedule = "constant"
-            settings_of_draft.assistant_confidence_threshold = 0.0
+            draft_config = draft.model.generation_config
+            draft_config.num_assistant_tokens = num_draft_tokens
+            draft_config.num_assistant_tokens_schedule = "constant"
+            draft_config.assistant_confidence_threshold = 0.0
             settings["assistant_model"] = draft.model
-        ids = torch.tensor([list(prompt)])
-        watch = TokenTimes()
-        start = perf_counter()
-        with torch.inference_mode():
-            output = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_tokens,
-                do_sample=False,
-                eos_token_id=sorted(ends) or None,
-                pad_token_id=0,
-                streamer=watch,
-                **settings,
-            )
-        times = watch.times[1:]  # the prompt comes first
-        gaps = [now - before for before, now in pairwise(times)] if draft is None else []
-        return MethodRun(output[0, len(prompt) :].tolist(), first_seconds=times[0] - start, gaps=gaps)
+        token_ids, times, _ = generate_greedily(self.model, list(prompt), max_tokens, sorted(ends) or None, **settings)
+        return MethodRun(token_ids, first_seconds=times[0])

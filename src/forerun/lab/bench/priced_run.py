@@ -1,8 +1,8 @@
 """One engine run whose steps are priced by measured costs on a virtual clock: its speed does not depend on noise.
 
 The engine, its drafts and its verdicts are real. The time of each step is looked up in cost curves
-(`plan/step_times.py`), and whatever decides by time (the automatic budget, a hybrid) reads the virtual clock, so that a
-run is deterministic.
+(`engine/step_times.py`), and whatever decides by time (the automatic policy, a hybrid) reads the virtual clock, so that
+a run is deterministic.
 """
 
 from __future__ import annotations
@@ -16,18 +16,11 @@ from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter, Traits
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
-from forerun.engine.stats import SequenceStats
 from forerun.engine.step_times import CostCurve, DrafterCosts
 from forerun.kv_cache import Unpaged
 from forerun.models import Forward, LanguageModel, Rows, StandIn
 from forerun.speculation import DraftOutcome, DraftPlan, SpeculationPolicy, StepCost
 from forerun.types import Cache, Draft, Needs, Pool, Sequence as Tokens, Step
-
-# A target that repeats a text which the real target has written, for replays: same verdicts, without its forwards.
-#
-# A greedy or seeded request has the same text with every drafter. So a drafter that does not read the target's rows
-# can
-# be replayed against the text alone.
 
 _CERTAIN = 1000.0
 """Logit of the text's next token, above any noise that a seeded request adds."""
@@ -51,12 +44,12 @@ class EchoCache(Unpaged):
 
     @property
     def length(self) -> int:
-        """Committed positions."""
+        """Return the number of committed positions."""
         return len(self.tokens)
 
     @property
     def num_scratch(self) -> int:
-        """Rows fed since the last commit."""
+        """Return the number of rows fed since the last commit."""
         return len(self.scratch)
 
     def commit(self, path: Sequence[int]) -> None:
@@ -74,7 +67,7 @@ class EchoCache(Unpaged):
         self.scratch = []
 
     def free(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: no memory is held."""
 
     def fork(self, other: Cache, length: int) -> None:
         """Hold the first tokens of another."""
@@ -84,6 +77,9 @@ class EchoCache(Unpaged):
 
 class EchoModel(StandIn):
     """A model whose most probable next token is the one in the text, and token 0 for rows that differ from the text.
+
+    It stands for a target whose text is known: a greedy or seeded request has the same text with every drafter, so one
+    that does not read the target's rows can be replayed against the text alone, with the same verdicts.
 
     Args:
         model: the one that wrote the texts.
@@ -98,21 +94,21 @@ class EchoModel(StandIn):
 
     @property
     def pool(self) -> None:
-        """None: its caches hold no pages."""
+        """Return None: its caches hold no pages."""
 
     def new_cache(self) -> EchoCache:
-        """An empty cache for one sequence."""
+        """Create an empty cache for one sequence."""
         return EchoCache()
 
     def forward(self, batch: Sequence[Rows], layers: Sequence[int] = ()) -> Forward:
-        """Float32 logits and no taps, otherwise as `LanguageModel.forward`; caches are EchoCaches."""
+        """Return float32 logits and no hidden states, otherwise as `LanguageModel.forward`; caches are EchoCaches."""
         echoed: list[int] = []
         for rows in batch:
             cache = rows.cache
             assert isinstance(cache, EchoCache)
             self._feed(cache, rows)
             last = cache.scratch[cache.num_scratch - rows.num_wanted :]
-            echoed.extend(self.text[place + 1] if 0 <= place < len(self.text) - 1 else 0 for _, place in last)
+            echoed.extend(self.text[position + 1] if 0 <= position < len(self.text) - 1 else 0 for _, position in last)
         logits = torch.zeros(len(echoed), self.vocab_size)
         logits[torch.arange(len(echoed)), torch.tensor(echoed, dtype=torch.int64)] = _CERTAIN
         return Forward(logits)
@@ -122,59 +118,9 @@ class EchoModel(StandIn):
         scratch, fed = cache.scratch, cache.num_scratch
         parents = range(fed - 1, fed + len(rows.token_ids) - 1) if rows.parents is None else rows.parents
         for token_id, parent in zip(rows.token_ids, parents, strict=True):
-            place = cache.length if parent < 0 else scratch[parent][1] + 1 if scratch[parent][1] >= 0 else -1
-            on_text = 0 <= place < len(self.text) and self.text[place] == token_id
-            scratch.append((int(token_id), place if on_text else -1))
-
-
-# A drafter that another one works for: what a bench measures or prices passes through it.
-
-
-class WrappedDrafter(Drafter):
-    """Does what `drafter`, which is bound already, does. A bench overrides what it looks at.
-
-    Attributes:
-        drafter: that does the work.
-    """
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-
-    @property
-    def needs(self) -> Needs:
-        return self.drafter.needs
-
-    @property
-    def traits(self) -> Traits:
-        return self.drafter.traits
-
-    @property
-    def nbytes(self) -> int:
-        return self.drafter.nbytes
-
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        return self.drafter.pools
-
-    def start(self, sequence: Tokens) -> None:
-        self.drafter.start(sequence)
-
-    def draft(
-        self, sequences: Sequence[Tokens], num_draft_tokens: Sequence[int], min_acceptance_prob: float = 0.0
-    ) -> list[Draft]:
-        return self.drafter.draft(sequences, num_draft_tokens, min_acceptance_prob)
-
-    def commit(self, steps: Sequence[Step]) -> None:
-        self.drafter.commit(steps)
-
-    def stop(self, sequence: Tokens) -> None:
-        self.drafter.stop(sequence)
-
-    def rewind(self, sequence: Tokens, length: int) -> None:
-        self.drafter.rewind(sequence, length)
-
-    def reset(self) -> None:
-        self.drafter.reset()
+            position = cache.length if parent < 0 else scratch[parent][1] + 1 if scratch[parent][1] >= 0 else -1
+            on_text = 0 <= position < len(self.text) and self.text[position] == token_id
+            scratch.append((int(token_id), position if on_text else -1))
 
 
 @dataclass(slots=True)
@@ -191,36 +137,62 @@ class VirtualClock:
         return self.now
 
 
-class PricedDrafter(WrappedDrafter):
+class PricedDrafter(Drafter):
     """A drafter whose work moves a virtual clock by its measured costs.
 
     Args:
-        drafter: bound to the target.
+        drafter: does the work; bound to the target.
         costs: its measured costs.
         clock: the run's clock.
     """
 
     def __init__(self, drafter: Drafter, costs: DrafterCosts, clock: VirtualClock) -> None:
-        super().__init__(drafter)
-        self._costs = costs
-        self._clock = clock
+        self._drafter, self._costs, self._clock = drafter, costs, clock
+
+    @property
+    def needs(self) -> Needs:
+        return self._drafter.needs
+
+    @property
+    def traits(self) -> Traits:
+        return self._drafter.traits
+
+    @property
+    def nbytes(self) -> int:
+        return self._drafter.nbytes
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return self._drafter.pools
+
+    def start(self, sequence: Tokens) -> None:
+        self._drafter.start(sequence)
 
     def draft(
         self, sequences: Sequence[Tokens], num_draft_tokens: Sequence[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
-        for draft, k in zip(drafts, num_draft_tokens, strict=True):
-            if k:  # the curve includes learning what became of the draft, which `commit` adds
+        drafts = self._drafter.draft(sequences, num_draft_tokens, min_acceptance_prob)
+        for draft, max_nodes in zip(drafts, num_draft_tokens, strict=True):
+            if max_nodes:  # the curve includes learning what became of the draft, which `commit` adds
                 self._clock.now += max(0.0, self._costs.draft(len(draft)) - self._costs.idle)
         return drafts
 
     def commit(self, steps: Sequence[Step]) -> None:
-        super().commit(steps)
+        self._drafter.commit(steps)
         self._clock.now += self._costs.idle * sum(step.verdict is not None for step in steps)
+
+    def stop(self, sequence: Tokens) -> None:
+        self._drafter.stop(sequence)
+
+    def rewind(self, sequence: Tokens, length: int) -> None:
+        self._drafter.rewind(sequence, length)
+
+    def reset(self) -> None:
+        self._drafter.reset()
 
 
 class PricedPolicy(SpeculationPolicy):
-    """A budget that is told the priced costs of each step, and adds them up.
+    """A policy that observes the priced costs of each step in place of wall-clock times, and adds them up.
 
     Args:
         inner: decides.
@@ -230,9 +202,9 @@ class PricedPolicy(SpeculationPolicy):
         hidden_outputs: seconds by which each forward is longer for the drafter's sake.
 
     Attributes:
-        seconds: of the verified steps so far; draft_seconds, target_seconds: of these.
+        seconds: of the verified steps so far.
         num_tokens: committed in them.
-        num_steps, num_nodes, num_idle: verified steps, nodes proposed, steps with a budget of 0.
+        num_steps, num_nodes, num_idle: verified steps, nodes proposed, steps without a draft.
     """
 
     def __init__(
@@ -243,13 +215,10 @@ class PricedPolicy(SpeculationPolicy):
         clock: VirtualClock,
         hidden_outputs: float = 0.0,
     ) -> None:
-        self._inner = inner
+        self._inner, self._target, self._rest, self._clock = inner, target, rest, clock
         self._hidden_outputs = hidden_outputs
-        self._target = target
-        self._rest = rest
-        self._clock = clock
         self._observed = clock.now
-        self.seconds = self.draft_seconds = self.target_seconds = 0.0
+        self.seconds = 0.0
         self.num_tokens = self.num_steps = self.num_nodes = self.num_idle = 0
 
     def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
@@ -265,8 +234,6 @@ class PricedPolicy(SpeculationPolicy):
             nodes = len(outcome.draft)
             target, rest = self._target(nodes + 1) + self._hidden_outputs, self._rest(nodes)
             self.seconds += drafting + target + rest
-            self.draft_seconds += drafting
-            self.target_seconds += target
             self.num_tokens += len(outcome.verdict.path) + 1
             self.num_steps += 1
             self.num_nodes += nodes
@@ -302,23 +269,8 @@ class Setting:
 
     @property
     def plain_speed(self) -> float:
-        """Tokens per second of plain decoding, without a drafter that learns."""
+        """Return the tokens per second of plain decoding."""
         return 1 / (self.target(1) + self.rest(0))
-
-
-@dataclass(frozen=True, slots=True)
-class PricedAnswer:
-    """One answer of a run.
-
-    Attributes:
-        seconds: by the cost curves, without the prompt's; draft_seconds, target_seconds: of these.
-        stats: as the engine counts them; its times are the clock's on the wall.
-    """
-
-    seconds: float
-    draft_seconds: float
-    target_seconds: float
-    stats: SequenceStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +282,7 @@ class PricedRun:
         tokens_per_second: by the cost curves.
         mean_acceptance_length: tokens per forward.
         mean_nodes: draft tokens per forward.
-        idle: share of steps in which the drafter was not asked.
+        idle: share of steps without a draft.
     """
 
     name: str
@@ -347,15 +299,13 @@ def priced_run(
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     texts: Sequence[Sequence[int]] = (),
-    told: Callable[[PricedAnswer], None] = lambda _: None,
 ) -> PricedRun:
-    """One engine answers all prompts, one after the other.
+    """Answer all prompts with one engine, one after the other.
 
     Args:
-        budget: a fresh one.
+        policy: a fresh one.
         params: one per prompt.
         texts: prompts with the target's answers, where the setting has an echo.
-        told: of each answer.
 
     Raises:
         Exception: what a request ended with.
@@ -369,19 +319,10 @@ def priced_run(
         if texts:
             echo.text = texts[number]
         engine.add(list(prompt), each)
-        seconds, drafting, verifying = priced.seconds, priced.draft_seconds, priced.target_seconds
         while engine.has_work:
             for output in engine.step():
                 if output.error is not None:
                     raise output.error
-                if output.choice is not None:
-                    answer = PricedAnswer(
-                        priced.seconds - seconds,
-                        priced.draft_seconds - drafting,
-                        priced.target_seconds - verifying,
-                        output.choice.stats,
-                    )
-                    told(answer)
     steps = max(1, priced.num_steps)
     return PricedRun(
         name,

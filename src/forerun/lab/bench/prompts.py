@@ -34,7 +34,7 @@ class BenchPrompt:
 
 
 def requests(cases: Sequence[Case], tokenizer: Any, model: str, answer: Answer) -> list[BenchPrompt]:
-    """The prompts of the cases, in their order; a case with turns gives one for each.
+    """Encode the prompts of the cases, in their order; a case with turns gives one for each.
 
     Args:
         tokenizer: the target's; None if it has none, then a prompt holds token ids with spaces between them.
@@ -58,7 +58,8 @@ def check_lengths(requests: Sequence[BenchPrompt], max_tokens: int, context: int
 
 
 def prepare(plain: LLM, cases: Mapping[str, Sequence[Case]], max_tokens: int) -> dict[str, list[BenchPrompt]]:
-    """The prompts of each workload, the answers between turns by greedy plain decoding, the same for every method.
+    """Encode the prompts of each workload; the answers between turns are those of greedy plain decoding for every
+    method.
 
     Raises:
         ConfigError: the model cannot be given one of them.
@@ -71,7 +72,7 @@ def prepare(plain: LLM, cases: Mapping[str, Sequence[Case]], max_tokens: int) ->
 
 
 def plain_answer(plain: LLM, max_tokens: int) -> Answer:
-    """Answers by greedy plain decoding, up to the end of text or `max_tokens`."""
+    """Return a function that answers by greedy plain decoding, up to the end of text or `max_tokens`."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
 
     def answer(token_ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""What a number format costs: a model's distributions beside those of the same model in float32.
+"""The cost of a number format: a model's distributions beside those of the same model in float32.
 
 The float32 model is the one that the files stand for, dequantised where they are quantised. Texts are given to both,
 and at every position that is scored their next-token distributions are compared.
@@ -87,7 +87,7 @@ def measure(
     adapter: str | Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[QualityRow]:
-    """A row for each format and workload. Two models are in memory at a time.
+    """Compare each format with float32 on each workload. Two models are in memory at a time.
 
     Args:
         name: of the model.
@@ -96,13 +96,13 @@ def measure(
         adapter: the folder of a LoRA adapter to merge.
 
     Raises:
-        ConfigError: the model is a folder of codes, as `forerun quantize` writes it.
+        ConfigError: the model is a folder of quantized values, as `forerun quantize` writes it.
     """
     say(f"loading {name} in {REFERENCE}")
     llm = LLM(name, DRAFTER, dtype=REFERENCE, adapter=adapter)
     if llm.target.quantize is not None:
         raise ConfigError(
-            f"{name} holds weights in {llm.target.quantize} codes, and no numbers in {REFERENCE} to compare them with. "
+            f"{name} holds {llm.target.quantize} weights, and no numbers in {REFERENCE} to compare them with. "
             "Give the model that they were made from; or write what they stand for as numbers: forerun export hf."
         )
     workloads, rows = texts(llm), []
@@ -117,8 +117,8 @@ def measure(
 
 
 def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[BenchPrompt]], max_tokens: int) -> dict[str, list[Scored]]:
-    """What is scored of each workload: a prompt whose continuation is known, with it, from the second token on; of
-    any other, the model's greedy answer.
+    """Return the texts to score: a prompt with its known continuation, from the second token on; else with the model's
+    greedy answer.
 
     Raises:
         ConfigError: a prompt and its answer exceed the context.
@@ -128,13 +128,13 @@ def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[BenchPrompt]], max_t
     found: dict[str, list[Scored]] = {}
     for name, requests in workloads.items():
         known = [request for request in requests if request.reference]
-        asked = [request for request in requests if not request.reference]
-        check_lengths(asked, max_tokens, context, target.name)
+        unknown = [request for request in requests if not request.reference]
+        check_lengths(unknown, max_tokens, context, target.name)
         after = [llm.tokenizer.encode(request.reference, add_special_tokens=False) for request in known]
         found[name] = [
             Scored([*request.token_ids, *more][:context], 1) for request, more in zip(known, after, strict=True)
         ]
-        prompts = [request.token_ids for request in asked]
+        prompts = [request.token_ids for request in unknown]
         answers = llm.generate(prompts, params) if prompts else []
         for prompt, answer in zip(prompts, answers, strict=True):
             found[name].append(Scored([*prompt, *answer.token_ids], len(prompt)))
@@ -144,15 +144,15 @@ def scored_texts(llm: LLM, workloads: Mapping[str, Sequence[BenchPrompt]], max_t
 def compared(
     reference: LanguageModel, model: LanguageModel, workload: str, number_format: str, texts: Sequence[Scored]
 ) -> QualityRow:
-    """One model beside another of the same tokens, on some texts."""
+    """Compare one model with another of the same tokens, on some texts."""
     before: list[float] = []
     after: list[float] = []
     divergences: list[float] = []
     same = 0
     for text in texts:
-        for theirs, ours, wanted in zip(_logprobs(reference, text), _logprobs(model, text), _wanted(text), strict=True):
-            before += theirs.gather(1, wanted)[:, 0].neg().tolist()
-            after += ours.gather(1, wanted)[:, 0].neg().tolist()
+        for (tokens, theirs), (_, ours) in zip(_logprobs(reference, text), _logprobs(model, text), strict=True):
+            before += theirs.gather(1, tokens)[:, 0].neg().tolist()
+            after += ours.gather(1, tokens)[:, 0].neg().tolist()
             divergences += F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1).tolist()
             same += int((ours.argmax(1) == theirs.argmax(1)).sum())
     more = [ours - theirs for ours, theirs in zip(after, before, strict=True)]
@@ -171,26 +171,12 @@ def compared(
     )
 
 
-def _parts(text: Scored) -> Iterator[tuple[int, int]]:
-    """Rows that are computed together; the last token is given to no model."""
-    last = len(text.token_ids) - 1
+def _logprobs(model: LanguageModel, text: Scored) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield scored tokens, [R, 1], with the log-probabilities, [R, V] in float64, before each: a part at a time."""
+    cache, last = model.new_cache(), len(text.token_ids) - 1  # the last token is given to no model
     for start in range(0, last, PREFILL_CHUNK):
         end = min(start + PREFILL_CHUNK, last)
-        yield start, end
-
-
-def _wanted(text: Scored) -> Iterator[Tensor]:
-    """[R, 1] the scored tokens of each part."""
-    for start, end in _parts(text):
-        first = max(start + 1, text.first)
-        yield torch.tensor(text.token_ids[first : end + 1], dtype=torch.int64)[:, None]
-
-
-def _logprobs(model: LanguageModel, text: Scored) -> Iterator[Tensor]:
-    """[R, V] of the scored tokens of each part, in float64."""
-    cache = model.new_cache()
-    for start, end in _parts(text):
-        num_logits = max(0, end + 1 - max(start + 1, text.first))
-        logits = model.forward([Rows(cache, text.token_ids[start:end], num_logits=num_logits)]).logits
+        scored = text.token_ids[max(start + 1, text.first) : end + 1]
+        logits = model.forward([Rows(cache, text.token_ids[start:end], num_logits=len(scored))]).logits
         cache.commit(range(end - start))
-        yield logits.double().log_softmax(-1).cpu()
+        yield torch.tensor(scored, dtype=torch.int64)[:, None], logits.double().log_softmax(-1).cpu()

@@ -1,4 +1,4 @@
-"""From what was measured to the schema of results: runs of prompts, figures with intervals, the target."""
+"""Conversion of measurements to the schema of results: runs of prompts, figures with intervals, the target."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from forerun.lab.bench.acceptance import AcceptanceRow
-from forerun.lab.bench.compare import MethodRun
+from forerun.lab.bench.compare import MethodRow, MethodRun
 from forerun.lab.bench.forward import ForwardRow, Roof
-from forerun.lab.bench.generate import POSITIONS, MethodRow
+from forerun.lab.bench.generate import POSITIONS
 from forerun.lab.bench.measure import Interval, Timed, is_cost_padded
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.quality import QualityRow
@@ -22,7 +22,7 @@ from forerun.utils.files import digest
 def target_facts(
     name: str | Path, model: LanguageModel, *, cost_of: str | Path | None = None, random_weights: bool = False
 ) -> TargetFacts:
-    """The model that was measured. cost_of: the one whose costs were, if it is another."""
+    """Describe the model that was measured. cost_of: the one whose costs were measured, if it is another."""
     return TargetFacts(
         name=without_folders(str(name)),
         number_format=number_format(model),
@@ -36,12 +36,12 @@ def target_facts(
 
 
 def drafter_facts(chosen: Mapping[str, str], counts: Sequence[int | str]) -> list[DrafterFacts]:
-    """chosen: name -> the drafter's text. counts: values of K."""
+    """Describe drafters. chosen: name -> the drafter's text. counts: values of K."""
     return [DrafterFacts(without_folders(name), without_folders(text), counts) for name, text in chosen.items()]
 
 
 def prompt_facts(workload: str, requests: Iterable[BenchPrompt]) -> list[PromptFacts]:
-    """The prompts of one workload."""
+    """Describe the prompts of one workload."""
     name = without_folders(workload)
     return [
         PromptFacts(
@@ -59,7 +59,7 @@ def run_rows(
     rounds: int,
     first: int,
 ) -> list[RunRow]:
-    """Every run of every method.
+    """Convert every run of every method to a row.
 
     Args:
         runs: by method; run i is of prompt i // rounds.
@@ -69,11 +69,11 @@ def run_rows(
     """
     return [
         RunRow(
-            prompt=first + place // rounds,
+            prompt=first + index // rounds,
             method=without_folders(method),
             drafter=without_folders(drafters.get(method, "")),
             temperature=temperature,
-            round=place % rounds,
+            round=index % rounds,
             num_tokens=len(run.value.token_ids),
             seconds=run.seconds,
             num_forwards=run.value.num_forwards,
@@ -85,22 +85,21 @@ def run_rows(
             same_text=list(run.value.token_ids) == list(base.value.token_ids),
         )
         for method, timed in runs.items()
-        for place, (run, base) in enumerate(zip(timed, runs[plain], strict=True))
+        for index, (run, base) in enumerate(zip(timed, runs[plain], strict=True))
     ]
-
-
-def figure(name: str, labels: Labels, value: Interval | float | None, samples: int | None = None) -> Figure:
-    """A number, or a median with its interval."""
-    if isinstance(value, Interval):
-        return Figure(name, labels, value.median, value.low, value.high, samples)
-    return Figure(name, labels, value, samples=samples)
 
 
 def figures_of(
     labels: Labels, values: Mapping[str, Interval | float | None], samples: int | None = None
 ) -> list[Figure]:
-    """By name, those that could be had."""
-    return [figure(name, labels, value, samples) for name, value in values.items() if value is not None]
+    """Return a figure for each value that is known; a median has its interval."""
+    return [
+        Figure(name, labels, value.median, value.low, value.high, samples)
+        if isinstance(value, Interval)
+        else Figure(name, labels, value, samples=samples)
+        for name, value in values.items()
+        if value is not None
+    ]
 
 
 _OF_METHOD: Mapping[str, str] = {
@@ -120,7 +119,8 @@ _OF_METHOD: Mapping[str, str] = {
 def method_figures(
     workload: str, temperature: float, measured: Mapping[str, Sequence[MethodRow]], drafters: Mapping[str, str]
 ) -> list[Figure]:
-    """Of the methods on one workload. measured: rows by category. drafters: method -> drafter's name."""
+    """Return the figures of the methods on one workload. measured: rows by category. drafters: method -> drafter's
+    name."""
     found: list[Figure] = []
     for category, rows in measured.items():
         for row in rows:
@@ -138,33 +138,29 @@ def method_figures(
     return found
 
 
-# The figures of forwards, of acceptance and of number formats, in the schema of results.
-
 ROOFLINE = "roofline"
 """As a method."""
 
 
 def forward_figures(rows: Sequence[ForwardRow], prefix: int, rounds: int, roof: Roof) -> list[Figure]:
-    """Times of forwards, and the roofline beside them."""
+    """Return the times of forwards, and the roofline beside them."""
     found: list[Figure] = []
     for row in rows:
-        for k, milliseconds in row.milliseconds.items():
-            labels: dict[str, Any] = {"dtype": row.dtype, "method": row.method, "rows": k, "prefix": prefix}
-            values = {
-                "forward": _seconds(milliseconds),
-                "forward_over_transformers": row.ratios.get(k),
-                "forward_growth": row.growth.get(k),
-            }
-            found += figures_of(labels, values, rounds)
-    for row in {row.dtype: row for row in rows}.values():
-        for k in row.milliseconds:
-            labels = {"dtype": row.dtype, "method": ROOFLINE, "rows": k, "prefix": prefix}
-            found += figures_of(labels, {ROOFLINE: roof.seconds(row.parameters, row.dtype, k)})
+        labels: dict[str, Any] = {"dtype": row.dtype, "method": row.method, "rows": row.rows, "prefix": prefix}
+        values = {
+            "forward": row.seconds,
+            "forward_over_transformers": row.over_transformers,
+            "forward_growth": row.growth,
+        }
+        found += figures_of(labels, values, rounds)
+    for dtype, k, parameters in dict.fromkeys((row.dtype, row.rows, row.parameters) for row in rows):
+        labels = {"dtype": dtype, "method": ROOFLINE, "rows": k, "prefix": prefix}
+        found.append(Figure(ROOFLINE, labels, roof.seconds(parameters, dtype, k)))
     return found
 
 
 def acceptance_figures(rows: Sequence[AcceptanceRow]) -> list[Figure]:
-    """Acceptance by workload, category, drafter and K."""
+    """Return the figures of acceptance by workload, category, drafter and K."""
     found: list[Figure] = []
     for row in rows:
         method = f"{row.drafter}, K={row.num_draft_tokens}"
@@ -178,7 +174,7 @@ def acceptance_figures(rows: Sequence[AcceptanceRow]) -> list[Figure]:
 
 
 def quality_figures(rows: Sequence[QualityRow]) -> list[Figure]:
-    """What the formats cost. The interval of what is lost is two standard errors wide to either side."""
+    """Return the figures of number formats. The interval of the loss is 1.96 standard errors wide to either side."""
     found: list[Figure] = []
     for row in rows:
         labels = {"workload": row.workload, "method": row.number_format}
@@ -191,8 +187,3 @@ def quality_figures(rows: Sequence[QualityRow]) -> list[Figure]:
         }
         found += figures_of(labels, values, row.tokens)
     return found
-
-
-def _seconds(milliseconds: Interval) -> Interval:
-    low, high = (None if each is None else each / 1e3 for each in (milliseconds.low, milliseconds.high))
-    return Interval(milliseconds.median / 1e3, low, high)

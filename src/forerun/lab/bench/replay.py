@@ -25,7 +25,7 @@ from forerun.speculation import FixedPolicy, automatic_policy
 
 HYBRID = "hybrid"
 TEMPERATURES = (0.0, 1.0)
-"""Of a workload whose cases ask for none."""
+"""Of a workload whose cases have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,23 @@ class Comparison:
 
     @property
     def best(self) -> PricedRun:
-        """The fastest of the fixed choices, plain decoding included."""
+        """Return the fastest of the fixed choices, plain decoding included."""
         plain = PricedRun("plain", self.plain, 1.0, 0.0, 1.0)
         return max([plain, *self.fixed], key=lambda each: each.tokens_per_second)
 
     @property
     def best_over_plain(self) -> float:
-        """Ratio of speeds."""
+        """Return the best fixed choice's speed over plain decoding's."""
         return self.best.tokens_per_second / self.plain
 
     @property
     def auto_over_plain(self) -> float:
-        """Ratio of speeds."""
+        """Return auto's speed over plain decoding's."""
         return self.auto.tokens_per_second / self.plain
 
     @property
     def auto_over_best(self) -> float:
-        """Ratio of speeds."""
+        """Return auto's speed over the best fixed choice's."""
         return self.auto.tokens_per_second / self.best.tokens_per_second
 
 
@@ -82,19 +82,19 @@ def measure(
     drafters: Mapping[str, str],
     target: CostCurve,
     prompts: Mapping[str, Sequence[BenchPrompt]],
-    heats: Mapping[str, Sequence[float]],
+    temperatures: Mapping[str, Sequence[float]],
     counts: Sequence[int],
     max_tokens: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Comparison]:
-    """Every drafter on every workload and temperature.
+    """Replay every drafter on every workload and temperature.
 
     Args:
         plain: an engine of the target alone.
         drafters: name -> the drafter's text.
         target: seconds of the target's forward, by rows.
         prompts: by workload.
-        heats: the temperatures that each workload asks for; none stands for TEMPERATURES.
+        temperatures: the temperatures of each workload; none stands for TEMPERATURES.
         counts: the fixed values of K.
     """
     rows = []
@@ -103,12 +103,12 @@ def measure(
         reader = fresh(plain, spec)
         echo = not (reader.needs.rows or reader.traits.writes_cache)
         setting = replace(timed_setting(plain, spec, target, counts, first, max_tokens, say), echo=echo)
-        for workload, asked in prompts.items():
-            for temperature in heats[workload] or TEMPERATURES:
+        for workload, requests in prompts.items():
+            for temperature in temperatures[workload] or TEMPERATURES:
                 say(f"replaying {name} on {workload} at temperature {temperature:g}")
                 one = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
-                params = [with_prediction(replace(one, seed=i), reader, each) for i, each in enumerate(asked)]
-                ids = [each.token_ids for each in asked]
+                params = [with_prediction(replace(one, seed=i), reader, each) for i, each in enumerate(requests)]
+                ids = [each.token_ids for each in requests]
                 rows.append(compare(setting, f"{workload}, {temperature:g}, {name}", ids, params, counts))
     return rows
 
@@ -120,7 +120,7 @@ def compare(
     params: Sequence[SamplingParams],
     counts: Sequence[int],
 ) -> Comparison:
-    """Every K of `counts`, and auto."""
+    """Replay every K of `counts`, and auto."""
     texts = answers(setting.plain, prompts, params) if setting.echo else []
     runs = [priced_run(setting, FixedPolicy(k), f"K={k}", prompts, params, texts) for k in counts]
     policy = automatic_policy(fixed_length_draft=setting.make(VirtualClock()).traits.fixed_length_draft, cost_key=None)
@@ -136,7 +136,7 @@ def timed_setting(
     max_tokens: int,
     say: Callable[[str], None],
 ) -> Setting:
-    """The setting of a drafter, whose costs are measured on one prompt."""
+    """Measure a drafter's costs on one prompt and return its setting."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     costs = {}
     for source in sources_of(spec)[0]:
@@ -150,14 +150,14 @@ def timed_setting(
 
 
 def answers(plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-    """Prompts with the target's answers; predictions, which alter nothing, are left out."""
+    """Return prompts with the target's answers; predictions, which alter nothing, are left out."""
     without = [replace(each, prediction=None) for each in params]
     generations: Any = plain.generate([list(prompt) for prompt in prompts], without)
     return [[*prompt, *each.token_ids] for prompt, each in zip(prompts, generations, strict=True)]
 
 
 def sources_of(spec: str) -> tuple[list[str], str]:
-    """(drafters, mode) of a hybrid's text; of any other drafter's text, ([text], "")."""
+    """Return (drafters, mode) of a hybrid's text; of any other drafter's text, ([text], "")."""
     name, options = split_spec(spec)
     if name != HYBRID:
         return [spec], ""
@@ -165,12 +165,12 @@ def sources_of(spec: str) -> tuple[list[str], str]:
 
 
 def fresh(plain: LLM, spec: str) -> Drafter:
-    """A new drafter for the target of `plain`, with its draws seeded."""
+    """Create a drafter for the target of `plain`, with its draws seeded."""
     return make_drafter(spec, Binding(plain.target, plain.tokenizer, 1))[0]
 
 
 def priced(plain: LLM, spec: str, costs: Mapping[str, DrafterCosts], clock: VirtualClock) -> Drafter:
-    """A new drafter that moves a clock. costs: of the drafter, or of each source of a hybrid."""
+    """Create a drafter that moves a clock. costs: of the drafter, or of each source of a hybrid."""
     sources, mode = sources_of(spec)
     parts: list[Drafter] = [PricedDrafter(fresh(plain, source), costs[source], clock) for source in sources]
     return Hybrid(parts, mode, sources, clock) if mode else parts[0]

@@ -1,4 +1,4 @@
-"""What every bench command reports: tables with titles as text or Markdown, results for a file, and the machine."""
+"""The report of a bench command: tables with titles as text or Markdown, results for a file, and the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Result
 
 Row = TypeVar("Row")
 Columns: TypeAlias = Mapping[str, Callable[[Row], str]]
-"""By title of a column, what a measured row has in it."""
+"""Title of a column -> function that returns a row's cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Table:
 
     @classmethod
     def of(cls, title: str, columns: Columns[Row], rows: Iterable[Row]) -> Table:
-        """The table of measured rows."""
+        """Make the table of measured rows."""
         return cls(title, list(columns), [[cell(row) for cell in columns.values()] for row in rows])
 
 
@@ -51,7 +51,7 @@ class Report:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def results(self, command: str, environment: Environment) -> Results:
-        """For a file."""
+        """Convert to the schema of results."""
         return Results(
             kind=self.kind,
             command=command,
@@ -67,7 +67,7 @@ class Report:
         )
 
     def text(self, environment: Environment, markdown: bool = False, width: int | None = None) -> str:
-        """All tables, and the machine in one line. width: of the terminal, which would break longer lines anywhere."""
+        """Format all tables, and the machine in one line. width: of the terminal."""
         is_padded = self.target is not None and self.target.cost_padded
         parts = [_filled(PADDED_NOTE, None if markdown else width)] if is_padded else []
         for table in self.tables:
@@ -79,7 +79,7 @@ class Report:
 
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Columns padded to their widest cell; the first is aligned left, the others right.
+    """Pad columns to their widest cell; the first is aligned left, the others right.
 
     Where they are wider together than `width`, the columns follow in several tables, the first in each of them.
     """
@@ -105,7 +105,7 @@ def _filled(text: str, width: int | None) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is aligned left, the others right."""
+    """Format a Markdown table; the first column is aligned left, the others right."""
     rule = ["---"] + ["---:"] * (len(header) - 1)
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *rows]
@@ -113,10 +113,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as a percentage; a dash where there is none."""
+    """Format a share as a percentage; a dash where there is none."""
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def decimal(value: float | Interval | None) -> str:
-    """A number, or a median with its interval, with two decimals; a dash where there is none."""
+    """Format a number, or a median with its interval, with two decimals; a dash where there is none."""
     return "–" if value is None else f"{value:.2f}"

@@ -10,8 +10,6 @@ is made on the device that computes it, and is saved nowhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -54,7 +52,7 @@ class WideShape:
 
 
 def parse_parameters(text: str) -> int:
-    """A parameter count such as `200M`, `1.3B` or `500000`.
+    """Parse a parameter count such as `200M`, `1.3B` or `500000`.
 
     Raises:
         ConfigError: `text` is no positive number with one of these units.
@@ -70,7 +68,7 @@ def parse_parameters(text: str) -> int:
 
 
 def wide_shape(config: LlamaConfig, parameters: int) -> WideShape:
-    """The shape nearest to so many parameters, of proportions that are about those of published models.
+    """Return the shape nearest to so many parameters, with proportions close to those of published models.
 
     Raises:
         ConfigError: the source is larger, or is of a shape that cannot be widened.
@@ -83,8 +81,8 @@ def wide_shape(config: LlamaConfig, parameters: int) -> WideShape:
         if shape.intermediate_size >= config.intermediate_size:
             return shape
     raise ConfigError(
-        f"{parameters:,} parameters are too few for a model in memory of this source, which has {layers} layers. Ask "
-        "for more."
+        f"{parameters:,} parameters are too few for a model in memory of this source, which has {layers} layers. Give "
+        "more."
     )
 
 
@@ -101,7 +99,7 @@ def _of_width(config: LlamaConfig, parameters: int, layers: int, factor: int) ->
 
 
 def make_wide(source: str | Path, parameters: str, dtype: str, device: str | torch.device) -> Wide:
-    """A model of about so many parameters on the device, which gives the text of a Llama or Mistral model.
+    """Create a model of about so many parameters on the device that gives the text of a Llama or Mistral model.
 
     Args:
         source: as `load_model` takes names. parameters: such as "8B". dtype: of its weights.
@@ -111,7 +109,7 @@ def make_wide(source: str | Path, parameters: str, dtype: str, device: str | tor
         ModelLoadError: there is no such source.
         NotEnoughMemoryError: it does not fit into the device's memory.
     """
-    place = resolve_device(device)
+    target_device = resolve_device(device)
     model = load_transformers_model(source, dtype)
     if model.config.model_type not in ("llama", "mistral"):
         raise ConfigError(
@@ -119,19 +117,19 @@ def make_wide(source: str | Path, parameters: str, dtype: str, device: str | tor
         )
     shape = wide_shape(model.config, parse_parameters(parameters))
     needed = shape.parameters * model.dtype.itemsize
-    available = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory()
+    available = torch.cuda.mem_get_info(target_device)[0] if target_device.type == "cuda" else available_memory()
     if available is not None and needed > available:
         raise NotEnoughMemoryError(
             f"{parameters} parameters in {dtype} take {needed / GIB:.1f} GiB, but {available / GIB:.1f} GiB of memory "
-            f"are available on {place}. Ask for fewer.",
+            f"are available on {target_device}. Give fewer.",
             needed,
             available,
         )
-    return widen(model, shape, place)
+    return widen(model, shape, target_device)
 
 
 def widen(model: Wide, shape: WideShape, device: torch.device, seed: int = 0) -> Wide:
-    """A new model of this shape on the device, in the number format of `model`, that computes the same logits up to
+    """Create a model of this shape on the device, in the number format of `model`, that computes the same logits up to
     rounding. Added weights that reach no state are random."""
     config = type(model.config).from_dict(model.config.to_dict())
     config.hidden_size, config.intermediate_size = shape.hidden_size, shape.intermediate_size
@@ -139,8 +137,8 @@ def widen(model: Wide, shape: WideShape, device: torch.device, seed: int = 0) ->
     config.num_key_value_heads = shape.num_kv_heads
     config.rms_norm_eps = model.config.rms_norm_eps / shape.factor
     torch.manual_seed(seed)
-    with torch.device(device), _default_dtype(model.dtype):
-        wide = type(model)(config)
+    with torch.device(device):
+        wide = type(model)._from_config(config, dtype=model.dtype)
     with torch.no_grad():
         _fill(wide, model, shape)
     return wide.eval().requires_grad_(False)
@@ -162,7 +160,7 @@ def _fill(wide: Wide, model: Wide, shape: WideShape) -> None:
 
 
 def _place_heads(target: Tensor, source: Tensor, name: str, config: LlamaConfig, shape: WideShape) -> None:
-    """Each head to where it still reads its key head: rows of queries, keys and values, columns of the output."""
+    """Copy each head to where it still reads its key head: rows of queries, keys and values, columns of the output."""
     width, kv_heads = config.head_dim, config.num_key_value_heads
     old_group, new_group = config.num_attention_heads // kv_heads, shape.num_heads // shape.num_kv_heads
     if ".k_proj" in name or ".v_proj" in name:
@@ -171,16 +169,6 @@ def _place_heads(target: Tensor, source: Tensor, name: str, config: LlamaConfig,
         target, source = target.T, source.T
     inputs = source.shape[1]
     for head in range(kv_heads * old_group):
-        place = head // old_group * new_group + head % old_group
+        target_head = head // old_group * new_group + head % old_group
         rows = source[head * width : (head + 1) * width]
-        target[place * width : (place + 1) * width, :inputs] = rows
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+        target[target_head * width : (target_head + 1) * width, :inputs] = rows

@@ -1,4 +1,4 @@
-"""Machines by what bounds a step: memory, bandwidth, arithmetic; and what was measured beside these bounds.
+"""Machines by what bounds a step (memory, bandwidth, arithmetic), overheads measured beside them, and forwards' times.
 
 The table has the vendors' figures: bandwidth of the memory, and dense 16-bit arithmetic of the matrix units with sums
 in 32 bits. A real step reaches neither, so what follows from them alone is a bound.
@@ -41,7 +41,7 @@ class Machine:
     """One device.
 
     Attributes:
-        memory: bytes; None: not told.
+        memory: bytes; None: unknown.
         bandwidth: bytes a second, of weights that take so many bytes together.
         flops: operations a second.
         overheads: None: nothing was measured, and what follows is a bound.
@@ -55,7 +55,7 @@ class Machine:
 
     @classmethod
     def of(cls, name: str, memory: float | None, bandwidth: float, flops: float) -> Machine:
-        """By figures: GB, GB/s, TFLOP/s."""
+        """Create a machine from figures in GB, GB/s and TFLOP/s."""
         nbytes = None if memory is None else memory * GB
         return cls(name, nbytes, lambda _: bandwidth * GB, flops * TERA)
 
@@ -81,21 +81,17 @@ ACCELERATORS: Mapping[str, Machine] = {name: Machine.of(name, *figures) for name
 
 
 def accelerator(name: str) -> Machine:
-    """One of the table. Raises ConfigError for any other name."""
-    wanted = name.lower().replace(" ", "-")
-    if wanted not in ACCELERATORS:
-        near = get_close_matches(wanted, ACCELERATORS, 1)
+    """Look up a machine of the table. Raises ConfigError for any other name."""
+    key = name.lower().replace(" ", "-")
+    if key not in ACCELERATORS:
+        near = get_close_matches(key, ACCELERATORS, 1)
         hint = f"Did you mean {near[0]}? " if near else ""
         raise ConfigError(
             f"machine is {name!r}, which is not in the table. {hint}Give {HERE!r} (this machine, measured), one of "
             f"{', '.join(ACCELERATORS)}, or its figures with --bandwidth and --flops."
         )
-    return ACCELERATORS[wanted]
+    return ACCELERATORS[key]
 
-
-# How long a forward takes at least: what it reads over the bandwidth, or what it computes over the arithmetic.
-#
-# Beside that stands what was measured of layers, rows and the engine; where nothing was, the times are bounds.
 
 FLOPS_OF_PRODUCT = 2
 """A multiplication and an addition."""
@@ -103,7 +99,7 @@ FLOPS_OF_PRODUCT = 2
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A model on a machine.
+    """A model on a machine, and the time of its forwards by the roofline and the machine's overheads.
 
     Attributes:
         weight_bytes: of each of its weights.
@@ -121,16 +117,16 @@ class Placed:
 
     @property
     def weights(self) -> float:
-        """Bytes of all weights."""
+        """Return the bytes of all weights."""
         return self.shape.parameters * self.weight_bytes
 
     def cache(self, positions: int) -> float | None:
-        """Bytes of so many positions; None where the shape does not tell."""
+        """Return the bytes of so many positions; None where the shape does not say."""
         numbers = self.shape.cache_numbers
         return None if numbers is None else numbers * self.cache_bytes * positions
 
     def forward(self, rows: int, batch: int, context: int) -> float:
-        """Seconds of one forward.
+        """Return the seconds of one forward.
 
         Args:
             rows: of each sequence.
@@ -147,8 +143,8 @@ class Placed:
 
 
 def roofline_costs(target: Placed, draft: Placed | None, batch: int, context: int, most: int) -> StepCosts:
-    """The costs of a step with chains of up to `most` tokens from a draft model or head; without one, drafting costs
-    nothing but what was measured of the engine."""
+    """Return the costs of a step with chains of up to `most` tokens from a draft model or head; without one, drafting
+    costs only what was measured of the engine."""
     costs = target.machine.overheads or Overheads()
     one = 0.0 if draft is None else draft.forward(1, batch, context)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, SamplingParams
 from forerun.drafters import Binding, make_drafter
 from forerun.engine.step_times import CostCurve, step_costs, target_costs
 from forerun.errors import ConfigError
+from forerun.lab.bench.measure import timed
 from forerun.lab.plan.machines import Machine, Overheads, Placed
 from forerun.lab.plan.options import PlanOptions
 from forerun.lab.plan.shapes import model_shape
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.speculation.predictor import StepCosts
-from forerun.utils import machine as processor, workloads
-from forerun.utils.machine import total_memory
+from forerun.utils import workloads
+from forerun.utils.machine import model as processor_name, total_memory
 
 _SIZES = (4, 16, 64, 256)
 """MiB at which the bandwidth is measured: caches are faster than memory."""
@@ -37,30 +39,26 @@ _BFLOAT16 = 2
 
 
 def measured_machine(say: Callable[[str], None] = lambda _: None) -> Machine:
-    """This one, by some seconds of measuring."""
+    """Measure this machine, in some seconds."""
     say("measuring this machine: bandwidth and arithmetic")
-    bare = Machine(processor.model(), total_memory(), bandwidth_curve(_SIZES), _flops())
+    bandwidth = CostCurve([size * 2**20 for size in _SIZES], list(map(read_bandwidth, _SIZES)))
+    bare = Machine(
+        processor_name(), total_memory(), bandwidth, max(map(product_flops, (torch.float32, torch.bfloat16)))
+    )
     say("measuring this machine: what layers, rows and steps take beside them")
-    return Machine(bare.name, bare.memory, bare.bandwidth, bare.flops, _overheads(bare))
+    return replace(bare, overheads=_overheads(bare))
 
 
-def bandwidth_curve(sizes: Sequence[int]) -> CostCurve:
-    """Bytes a second by the bytes that are read. sizes: in MiB."""
-    found = []
-    for size in sizes:
-        numbers = torch.ones(size * 2**18)
-        seconds = _seconds(lambda numbers=numbers: numbers.sum())  # type: ignore[misc]
-        found.append(size * 2**20 / seconds)
-    return CostCurve([size * 2**20 for size in sizes], found)
+def read_bandwidth(size: int) -> float:
+    """Measure the bytes per second at which so many MiB are read."""
+    numbers = torch.ones(size * 2**18)
+    return size * 2**20 / _seconds(numbers.sum)
 
 
-def _flops() -> float:
-    """Operations a second of a product of bfloat16 or float32 matrices, whichever is faster."""
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
-        found.append(2 * _SIDE**3 / _seconds(lambda matrix=matrix: matrix @ matrix))  # type: ignore[misc]
-    return max(found)
+def product_flops(dtype: torch.dtype) -> float:
+    """Measure the operations per second of a product of matrices."""
+    matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
+    return 2 * _SIDE**3 / _seconds(partial(torch.matmul, matrix, matrix))
 
 
 def _overheads(bare: Machine) -> Overheads:
@@ -70,17 +68,15 @@ def _overheads(bare: Machine) -> Overheads:
     layer, layer_row = fit(samples)
     with torch.inference_mode():
         costs = _bundled_steps(target)
-    one = Placed(
-        model_shape(BUNDLED_DRAFT), Machine(bare.name, None, bare.bandwidth, bare.flops, Overheads(layer, layer_row))
-    )
+    one = Placed(model_shape(BUNDLED_DRAFT), replace(bare, overheads=Overheads(layer, layer_row)))
     forward = one.forward(1, 1, _CONTEXT)
     tokens = [(costs.draft[k] + costs.rest[k] - costs.rest[0]) / k - forward for k in range(1, _MOST + 1)]
     return Overheads(layer, layer_row, costs.rest[0], max(0.0, statistics.median(tokens)))
 
 
 def fit(samples: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Seconds of a layer, and of a layer's row, neither negative, that come nearest to the samples: layers, rows,
-    seconds beyond the roofline."""
+    """Fit the seconds of a layer and of a layer's row, neither negative, to samples: layers, rows, seconds beyond the
+    roofline."""
     layers = np.array([[count, count * rows] for count, rows, _ in samples], dtype=np.float64)
     beyond = np.array([seconds for _, _, seconds in samples])
     both = np.linalg.lstsq(layers, beyond, rcond=None)[0]
@@ -92,7 +88,7 @@ def fit(samples: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
 
 
 def _beyond(model: LanguageModel, name: str, bare: Machine) -> list[tuple[int, int, float]]:
-    """Layers, rows, and the seconds of a forward beyond the roofline."""
+    """Return layers, rows, and the seconds of a forward beyond the roofline."""
     shape = model_shape(name)
     placed = Placed(shape, bare, _BFLOAT16, _BFLOAT16)
     with torch.inference_mode():
@@ -109,19 +105,12 @@ def _bundled_steps(target: LanguageModel) -> StepCosts:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The shortest of a few rounds: what interrupts one is not the machine's."""
-    times = []
-    for _ in range(_ROUNDS):
-        started = perf_counter()
-        work()
-        times.append(perf_counter() - started)
-    return min(times)
+    """Return the seconds of the shortest of a few rounds: interruptions are not the machine's."""
+    return min(timed(work).seconds for _ in range(_ROUNDS))
 
 
-# Steps of a target with its drafter, measured in the engine on this machine.
-
-LOOKED_UP = "suffix"
-"""What stands for drafts without a model."""
+NGRAM_DRAFTER = "suffix"
+"""Measured for drafts without a model."""
 MOST = 8
 """Largest K that is measured."""
 CONTEXT = 256
@@ -132,10 +121,10 @@ _ARGUMENTS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None)} | {
 
 
 def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepCosts:
-    """The costs of chains of up to MOST tokens.
+    """Measure the costs of chains of up to MOST tokens.
 
     Args:
-        draft: a draft model, or the text of a drafter; None: look-ups.
+        draft: a draft model, or the text of a drafter; None: n-gram drafts.
 
     Raises:
         ConfigError: the number format is none that forerun serves.
@@ -148,7 +137,7 @@ def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepC
         )
     dtype, quantize = _ARGUMENTS[options.precision]
     target, tokenizer = load_model(model, dtype, quantize=quantize), find_tokenizer(model)
-    drafter, _ = make_drafter(draft or LOOKED_UP, Binding(target, tokenizer, 0))
+    drafter, _ = make_drafter(draft or NGRAM_DRAFTER, Binding(target, tokenizer, 0))
     text = workloads.load("copying", 1)[0].prompt
     prompt = [1] * 8 if tokenizer is None else tokenizer(text, verbose=False)["input_ids"]
     most = min(CONTEXT, options.context, target.context_length // 2)

@@ -1,4 +1,4 @@
-"""What `forerun plan` may be told."""
+"""The options of `forerun plan`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USUAL_SYNCHRONISATION = (1.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions(Checked):
-    """What is planned for."""
+    """The number formats, sizes and devices to plan for."""
 
     precision: str = option("bfloat16", f"Of the target's weights: {', '.join(PRECISIONS)}.", metavar="FORMAT")
     draft_precision: str | None = option(
@@ -43,7 +43,7 @@ class PlanOptions(Checked):
 
     @property
     def synchronisation(self) -> float:
-        """Seconds of a forward."""
+        """Return the seconds of a forward in which devices wait for each other."""
         if self.tensor_parallel == 1:
             return 0.0
         return (USUAL_SYNCHRONISATION[0] if self.sync_ms is None else self.sync_ms) / 1000

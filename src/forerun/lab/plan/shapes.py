@@ -1,4 +1,4 @@
-"""What of a model decides its speed and memory: counted from its configuration without weights, or given in numbers."""
+"""The numbers of a model that decide its speed and memory: counted from its configuration, or given by the user."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True, slots=True)
 class GivenShape(Checked):
-    """What may be told beside a number of parameters, as `70B:layers=80,kv_heads=8,head_dim=128`."""
+    """Numbers that may follow a number of parameters, as `70B:layers=80,kv_heads=8,head_dim=128`."""
 
-    layers: int | None = option(None, "Layers.", low=1, default_text="not told")
-    kv_heads: int | None = option(None, "Key heads of a layer.", low=1, default_text="not told")
-    head_dim: int | None = option(None, "Width of a head.", low=1, default_text="not told")
+    layers: int | None = option(None, "Layers.", low=1, default_text="unknown")
+    kv_heads: int | None = option(None, "Key heads of a layer.", low=1, default_text="unknown")
+    head_dim: int | None = option(None, "Width of a head.", low=1, default_text="unknown")
     heads: int | None = option(None, "Query heads of a layer.", low=1, default_text="those of the keys")
 
 
@@ -41,8 +41,8 @@ class ModelShape:
         parameters: all of them.
         dense: those that every step reads, and a row multiplies with: all but experts and an embedding of its own.
         expert_parameters: of all experts together. experts, experts_used: how many a layer has, and a row takes.
-        layers: None: not told.
-        cache_numbers: numbers of keys and values that a position takes in all layers; None: not told.
+        layers: None: unknown.
+        cache_numbers: numbers of keys and values that a position takes in all layers; None: unknown.
         mixing: multiplications of a row with keys and values, for each position before it.
         one_pass: it drafts all tokens in one pass.
     """
@@ -59,23 +59,23 @@ class ModelShape:
     one_pass: bool = False
 
     def read(self, rows: float) -> float:
-        """Weights that a step of so many rows reads: of experts those that some row takes, if each takes them by
-        chance."""
+        """Return the weights that a step of so many rows reads: of the experts, those that some row takes, if each row
+        takes them at random."""
         missed = math.pow(1 - self.experts_used / self.experts, rows)
         return self.dense + self.expert_parameters * (1 - missed)
 
     @property
     def multiplied(self) -> float:
-        """Weights that a row is multiplied with."""
+        """Return the weights that a row is multiplied with."""
         return self.dense + self.expert_parameters * self.experts_used / self.experts
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a model or of a draft head.
+    """Return the shape of a model or of a draft head.
 
     Args:
         name: as LLM takes a target: of it, the configuration is read. Or a number of parameters, as 70B or 1.5B, with
-            what else is told of it.
+            the fields of GivenShape.
 
     Raises:
         ConfigError, ModelLoadError: there is no such model, or its configuration cannot be read.
@@ -90,7 +90,7 @@ def model_shape(name: str) -> ModelShape:
 
 
 def counted(name: str, parameters: int, given: GivenShape | None = None) -> ModelShape:
-    """Of a number of parameters, all of them read at each step."""
+    """Return the shape of a number of parameters, all of them read at each step."""
     given = given or GivenShape()
     numbers, mixing = None, 0
     if given.layers and given.kv_heads and given.head_dim:
@@ -100,7 +100,7 @@ def counted(name: str, parameters: int, given: GivenShape | None = None) -> Mode
 
 
 def configured(name: str, config: Any) -> ModelShape:
-    """Of a Transformers configuration: its tensors are made without memory, and counted."""
+    """Return the shape of a Transformers configuration: its tensors are created without memory, and counted."""
     register_attention()
     model = empty_model(name, config, torch.bfloat16, ATTENTION_NAME)
     text = config.get_text_config()
@@ -124,7 +124,7 @@ def configured(name: str, config: Any) -> ModelShape:
 
 
 def _head_shape(folder: Path) -> ModelShape | None:
-    """Of a draft head's folder; None for any other."""
+    """Return the shape of a draft head's folder; None for any other."""
     from forerun.drafters.eagle.config import EagleConfig
     from forerun.drafters.heads.folder import load_head
     from forerun.errors import ModelLoadError

@@ -19,7 +19,7 @@ _FULL = 4.0
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes. None: not told, or not there.
+    """Bytes. None: unknown, or absent.
 
     Attributes:
         draft_share: what draft weights and cache add to the target's.
@@ -33,20 +33,20 @@ class MemoryEstimate:
 
     @property
     def total(self) -> float:
-        """Of all that is known."""
+        """Return the sum of all that is known."""
         parts = (self.target_weights, self.target_cache, self.draft_weights, self.draft_cache)
         return sum(part or 0.0 for part in parts)
 
     @property
     def draft_share(self) -> float:
-        """What the draft adds, as a share of what the target takes."""
+        """Return the draft's memory as a share of the target's."""
         target = self.target_weights + (self.target_cache or 0.0)
         return ((self.draft_weights or 0.0) + (self.draft_cache or 0.0)) / target
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPlan:
-    """What is predicted.
+    """A prediction of memory, costs and speeds.
 
     Attributes:
         source: MEASURED, CALIBRATED or BOUND.
@@ -66,21 +66,21 @@ class SpeculationPlan:
 
     @property
     def plain_speed(self) -> float:
-        """Tokens per second of plain decoding, of all sequences."""
+        """Return the tokens per second of plain decoding, of all sequences."""
         return self.batch / self.costs.plain
 
     @property
     def best_speed(self) -> float:
-        """Tokens per second at the best K; that of plain decoding where no K is faster."""
+        """Return the tokens per second at the best K; those of plain decoding where no K is faster."""
         best = self.prediction.best
         return self.plain_speed if best is None else self.batch * best.tokens / best.seconds
 
     def per_million(self, speed: float) -> float | None:
-        """Price of a million tokens at so many a second."""
+        """Return the price of a million tokens at so many a second."""
         return None if self.price is None else self.price * 1e6 / (3600 * speed)
 
     def as_object(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the object that is printed as JSON."""
         best = self.prediction.best
         return {
             "target": asdict(self.target),
@@ -107,7 +107,7 @@ def make_plan(
     options: PlanOptions,
     costs: StepCosts | None = None,
 ) -> SpeculationPlan:
-    """The plan.
+    """Predict memory, seconds and speeds.
 
     Args:
         draft: a draft model or head; None: drafting without a model.

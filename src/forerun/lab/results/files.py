@@ -1,4 +1,4 @@
-"""Results from files: everything is checked, and what cannot be read is an error that says where and why."""
+"""Files of results: read with every value checked, and written as JSON, one entry of a list per line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REMEDY = "Measure again with `forerun bench ... --json FILE`, or leave the file
 
 
 def load(path: str | Path) -> Results:
-    """The results that a file holds.
+    """Read the results that a file holds.
 
     Raises:
         ConfigError: it cannot be read, is no such file, is of another version, or a value in it cannot be.
@@ -95,7 +95,7 @@ def _list(found: Fields, key: str, kind: type[T]) -> list[T]:
 
 
 def read_into(kind: type[T], found: Fields) -> T:
-    """One of the schema's classes, or another of such fields, field by field. Raises `found.error` as `Fields`.
+    """Read an object into one of the schema's classes, or another with such fields. Raises `found.error` as `Fields`.
 
     Keys that it lacks are from another forerun, and are left out.
     """
@@ -114,7 +114,7 @@ def _count(found: Fields, key: str, default: Any) -> Any:
 
 
 def _amount(found: Fields, key: str, default: Any) -> Any:
-    """A time or a share."""
+    """Read a time or a share."""
     return found.number(key, default, low=0)
 
 
@@ -123,7 +123,7 @@ def _maybe(read: Callable[[Fields, str, Any], Any]) -> Callable[[Fields, str, An
 
 
 def _figure(found: Fields, key: str, _: Any) -> Any:
-    """A number, or None where it is missing, NaN or infinite."""
+    """Read a number, or None where it is missing, NaN or infinite."""
     value = found.values.get(key)
     return None if isinstance(value, float) and not math.isfinite(value) else found.number(key, None)
 
@@ -176,24 +176,21 @@ _READERS: Mapping[str, Callable[[Fields, str, Any], Any]] = {
 """By the annotation of a field: how its value is read."""
 
 
-# Results as JSON: an entry of a list on a line, six digits of a number, no NaN.
-
 DIGITS = 6
-_ROOM = __name__.rpartition(".")[0]
+_PACKAGE = __name__.rpartition(".")[0]
 _FOLDERS = re.compile(r"(?:^|(?<=[=,;:]))(?:~|\.{1,2})?/(?!/)(?:[^/,;=:]+/)*")
 """The folders of a path that begins an argument or an option's value in it."""
 _KEY_FLAG, _SECRET = "--api-key", "KEY"
 
 
 def as_object(results: Results) -> dict[str, Any]:
-    """What a file holds."""
+    """Return the object that is written to a file."""
     fields = {name: _plain(value) for name, value in _fields(results).items() if name != "source"}
     return {"format": FORMAT, "version": VERSION, **fields}
 
 
 def text_of(results: Results) -> str:
-    """The JSON text: entries of the lists each on a line, so that changes of one are seen in a diff; without blanks, of
-    which there would be a tenth."""
+    """Format as JSON: entries of the lists each on a line, so that a diff shows changes of one; without blanks."""
     parts = []
     for name, value in as_object(results).items():
         if isinstance(value, list) and value:
@@ -205,12 +202,12 @@ def text_of(results: Results) -> str:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write them, replacing a former file. Raises ConfigError."""
+    """Write results to a file, replacing a former one. Raises ConfigError."""
     write_bytes(path, text_of(results).encode(), error=ConfigError)
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command as it was typed, with the names of files in place of their paths, and without keys."""
+    """Return the command as it was typed, with names of files in place of paths, and without keys."""
     shown = [
         _SECRET if before == _KEY_FLAG else f"{_KEY_FLAG}={_SECRET}" if each.startswith(f"{_KEY_FLAG}=") else each
         for before, each in zip(["", *arguments], arguments, strict=False)
@@ -219,7 +216,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def without_folders(text: str) -> str:
-    """A name or path, or an option with one, without the folders that it lies in."""
+    """Remove the folders from a name or path, or from an option with one."""
     return _FOLDERS.sub("", text) or text
 
 
@@ -228,7 +225,7 @@ def _dumped(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """In dicts, lists, texts and finite numbers."""
+    """Convert to dicts, lists, texts and finite numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: _plain(each) for name, each in _fields(value).items()}
     if hasattr(value, "_asdict"):
@@ -245,8 +242,8 @@ def _plain(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Name -> value; of the schema's classes without those that have their default."""
-    of_schema = type(value).__module__.startswith(_ROOM)
+    """Return name -> value; for the schema's classes without fields that have their default."""
+    of_schema = type(value).__module__.startswith(_PACKAGE)
     return {
         field.name: getattr(value, field.name)
         for field in dataclasses.fields(value)

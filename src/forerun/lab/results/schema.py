@@ -21,85 +21,55 @@ KINDS: Mapping[str, str] = {
     "generate": "Whole generations",
     "acceptance": "Acceptance",
     "forward": "One forward",
-    "load": "Many requests at once",
     "serve": "Servers under load",
     "quality": "What the weights' format costs",
-    "overhead": "Drafting without a model",
-    "engine": "The engine's own time",
     "replay": "The automatic K by measured costs",
     "peers": "Beside other engines",
     "tune": "Tuning",
     "audit": "Audit of losslessness",
     "plan": "Plan",
     "journal": "Traffic of a server",
-    "study": "Study",
 }
 """What was measured, and the title of such a section, in the order in which reports show them."""
 
 
-@dataclass(frozen=True, slots=True)
-class FigureKind:
-    """What a figure's name stands for.
-
-    Attributes:
-        unit: of its value; "times" is a ratio, "share" lies in 0..1.
-        title: of an axis or a column.
-    """
-
-    unit: str
-    title: str
-
-
-FIGURES: Mapping[str, FigureKind] = {
-    "tokens_per_second": FigureKind("tokens/s", "tokens per second"),
-    "over_plain": FigureKind("times", "speed over plain decoding"),
-    "over_transformers": FigureKind("times", "speed over Transformers' plain generate"),
-    "over_assisted": FigureKind("times", "speed over Transformers' assisted generation"),
-    "over_baseline": FigureKind("times", "speed over the baseline"),
-    "over_first": FigureKind("times", "speed over the smallest batch"),
-    "over_generate": FigureKind("times", "gain over that of one request at a time"),
-    "acceptance_length": FigureKind("tokens", "mean acceptance length"),
-    "acceptance_rate": FigureKind("share", "acceptance rate"),
-    "position_acceptance": FigureKind("share", "acceptance at a draft position, of drafts that reach it"),
-    "first_token": FigureKind("s", "time to first token"),
-    "first_token_p90": FigureKind("s", "time to first token, 90th percentile"),
-    "between_tokens": FigureKind("s", "time between tokens"),
-    "first_token_p99": FigureKind("s", "time to first token, 99th percentile"),
-    "per_token": FigureKind("s", "time per token after the first"),
-    "between_pieces": FigureKind("s", "time between pieces of an answer"),
-    "between_over_alone": FigureKind("times", "time between pieces over that with nothing beside"),
-    "whole_request": FigureKind("s", "time of a whole request"),
-    "requests_per_second": FigureKind("requests/s", "whole answers per second"),
-    "goodput": FigureKind("requests/s", "requests per second that keep the goal"),
-    "client_cpu": FigureKind("processors", "processors that the client kept busy"),
-    "failed": FigureKind("share", "requests without a whole answer"),
-    "wait_p99": FigureKind("s", "time between arrivals, 99th percentile"),
-    "p99_over_median": FigureKind("times", "99th percentile between tokens over the median"),
-    "same_text": FigureKind("share", "answers equal to plain decoding's"),
-    "step": FigureKind("s", "time of a step"),
-    "step_target": FigureKind("s", "time of a step in the target"),
-    "step_draft": FigureKind("s", "time of a step in the drafter"),
-    "step_engine": FigureKind("s", "time of a step in the engine"),
-    "outside_forwards": FigureKind("share", "share of a step outside forwards"),
-    "forward": FigureKind("s", "time of a forward"),
-    "forward_over_transformers": FigureKind("times", "time of a forward over Transformers'"),
-    "forward_growth": FigureKind("times", "time of a forward over that of one row"),
-    "roofline": FigureKind("s", "least time of a forward by bandwidth and arithmetic"),
-    "perplexity": FigureKind("", "perplexity"),
-    "perplexity_lost": FigureKind("share", "perplexity lost"),
-    "divergence": FigureKind("nats", "Kullback-Leibler divergence"),
-    "agreement": FigureKind("share", "top-1 agreement"),
-    "over_plain_predicted": FigureKind("times", "predicted speed over plain decoding"),
-    "compared": FigureKind("", "answers or samples that were compared"),
-    "found": FigureKind("share", "smallest deviation that would have been found with probability 0.9"),
-    "p_value": FigureKind("", "p-value"),
-    "break_even": FigureKind("share", "acceptance from which speculation pays"),
+FIGURES: Mapping[str, tuple[str, str]] = {
+    "tokens_per_second": ("tokens/s", "tokens per second"),
+    "over_plain": ("times", "speed over plain decoding"),
+    "over_transformers": ("times", "speed over Transformers' plain generate"),
+    "over_assisted": ("times", "speed over Transformers' assisted generation"),
+    "over_baseline": ("times", "speed over the baseline"),
+    "acceptance_length": ("tokens", "mean acceptance length"),
+    "acceptance_rate": ("share", "acceptance rate"),
+    "position_acceptance": ("share", "acceptance at a draft position, of drafts that reach it"),
+    "first_token": ("s", "time to first token"),
+    "first_token_p90": ("s", "time to first token, 90th percentile"),
+    "first_token_p99": ("s", "time to first token, 99th percentile"),
+    "per_token": ("s", "time per token after the first"),
+    "between_pieces": ("s", "time between pieces of an answer"),
+    "whole_request": ("s", "time of a whole request"),
+    "requests_per_second": ("requests/s", "whole answers per second"),
+    "goodput": ("requests/s", "requests per second that keep the goal"),
+    "client_cpu": ("processors", "processors that the client kept busy"),
+    "failed": ("share", "requests without a whole answer"),
+    "same_text": ("share", "answers equal to plain decoding's"),
+    "forward": ("s", "time of a forward"),
+    "forward_over_transformers": ("times", "time of a forward over Transformers'"),
+    "forward_growth": ("times", "time of a forward over that of one row"),
+    "roofline": ("s", "least time of a forward by bandwidth and arithmetic"),
+    "perplexity": ("", "perplexity"),
+    "perplexity_lost": ("share", "perplexity lost"),
+    "divergence": ("nats", "Kullback-Leibler divergence"),
+    "agreement": ("share", "top-1 agreement"),
+    "compared": ("", "answers or samples that were compared"),
+    "found": ("share", "smallest deviation that would have been found with probability 0.9"),
+    "p_value": ("", "p-value"),
 }
-"""The figures that have a name. A kind may use others: they are shown by their name, without a unit."""
+"""Unit and title of each figure that has a name: "times" is a ratio, "share" lies in 0..1. Others have no unit."""
 
 Label = str | int | float
 Labels = Mapping[str, Label]
-"""What a figure is of. Common ones: workload, category ("" for all), temperature, method, drafter, position, rows,
+"""The labels of a figure. Common ones: workload, category ("" for all), temperature, method, drafter, position, rows,
 sequences, outstanding, batch, dtype, part."""
 
 
@@ -113,7 +83,7 @@ class TargetFacts:
         quantize, adapter: as given; None without.
         cost_padded: it has the text of a smaller model, at a larger one's cost.
         random_weights: they are random, so its text and its acceptance mean nothing.
-        exact: whether speculation gives the same bits, by the self-test at load; None where it was not asked.
+        exact: whether speculation gives the same bits, by the self-test at load; None where it is unknown.
         num_parameters: of its weights; None where unknown.
     """
 
@@ -208,7 +178,7 @@ class RunRow:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens per target forward; None where unknown."""
+        """Return the tokens per target forward; None where unknown."""
         return self.num_tokens / self.num_forwards if self.num_forwards else None
 
 
@@ -233,7 +203,8 @@ class Figure:
 
     @property
     def unit(self) -> str:
-        return FIGURES[self.name].unit if self.name in FIGURES else ""
+        """Return the unit of the value, empty if the figure has none."""
+        return FIGURES.get(self.name, ("", ""))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,5 +246,5 @@ class Results:
 
     @property
     def file_name(self) -> str:
-        """Of the source, without its folders."""
+        """Return the name of the source without its folders."""
         return self.source.replace("\\", "/").rpartition("/")[2]

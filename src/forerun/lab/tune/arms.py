@@ -1,9 +1,9 @@
-"""What is tried: arms, the units they are tried on, and what a trial gives."""
+"""The arms that tuning tries, the units they are tried on, and the trials."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from forerun.config import AUTO, NO_DRAFTER, NumDraftTokens
 
@@ -28,32 +28,20 @@ class TuningArm:
 
     @property
     def is_auto(self) -> bool:
-        """Whether K is chosen step by step."""
+        """Return whether K is chosen step by step."""
         return self.num_draft_tokens == AUTO
 
 
 PLAIN = TuningArm(NO_DRAFTER, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """What one trial answers: some prompts at once.
-
-    Attributes:
-        prompts: their numbers; as many as the level of load.
-    """
-
-    prompts: tuple[int, ...]
-
-    @property
-    def level(self) -> int:
-        """Requests at once."""
-        return len(self.prompts)
+Unit: TypeAlias = tuple[int, ...]
+"""The numbers of prompts that one trial answers at once: as many as the level of load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What an arm made of a unit.
+    """One arm on one unit.
 
     Attributes:
         seconds: wall-clock, prompts included.
@@ -79,7 +67,7 @@ class Trial:
 
     @property
     def per_token(self) -> float:
-        """Seconds."""
+        """Return the seconds per token."""
         return self.seconds / max(1, self.num_tokens)
 
 
@@ -99,7 +87,7 @@ class Trials(Protocol):
     """Where arms are tried: engines and a clock, or a simulation of both."""
 
     def now(self) -> float:
-        """Seconds since tuning began."""
+        """Return the seconds since tuning began."""
 
     def run(self, arm: TuningArm, unit: Unit) -> Trial:
-        """One trial. Raises ArmFailedError: this arm cannot go on, others can."""
+        """Run one trial. Raises ArmFailedError: this arm cannot go on, others can."""

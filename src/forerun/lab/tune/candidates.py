@@ -1,9 +1,8 @@
-"""Which drafters there are for a target, and why others are not: the table's, installed ones, those that are named."""
+"""The drafters that can be tried for a target, and why others cannot: of the table, installed, or named by the user."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from forerun.drafters import Drafter
 from forerun.drafters.registry import DRAFTERS
@@ -13,66 +12,46 @@ from forerun.lab.tune.arms import ArmFailedError, TuningArm
 PREDICTION = "prediction"
 HYBRID = "hybrid"
 CHAIN_K, TREE_K = 4, 16
-"""Fixed K at which a drafter is looked at first. The others follow from it by the predictor."""
+"""Fixed K of a drafter's first trial, of chains and of trees. The predictor suggests further ones."""
 _TREES = ("draft-tree", "eagle-tree", "medusa-tree", "recycling", "rest")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """What may be tried.
-
-    Attributes:
-        texts: of drafters that are bound to the target.
-        refused: text or name -> why it is not tried.
-    """
-
-    texts: tuple[str, ...]
-    refused: Mapping[str, str]
-
-    @property
-    def arms(self) -> list[TuningArm]:
-        """With K chosen step by step for all of them first, then at one fixed K each."""
-        return [*(TuningArm(text) for text in self.texts), *(TuningArm(text, probe(text)) for text in self.texts)]
-
-
-def probe(text: str) -> int:
-    """The K at which a drafter is looked at first."""
-    return TREE_K if is_tree(text) else CHAIN_K
-
-
 def is_tree(text: str) -> bool:
-    """Whether it drafts branching trees."""
+    """Return whether the drafter drafts branching trees."""
     return text.partition(":")[0] in _TREES
 
 
 def candidates(
-    model: str,
-    named: Sequence[str],
-    draft: str | None,
-    bind: Callable[[str], Drafter],
-) -> Candidates:
-    """The drafters for a target.
+    model: str, named: Sequence[str], draft: str | None, bind: Callable[[str], Drafter]
+) -> tuple[list[str], dict[str, str]]:
+    """Find the drafters for a target.
 
     Args:
         model: the target's name.
         named: texts of drafters; empty: all that there are.
         draft: a draft model, for whichever drafter takes one.
-        bind: the drafter of a text, bound to the target. Raises ArmFailedError.
+        bind: returns the drafter of a text, bound to the target. Raises ArmFailedError.
+
+    Returns:
+        The texts of the drafters that were bound, and text or name -> why it is not tried.
     """
     texts, refused = (dict.fromkeys(named), {}) if named else _of_table(model, draft)
-    fitting = []
     for text in texts:
         try:
             bind(text)
         except ArmFailedError as error:
             refused[text] = error.reason
-        else:
-            fitting.append(text)
-    return Candidates(tuple(fitting), refused)
+    return [text for text in texts if text not in refused], refused
+
+
+def first_arms(texts: Sequence[str]) -> list[TuningArm]:
+    """Return the arms that are tried first: each drafter with K chosen step by step, then at one fixed K."""
+    fixed = [TuningArm(text, TREE_K if is_tree(text) else CHAIN_K) for text in texts]
+    return [*map(TuningArm, texts), *fixed]
 
 
 def _of_table(model: str, draft: str | None) -> tuple[dict[str, None], dict[str, str]]:
-    """Texts to be tried, in order, and the rows that are not, with the reason."""
+    """Return the texts to be tried, in order, and the rows that are not, with the reason."""
     texts: dict[str, None] = {}
     refused: dict[str, str] = {}
     for name, row in DRAFTERS.items():
@@ -94,20 +73,14 @@ def _of_table(model: str, draft: str | None) -> tuple[dict[str, None], dict[str,
 
 
 def hybrids(ranked: Sequence[str]) -> list[str]:
-    """Hybrids of the fastest drafter that copies text and the fastest other one, in both orders of merging.
+    """Return hybrids of the fastest n-gram drafter and the fastest other one, in both modes of merging.
 
     ranked: drafters, the fastest first.
     """
     plain = [text for text in ranked if ":" not in text or text.partition(":")[0] not in DRAFTERS]
-    kinds = {text: DRAFTERS[text].kind if text in DRAFTERS else "model" for text in plain}
-    copying = next((text for text in plain if kinds[text] == "lookup" and text not in (PREDICTION, "rest")), None)
-    other = next((text for text in plain if kinds[text] in ("model", "head") and not is_tree(text)), None)
+    families = {text: DRAFTERS[text].kind if text in DRAFTERS else "model" for text in plain}
+    copying = next((text for text in plain if families[text] == "lookup" and text not in (PREDICTION, "rest")), None)
+    other = next((text for text in plain if families[text] in ("model", "head") and not is_tree(text)), None)
     if copying is None or other is None:
         return []
     return [f"{HYBRID}:sources={copying}+{other}", f"{HYBRID}:sources={copying}+{other},mode=merge"]
-
-
-def quantised_drafts(texts: Sequence[str]) -> list[str]:
-    """Draft models with weights in fewer bits, which change no bit of the text."""
-    name = "draft-model"
-    return [f"{name}:quantize=int8" for text in texts if text == name]

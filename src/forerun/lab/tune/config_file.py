@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,6 @@ from forerun.utils.files import write_bytes
 
 MARK = "# Written by forerun tune"
 """How such a file begins: no other is replaced."""
-_COMMANDS = ("generate", "chat", "serve")
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """What is written.
-
-    Attributes:
-        model: the target's name.
-        arm: what to run.
-        settings: further keys of all tables, such as dtype and quantize.
-        chat: whether the target has a chat template.
-        start: entries of `policy/start.py`; none: no such file is written.
-        notes: lines of comment, the reason first.
-    """
-
-    model: str
-    arm: TuningArm
-    settings: Mapping[str, Any]
-    chat: bool
-    start: Sequence[Mapping[str, Any]]
-    notes: Sequence[str]
 
 
 def check_place(path: Path) -> None:
@@ -57,39 +34,51 @@ def check_place(path: Path) -> None:
 
 
 def start_file(path: Path) -> Path:
-    """The file of costs and acceptance beside a configuration."""
+    """Return the path of the file of costs and acceptance beside a configuration."""
     return path.with_name(path.stem + ".start.json")
 
 
-def write_config(path: Path, chosen: Chosen) -> None:
-    """Write the configuration, and what budgets start with. Raises ConfigError where they cannot be written."""
-    settings = dict(chosen.settings)
-    if chosen.start:
-        write_start(start_file(path), list(chosen.start))
-        settings["start"] = str(start_file(path).resolve())
-    write_bytes(path, config_text(chosen, settings).encode(), error=ConfigError)
+def write_config(
+    path: Path,
+    model: str,
+    arm: TuningArm,
+    settings: Mapping[str, Any],
+    *,
+    chat: bool,
+    start: Sequence[Mapping[str, Any]],
+    notes: Sequence[str],
+) -> None:
+    """Write the configuration, and the costs and acceptance that policies start with.
 
+    Args:
+        model: the target's name.
+        arm: what to run.
+        settings: further keys of all tables, such as dtype and quantize.
+        chat: whether the target has a chat template.
+        start: entries of `speculation/cost_store.py`; none: no such file is written.
+        notes: lines of comment, the reason first.
 
-def config_text(chosen: Chosen, settings: Mapping[str, Any]) -> str:
-    """The TOML text."""
-    arm, module = chosen.arm, named_module(chosen.arm.drafter)
-    keys: dict[str, Any] = {"model": chosen.model}
-    notes = list(chosen.notes)
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    module = named_module(arm.drafter)
+    keys: dict[str, Any] = {"model": model}
+    lines = [f"{MARK}.", *(f"# {' '.join(note.split())}" for note in notes)]
     if module is None:
         keys["drafter"] = arm.drafter
         if arm.num_draft_tokens not in (AUTO, 0):
             keys["num_draft_tokens"] = arm.num_draft_tokens
     else:  # a file may not name code to run
-        notes.append(f"The drafter is given on the command line, since it is code: --drafter {arm.drafter}")
+        lines.append(f"# The drafter is given on the command line, since it is code: --drafter {arm.drafter}")
     keys |= {name: value for name, value in settings.items() if value is not None}
-    lines = [f"{MARK}.", *(f"# {' '.join(note.split())}" for note in notes)]
-    for command in _COMMANDS:
-        if command == "chat" and not chosen.chat:
-            continue
+    if start:
+        write_start(start_file(path), list(start))
+        keys["start"] = str(start_file(path).resolve())
+    for command in ("generate", "chat", "serve") if chat else ("generate", "serve"):
         lines += ["", f"[{command}]", *(f"{name} = {_written(value)}" for name, value in keys.items())]
-    return "\n".join(lines) + "\n"
+    write_bytes(path, ("\n".join(lines) + "\n").encode(), error=ConfigError)
 
 
 def _written(value: object) -> str:
-    """A value in TOML, whose strings are JSON's but for the character DEL."""
+    """Format a value as TOML, whose strings are JSON's but for the character DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

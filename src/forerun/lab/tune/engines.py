@@ -1,13 +1,12 @@
-"""Trials in real engines over one target: a drafter is bound once, each arm has an engine and a budget of its own."""
+"""Trials in real engines over one target: a drafter is bound once, each arm has an engine and a policy of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
@@ -46,11 +45,11 @@ class EngineTrials:
         self._began = perf_counter()
 
     def now(self) -> float:
-        """As `Trials.now`."""
+        """Return the seconds since tuning began."""
         return perf_counter() - self._began
 
     def drafter(self, text: str) -> Drafter:
-        """The drafter of this text, bound to the target, the same one every time.
+        """Return the drafter of this text, bound to the target, the same one every time.
 
         Raises:
             ArmFailedError: it cannot be had, or does not fit the target.
@@ -66,11 +65,17 @@ class EngineTrials:
         return self._drafters[text]
 
     def engine(self, arm: TuningArm, level: int = 1) -> Engine:
-        """The arm's engine. Raises ArmFailedError as `drafter`."""
+        """Return the arm's engine. Raises ArmFailedError as `drafter`."""
         if arm not in self._engines:
             config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
             drafter = None if arm == PLAIN else self.drafter(arm.drafter)
-            policy = None if drafter is None or not arm.is_auto else self._automatic(arm, drafter)
+            if drafter is not None and arm.is_auto:  # it begins with the costs that are known here
+                self._policies[arm] = automatic_policy(
+                    fixed_length_draft=drafter.traits.fixed_length_draft,
+                    cost_key=self._cost_key(drafter),
+                    catches_up=drafter.traits.catches_up,
+                )
+            policy = self._policies.get(arm)
             engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config, policy=policy)
             self._engines[arm] = engine
             tokens = self._params.max_tokens if arm.is_auto else WARM_TOKENS
@@ -78,45 +83,34 @@ class EngineTrials:
         return self._engines[arm]
 
     def run(self, arm: TuningArm, unit: Unit) -> Trial:
-        """As `Trials.run`."""
-        engine = self.engine(arm, unit.level)
+        """Run one trial. Raises ArmFailedError as `drafter`, or where a request fails."""
+        engine = self.engine(arm, len(unit))
         if arm != PLAIN:
             self.drafter(arm.drafter).reset()  # no arm profits from text that another has seen
         started = perf_counter()
-        choices = self._answers(arm, engine, unit.prompts, self._params.max_tokens)
+        choices = self._answers(arm, engine, unit, self._params.max_tokens)
         seconds = perf_counter() - started
         return _trial(seconds, choices, self._is_same(arm, unit, choices))
 
     def start(self, arm: TuningArm) -> dict[str, Any] | None:
-        """What the arm's budget has learned, for the next process; None where it learns nothing that can be kept."""
+        """Return what the arm's policy has learned, for the next process; None where it learns nothing that can be
+        kept."""
         policy = self._policies.get(arm)
         if not isinstance(policy, AutomaticPolicy):
             return None
         return entry(self._cost_key(self.drafter(arm.drafter)), policy.costs, policy.acceptance)
 
-    def params(self, prompt: int, drafter: Drafter | None) -> SamplingParams:
-        """Of one of the prompts."""
-        return with_prediction(replace(self._params, seed=prompt), drafter, self._requests[prompt])
-
-    def _automatic(self, arm: TuningArm, drafter: Drafter) -> SpeculationPolicy:
-        """A budget that begins with the costs that are known here, as that of any other engine."""
-        key, traits = self._cost_key(drafter), drafter.traits
-        policy = automatic_policy(
-            fixed_length_draft=traits.fixed_length_draft, cost_key=key, catches_up=traits.catches_up
-        )
-        self._policies[arm] = policy
-        return policy
-
     def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:
         return (identity(self._plain.target), *drafter.traits.cost_key)
 
     def _answers(self, arm: TuningArm, engine: Engine, prompts: Sequence[int], max_tokens: int) -> list[Choice]:
-        """The answers to prompts that are sent at once, in their order."""
+        """Answer prompts that are sent at once; return the answers in their order."""
         done: dict[int, Choice] = {}
         try:
             ids = []
             for prompt in prompts:
-                params = replace(self.params(prompt, engine.drafter), max_tokens=max_tokens)
+                params = replace(self._params, seed=prompt, max_tokens=max_tokens)
+                params = with_prediction(params, engine.drafter, self._requests[prompt])
                 ids.append(engine.add(list(self._requests[prompt].token_ids), params))
             while engine.has_work:
                 for output in engine.step():
@@ -136,11 +130,11 @@ class EngineTrials:
         return [done[each] for each in ids]
 
     def _is_same(self, arm: TuningArm, unit: Unit, choices: Sequence[Choice]) -> bool | None:
-        """Whether the texts are those of plain decoding, which is tried first."""
+        """Return whether the texts are those of plain decoding, which is tried first."""
         if arm == PLAIN:
-            self._texts |= {prompt: choice.token_ids for prompt, choice in zip(unit.prompts, choices, strict=True)}
+            self._texts |= {prompt: choice.token_ids for prompt, choice in zip(unit, choices, strict=True)}
             return None
-        known = [self._texts.get(prompt) for prompt in unit.prompts]
+        known = [self._texts.get(prompt) for prompt in unit]
         return all(text == choice.token_ids for text, choice in zip(known, choices, strict=True))
 
 
@@ -163,6 +157,4 @@ def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Tria
 
 
 def _summed(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    length = max(map(len, counts), default=0)
-    padded = torch.tensor([[*each, *[0] * (length - len(each))] for each in counts])
-    return tuple(padded.sum(0).tolist()) if length else ()
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))

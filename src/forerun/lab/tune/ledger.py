@@ -1,4 +1,4 @@
-"""What trials have shown so far: heats, in which each arm is paired with plain decoding, and what follows from them."""
+"""The trials so far: rounds, in which each arm is paired with plain decoding, and the speedups that follow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from statistics import NormalDist
 from forerun.lab.bench.measure import LEVEL, Interval
 from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, Trials, TuningArm, Unit
 
-# Ratios of paired seconds, with intervals that hold for few pairs too.
-
 
 def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
-    """Sum of the numerators over sum of the denominators, entry by entry of one pair, with Student's interval of the
-    linearised logarithm of the ratio. So each pair counts by its seconds, as it does in a day's work. The logarithm,
-    since a few prompts that gain very much widen an interval upwards: they are no reason to doubt that there is a gain.
-    One pair alone has no interval."""
+    """Return the sum of the numerators over that of the denominators, with Student's interval of the linearised
+    logarithm.
+
+    Entries of one index are a pair, which counts by its seconds, as it does in a day's work. The logarithm, since a
+    few prompts that gain very much widen an interval upwards, which is no reason to doubt that there is a gain. One
+    pair alone has no interval.
+    """
     count, over = len(numerator), sum(denominator)
     ratio = sum(numerator) / over
     if count < 2:
@@ -29,8 +30,8 @@ def ratio_of_sums(numerator: Sequence[float], denominator: Sequence[float]) -> I
 
 
 def student_quantile(share: float, freedom: int) -> float:
-    """The quantile of Student's distribution, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5);
-    exact for one and two degrees of freedom, for which that is too short."""
+    """Return the quantile of Student's distribution, by its expansion around the normal one (Abramowitz and Stegun,
+    26.7.5); exact for one and two degrees of freedom, for which that is too short."""
     if freedom == 1:
         return math.tan(math.pi * (share - 0.5))
     if freedom == 2:
@@ -66,7 +67,7 @@ class Round:
     beside: dict[TuningArm, float] = field(default_factory=dict)
 
     def cost(self, arm: TuningArm) -> float:
-        """The arm's seconds, where the machine is as fast as it was on average over the heat."""
+        """Return the arm's seconds at the machine's average speed during the round."""
         mean = sum(trial.seconds for trial in self.plain) / len(self.plain)
         if arm == PLAIN:
             return mean
@@ -75,7 +76,7 @@ class Round:
 
 @dataclass(slots=True)
 class Ledger:
-    """All heats, and the arms that failed.
+    """All rounds, and the arms that failed.
 
     Attributes:
         failed: arm -> reason.
@@ -85,33 +86,34 @@ class Ledger:
     failed: dict[TuningArm, str] = field(default_factory=dict)
 
     def speedup(self, arm: TuningArm, over: TuningArm = PLAIN, level: int | None = None) -> Interval | None:
-        """Tokens per second of one arm over another's, on the units that both were tried on; None without any.
+        """Return the tokens per second of one arm over another's, on the units that both were tried on; None without
+        any.
 
         level: of load; None: all of them.
         """
         sums: dict[Unit, list[float]] = {}  # a unit that was tried several times is one pair
-        for heat in self.rounds:
-            if arm in heat.trials and (over == PLAIN or over in heat.trials) and level in (None, heat.unit.level):
-                pair = sums.setdefault(heat.unit, [0.0, 0.0])
-                pair[0] += heat.cost(over)
-                pair[1] += heat.cost(arm)
+        for round_ in self.rounds:
+            if arm in round_.trials and (over == PLAIN or over in round_.trials) and level in (None, len(round_.unit)):
+                pair = sums.setdefault(round_.unit, [0.0, 0.0])
+                pair[0] += round_.cost(over)
+                pair[1] += round_.cost(arm)
         if not sums:
             return None
         return ratio_of_sums([pair[0] for pair in sums.values()], [pair[1] for pair in sums.values()])
 
     def trials(self, arm: TuningArm) -> list[Trial]:
-        """Of an arm, in their order."""
+        """Return the trials of an arm, in their order."""
         if arm == PLAIN:
-            return [trial for heat in self.rounds for trial in heat.plain]
-        return [heat.trials[arm] for heat in self.rounds if arm in heat.trials]
+            return [trial for round_ in self.rounds for trial in round_.plain]
+        return [round_.trials[arm] for round_ in self.rounds if arm in round_.trials]
 
     def ranked(self, arms: Iterable[TuningArm]) -> list[TuningArm]:
-        """Those that did not fail and were tried, the fastest first."""
+        """Sort the arms that did not fail and were tried, the fastest first."""
         speeds = {arm: found.median for arm in arms if arm not in self.failed and (found := self.speedup(arm))}
         return sorted(speeds, key=speeds.__getitem__, reverse=True)
 
 
-def run_heat(
+def run_round(
     trials: Trials,
     ledger: Ledger,
     unit: Unit,
@@ -119,15 +121,16 @@ def run_heat(
     until: float = float("inf"),
     after: Callable[[TuningArm], None] = lambda _: None,
 ) -> bool:
-    """Try each arm on the unit, unless the time is up before; what was tried is in the ledger. Whether all were.
+    """Try each arm on the unit, unless the time is up before, and add the trials to the ledger. Return whether all were
+    tried.
 
     until: on the clock of the trials.
     """
-    heat = Round(unit)
+    round_ = Round(unit)
     last: list[TuningArm] = []  # since the last trial of plain decoding
     whole = True
     try:
-        heat.plain.append(trials.run(PLAIN, unit))
+        round_.plain.append(trials.run(PLAIN, unit))
         for arm in arms:
             if arm in ledger.failed:
                 continue
@@ -135,30 +138,30 @@ def run_heat(
                 whole = False
                 break
             try:
-                heat.trials[arm] = trials.run(arm, unit)
+                round_.trials[arm] = trials.run(arm, unit)
             except ArmFailedError as error:
                 ledger.failed[arm] = error.reason
                 continue
             last.append(arm)
             after(arm)
             if len(last) == ARMS_BETWEEN:
-                _pair(heat, last, trials.run(PLAIN, unit))
+                _pair(round_, last, trials.run(PLAIN, unit))
                 last = []
         if last:
-            _pair(heat, last, trials.run(PLAIN, unit))
+            _pair(round_, last, trials.run(PLAIN, unit))
             last = []
     finally:  # of an interrupt, too: what is known stays
         if last:
-            _pair(heat, last, heat.plain[-1])
-        if heat.trials:
-            ledger.rounds.append(heat)
+            _pair(round_, last, round_.plain[-1])
+        if round_.trials:
+            ledger.rounds.append(round_)
     return whole
 
 
-def _pair(heat: Round, arms: Sequence[TuningArm], after: Trial) -> None:
-    """Note plain decoding after these arms, beside that before them."""
-    before = heat.plain[-1]
+def _pair(round_: Round, arms: Sequence[TuningArm], after: Trial) -> None:
+    """Pair these arms with the mean of plain decoding before and after them."""
+    before = round_.plain[-1]
     for arm in arms:
-        heat.beside[arm] = (before.per_token + after.per_token) / 2
+        round_.beside[arm] = (before.per_token + after.per_token) / 2
     if after is not before:
-        heat.plain.append(after)
+        round_.plain.append(after)

@@ -1,4 +1,4 @@
-"""What `forerun tune` may be told."""
+"""The options of `forerun tune`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAST_PROMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions(Checked):
-    """How long is tuned, on what, and where the answer goes."""
+    """How long to tune, on which prompts, and where the answer is written."""
 
     minutes: float = option(
         3.0, "Time to spend, loading the target apart. Tuning ends earlier if it can.", low=0, above=True

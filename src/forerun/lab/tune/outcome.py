@@ -1,4 +1,4 @@
-"""What tuning has found: a row for each arm, the verdict, and all of it as a file of results."""
+"""The outcome of tuning: confirmation of the finalists, the verdict, a row for each arm, and the file of results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from forerun.config import NO_DRAFTER
 from forerun.kernels.environment import Environment
 from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.prompts import BenchPrompt
+from forerun.lab.bench.recorded import prompt_facts
 from forerun.lab.bench.tables import Table, decimal, percent
 from forerun.lab.results.files import without_folders
-from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
+from forerun.lab.results.schema import DrafterFacts, Figure, Results, RunRow, TableFacts, TargetFacts
 from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
-from forerun.lab.tune.ledger import Ledger, run_heat
+from forerun.lab.tune.ledger import Ledger, run_round
 from forerun.lab.tune.search import can_win
-from forerun.utils.files import digest
-
-# What is written in the end: a drafter with K, or none; from units that had no part in the choice of the finalists.
 
 FIXED_MARGIN = 1.02
 """A fixed K is chosen only if its lower bound over the choice of K step by step exceeds this: it cannot adapt to other
@@ -65,17 +63,17 @@ def confirm(
         say(f"{' and '.join(map(str, arms))} on {len(units)} prompts, round {number + 1}")
         for unit in units:
             first = not ledger.rounds
-            if not run_heat(trials, ledger, unit, arms, float("inf") if first else until, after):
+            if not run_round(trials, ledger, unit, arms, float("inf") if first else until, after):
                 return
         if not can_win(ledger, arms):
             return
 
 
 def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
-    """The verdict by what was measured. finalists: at most one of each kind."""
+    """Return the verdict of what was measured. finalists: at most one with automatic K, and one with fixed K."""
     speeds = {arm: found for arm in finalists if arm not in ledger.failed and (found := ledger.speedup(arm))}
     if not speeds:
-        return TuningVerdict("off", PLAIN, "No drafter could be tried, so nothing speaks for one.")
+        return TuningVerdict("off", PLAIN, "No drafter could be tried, so plain decoding is kept.")
     auto = next((arm for arm in speeds if arm.is_auto), None)
     fixed = next((arm for arm in speeds if not arm.is_auto), None)
     between = None if auto is None or fixed is None else ledger.speedup(fixed, over=auto)
@@ -94,7 +92,7 @@ def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
         "tie",
         PLAIN,
         f"No difference could be shown ({shown} of plain), so plain decoding is kept. More prompts or more minutes "
-        "would tell.",
+        "would narrow the intervals.",
     )
 
 
@@ -107,10 +105,11 @@ class TuningOutcome:
     """All that is known, complete or not.
 
     Attributes:
-        search: trials on the prompts by which arms were chosen. report: on the others.
-        finalists: what was measured on the others.
+        search: trials on the prompts by which arms were chosen.
+        report: trials of the finalists on the other prompts.
+        finalists: the arms that were measured there.
         refused: drafter -> why it was not tried.
-        start: what budgets begin with afterwards.
+        start: costs and acceptance that policies begin with afterwards.
         interrupted: Ctrl-C ended it.
     """
 
@@ -127,28 +126,27 @@ class TuningOutcome:
 
     @property
     def failed(self) -> dict[TuningArm, str]:
-        """Arms that failed while they were tried."""
+        """Return the arms that failed while they were tried."""
         return {**self.search.failed, **self.report.failed}
 
     @property
     def arms(self) -> list[TuningArm]:
-        """All that were tried, the finalists first, then by speed."""
-        tried = dict.fromkeys(arm for heat in self.search.rounds for arm in heat.trials)
+        """Return all arms that were tried, the finalists first, then by speed."""
+        tried = dict.fromkeys(arm for round_ in self.search.rounds for arm in round_.trials)
         ranked = self.search.ranked(tried)
-        rest = [arm for arm in [*ranked, *self.failed] if arm not in self.finalists]
-        return [*self.finalists, *dict.fromkeys(rest)]
+        return list(dict.fromkeys([*self.finalists, *ranked, *self.failed]))
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Drafters and arms that were not tried, or failed, with the reason."""
+        """Return the drafters and arms that were not tried, or failed, with the reason."""
         return {**self.refused, **{str(arm): reason for arm, reason in self.failed.items()}}
 
     def levels(self) -> list[int]:
-        """Levels of load that were measured."""
-        return sorted({heat.unit.level for heat in self.report.rounds})
+        """Return the levels of load that were measured."""
+        return sorted({len(round_.unit) for round_ in self.report.rounds})
 
     def tables(self) -> list[Table]:
-        """For people."""
+        """Make the tables that are printed."""
         levels = self.levels()
         by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
         header = ["arm", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
@@ -177,7 +175,7 @@ class TuningOutcome:
     def results(
         self, command: str, target: TargetFacts, environment: Environment, settings: Mapping[str, Any]
     ) -> Results:
-        """In the schema of results."""
+        """Convert to the schema of results."""
         every = self.arms
         return Results(
             kind="tune",
@@ -186,7 +184,7 @@ class TuningOutcome:
             target=target,
             settings=settings,
             drafters=_drafters(every),
-            prompts=[_prompt(request, without_folders(self.workload)) for request in self.requests],
+            prompts=prompt_facts(self.workload, self.requests),
             rows=[*self._rows(self.search, 0), *self._rows(self.report, len(self.search.rounds))],
             figures=[figure for arm in every for figure in self._figures(arm)],
             tables=self._tables_of_file(),
@@ -201,9 +199,9 @@ class TuningOutcome:
         )
 
     def _tables_of_file(self) -> list[TableFacts]:
-        """The tables with verdict and what was left out, without folders."""
+        """Make the tables with verdict and what was left out, without folders."""
         tables = [
-            Table("TuningVerdict", ["chosen", "why"], [[str(self.verdict.arm), self.verdict.reason]]),
+            Table("Verdict", ["chosen", "why"], [[str(self.verdict.arm), self.verdict.reason]]),
             *self.tables(),
         ]
         if self.left_out:
@@ -214,12 +212,12 @@ class TuningOutcome:
         ]
 
     def _rows(self, ledger: Ledger, first: int) -> list[RunRow]:
-        """The trials of one request at a time; of several at once the seconds are no prompt's own."""
+        """Return the trials of one request at a time; with several at once the seconds belong to no single prompt."""
         return [
-            _row(heat.unit.prompts[0], arm, trial, first + number, self.temperature)
-            for number, heat in enumerate(ledger.rounds)
-            if heat.unit.level == 1
-            for arm, trial in [*((PLAIN, plain) for plain in heat.plain[:1]), *heat.trials.items()]
+            _row(round_.unit[0], arm, trial, first + number, self.temperature)
+            for number, round_ in enumerate(ledger.rounds)
+            if len(round_.unit) == 1
+            for arm, trial in [*((PLAIN, plain) for plain in round_.plain[:1]), *round_.trials.items()]
         ]
 
     def _figures(self, arm: TuningArm) -> list[Figure]:
@@ -257,11 +255,6 @@ def _drafters(arms: Sequence[TuningArm]) -> list[DrafterFacts]:
     for arm in arms:
         counts.setdefault(arm.drafter, []).append(arm.num_draft_tokens)
     return [DrafterFacts(without_folders(text), without_folders(text), each) for text, each in counts.items()]
-
-
-def _prompt(request: BenchPrompt, workload: str) -> PromptFacts:
-    tokens = repr(request.token_ids).encode()
-    return PromptFacts(request.name, workload, request.category, len(request.token_ids), digest(tokens)[:16])
 
 
 def _length(trials: Sequence[Trial]) -> float | None:

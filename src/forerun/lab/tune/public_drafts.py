@@ -34,7 +34,7 @@ class PublicDraft:
 
     @property
     def text(self) -> str:
-        """The drafter's text."""
+        """Return the drafter's text."""
         return self.drafter.format(self.name)
 
 
@@ -108,9 +108,10 @@ PUBLIC_DRAFTS: Sequence[PublicDraft] = (
 
 
 def public_drafts(target: str) -> list[PublicDraft]:
-    """Those of a target, by the last part of its name: a copy of another owner, or a GGUF file of it, is found too."""
-    wanted = _plain(target)
-    return [each for each in PUBLIC_DRAFTS if any(_plain(name) in wanted for name in each.targets)]
+    """Return the drafts of a target, by the last part of its name: a copy of another owner, or a GGUF file of it, is
+    found too."""
+    plain_target = _plain(target)
+    return [each for each in PUBLIC_DRAFTS if any(_plain(name) in plain_target for name in each.targets)]
 
 
 def _plain(name: str) -> str:

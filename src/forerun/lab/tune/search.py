@@ -1,7 +1,7 @@
 """Successive halving: all arms on few units, the better half of them on twice as many, and so on.
 
-(Jamieson and Talwalkar, 1502.07943.) It selects, and nothing else: the fastest of many arms has been lucky, too, so its
-speed is measured again, on units that had no part in the choice (`verdict.py`).
+(Jamieson and Talwalkar, 1502.07943.) It only selects: the maximum of many noisy speeds is biased upwards, so the
+speed of the finalists is measured again, on units that had no part in the choice (`outcome.confirm`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from forerun.engine.step_times import CostCurve
 from forerun.lab.tune.arms import PLAIN, Trial, Trials, TuningArm, Unit
-from forerun.lab.tune.candidates import hybrids, is_tree, quantised_drafts
-from forerun.lab.tune.ledger import Ledger, run_heat
+from forerun.lab.tune.candidates import hybrids, is_tree
+from forerun.lab.tune.ledger import Ledger, run_round
 from forerun.speculation.predictor import SpeedPrediction, StepCosts
 
 FINALISTS = 2
@@ -20,7 +20,7 @@ LEAST_UNITS = 4
 """Units of an arm from which its interval is believed."""
 
 More = Callable[[Ledger], Sequence[TuningArm]]
-"""The arms that look promising by what the first ones have shown."""
+"""Returns the arms that the first trials suggest."""
 
 
 def search(
@@ -34,13 +34,14 @@ def search(
     after: Callable[[TuningArm], None] = lambda _: None,
     count: int = 1,
 ) -> list[TuningArm]:
-    """The finalists, the fastest first; empty where no arm could be tried.
+    """Find the finalists, the fastest first; empty where no arm could be tried.
 
     Args:
         ledger: takes all trials.
         units: used in this order, and again from the first where there are too few.
         until: on the clock of the trials.
-        say: is told of each round. after: of each trial.
+        say: called with a line for each round.
+        after: called after each trial.
         count: units of the first round.
     """
     left, used = list(arms), 0
@@ -49,14 +50,14 @@ def search(
         say(f"{len(left)} arms on {count} prompt{'s' if count > 1 else ''}")
         whole = True
         for number in range(used, used + count):
-            whole = run_heat(trials, ledger, units[number % len(units)], left, until, after) and whole
+            whole = run_round(trials, ledger, units[number % len(units)], left, until, after) and whole
             if not whole:
                 break
         ranked = ledger.ranked(left)
         if used == 0 and whole:
             fresh = [arm for arm in more(ledger) if arm not in left]
             for unit in units[:count] if fresh else ():
-                run_heat(trials, ledger, unit, fresh, until, after)
+                run_round(trials, ledger, unit, fresh, until, after)
             ranked = ledger.ranked([*left, *fresh])
         used += count
         if len(ranked) <= FINALISTS or trials.now() >= until or not can_win(ledger, ranked):
@@ -68,8 +69,8 @@ def search(
 
 
 def kept(ranked: Sequence[TuningArm]) -> list[TuningArm]:
-    """The better half. The finalists among them stay, and of the drafters in the first quarter the arm that chooses K
-    itself, which has to learn at first."""
+    """Return the better half, the finalists, and of the drafters in the first quarter the arm that chooses K itself,
+    which has to learn at first."""
     half = list(ranked[: max(FINALISTS, (len(ranked) + 1) // 2)])
     good = {arm.drafter for arm in ranked[: (len(ranked) + 3) // 4]}
     learning = [arm for arm in ranked if arm.is_auto and arm.drafter in good]
@@ -77,7 +78,7 @@ def kept(ranked: Sequence[TuningArm]) -> list[TuningArm]:
 
 
 def finalists(ranked: Sequence[TuningArm]) -> list[TuningArm]:
-    """The first arm that chooses K itself, and the first that does not, in the order in which they come."""
+    """Return the first arm that chooses K itself, and the first that does not, in the order given."""
     first: dict[bool, TuningArm] = {}
     for arm in ranked:
         first.setdefault(arm.is_auto, arm)
@@ -85,7 +86,8 @@ def finalists(ranked: Sequence[TuningArm]) -> list[TuningArm]:
 
 
 def can_win(ledger: Ledger, arms: Sequence[TuningArm]) -> bool:
-    """Whether some arm may still be faster than plain decoding: its upper bound says so, or too little is known."""
+    """Return whether some arm may still be faster than plain decoding: its upper bound exceeds 1, or there are too few
+    trials."""
     for arm in arms:
         found = ledger.speedup(arm)
         if found is None or found.high is None or len(ledger.trials(arm)) < LEAST_UNITS or found.high > 1:
@@ -93,36 +95,34 @@ def can_win(ledger: Ledger, arms: Sequence[TuningArm]) -> bool:
     return False
 
 
-# From one look at each drafter to the arms that may be the fastest: K by the predictor, hybrids of the best ones.
-
 MOST = 16
 """Largest K of a chain that is predicted."""
 TREE_NODES = (8, 32)
-"""K of trees beside the first look: acceptance by depth does not tell that of trees of another size."""
+"""K of trees beside the first trial: acceptance by depth does not predict that of trees of another size."""
 BEST = 3
 """Drafters for which further arms are made."""
 
 
 def promising(target: CostCurve, ledger: Ledger) -> list[TuningArm]:
-    """Further arms by what the first trials have shown.
+    """Return further arms that the first trials suggest.
 
     Args:
         target: seconds of a forward, by rows.
         ledger: of the first trials.
     """
-    ranked = ledger.ranked([arm for heat in ledger.rounds for arm in heat.trials])
+    ranked = ledger.ranked([arm for round_ in ledger.rounds for arm in round_.trials])
     best = list(dict.fromkeys(arm.drafter for arm in ranked))
     arms: list[TuningArm] = []
     for text in best[:BEST]:
         arms += [TuningArm(text, k) for k in (TREE_NODES if is_tree(text) else _counts(text, target, ledger))]
-    mixed = [*hybrids(best), *quantised_drafts(best[:BEST])]
-    arms += [TuningArm(text) for text in mixed]
+    quantised = [f"{text}:quantize=int8" for text in best[:BEST] if text == "draft-model"]  # changes no bit of the text
+    arms += [TuningArm(text) for text in [*hybrids(best), *quantised]]
     return list(dict.fromkeys(arms))
 
 
 def _counts(text: str, target: CostCurve, ledger: Ledger) -> list[int]:
-    """The K that is predicted to be the fastest for a chain, and those beside it."""
-    looked = [arm for heat in ledger.rounds for arm in heat.trials if arm.drafter == text and not arm.is_auto]
+    """Return the K that is predicted to be the fastest for a chain, and those beside it."""
+    looked = [arm for round_ in ledger.rounds for arm in round_.trials if arm.drafter == text and not arm.is_auto]
     plain = ledger.trials(PLAIN)
     if not looked or not plain:
         return []
@@ -135,28 +135,28 @@ def _counts(text: str, target: CostCurve, ledger: Ledger) -> list[int]:
 
 
 def predicted(trial: Trial, plain: Trial, target: CostCurve) -> SpeedPrediction:
-    """What every K up to MOST would give, by one trial at a fixed K.
+    """Predict the speed of every K up to MOST from one trial at a fixed K.
 
     The drafter's seconds grow with what it drafts; the engine's part stays.
     """
     forwards = max(1, trial.num_forwards)
     nodes = trial.num_drafted / forwards
     each = trial.draft_seconds / max(1, trial.num_drafted)
-    rest = max(0.0, trial.seconds - trial.draft_seconds - trial.target_seconds) / forwards
+    engine = max(0.0, trial.seconds - trial.draft_seconds - trial.target_seconds) / forwards
     counts = range(MOST + 1)
     costs = StepCosts(
         plain.per_token,
         [target(count + 1) for count in counts],
         [each * count for count in counts],
-        [rest for _ in counts],
+        [engine for _ in counts],
     )
     gains, accept_probs = _by_position(trial, forwards)
     return SpeedPrediction.of(costs, gains, accept_probs if nodes else [])
 
 
 def _by_position(trial: Trial, forwards: int) -> tuple[list[float], list[float]]:
-    """The chance of each position that a token is there and accepted, and that one is there; beyond the positions that
-    were seen, as the last of them goes on."""
+    """Return by position the probability that a token is there and accepted, and that one is there; beyond the
+    positions that were reached, extrapolated from the last."""
     accepted = [count / forwards for count in trial.accepted]
     there = [count / forwards for count in trial.reached]
     keep = accepted[-1] / accepted[-2] if len(accepted) > 1 and accepted[-2] else sum(accepted[:1])

@@ -16,7 +16,7 @@ from forerun.engine.step_times import target_costs
 from forerun.errors import ConfigError
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.tune.arms import PLAIN, TuningArm, Unit
-from forerun.lab.tune.candidates import candidates
+from forerun.lab.tune.candidates import candidates, first_arms
 from forerun.lab.tune.engines import EngineTrials
 from forerun.lab.tune.ledger import Ledger
 from forerun.lab.tune.options import LEAST_PROMPTS
@@ -34,24 +34,24 @@ _ROUNDS = 3
 
 
 class Watcher(Protocol):
-    """Who is told how it goes."""
+    """Receives reports of progress."""
 
     def say(self, text: str) -> None:
-        """A stage begins."""
+        """Report that a stage begins."""
 
     def tick(self, seconds: float) -> None:
-        """So many seconds have passed."""
+        """Report that so many seconds have passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is tuned for.
+    """The target, prompts and time of a tuning run.
 
     Attributes:
         plain: the target without a drafter.
         model: its name.
         requests: the prompts, categories in turn.
-        workload: their name.
+        workload: the name of the prompts.
         params: of all answers.
         levels: requests at once.
         drafters: texts to try; empty: all that fit. draft: a draft model for whichever takes one.
@@ -84,7 +84,7 @@ def check_requests(requests: Sequence[BenchPrompt], place: str, levels: Sequence
 
 
 def tune(task: Task, watcher: Watcher) -> TuningOutcome:
-    """The outcome.
+    """Find the fastest drafter and K within the time.
 
     Raises:
         ConfigError: the time does not suffice for a single trial.
@@ -101,9 +101,9 @@ def tune(task: Task, watcher: Watcher) -> TuningOutcome:
 
 
 def units(prompts: Sequence[int], levels: Sequence[int]) -> list[Unit]:
-    """The prompts, one unit of each level in turn; at each level, all prompts that fill a unit."""
+    """Group the prompts into units, one of each level in turn; at each level, all prompts that fill a unit."""
     by_level = [
-        [Unit(tuple(prompts[start : start + level])) for start in range(0, len(prompts) - level + 1, level)]
+        [tuple(prompts[start : start + level]) for start in range(0, len(prompts) - level + 1, level)]
         for level in levels
     ]
     longest = max(map(len, by_level))
@@ -120,8 +120,8 @@ def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: W
     watcher.say("plain decoding")
     taken = _check_time(trials, first[0], task.seconds)
     watcher.say("looking for drafters")
-    found = candidates(task.model, task.drafters, task.draft, trials.drafter)
-    outcome.refused.update(found.refused)
+    texts, outcome.refused = candidates(task.model, task.drafters, task.draft, trials.drafter)
+    arms = first_arms(texts)
     watcher.say("timing the target's forward")
     curve = target_costs(task.plain.target, min(CONTEXT, task.plain.target.context_length // 2), _ROUNDS, _ROWS)
 
@@ -129,9 +129,9 @@ def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: W
         return promising(curve, ledger)
 
     until = SELECTION_SHARE * task.seconds
-    count = int(FIRST_SHARE * until / max(1, len(found.arms)) / taken)
+    count = int(FIRST_SHARE * until / max(1, len(arms)) / taken)
     outcome.finalists = search(
-        trials, outcome.search, found.arms, first, until, more, watcher.say, after, max(1, min(count, MOST_AT_FIRST))
+        trials, outcome.search, arms, first, until, more, watcher.say, after, max(1, min(count, MOST_AT_FIRST))
     )
     if outcome.finalists:
         confirm(trials, outcome.report, outcome.finalists, last, REPORT_SHARE * task.seconds, watcher.say, after)
@@ -139,22 +139,23 @@ def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: W
 
 
 def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
-    """Seconds of one trial of plain decoding; raises ConfigError where an arm beside it would exceed the time."""
+    """Return the seconds of one trial of plain decoding; raise ConfigError where an arm beside it would exceed the
+    time."""
     taken = trials.run(PLAIN, unit).seconds
     if 4 * taken > seconds:  # plain and one arm, to choose by and to measure
         raise ConfigError(
-            f"--minutes is {seconds / 60:g}, but one answer takes {taken:.1f} seconds, and the least that tells "
-            f"anything takes four of them. Give at least --minutes {4 * taken / 60:.2g}, or fewer --max-tokens."
+            f"--minutes is {seconds / 60:g}, but one answer takes {taken:.1f} seconds, and the shortest "
+            f"comparison takes four of them. Give at least --minutes {4 * taken / 60:.2g}, or fewer --max-tokens."
         )
     return taken
 
 
 def _judge_what_is_known(outcome: TuningOutcome) -> None:
-    """After Ctrl-C: by the prompts for measuring where it came so far, else by those for choosing."""
+    """Judge after Ctrl-C: by the prompts for measuring where there are trials, else by those for choosing."""
     if outcome.report.rounds:
         outcome.verdict = judge(outcome.report, outcome.finalists)
         return
-    ranked = outcome.search.ranked({arm for heat in outcome.search.rounds for arm in heat.trials})
+    ranked = outcome.search.ranked({arm for round_ in outcome.search.rounds for arm in round_.trials})
     choosing = [arm for arm in ranked if arm.is_auto][:1]
     verdict = judge(outcome.search, choosing)
     outcome.verdict = TuningVerdict(
@@ -163,7 +164,7 @@ def _judge_what_is_known(outcome: TuningOutcome) -> None:
 
 
 def _keep_start(trials: EngineTrials, outcome: TuningOutcome) -> None:
-    """What the budgets of the chosen drafter have learned."""
+    """Keep what the policies of the chosen drafter have learned."""
     arm = outcome.verdict.arm
     found = None if arm == PLAIN else trials.start(TuningArm(arm.drafter))
     if found is not None:

@@ -10,7 +10,7 @@ import pytest
 from doubles import FakeCache, FakeModel
 from faults import a_row_that_is_not_rolled_back
 from forerun import SamplingParams
-from forerun.lab.audit.bits_layer import bits_layer, explain
+from forerun.lab.audit.bits_layer import bits_layer, unexplained
 from forerun.lab.audit.engine_layer import AuditRequest, AuditRun
 from forerun.lab.audit.settings import AuditOptions
 from forerun.models import Exactness, Forward
@@ -72,12 +72,12 @@ def test_another_token_than_any_rounding_chooses_is_a_bug(seed: int | None) -> N
     answers = world.audited.answers([AuditRequest(PROMPTS[0], params)], AuditRun("plain"), 0)
     assert isinstance(answers[0], list)
     plain = answers[0][0]
-    assert explain(world.target, PROMPTS[0], params, plain, plain).near_tie
+    assert unexplained(world.target, PROMPTS[0], params, plain, plain) is None
     other = replace(plain, token_ids=[*plain.token_ids[:3], (plain.token_ids[3] + 1) % 11, *plain.token_ids[4:]])
-    found = explain(world.target, PROMPTS[0], params, plain, other)
-    assert not found.near_tie and "token 3" in found.reason
+    reason = unexplained(world.target, PROMPTS[0], params, plain, other)
+    assert reason is not None and "token 3" in reason
     shorter = replace(plain, token_ids=plain.token_ids[:4])
-    assert "end differently" in explain(world.target, PROMPTS[0], params, plain, shorter).reason
+    assert "end differently" in str(unexplained(world.target, PROMPTS[0], params, plain, shorter))
 
 
 def test_a_log_probability_that_is_off_is_a_bug() -> None:
@@ -88,8 +88,8 @@ def test_a_log_probability_that_is_off_is_a_bug() -> None:
     plain = answers[0][0]
     assert plain.logprobs is not None
     off = [replace(entry, logprob=entry.logprob - 0.01) for entry in plain.logprobs]
-    found = explain(world.target, PROMPTS[0], params, plain, replace(plain, logprobs=off))
-    assert not found.near_tie and "token 0" in found.reason
+    reason = unexplained(world.target, PROMPTS[0], params, plain, replace(plain, logprobs=off))
+    assert reason is not None and "token 0" in reason
 
 
 def test_nothing_is_left_of_a_replay() -> None:
@@ -97,6 +97,6 @@ def test_nothing_is_left_of_a_replay() -> None:
     params = SamplingParams(temperature=0, max_tokens=6)
     answers = world.audited.answers([AuditRequest(PROMPTS[0], params)], AuditRun("plain"), 0)
     assert isinstance(answers[0], list)
-    explain(world.target, PROMPTS[0], params, answers[0][0], answers[0][0])
+    unexplained(world.target, PROMPTS[0], params, answers[0][0], answers[0][0])
     caches: list[FakeCache] = world.target.caches
     assert all(cache.freed for cache in caches)

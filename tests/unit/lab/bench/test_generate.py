@@ -12,21 +12,11 @@ from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import native
-from forerun.lab.bench.compare import MethodRun
-from forerun.lab.bench.forward import REFERENCE, TRANSFORMERS, measure as measure_forward, table
-from forerun.lab.bench.generate import (
-    HF_PLAIN,
-    UNNAMED,
-    Methods,
-    assisted_name,
-    measure,
-    position_table,
-    reduce_by_category,
-    reduce_runs,
-    tables,
-)
+from forerun.lab.bench.compare import HF_PLAIN, PLAIN, MethodRun, assisted_name, reduce_runs
+from forerun.lab.bench.forward import REFERENCE, TRANSFORMERS, measure as measure_forward
+from forerun.lab.bench.generate import UNNAMED, Methods, measure, position_table, reduce_by_category, tables
 from forerun.lab.bench.measure import Timed
-from forerun.lab.bench.methods import PLAIN, Reference, beside, generate, method_name
+from forerun.lab.bench.methods import Reference, beside, generate, method_name
 from forerun.lab.bench.prompts import BenchPrompt
 
 PROMPT = [5, 3, 8, 5, 3, 8, 5, 3]
@@ -120,21 +110,20 @@ def test_an_engine_beside_another_shares_its_target() -> None:
 
 def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -> None:
     rows = measure_forward(folder, ["float32"], [1, 3], 9, rounds=2)
-    assert [row.method for row in rows] == [TRANSFORMERS, "llama", "general"]
-    assert rows[0].ratios == {}
-    assert list(rows[1].ratios) == [1, 3]
-    assert list(rows[1].growth) == [3]
-    printed = table("One forward", [1, 3], rows)
-    assert all(len(cells) == len(printed.header) for cells in printed.rows)
+    assert [(row.method, row.rows) for row in rows] == [
+        (method, k) for method in (TRANSFORMERS, "llama", "general") for k in (1, 3)
+    ]
+    assert rows[0].over_transformers is None and rows[2].over_transformers is not None
+    assert rows[2].growth is None and rows[3].growth is not None
 
 
 def test_forwards_beside_reference_kernels_and_of_codes(folder: Path) -> None:
-    rows = measure_forward(folder, ["bfloat16"], [1, 3], 9, rounds=1)
+    rows = measure_forward(folder, ["bfloat16"], [3], 9, rounds=1)
     assert [row.method for row in rows if row.method != REFERENCE] == [TRANSFORMERS, "llama", "general"]
     assert (REFERENCE in [row.method for row in rows]) == (native() is not None)
     (llama, _) = measure_forward(folder, ["int8"], [20], 1, rounds=1)
-    assert llama.ratios == llama.growth == {}
-    assert llama.milliseconds[20].median > 0
+    assert llama.over_transformers is None and llama.growth is None
+    assert llama.seconds.median > 0
 
 
 def test_rows_that_do_not_fit_the_context_are_refused(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from fake_peers import fake_llama_server
 from forerun.lab.bench.peers.llama_worker import LlamaCpp
-from forerun.lab.bench.peers.run import read_spec, running, start_of
+from forerun.lab.bench.peers.run import Peers, read_spec, start_of
 
 
 def options(folder: Path, **more: Any) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def test_it_is_a_peer_like_the_others(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     (tmp_path / "bad.gguf").touch()
     said: list[str] = []
-    with running(said.append) as peers:
+    with closing(Peers(said.append)) as peers:
         program = fake_llama_server(tmp_path)
         for name in ("model", "bad"):
             peers.start(start_of(read_spec(f"llama.cpp={program}:model={tmp_path}/{name}.gguf"), "m", "bfloat16", 1))

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from forerun.errors import ConfigError
 from forerun.lab.bench.peers import peer as one_peer
 from forerun.lab.bench.peers.peer import Peer, PeerAnswer, PeerError, PeerProcess
 from forerun.lab.bench.peers.rows import classes, report
-from forerun.lab.bench.peers.run import MeasuredPeers, Peers, PeerSpec, measure, read_spec, running, start_of
+from forerun.lab.bench.peers.run import MeasuredPeers, Peers, PeerSpec, measure, read_spec, start_of
 from forerun.lab.bench.prompts import BenchPrompt, check_lengths
 from measured import QUIET
 
@@ -28,8 +29,8 @@ def started(peers: Peers, *programs: Path) -> None:
 
 
 def run(*programs: Path, requests: list[BenchPrompt] = REQUESTS, rounds: int = 1) -> MeasuredPeers:
-    said: list[str] = []
-    with running(said.append) as peers:
+    ready: list[str] = []
+    with closing(Peers(ready.append)) as peers:
         started(peers, *programs)
         return measure(peers, requests, 6, rounds)
 
@@ -109,13 +110,13 @@ def test_a_long_request_to_a_process_that_never_reads() -> None:
     """The pipe holds 64 KiB: the thread that writes is ended with the process, and its temporary folder is gone."""
     worker, caught = PeerProcess([sys.executable, "-S", "-c", "import time; time.sleep(600)"], 1), []
 
-    def ask() -> None:
+    def exchange() -> None:
         try:
-            worker.ask({"ids": "1" * (1 << 20)}, 0.3)
+            worker.exchange({"ids": "1" * (1 << 20)}, 0.3)
         except PeerError as error:
             caught.append(str(error))
 
-    asking = threading.Thread(target=ask, daemon=True)
+    asking = threading.Thread(target=exchange, daemon=True)
     asking.start()
     asking.join(30)
     assert caught == ["no answer within 0.3 seconds"]
@@ -126,7 +127,7 @@ def test_processes_end_with_the_block(tmp_path: Path) -> None:
     processes = []
 
     def interrupted() -> None:
-        with running(lambda _: None) as peers:
+        with closing(Peers(lambda _: None)) as peers:
             started(peers, fake_interpreter(tmp_path))
             (peer,) = peers.running.values()
             processes.append(peer.worker._process)
@@ -163,7 +164,7 @@ def test_the_report_names_instruction_sets_and_who_is_missing(tmp_path: Path) ->
 
 
 def test_equal_names_get_numbers(tmp_path: Path) -> None:
-    with running(lambda _: None) as peers:
+    with closing(Peers(lambda _: None)) as peers:
         for _ in range(2):
             spec = PeerSpec("transformers", str(fake_interpreter(tmp_path)), "m", None, "", "10")
             peers.start(start_of(spec, "m", "bfloat16", 1))

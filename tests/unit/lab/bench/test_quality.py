@@ -59,7 +59,7 @@ def test_figures_are_those_of_their_definitions(tmp_path: Path) -> None:
 
 def test_codes_have_no_float32_model_to_compare_with(tmp_path: Path) -> None:
     export_quantised(make_family("llama", tmp_path), tmp_path / "int8", "int8")
-    with pytest.raises(ConfigError, match=r"holds weights in int8 codes.*Give the model that they were made from"):
+    with pytest.raises(ConfigError, match=r"holds int8 weights.*Give the model that they were made from"):
         measure(tmp_path / "int8", ["int4"], lambda _: {"all": [Scored(IDS, 1)]})
 
 

@@ -14,8 +14,8 @@ import pytest
 from forerun.errors import ConfigError
 from forerun.lab.bench.serve import load, rows
 from forerun.lab.bench.serve.load import DRIVER, PLAIN, Load, LoadWindow, MeasuredLoad, ServingArm, measure
-from forerun.lab.bench.serve.requests import Ask, EventReader, Prompts, TimedRequest, error_of
-from forerun.lab.bench.serve.servers import Inside, MeasuredServer, started
+from forerun.lab.bench.serve.requests import EventReader, LoadRequest, Prompts, TimedRequest, error_of
+from forerun.lab.bench.serve.servers import InProcessEngine, MeasuredServer, started
 from forerun.utils.workloads import Case
 from serving import Served, fake_llm, serving
 
@@ -36,23 +36,23 @@ def served() -> Iterator[Served]:
         yield made
 
 
-def asks(**more: Any) -> list[Ask]:
-    return PROMPTS.asks(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True} | more)
+def requests(**more: Any) -> list[LoadRequest]:
+    return PROMPTS.requests(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True} | more)
 
 
-def ask_server(url: str, sent: Sequence[Ask], **options: Any) -> list[TimedRequest]:
+def ask_server(url: str, sent: Sequence[LoadRequest], **options: Any) -> list[TimedRequest]:
     async def run() -> list[TimedRequest]:
         async with MeasuredServer(url, **options) as server:
-            return [await server.send(ask) for ask in sent]
+            return [await server.send(request) for request in sent]
 
     return asyncio.run(run())
 
 
 def test_prompts_of_workloads_come_in_turn_each_to_its_path() -> None:
-    made = asks(temperature=0.5)
-    assert [ask.path.rpartition("v1/")[2] for ask in made] == ["completions", "chat/completions"] * 2
-    assert [ask.body["max_tokens"] for ask in made] == [6, 12, 3, 9]
-    assert [ask.body["seed"] for ask in made] == [1, 2, 3, 4]
+    made = requests(temperature=0.5)
+    assert [request.path.rpartition("v1/")[2] for request in made] == ["completions", "chat/completions"] * 2
+    assert [request.body["max_tokens"] for request in made] == [6, 12, 3, 9]
+    assert [request.body["seed"] for request in made] == [1, 2, 3, 4]
     assert made[3].body["messages"] == [{"role": "user", "content": "one"}]
     facts = PROMPTS.facts({0: 5})
     assert [(each.workload, each.category, each.num_tokens) for each in facts[:2]] == [
@@ -75,7 +75,7 @@ def test_an_answer_is_read_with_its_times() -> None:
     def chunk(**more: Any) -> bytes:
         return json.dumps(more).encode()
 
-    answered = TimedRequest(asks()[0], sent=1.0, ended=3.0)
+    answered = TimedRequest(requests()[0], sent=1.0, ended=3.0)
     answered.read(
         [
             (1.2, chunk(choices=[{"delta": {"role": "assistant", "content": ""}}])),  # no token yet
@@ -88,11 +88,11 @@ def test_an_answer_is_read_with_its_times() -> None:
     assert (answered.text, answered.num_tokens, answered.prompt_tokens) == ("abc", 5, 7)
     assert (answered.first_token, answered.seconds, answered.waits) == (0.5, 2.0, [1.0])
     assert answered.per_token == 0.25
-    uncounted = TimedRequest(asks()[0], sent=1.0)
+    uncounted = TimedRequest(requests()[0], sent=1.0)
     uncounted.read([(2.0, chunk(choices=[{"text": "a"}])), (3.0, chunk(choices=[{"text": "b"}]))])
     assert (uncounted.num_tokens, uncounted.is_counted) == (2, False)
     for body in (b'{"error": {"message": "no"}}', b"{", b"[]"):
-        failed = TimedRequest(asks()[0], sent=0)
+        failed = TimedRequest(requests()[0], sent=0)
         failed.read([(1.0, body)])
         assert failed.error
     assert error_of({"detail": "a\n b"}) == "a b"
@@ -100,12 +100,12 @@ def test_an_answer_is_read_with_its_times() -> None:
 
 
 def test_a_server_and_the_engine_inside_answer_alike(served: Served) -> None:
-    sent = asks()
+    sent = requests()
     over_http = ask_server(served.url, sent)
 
     async def inside() -> list[TimedRequest]:
-        with Inside(fake_llm()) as engine:
-            return [await engine.send(ask) for ask in sent]
+        with InProcessEngine(fake_llm()) as engine:
+            return [await engine.send(request) for request in sent]
 
     for one, other in zip(over_http, asyncio.run(inside()), strict=True):
         assert one.error is None and other.error is None
@@ -117,33 +117,33 @@ def test_a_server_and_the_engine_inside_answer_alike(served: Served) -> None:
 
 
 def test_what_a_server_refuses_is_told(served: Served) -> None:
-    (refused,) = ask_server(served.url, asks(temperature=-1)[:1])
+    (refused,) = ask_server(served.url, requests(temperature=-1)[:1])
     assert refused.error is not None and refused.error.startswith("status 400: temperature")
     with pytest.raises(ConfigError, match="gives no answer"):
-        ask_server("http://127.0.0.1:9", asks()[:1])
-    (unreached,) = ask_server("http://127.0.0.1:9", asks()[:1], model="x")
+        ask_server("http://127.0.0.1:9", requests()[:1])
+    (unreached,) = ask_server("http://127.0.0.1:9", requests()[:1], model="x")
     assert unreached.error is not None and not unreached.arrivals
     with pytest.raises(ConfigError, match="must begin with http"):
-        ask_server("localhost:8000", asks()[:1])
+        ask_server("localhost:8000", requests()[:1])
 
 
 def test_all_arms_get_the_same_requests(served: Served) -> None:
     async def run() -> list[MeasuredLoad]:
-        with Inside(fake_llm()) as inside:
+        with InProcessEngine(fake_llm()) as inside:
             async with MeasuredServer(served.url) as server:
                 arms = [
                     ServingArm("it", "", server.send),
                     ServingArm("it", PLAIN, partial(server.send, **OFF)),
                     ServingArm(DRIVER, "", inside.send),
                 ]
-                return await measure(arms, [Load(1), Load(3), Load(rate=200.0)], asks(), each=1, rounds=2)
+                return await measure(arms, [Load(1), Load(3), Load(rate=200.0)], requests(), each=1, rounds=2)
 
     measured = asyncio.run(run())
     assert [len(each.windows) for each in measured] == [3, 3, 3]
     for each in measured:
-        sent = [[answer.ask for answer in window.answers] for window in each.windows[next(iter(each.windows))]]
+        sent = [[answer.request for answer in window.answers] for window in each.windows[next(iter(each.windows))]]
         for windows in each.windows.values():
-            assert [[answer.ask for answer in window.answers] for window in windows] == sent
+            assert [[answer.request for answer in window.answers] for window in windows] == sent
     made = rows.rows(measured, {"seconds": 30.0}, DRIVER)
     by_name = {(row.load.name, row.arm.name): row for row in made}
     assert by_name["3 at once", "it, plain"].over_baseline is not None
@@ -160,7 +160,7 @@ def test_all_arms_get_the_same_requests(served: Served) -> None:
 
 
 def answered(sent: float, ended: float, **more: Any) -> TimedRequest:
-    made = TimedRequest(asks()[0], sent, ended, **more)
+    made = TimedRequest(requests()[0], sent, ended, **more)
     made.is_counted = True
     return made
 
@@ -189,7 +189,7 @@ def test_loads_keep_their_pattern() -> None:
     """In a closed loop so many are open, in an open one all that come."""
     open_now, most = 0, 0
 
-    async def send(ask: Ask) -> TimedRequest:
+    async def send(request: LoadRequest) -> TimedRequest:
         nonlocal open_now, most
         open_now += 1
         most = max(most, open_now)
@@ -198,16 +198,16 @@ def test_loads_keep_their_pattern() -> None:
         return answered(0, 1)
 
     arm = ServingArm("it", "", send)
-    assert len(asyncio.run(load.run(arm, Load(3), asks() * 5, 0)).answers) == 20
+    assert len(asyncio.run(load.run(arm, Load(3), requests() * 5, 0)).answers) == 20
     assert most == 3
-    window = asyncio.run(load.run(arm, Load(rate=2000.0), asks() * 5, 0))
+    window = asyncio.run(load.run(arm, Load(rate=2000.0), requests() * 5, 0))
     assert most > 3 and window.seconds > 0.002
 
 
 def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
     sent = 0
 
-    async def send(ask: Ask) -> TimedRequest:
+    async def send(request: LoadRequest) -> TimedRequest:
         nonlocal sent
         sent += 1
         if sent > 2 + 2 + 8 * 3:  # in the second round of the second arm
@@ -218,7 +218,7 @@ def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
     async def run() -> list[MeasuredLoad]:
         nonlocal task
         arms = [ServingArm("one", "", send), ServingArm("two", "", send)]
-        task = asyncio.ensure_future(measure(arms, [Load(1), Load(2)], asks(), 1, 5))
+        task = asyncio.ensure_future(measure(arms, [Load(1), Load(2)], requests(), 1, 5))
         return await task
 
     task: asyncio.Future[list[MeasuredLoad]] = None  # type: ignore[assignment]
@@ -227,15 +227,15 @@ def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
 
 
 def test_an_arm_that_answers_nothing_is_an_error() -> None:
-    async def refused(ask: Ask) -> TimedRequest:
+    async def refused(request: LoadRequest) -> TimedRequest:
         return answered(0, 1, error="status 404: no such model")
 
-    async def empty(ask: Ask) -> TimedRequest:
+    async def empty(request: LoadRequest) -> TimedRequest:
         return answered(0, 1)
 
     for send, said in ((refused, "no such model"), (empty, "no text")):
         with pytest.raises(ConfigError, match=said):
-            asyncio.run(measure([ServingArm("it", "", send)], [Load(1)], asks(), 1, 1))
+            asyncio.run(measure([ServingArm("it", "", send)], [Load(1)], requests(), 1, 1))
 
 
 def test_a_server_that_does_not_come_up_is_told() -> None:

@@ -70,8 +70,8 @@ def test_each_figure_and_what_it_was_measured_on_has_a_picture(tmp_path: Path) -
     assert [path.stem for path in made] == [
         "generate-over_plain-workload-mine.jsonl-temperature-0.0",
         "forward-forward-by-rows-dtype-int8",
-        "load-tokens_per_second-by-outstanding-part-loop",
-        "load-first_token-by-outstanding-part-loop",
+        "serve-tokens_per_second-by-outstanding-part-loop",
+        "serve-first_token-by-outstanding-part-loop",
         "quality-perplexity_lost-workload-prose",
         "tune-over_plain-part-report",
         "tune-over_plain-part-choosing",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from forerun.lab.plan.measured import bandwidth_curve, fit
+from forerun.lab.plan.measured import fit, product_flops, read_bandwidth
 
 
 def test_layers_and_rows_are_told_apart_by_models_of_different_depth() -> None:
@@ -19,6 +20,5 @@ def test_neither_of_them_is_negative() -> None:
     assert fit([(2, 1, -1.0), (4, 8, -2.0)]) == (0.0, 0.0)
 
 
-def test_bandwidth_is_of_the_bytes_that_are_read() -> None:
-    curve = bandwidth_curve((1, 4))
-    assert curve.counts == [2**20, 2**22] and min(curve.seconds) > 0
+def test_what_the_machine_reads_and_computes_is_measured() -> None:
+    assert read_bandwidth(1) > 0 and product_flops(torch.float32) > 0

@@ -8,8 +8,8 @@ import pytest
 
 from forerun.drafters.registry import DRAFTERS
 from forerun.engine.step_times import CostCurve
-from forerun.lab.tune.arms import ArmFailedError, Trial, TuningArm, Unit
-from forerun.lab.tune.candidates import candidates, hybrids
+from forerun.lab.tune.arms import ArmFailedError, Trial, TuningArm
+from forerun.lab.tune.candidates import candidates, first_arms, hybrids
 from forerun.lab.tune.ledger import Ledger, Round
 from forerun.lab.tune.public_drafts import PUBLIC_DRAFTS, public_drafts
 from forerun.lab.tune.search import MOST, predicted, promising
@@ -21,25 +21,26 @@ def bind(text: str) -> Any:
 
 
 def test_every_row_of_the_table_is_tried_or_refused_with_a_reason() -> None:
-    found = candidates("owner/model", [], None, bind)
-    assert {"suffix", "prompt-lookup", "recycling", "lookahead", "early-exit"} <= set(found.texts)
-    assert found.refused["draft-model"] == "it needs a draft model: --draft MODEL"
-    assert "rest:index" in found.refused["rest"]
-    assert found.refused["eagle"] == "forerun ships no head for it"
-    assert set(DRAFTERS) - {"hybrid"} <= {*found.texts, *found.refused}
-    assert "client" in found.refused["prediction"]
+    texts, refused = candidates("owner/model", [], None, bind)
+    assert {"suffix", "prompt-lookup", "recycling", "lookahead", "early-exit"} <= set(texts)
+    assert refused["draft-model"] == "it needs a draft model: --draft MODEL"
+    assert "rest:index" in refused["rest"]
+    assert refused["eagle"] == "forerun ships no head for it"
+    assert set(DRAFTERS) - {"hybrid"} <= {*texts, *refused}
+    assert "client" in refused["prediction"]
 
 
 def test_a_draft_model_is_given_to_all_that_take_one() -> None:
-    found = candidates("owner/model", [], "a/draft", bind)
-    assert {"a/draft", "draft-tree:model=a/draft", "staged:model=a/draft"} <= set(found.texts)
-    assert [arm.num_draft_tokens for arm in found.arms if arm.drafter == "a/draft"] == ["auto", 4]
-    assert TuningArm("recycling", 16) in found.arms
+    texts, _ = candidates("owner/model", [], "a/draft", bind)
+    assert {"a/draft", "draft-tree:model=a/draft", "staged:model=a/draft"} <= set(texts)
+    arms = first_arms(texts)
+    assert [arm.num_draft_tokens for arm in arms if arm.drafter == "a/draft"] == ["auto", 4]
+    assert TuningArm("recycling", 16) in arms
 
 
 def test_named_drafters_are_tried_alone() -> None:
-    found = candidates("bundled", ["suffix", "eagle:model=x"], None, bind)
-    assert found.texts == ("suffix",) and list(found.refused) == ["eagle:model=x"]
+    texts, refused = candidates("bundled", ["suffix", "eagle:model=x"], None, bind)
+    assert texts == ["suffix"] and list(refused) == ["eagle:model=x"]
 
 
 def test_hybrids_are_of_the_best_copier_and_the_best_model() -> None:
@@ -75,11 +76,11 @@ def test_the_predictor_finds_k_from_one_look() -> None:
 
 
 def test_promising_arms_are_those_of_the_best_drafters() -> None:
-    heat = Round(
-        Unit((0,)), {TuningArm("suffix", 4): chain(0.9), TuningArm("recycling", 16): chain(0.3)}, [Trial(100.0, 100)]
+    round_ = Round(
+        (0,), {TuningArm("suffix", 4): chain(0.9), TuningArm("recycling", 16): chain(0.3)}, [Trial(100.0, 100)]
     )
-    heat.beside = dict.fromkeys(heat.trials, 1.0)
-    arms = promising(CostCurve([1, 40], [1.0, 1.0]), Ledger([heat]))
+    round_.beside = dict.fromkeys(round_.trials, 1.0)
+    arms = promising(CostCurve([1, 40], [1.0, 1.0]), Ledger([round_]))
     assert {arm.num_draft_tokens for arm in arms if arm.drafter == "recycling"} == {8, 32}
     assert max(int(arm.num_draft_tokens) for arm in arms if arm.drafter == "suffix") > 8
 

@@ -10,21 +10,22 @@ import pytest
 from forerun.config import NO_DRAFTER
 from forerun.errors import ConfigError
 from forerun.lab.tune.arms import PLAIN, TuningArm
-from forerun.lab.tune.config_file import Chosen, check_place, start_file, write_config
+from forerun.lab.tune.config_file import check_place, start_file, write_config
 from forerun.speculation import AcceptanceStats, CostModel
 from forerun.speculation.cost_store import entry, read_start
 
 
-def chosen(arm: TuningArm, chat: bool = True, **settings: object) -> Chosen:
+def write(path: Path, arm: TuningArm, chat: bool = True, **settings: object) -> None:
     costs = CostModel()
     costs.add_target("greedy", 1, 10, 1, 0.01)
     start = [] if arm == PLAIN else [entry(("model", "drafter"), costs, AcceptanceStats())]
-    return Chosen("owner/model", arm, settings, chat, start, ["it is\nfaster", "forerun tune"])
+    notes = ["it is\nfaster", "forerun tune"]
+    write_config(path, "owner/model", arm, settings, chat=chat, start=start, notes=notes)
 
 
 def test_every_command_that_answers_has_a_table(tmp_path: Path) -> None:
     path = tmp_path / "forerun.toml"
-    write_config(path, chosen(TuningArm('hybrid:sources=suffix+"x"', 6), dtype="float32", adapter=None))
+    write(path, TuningArm('hybrid:sources=suffix+"x"', 6), dtype="float32", adapter=None)
     tables = tomllib.loads(path.read_text())
     keys = {"model": "owner/model", "drafter": 'hybrid:sources=suffix+"x"', "num_draft_tokens": 6, "dtype": "float32"}
     start = {"start": str(start_file(path).resolve())}
@@ -35,16 +36,16 @@ def test_every_command_that_answers_has_a_table(tmp_path: Path) -> None:
 
 def test_an_automatic_k_is_not_written_and_plain_decoding_is(tmp_path: Path) -> None:
     path = tmp_path / "forerun.toml"
-    write_config(path, chosen(TuningArm("suffix"), chat=False))
+    write(path, TuningArm("suffix"), chat=False)
     tables = tomllib.loads(path.read_text())
     assert list(tables) == ["generate", "serve"] and "num_draft_tokens" not in tables["generate"]
-    write_config(path, chosen(PLAIN))
+    write(path, PLAIN)
     assert tomllib.loads(path.read_text())["serve"] == {"model": "owner/model", "drafter": NO_DRAFTER}
 
 
 def test_a_file_never_names_code_to_run(tmp_path: Path) -> None:
     path = tmp_path / "forerun.toml"
-    write_config(path, chosen(TuningArm("their.module:Drafter")))
+    write(path, TuningArm("their.module:Drafter"))
     assert "drafter" not in tomllib.loads(path.read_text())["generate"]
     assert "# The drafter is given on the command line" in path.read_text()
 
@@ -52,7 +53,7 @@ def test_a_file_never_names_code_to_run(tmp_path: Path) -> None:
 def test_only_its_own_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "forerun.toml"
     check_place(path)
-    write_config(path, chosen(TuningArm("suffix")))
+    write(path, TuningArm("suffix"))
     check_place(path)
     path.write_text("[generate]\nmodel = 'mine'\n")
     with pytest.raises(ConfigError, match="was not written by forerun tune"):

@@ -8,7 +8,7 @@ import pytest
 
 from forerun.config import AUTO
 from forerun.lab.tune.arms import PLAIN, TuningArm, Unit
-from forerun.lab.tune.ledger import Ledger, run_heat
+from forerun.lab.tune.ledger import Ledger, run_round
 from forerun.lab.tune.outcome import Answer, TuningVerdict, confirm, judge
 from forerun.lab.tune.search import finalists, kept, search
 from forerun.speculation.predictor import SpeedPrediction
@@ -16,7 +16,7 @@ from simulated_trials import Simulated, costs
 
 BLOCK = costs(first=0.8, later=0.05, row=0.02)
 ARMS = [TuningArm("block", AUTO), *(TuningArm("block", k) for k in (1, 2, 3, 4, 6, 8))]
-UNITS = [Unit((number,)) for number in range(40)]
+UNITS = [(number,) for number in range(40)]
 SELECTION, REPORT = UNITS[::2], UNITS[1::2]
 
 
@@ -60,7 +60,7 @@ def test_a_fixed_k_is_chosen_only_if_it_is_clearly_faster_than_the_choice_step_b
 def test_the_interval_is_of_prompts_that_had_no_part_in_the_choice() -> None:
     trials = Simulated(costs(0.1, 0.1, 0.02), {"block": 0.8})
     _, ledger = tuned(trials)
-    assert {heat.unit for heat in ledger.rounds} <= set(REPORT)
+    assert {round_.unit for round_ in ledger.rounds} <= set(REPORT)
     searched = trials.ran[: next(place for place, (_, unit) in enumerate(trials.ran) if unit in REPORT)]
     assert {unit for _, unit in searched} <= set(SELECTION)
 
@@ -114,7 +114,7 @@ def test_an_interrupt_leaves_what_is_known() -> None:
 
     ledger = Ledger()
     with pytest.raises(KeyboardInterrupt):
-        run_heat(Interrupted(BLOCK, {"block": 0.6}), ledger, UNITS[0], ARMS)
+        run_round(Interrupted(BLOCK, {"block": 0.6}), ledger, UNITS[0], ARMS)
     assert list(ledger.rounds[0].trials) == ARMS[:2]
     assert ledger.speedup(ARMS[0]) is not None
 

@@ -13,7 +13,7 @@ from forerun.drafters import PromptLookup
 from forerun.errors import ConfigError
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.results.files import as_object, load, save
-from forerun.lab.tune.arms import PLAIN, TuningArm, Unit
+from forerun.lab.tune.arms import PLAIN, TuningArm
 from forerun.lab.tune.engines import EngineTrials
 from forerun.lab.tune.tuning import Task, check_requests, tune, units
 
@@ -50,8 +50,8 @@ class Breaking(PromptLookup):
 def test_all_of_it_from_prompts_to_an_outcome(tmp_path: Path) -> None:
     outcome = tune(task(drafters=("prompt-lookup", "suffix", "eagle")), Quiet())
     assert "eagle" in outcome.refused
-    assert outcome.finalists and {heat.unit.prompts[0] % 2 for heat in outcome.report.rounds} == {1}
-    assert {heat.unit.prompts[0] % 2 for heat in outcome.search.rounds} == {0}
+    assert outcome.finalists and {round_.unit[0] % 2 for round_ in outcome.report.rounds} == {1}
+    assert {round_.unit[0] % 2 for round_ in outcome.search.rounds} == {0}
     assert all(trial.same_text for arm in outcome.finalists for trial in outcome.report.trials(arm))
     facts = outcome.results("forerun tune", _target(), _environment(), {"minutes": 1.0})
     save(facts, tmp_path / "r.json")
@@ -105,19 +105,19 @@ def test_a_load_beyond_the_prompts_is_refused() -> None:
 
 def test_levels_of_load_come_in_turn() -> None:
     assert units(range(0, 8, 2), [1, 2]) == [
-        Unit((0,)),
-        Unit((0, 2)),
-        Unit((2,)),
-        Unit((4, 6)),
-        Unit((4,)),
-        Unit((6,)),
+        (0,),
+        (0, 2),
+        (2,),
+        (4, 6),
+        (4,),
+        (6,),
     ]
 
 
 def test_several_requests_at_once_are_one_trial() -> None:
     one = task()
     trials = EngineTrials(one.plain, REQUESTS, PARAMS)
-    plain, drafted = (trials.run(arm, Unit((0, 1, 2))) for arm in (PLAIN, TuningArm("suffix", 4)))
+    plain, drafted = (trials.run(arm, (0, 1, 2)) for arm in (PLAIN, TuningArm("suffix", 4)))
     assert plain.num_tokens == drafted.num_tokens == 3 * 24
     assert drafted.same_text and drafted.num_forwards < plain.num_forwards
     outcome = tune(task(levels=[1, 2]), Quiet())
@@ -131,7 +131,7 @@ def test_what_auto_has_learned_is_kept_for_the_next_process() -> None:
     arm = TuningArm("prompt-lookup")
     assert trials.start(arm) is None
     for number in range(3):
-        trials.run(arm, Unit((number,)))
+        trials.run(arm, (number,))
     found = trials.start(arm)
     assert found is not None and set(found) == {"setting", "costs_setting", "costs", "acceptance"}
 

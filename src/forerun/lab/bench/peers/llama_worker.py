@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: one llama-server per method, asked for its own timings. The protocol is that of `worker`.
+"""llama.cpp as a peer: one llama-server per method, which reports its own timings. The protocol is that of `worker`.
 
 The servers listen on sockets in a temporary folder that is gone with the worker; they are reached by no network.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from forerun.lab.bench.peers.run import SERVER
 from forerun.lab.bench.peers.worker import DRAFT, LOOKUP, PLAIN, serve
 
-_ASK_EVERY_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class _Connection(http.client.HTTPConnection):
@@ -47,19 +47,19 @@ class LlamaServer:
             if (code := self._process.poll()) is not None:
                 how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
                 raise RuntimeError(f"{SERVER} ended {how}; the last that it printed: {self._last_line()}")
-            time.sleep(_ASK_EVERY_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     @property
     def log(self) -> str:
-        """What it has printed."""
+        """Return what the server has printed."""
         return self._log.read_text(errors="replace")
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a request. Raises RuntimeError where the server refuses it."""
+        """Send a request and return the reply. Raises RuntimeError where the server refuses it."""
         return self._exchange("POST", path, json.dumps(body).encode())
 
     def get(self, path: str) -> dict[str, Any]:
-        """The reply to a query."""
+        """Send a query and return the reply."""
         return self._exchange("GET", path, None)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class LlamaCpp:
             about = self._servers[PLAIN].get("/props")
             self.ready = {
                 "version": f"llama.cpp {about.get('build_info', 'of unknown version')}",
-                "instructions": instructions(self._told),
+                "instructions": instructions(self._startup_log),
                 "precision": str(about.get("model_ftype", "unknown")).removeprefix("all "),
                 "methods": list(self._servers),
             }
@@ -115,8 +115,8 @@ class LlamaCpp:
         threads = str(options["threads"])
         command = [str(Path(options["program"]) / SERVER), "--model", options["model"], "--offline"]
         command += ["--threads", threads, "--threads-batch", threads, "--parallel", "1", "--no-cache-prompt"]
-        talkative = LlamaServer([*command, "--verbosity", "4"], folder, "first")  # else it does not say what it uses
-        self._told = talkative.log
+        talkative = LlamaServer([*command, "--verbosity", "4"], folder, "first")  # else it does not print what it uses
+        self._startup_log = talkative.log
         talkative.close()
         more = {PLAIN: [], LOOKUP: lookup_arguments(options["lookup"])}
         if options["draft"]:
@@ -155,7 +155,7 @@ class LlamaCpp:
 
 
 def lookup_arguments(lookup: str) -> list[str]:
-    """What turns on a type of lookup: TYPE, or TYPE/LENGTH OF WHAT IS LOOKED UP/LENGTH OF WHAT IS DRAFTED."""
+    """Return the arguments of a type of lookup: TYPE, or TYPE/N/M, with the lengths of key and draft."""
     kind, *sizes = lookup.split("/")
     lengths = [
         part for letter, size in zip("nm", sizes, strict=False) for part in (f"--spec-{kind}-size-{letter}", size)
@@ -164,7 +164,7 @@ def lookup_arguments(lookup: str) -> list[str]:
 
 
 def instructions(log: str) -> str:
-    """The instruction sets of the line "system_info: ... | CPU : SSE3 = 1 | AVX = 1 | ... |"."""
+    """Parse the instruction sets of the line "system_info: ... | CPU : SSE3 = 1 | AVX = 1 | ... |"."""
     found = re.search(r"system_info:.*", log)
     names = re.findall(r"(\w+) = 1\b", found.group().partition("|")[2]) if found else []
     return " ".join(names) or "unknown"

@@ -1,4 +1,4 @@
-"""A running peer: what it says of itself, and its answers, checked."""
+"""A running peer: its process, what it reports of itself, and its answers, checked."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ from typing import IO, Any
 
 from forerun.utils.json_file import Fields
 
-# A worker process and the pipe to it: started, asked within a time limit, ended with all that it started.
-#
-# Whatever the process does, crash, hang, print something else or nothing, the caller gets a `PeerError` with a
-# reason.
-
 MAX_LINE = 1 << 24
 """Bytes of the longest reply."""
 _GOODBYE_SECONDS = 5.0
@@ -37,7 +32,10 @@ class PeerError(Exception):
 
 
 class PeerProcess:
-    """A process that answers one JSON object on a line with another.
+    """A worker process, which answers one JSON object on a line with another within a time limit.
+
+    If it crashes, hangs, or prints something else or nothing, the caller gets a PeerError with a reason. The process is
+    ended with all that it started.
 
     Args:
         command: starts it.
@@ -77,12 +75,12 @@ class PeerProcess:
         for reader in self._readers:
             reader.start()
 
-    def ask(self, request: Mapping[str, Any], limit: float, *, tell_errors: bool = False) -> Fields:
-        """The reply to a request.
+    def exchange(self, request: Mapping[str, Any], limit: float, *, quote_errors: bool = False) -> Fields:
+        """Send a request and wait for the reply.
 
         Args:
             limit: seconds to wait for it.
-            tell_errors: the reason may quote what the process printed last on standard error. Not where that can hold
+            quote_errors: the reason may quote what the process printed last on standard error. Not where that can hold
                 a prompt.
 
         Raises:
@@ -100,7 +98,7 @@ class PeerProcess:
             self.stop(at_once=True)
             raise
         if not reply:
-            raise PeerError(self._ended(tell_errors))
+            raise PeerError(self._ended(quote_errors))
         try:
             return Fields.parse(reply, "its reply", PeerError, remedy=_REMEDY, private=True)
         except PeerError:
@@ -129,15 +127,15 @@ class PeerProcess:
             else:
                 self._process.kill()
 
-    def _ended(self, tell_errors: bool) -> str:
+    def _ended(self, quote_errors: bool) -> str:
         self.stop()
         code = self._process.returncode
         reason = f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
-        said = [line for line in self._errors if line.strip()]
-        return f"{reason}: {said[-1].strip()[:300]}" if tell_errors and said else reason
+        printed = [line for line in self._errors if line.strip()]
+        return f"{reason}: {printed[-1].strip()[:300]}" if quote_errors and printed else reason
 
     def _write(self, line: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended, which the reply's absence tells
+        with contextlib.suppress(OSError, ValueError):  # it has ended, which is seen by the missing reply
             self._input.write(line)
             self._input.flush()
 
@@ -183,8 +181,8 @@ class PeerAnswer:
     Attributes:
         token_ids: what was generated.
         seconds: around the generation, prompt included.
-        first_seconds: of these, until the first token; None if the peer does not tell.
-        steps: forwards that gave tokens; None if the peer does not tell.
+        first_seconds: of these, until the first token; None if the peer does not report them.
+        steps: forwards that gave tokens; None if the peer does not report them.
     """
 
     token_ids: Sequence[int]
@@ -208,7 +206,7 @@ class Peer:
         instructions: the instruction sets that it says it uses.
         precision: of its weights, as it calls it.
         methods: what it can do, plain decoding first.
-        about: all that it said when it was ready.
+        about: all that it reported when it was ready.
         refused: method -> why it was left out.
     """
 
@@ -223,7 +221,7 @@ class Peer:
 
     @property
     def bits(self) -> int | None:
-        """The class of its precision: 16 of bfloat16, 8 of Q8_0, 4 of Q4_K; None where its name has no number."""
+        """Return the bits of its precision: 16 of bfloat16, 8 of Q8_0, 4 of Q4_K; None where its name has no number."""
         found = re.search(r"\d+", self.precision)
         return int(found.group()) if found else None
 
@@ -236,23 +234,23 @@ class Peer:
         """
         options, worker = start.options, PeerProcess(start.command, start.options["threads"])
         try:
-            said = worker.ask(options, LOAD_LIMIT, tell_errors=True).fields("ready")
-            precision = said.string("precision")
+            ready = worker.exchange(options, LOAD_LIMIT, quote_errors=True).fields("ready")
+            precision = ready.string("precision")
             name = options["name"] or f"{options['kind']} {precision}"
-            version, instructions = said.string("version"), said.string("instructions")
-            return cls(name, worker, version, instructions, precision, said.list_of("methods", str), said)
+            version, instructions = ready.string("version"), ready.string("instructions")
+            return cls(name, worker, version, instructions, precision, ready.list_of("methods", str), ready)
         except BaseException:
             worker.stop(at_once=True)
             raise
 
     def generate(self, method: str, token_ids: Sequence[int], max_tokens: int) -> PeerAnswer | None:
-        """One generation; None where the method failed, which is not asked again then.
+        """Generate once; None where the method failed, which is then removed.
 
         Raises:
             PeerError: the peer itself cannot go on.
         """
         request = {"method": method, "token_ids": list(token_ids), "max_tokens": max_tokens}
-        reply = self.worker.ask(request, PROMPT_LIMIT)
+        reply = self.worker.exchange(request, PROMPT_LIMIT)
         if "error" in reply:
             self._refuse(method, f"it reported {reply.string('error')}")
             return None
@@ -268,7 +266,7 @@ class Peer:
         return answer
 
     def instruction_text(self, processor_has_avx512: bool) -> str:
-        """The instruction sets; where it lists them and AVX-512, which the processor has, is not among them: that."""
+        """Describe the instruction sets, and whether AVX-512 is missing among them though the processor has it."""
         lacks = processor_has_avx512 and _LISTED.search(self.instructions) and not _AVX512.search(self.instructions)
         return self.instructions + ("; without AVX-512, which the processor has" if lacks else "")
 

@@ -21,13 +21,13 @@ class PeerRow:
     Attributes:
         peer: its name.
         method: "plain", or what it drafts with.
-        bits: the class of its precision; None where it cannot be told.
+        bits: the class of its precision; None where unknown.
         tokens_per_second: tokens over the whole generation, prompt included.
-        decoding: tokens per second after the first; None where the peer does not tell when it came.
+        decoding: tokens per second after the first; None where the peer does not report when it came.
         first_token: median seconds until the first token.
         over_reference: speed over the class's reference.
         over_plain: speed over the peer's own plain decoding; None where that was left out.
-        mean_acceptance_length: tokens per forward that gave tokens; None where the peer does not tell.
+        mean_acceptance_length: tokens per forward that gave tokens; None where the peer does not report them.
         same_text: share of prompts on which its tokens are those of its own plain decoding.
         shared_prefix: median number of first tokens that are those of forerun's plain decoding; None without it.
     """
@@ -54,7 +54,7 @@ class PrecisionClass:
     """Peers whose weights have about as many bits.
 
     Attributes:
-        bits: of a weight; None of those that do not tell.
+        bits: of a weight; None where unknown.
         reference: the row that speeds are divided by: forerun's plain decoding where it is in the class, else the
             first row.
         rows: in the order in which the peers were named.
@@ -70,7 +70,7 @@ class PrecisionClass:
 
 
 def classes(measured: MeasuredPeers, own: str) -> list[PrecisionClass]:
-    """The classes of precision, the widest first; those that do not tell theirs last.
+    """Group the rows by precision, the widest first; peers with an unknown one last.
 
     own: the name of forerun's peer whose plain decoding is the reference.
     """
@@ -134,19 +134,17 @@ def _row(
 
 
 def _decoding_speed(answer: PeerAnswer) -> float | None:
-    """Tokens per second after the first token."""
+    """Return the tokens per second after the first token."""
     if answer.first_seconds is None or len(answer.token_ids) < 2 or answer.seconds <= answer.first_seconds:
         return None
     return (len(answer.token_ids) - 1) / (answer.seconds - answer.first_seconds)
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens are the same."""
+    """Count the first tokens that are the same."""
     pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
-
-# What `forerun bench peers` prints: who took part, the speeds within each class of precision, and who was left out.
 
 COLUMNS: Columns[PeerRow] = {
     "peer, method": lambda row: row.label,
@@ -162,7 +160,7 @@ COLUMNS: Columns[PeerRow] = {
 
 
 def report(measured: MeasuredPeers, own: str, about: str, facts: Mapping[str, Any], avx512: bool) -> Report:
-    """Everything as tables and as facts.
+    """Collect everything as tables and as facts.
 
     Args:
         own: the name of forerun's peer whose plain decoding is the reference.

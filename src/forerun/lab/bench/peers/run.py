@@ -1,12 +1,11 @@
-"""All peers on all prompts, in turn: whoever fails is left out with the reason, and the others go on."""
+"""Peers as the user specifies them, and their measurement: all on all prompts, in turn, without those that fail."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPeers:
-    """What came of it.
+    """The answers of all peers.
 
     Attributes:
         peers: those that took part in everything.
         answers: (peer, method) -> an answer for each prompt and round, in the same order for all.
-        left_out: the others.
+        left_out: those that did not, and methods that failed.
         interrupted: Ctrl-C ended it; the answers are of the prompts that were complete.
     """
 
@@ -47,7 +46,7 @@ class MeasuredPeers:
 
     @property
     def num_answers(self) -> int:
-        """Of each method."""
+        """Return the number of answers of each method."""
         return min(map(len, self.answers.values()), default=0)
 
 
@@ -60,7 +59,7 @@ class Peers:
         self.left_out: list[LeftOut] = []
 
     def start(self, start: PeerStart) -> Peer | None:
-        """A further peer; None where it cannot take part. Of a name that is taken, it gets a number."""
+        """Start a further peer; None where it cannot take part. A peer whose name is taken gets a number."""
         self.say(f"starting {start.text}")
         try:
             peer = Peer.start(start)
@@ -73,7 +72,7 @@ class Peers:
         return peer
 
     def generate(self, peer: Peer, method: str, token_ids: Sequence[int], max_tokens: int) -> PeerAnswer | None:
-        """One generation; None where the peer or the method failed, which is left out from then on."""
+        """Generate once; None where the peer or the method failed, which is left out from then on."""
         try:
             answer = peer.generate(method, token_ids, max_tokens)
         except PeerError as error:
@@ -85,7 +84,7 @@ class Peers:
             self._leave_out(f"{peer.name}, {method}", peer.refused[method])
         return answer
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End all processes."""
         for peer in self.running.values():
             peer.worker.stop()
@@ -95,18 +94,8 @@ class Peers:
         self.say(f"going on without {name}: {reason}")
 
 
-@contextmanager
-def running(say: Say) -> Iterator[Peers]:
-    """Peers that are ended with the block, whatever happens in it."""
-    peers = Peers(say)
-    try:
-        yield peers
-    finally:
-        peers.stop()
-
-
 def measure(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, rounds: int) -> MeasuredPeers:
-    """Every method of every peer on every prompt, in turn; the first prompt also warms all of them up.
+    """Run every method of every peer on every prompt, in turn; the first prompt also warms all of them up.
 
     Raises:
         KeyboardInterrupt: before a prompt was complete.
@@ -114,38 +103,29 @@ def measure(peers: Peers, requests: Sequence[BenchPrompt], max_tokens: int, roun
     answers: dict[tuple[str, str], list[PeerAnswer]] = {}
     interrupted = False
     try:
-        _measure(peers, requests, max_tokens, rounds, answers)
-    except KeyboardInterrupt:
-        interrupted = True
-    left = {(peer.name, method) for peer in peers.running.values() for method in peer.methods}
-    count = min((len(answers.get(key, ())) for key in left), default=0) // rounds * rounds
-    if interrupted and not count:
-        raise KeyboardInterrupt
-    kept = {key: each[:count] for key, each in answers.items() if key in left}
-    return MeasuredPeers(list(peers.running.values()), kept, list(peers.left_out), interrupted)
-
-
-def _measure(
-    peers: Peers,
-    requests: Sequence[BenchPrompt],
-    max_tokens: int,
-    rounds: int,
-    answers: dict[tuple[str, str], list[PeerAnswer]],
-) -> None:
-    for number, request in enumerate(requests, 1):
-        peers.say(f"prompt {number} of {len(requests)}: {sum(len(p.methods) for p in peers.running.values())} methods")
-        for turn in range(rounds + (number == 1)):
-            for peer in list(peers.running.values()):
-                for method in list(peer.methods):
+        for number, request in enumerate(requests, 1):
+            peers.say(
+                f"prompt {number} of {len(requests)}: {sum(len(p.methods) for p in peers.running.values())} methods"
+            )
+            for turn in range(rounds + (number == 1)):
+                for peer, method in [(each, method) for each in peers.running.values() for method in each.methods]:
+                    if peer.name not in peers.running:
+                        continue
                     answer = peers.generate(peer, method, request.token_ids, max_tokens)
                     if answer is not None and (number > 1 or turn > 0):
                         answers.setdefault((peer.name, method), []).append(answer)
-                    if peer.name not in peers.running:
-                        break
+    except KeyboardInterrupt:
+        interrupted = True
+    complete = {(peer.name, method) for peer in peers.running.values() for method in peer.methods}
+    count = min((len(answers.get(key, ())) for key in complete), default=0) // rounds * rounds
+    if interrupted and not count:
+        raise KeyboardInterrupt
+    kept = {key: each[:count] for key, each in answers.items() if key in complete}
+    return MeasuredPeers(list(peers.running.values()), kept, list(peers.left_out), interrupted)
 
 
 def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Callable[[list[int]], str]:
-    """The answers between turns: those of forerun's plain decoding, up to the end of text, for all peers alike."""
+    """Return a function that answers turns by forerun's plain decoding, up to the end of text, for all peers alike."""
     ends = frozenset(own.about.list_of("eos_token_ids", int))
 
     def answer(token_ids: list[int]) -> str:
@@ -155,7 +135,7 @@ def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Calla
                 f"forerun could not answer a turn: {peers.left_out[-1].reason}. Lower --max-tokens, or give no turns."
             )
         ids = list(given.token_ids)
-        end = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        end = next((index for index, token in enumerate(ids) if token in ends), len(ids))
         text: str = tokenizer.decode(ids[:end], skip_special_tokens=True)
         return text
 
@@ -177,7 +157,7 @@ OPTIONS = ("model", "draft", "name", "lookup")
 LOOKUPS = {TRANSFORMERS: "10", OPENVINO: "5", LLAMA: "ngram-simple"}
 """Prompt lookup where the spec gives none: draft tokens for Transformers and OpenVINO, the type for llama.cpp."""
 LLAMA_LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
-"""Types that read the request's own text. The others keep what earlier requests said, this one's repetitions too."""
+"""Types that read the request's own text. Other types keep earlier requests, also repetitions of this one."""
 SIZED = LLAMA_LOOKUPS[:3]
 """Those of them whose lengths can be set."""
 _FORM = "KIND=PROGRAM:model=PATH,draft=PATH,name=TEXT,lookup=VALUE"
@@ -206,15 +186,15 @@ class PeerSpec:
 
 
 def read_spec(text: str) -> PeerSpec:
-    """A peer from its text.
+    """Parse the text of one --peer.
 
     Raises:
         ConfigError: not of that form, or an option that does not fit the kind.
     """
-    kind, equals, rest = text.partition("=")
-    if not equals or kind not in KINDS or not rest:
+    kind, equals, description = text.partition("=")
+    if not equals or kind not in KINDS or not description:
         raise ConfigError(f"--peer is {text!r}, but must be {_FORM}, where KIND is one of {', '.join(KINDS)}.")
-    program, *after = re.split(rf":(?=(?:{_STARTS})=)", rest, maxsplit=1)
+    program, *after = re.split(rf":(?=(?:{_STARTS})=)", description, maxsplit=1)
     options: dict[str, str] = {}
     for part in re.split(rf",(?=(?:{_STARTS})=)", after[0]) if after else ():
         key, _, value = part.partition("=")
@@ -231,20 +211,6 @@ def read_spec(text: str) -> PeerSpec:
         options.get("name", ""),
         options.get("lookup", LOOKUPS[kind]),
     )
-    _check(spec, text)
-    return spec
-
-
-def read_specs(texts: Sequence[str]) -> list[PeerSpec]:
-    """All peers of a command line. Raises ConfigError, of the same peer given twice too."""
-    specs = [read_spec(text) for text in texts]
-    for index, spec in enumerate(specs):
-        if spec in specs[:index]:
-            raise ConfigError(f"--peer {texts[index]!r} is given twice. Give each peer once.")
-    return specs
-
-
-def _check(spec: PeerSpec, text: str) -> None:
     if spec.kind != TRANSFORMERS and spec.model is None:
         what = "the folder of an exported model" if spec.kind == OPENVINO else "a GGUF file"
         raise ConfigError(f"--peer is {text!r}, but {spec.kind} needs model=PATH, {what}.")
@@ -258,34 +224,46 @@ def _check(spec: PeerSpec, text: str) -> None:
             )
     elif not _is_count(spec.lookup):
         raise ConfigError(f"--peer is {text!r}: lookup is the number of draft tokens, a whole number in 1..128.")
+    return spec
+
+
+def read_specs(texts: Sequence[str]) -> list[PeerSpec]:
+    """Parse all peers of a command line. Raises ConfigError, also where the same peer is given twice."""
+    specs = [read_spec(text) for text in texts]
+    for index, spec in enumerate(specs):
+        if spec in specs[:index]:
+            raise ConfigError(f"--peer {texts[index]!r} is given twice. Give each peer once.")
+    return specs
 
 
 def _is_count(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 4 and 0 < int(text) <= 128
 
 
-# From what the user asks for to the peers that are started: forerun first.
-
 FORERUN = "forerun"
-
-
-def module(name: str) -> list[str]:
-    """What starts a worker in this interpreter."""
-    return [sys.executable, "-m", f"forerun.lab.bench.peers.{name}"]
+_MODULES = "forerun.lab.bench.peers"
 
 
 def own_start(
     model: str, drafters: Mapping[str, str], dtype: str, threads: int, quantize: str | None = None
 ) -> PeerStart:
-    """forerun. drafters: name -> the drafter's text."""
+    """Return how forerun's worker is started. drafters: name -> the drafter's text."""
     options: dict[str, Any] = {"model": model, "drafters": dict(drafters), "dtype": dtype, "quantize": quantize}
-    return PeerStart(FORERUN, module("forerun_worker"), {"kind": FORERUN, "name": "", **options, "threads": threads})
+    return PeerStart(
+        FORERUN,
+        [sys.executable, "-m", f"{_MODULES}.forerun_worker"],
+        {"kind": FORERUN, "name": "", **options, "threads": threads},
+    )
 
 
 def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
-    """A peer of the user's. model: forerun's target, for a peer that was given none."""
+    """Return how a peer is started. model: forerun's target, for a peer without a model of its own."""
     is_llama = spec.kind == LLAMA
-    command = module("llama_worker") if is_llama else [spec.program, str(Path(__file__).with_name("worker.py"))]
+    command = (
+        [sys.executable, "-m", f"{_MODULES}.llama_worker"]
+        if is_llama
+        else [spec.program, str(Path(__file__).with_name("worker.py"))]
+    )
     options = {
         "kind": spec.kind,
         "name": spec.name,
@@ -300,5 +278,5 @@ def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
 
 
 def available_cores() -> int:
-    """The cores that this process may use: the threads of every peer unless the user gives their number."""
+    """Count the cores that this process may use: the threads of every peer unless the user gives their number."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

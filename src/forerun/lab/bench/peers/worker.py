@@ -1,4 +1,4 @@
-"""A peer in a process of its own: Transformers or OpenVINO GenAI, asked over a pipe with one JSON object a line.
+"""A peer in a process of its own: Transformers or OpenVINO GenAI, which answers JSON objects, one a line, over a pipe.
 
 Run by path with the interpreter that has the peer; nothing of forerun is imported. The first line on standard input
 says what to load. The worker answers "ready", then one line for every request, and leaves when its input ends:
@@ -11,7 +11,7 @@ says what to load. The worker answers "ready", then one line for every request, 
 
 All generation is greedy and goes on past any end of text. `seconds` is measured around the peer's generate call,
 `first_seconds` until its first token, both on this side of the pipe; `steps` are forwards that gave tokens, null if the
-peer does not tell.
+peer does not report them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class Transformers:
         torch.set_num_threads(options["threads"])
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        self._torch = torch
         self._model = self._load(options["model"], options["dtype"])
         self._draft = self._load(options["draft"], options["dtype"]) if options["draft"] else None
         self._lookup = options["lookup"]
@@ -97,25 +96,40 @@ class Transformers:
             settings["prompt_lookup_num_tokens"] = self._lookup
         elif method == DRAFT:
             settings["assistant_model"] = self._draft
-        ids = self._torch.tensor([token_ids])
-        watch = TokenTimes()
-        start = time.perf_counter()
-        with self._torch.inference_mode():
-            output = self._model.generate(
-                ids,
-                attention_mask=self._torch.ones_like(ids),
-                max_new_tokens=max_tokens,
-                eos_token_id=None,
-                streamer=watch,
-                **settings,
-            )
-        seconds = time.perf_counter() - start
-        return {
-            "token_ids": output[0, len(token_ids) :].tolist(),
-            "seconds": seconds,
-            "first_seconds": watch.times[1] - start,
-            "steps": len(watch.times) - 1,
-        }
+        tokens, times, seconds = generate_greedily(self._model, token_ids, max_tokens, **settings)
+        return {"token_ids": tokens, "seconds": seconds, "first_seconds": times[0], "steps": len(times)}
+
+
+def generate_greedily(
+    model: Any, token_ids: list[int], max_tokens: int, ends: list[int] | None = None, **settings: Any
+) -> tuple[list[int], list[float], float]:
+    """Generate greedily with a model of Transformers.
+
+    Args:
+        ends: tokens that end the text; None for none.
+        settings: further arguments of its `generate`.
+
+    Returns:
+        The new tokens, the seconds until those of each forward came, and the seconds of the whole generation.
+    """
+    import torch
+
+    ids = torch.tensor([token_ids], device=model.device)
+    watch = TokenTimes()
+    start = time.perf_counter()
+    with torch.inference_mode():
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=ends,
+            pad_token_id=0,
+            streamer=watch,
+            **settings,
+        )
+    seconds = time.perf_counter() - start
+    return output[0, len(token_ids) :].tolist(), [each - start for each in watch.times[1:]], seconds
 
 
 class TokenTimes:
@@ -164,7 +178,7 @@ class OpenVINO:
 
     @staticmethod
     def _precision(folder: Path, core: Any) -> str:
-        """The type of most of the weights' bytes; of 16-bit ones, the type in which the processor computes them."""
+        """Return the type of most of the weights' bytes; of 16-bit weights, the type that the processor computes in."""
         held: dict[str, int] = {}
         for node in core.read_model(folder / "openvino_model.xml").get_ops():
             if node.get_type_name() == "Constant":

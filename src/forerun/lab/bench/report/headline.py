@@ -14,7 +14,7 @@ _BEGIN, _END = "<!-- figures: {name}, made by make report -->", "<!-- end of fig
 
 
 def sections(every: Sequence[Results]) -> Mapping[str, str]:
-    """Markdown by name: "speed" with drafters and texts, "audit" and "plan"; empty where there are no such results."""
+    """Return Markdown by name, "speed" and "audit"; empty where there are no such results."""
     ordered = in_order(every)
     timed = [each for each in ordered if each.kind == "generate" and _is_of_text(each)]
     rows = [row for results in timed for row in _rows(results)]
@@ -25,12 +25,11 @@ def sections(every: Sequence[Results]) -> Mapping[str, str]:
     return {
         "speed": "\n\n".join(table),
         "audit": "\n".join(_audited(each) for each in ordered if each.kind == "audit"),
-        "plan": "\n".join(_planned(each) for each in ordered if each.kind == "plan"),
     }
 
 
 def put_into(path: Path, made: Mapping[str, str]) -> str:
-    """The text of a file with each section between its marks.
+    """Replace each section between its marks in the text of a file, and return the text.
 
     Raises:
         ConfigError: it cannot be read, or has no such marks.
@@ -42,10 +41,10 @@ def put_into(path: Path, made: Mapping[str, str]) -> str:
     found = 0
     for name, section in made.items():
         mark = _BEGIN.format(name=name)
-        before, is_there, rest = text.partition(mark)
+        before, is_there, following = text.partition(mark)
         if not is_there:
             continue
-        _, ends, after = rest.partition(_END)
+        _, ends, after = following.partition(_END)
         if not ends or mark in after:
             raise ConfigError(f"--into is {path}: the line {mark} must be there once, with {_END} after it.")
         text = f"{before}{mark}\n\n{section}\n\n{_END}{after}"
@@ -57,13 +56,13 @@ def put_into(path: Path, made: Mapping[str, str]) -> str:
 
 
 def _is_of_text(results: Results) -> bool:
-    """Whether it says something about texts of a model as it is."""
+    """Return whether the results are of texts of a model as it is."""
     target = results.target
     return target is not None and not target.random_weights and not target.cost_padded
 
 
 def _rows(results: Results) -> Iterator[list[str]]:
-    """Of greedy text: a row for each workload and drafter with K chosen automatically."""
+    """Yield, for greedy text, a row for each workload and drafter with K chosen automatically."""
     assert results.target is not None
     name = ", ".join(filter(None, (results.target.name, results.target.number_format)))
     whole = [each for each in results.figures if not each.labels.get("category") and not each.labels.get("temperature")]
@@ -94,7 +93,7 @@ def _source(results: Results) -> str:
 
 
 def _audited(results: Results) -> str:
-    """A certificate in a line."""
+    """Summarise a certificate in a line."""
     at, target = results.environment, results.target
     counts = dict.fromkeys(("Bits", "Rule", "Engine"), 0.0)
     stated = {each.labels["method"] for each in results.figures if each.name == "found"}
@@ -102,7 +101,13 @@ def _audited(results: Results) -> str:
         layer = str(each.labels.get("layer"))
         if each.name == "compared" and layer in counts and each.labels["method"] in stated:
             counts[layer] += each.value or 0.0
-    found = {layer: max((each.value or 0.0 for each in _of_layer(results, layer)), default=None) for layer in counts}
+    found = {
+        layer: max(
+            (each.value or 0.0 for each in results.figures if each.name == "found" and each.labels["layer"] == layer),
+            default=None,
+        )
+        for layer in counts
+    }
     name = target.name if target is not None else ""
     drafter = results.drafters[0].name if results.drafters else ""
     return (
@@ -114,25 +119,8 @@ def _audited(results: Results) -> str:
     )
 
 
-def _planned(results: Results) -> str:
-    """A plan in a line."""
-    speeds = [each for each in results.figures if each.name == "over_plain_predicted" and each.value is not None]
-    best = max(speeds, key=lambda each: each.value or 0.0)
-    edges = [each.value or 0.0 for each in results.figures if each.name == "break_even"]
-    bound = " at most" if results.details.get("source") == "bound" else ""
-    pays = f"; it pays from an acceptance of {min(edges):.2f} on" if edges else "; it never pays"
-    return (
-        f"- `{results.command}`: {best.value:.2f} times plain decoding{bound}, with "
-        f"K={best.labels['num_draft_tokens']}{pays}."
-    )
-
-
-def _of_layer(results: Results, layer: str) -> list[Figure]:
-    return [each for each in results.figures if each.name == "found" and each.labels.get("layer") == layer]
-
-
 def _decimal(figure: Figure | None, digits: int) -> str:
-    """Its value, and its interval where it has one; a dash for none."""
+    """Format a value, with its interval where it has one; a dash for none."""
     if figure is None:
         return "–"
     is_ratio = figure.unit == "times" and figure.low is not None and figure.high is not None

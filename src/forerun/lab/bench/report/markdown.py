@@ -1,4 +1,4 @@
-"""Results as Markdown."""
+"""Results as Markdown, with warnings of what weakens their figures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from forerun.kernels.environment import describe_environment
 from forerun.lab.bench.tables import markdown_table
-from forerun.lab.results.schema import KINDS, Figure, Results, TableFacts
-
-# What a reader of figures must be warned of.
+from forerun.lab.results.schema import KINDS, Results, TableFacts
 
 LEAST_RUNS = 10
 """Runs behind an interval: with fewer, a bootstrap's is too narrow."""
@@ -24,7 +22,7 @@ SHOWN = 6
 
 
 def warnings_of(every: Sequence[Results]) -> list[str]:
-    """A sentence for each weakness; of several files, with the file's name."""
+    """Return a sentence for each weakness; of several files, with the file's name."""
     found = list(between(every))
     for results in every:
         name = f"{results.file_name or results.kind}: " if len(every) > 1 else ""
@@ -33,7 +31,7 @@ def warnings_of(every: Sequence[Results]) -> list[str]:
 
 
 def between(every: Sequence[Results]) -> Iterator[str]:
-    """What keeps several files from being compared."""
+    """Yield what keeps several files from being compared."""
     every = [each for each in every if _is_timed(each)]
     machines = dict.fromkeys(each.environment.machine for each in every)
     if len(machines) > 1:
@@ -45,7 +43,7 @@ def between(every: Sequence[Results]) -> Iterator[str]:
 
 
 def weaknesses(results: Results) -> Iterator[str]:
-    """Of one file."""
+    """Yield the weaknesses of one file."""
     yield from _of_text(results)
     yield from _of_figures(results)
     if _is_timed(results):
@@ -53,12 +51,13 @@ def weaknesses(results: Results) -> Iterator[str]:
 
 
 def _is_timed(results: Results) -> bool:
-    """Whether the machine of this run matters: audits and journals time nothing, nor do plans for other machines."""
+    """Return whether the machine of this run matters: audits and journals time nothing, nor do plans for other
+    machines."""
     return results.kind not in ("audit", "journal") and results.details.get("source") != "bound"
 
 
 def _of_text(results: Results) -> Iterator[str]:
-    """What the texts were."""
+    """Yield the weaknesses of the texts."""
     target = results.target
     random = sum(prompt.random for prompt in results.prompts)
     if random:
@@ -92,17 +91,17 @@ def _of_figures(results: Results) -> Iterator[str]:
         yield f"{len(single)} figures are of a single run, and have no interval."
     if results.rows and len(results.prompts) < LEAST_PROMPTS:
         yield f"There are only {len(results.prompts)} prompts: they stand for no workload."
-    crossing = [each for each in results.figures if crosses_one(each) and not each.labels.get("category")]
-    names = [str(each.labels.get("method", each.name)) for each in crossing]
+    names = [
+        str(each.labels.get("method", each.name))
+        for each in results.figures
+        if each.name == "over_plain"
+        and None not in (each.low, each.high)
+        and (each.low or 0.0) <= 1 <= (each.high or 0.0)
+        and each.low != each.high
+        and not each.labels.get("category")
+    ]
     if names:
         yield f"The interval holds 1, so neither faster nor slower is shown: {_listed(names)}."
-
-
-def crosses_one(figure: Figure) -> bool:
-    """Whether it is a speed over plain decoding whose interval holds 1."""
-    if figure.name != "over_plain" or figure.low is None or figure.high is None:
-        return False
-    return figure.low <= 1 <= figure.high and figure.low < figure.high
 
 
 def _of_machine(results: Results) -> Iterator[str]:
@@ -127,21 +126,21 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def title(results: Results) -> str:
-    """Of a file's section."""
+    """Return the title of a file's section."""
     target = results.target
     about = ", ".join(filter(None, (target.name, target.number_format))) if target is not None else ""
     return f"{KINDS[results.kind]}{': ' * bool(about)}{about}"
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """Format a time for people."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def in_order(every: Sequence[Results]) -> list[Results]:
-    """As reports show them: by kind, then by file."""
+    """Sort results as reports show them: by kind, then by file."""
     return sorted(every, key=lambda each: (list(KINDS).index(each.kind), each.file_name))
 
 

@@ -15,7 +15,7 @@ from forerun.lab.results.schema import FIGURES, Figure, Results
 
 INSTALL = "pip install 'forerun[report]'"
 METHOD_LABELS = ("method", "drafter", "num_draft_tokens")
-"""Labels that tell methods apart; by all others pictures are told apart."""
+"""Labels that distinguish methods; all other labels distinguish pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,18 @@ class PictureKind:
 
 _SPEED, _FIRST = PictureKind(["over_plain"]), PictureKind(["first_token"], scale=1e3, unit="ms")
 _POSITIONS = PictureKind(["position_acceptance"], "position")
-_LOADS = (
-    PictureKind(["tokens_per_second"], "outstanding"),
-    PictureKind(["over_plain"], "outstanding"),
-    PictureKind(["first_token"], "outstanding", 1e3, "ms"),
-    PictureKind(["between_tokens"], "outstanding", 1e3, "ms"),
-    PictureKind(["per_token"], "outstanding", 1e3, "ms"),
-)
 KINDS: Mapping[str, Sequence[PictureKind]] = {
     "generate": (_SPEED, _POSITIONS, _FIRST),
     "acceptance": (PictureKind(["acceptance_length"]), _POSITIONS),
     "forward": tuple(PictureKind(["forward", "roofline"], each, 1e3, "ms") for each in ("rows", "sequences")),
-    "load": _LOADS,
-    "serve": _LOADS,
+    "serve": (
+        PictureKind(["tokens_per_second"], "outstanding"),
+        PictureKind(["over_plain"], "outstanding"),
+        PictureKind(["first_token"], "outstanding", 1e3, "ms"),
+        PictureKind(["per_token"], "outstanding", 1e3, "ms"),
+    ),
     "quality": (PictureKind(["perplexity_lost"]),),
     "tune": (PictureKind(["over_plain"], part="report"), PictureKind(["over_plain"], part="choosing")),
-    "plan": (
-        PictureKind(["over_plain_predicted"], "num_draft_tokens"),
-        PictureKind(["break_even"], "num_draft_tokens"),
-    ),
 }
 """By the kind of results."""
 
@@ -72,7 +65,7 @@ def check_installed() -> None:
 
 
 def draw(every: Sequence[Results], folder: Path) -> list[Path]:
-    """Draw all that can be drawn into a folder, which is made; the files, in the order of the results.
+    """Draw all that can be drawn into a folder, which is created; return the files, in the order of the results.
 
     Raises:
         ConfigError: the folder or a file cannot be written.
@@ -90,7 +83,8 @@ def draw(every: Sequence[Results], folder: Path) -> list[Path]:
 
 
 def _pictures(results: Results) -> Iterator[tuple[str, PictureKind, str, list[Figure]]]:
-    """Name, kind, what it was measured on, and figures of each picture. Figures of single categories are not drawn."""
+    """Yield name, kind, what it was measured on, and figures of each picture. Figures of single categories are not
+    drawn."""
     for kind in KINDS.get(results.kind, ()):
         found: defaultdict[tuple[str, ...], list[Figure]] = defaultdict(list)
         for each in results.figures:
@@ -105,16 +99,16 @@ def _pictures(results: Results) -> Iterator[tuple[str, PictureKind, str, list[Fi
 
 
 def _drawn(kind: PictureKind, figures: Sequence[Figure], about: str) -> Any:
-    """The picture: values with their 95 % intervals, as a line for each method or as a row for each."""
+    """Draw values with their 95 % intervals, as a line or as a row for each method."""
     from matplotlib.figure import Figure as Canvas
 
     methods = list(dict.fromkeys(str(each.labels.get("method", "")) for each in figures))
     canvas = Canvas(figsize=(6.4, 3.8 if kind.at else 1.6 + 0.3 * len(methods)), layout="constrained")
     axes = canvas.add_subplot()
     axes.set_title(about, fontsize="medium")
-    told = FIGURES[kind.figures[0]]
-    value_title = f"{told.title}, {kind.unit or told.unit}".rstrip(", ")
-    for place, method in enumerate(methods):
+    unit, value_title = FIGURES[kind.figures[0]]
+    value_title = f"{value_title}, {kind.unit or unit}".rstrip(", ")
+    for row, method in enumerate(methods):
         mine = [each for each in figures if str(each.labels.get("method", "")) == method]
         values = [kind.scale * (each.value or 0.0) for each in mine]
         errors = [[kind.scale * abs(each.value - bound) if each.value is not None and bound is not None else 0.0
@@ -123,14 +117,14 @@ def _drawn(kind: PictureKind, figures: Sequence[Figure], about: str) -> Any:
         if kind.at:
             axes.errorbar([float(each.labels[kind.at]) for each in mine], values, errors, marker="o", label=method)
         else:
-            axes.errorbar(values, [place] * len(mine), xerr=errors, fmt="o")
+            axes.errorbar(values, [row] * len(mine), xerr=errors, fmt="o")
     if kind.at:
         axes.set(xlabel=kind.at.replace("_", " "), ylabel=value_title, ylim=(0, None))
         canvas.legend(loc="outside lower center", ncols=2, fontsize="small")
     else:
         axes.set_yticks(range(len(methods)), methods)
         axes.set(xlabel=value_title, ylim=(len(methods) - 0.5, -0.5))
-    if told.unit == "times":
+    if unit == "times":
         (axes.axhline if kind.at else axes.axvline)(1, color="grey", linestyle="--")
     axes.grid(alpha=0.3)
     return canvas

@@ -14,12 +14,12 @@ from typing import TypeAlias
 import numpy as np
 
 from forerun.errors import ConfigError
-from forerun.lab.bench.serve.requests import Ask, TimedRequest
+from forerun.lab.bench.serve.requests import LoadRequest, TimedRequest
 
-Send: TypeAlias = Callable[[Ask], Awaitable[TimedRequest]]
-"""Sends a request and returns when it has ended. What fails is told by `TimedRequest.error`."""
+Send: TypeAlias = Callable[[LoadRequest], Awaitable[TimedRequest]]
+"""Sends a request and returns when it has ended. Failures are in `TimedRequest.error`."""
 DRIVER = "driver thread"
-"""As a place: the engine's own thread in this process."""
+"""The name of the engine's own thread in this process, where others have a server's name."""
 PLAIN = "plain"
 """The mode without speculation."""
 LEAST_REQUESTS = 8
@@ -32,18 +32,18 @@ class ServingArm:
     """One way to have requests answered.
 
     Attributes:
-        place: the server's name, or DRIVER.
-        mode: how it is asked: PLAIN, or "" as it is.
-        send: how.
+        server: the server's name, or DRIVER.
+        mode: PLAIN, or "" for the server's default.
+        send: sends a request.
     """
 
-    place: str
+    server: str
     mode: str
     send: Send
 
     @property
     def name(self) -> str:
-        return f"{self.place}, {self.mode}" if self.mode else self.place
+        return f"{self.server}, {self.mode}" if self.mode else self.server
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class LoadWindow:
 
     @property
     def speed(self) -> float:
-        """Tokens per second, of whole answers."""
+        """Return the tokens per second of complete answers."""
         return sum(answer.num_tokens for answer in self.answers if answer.error is None) / self.seconds
 
 
@@ -98,15 +98,15 @@ class MeasuredLoad:
 async def measure(
     arms: Sequence[ServingArm],
     loads: Sequence[Load],
-    asks: Sequence[Ask],
+    requests: Sequence[LoadRequest],
     each: int,
     rounds: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[MeasuredLoad]:
-    """Every load on every arm. A task that is cancelled meanwhile returns the rounds that are whole.
+    """Apply every load to every arm. A task that is cancelled meanwhile returns the rounds that are complete.
 
     Args:
-        asks: the requests, from the beginning again after the last.
+        requests: the requests, from the beginning again after the last.
         each: requests of a window for every one that is open at once, LEAST_REQUESTS at least; all of them in an open
             loop.
         rounds: windows of each arm that count.
@@ -118,7 +118,7 @@ async def measure(
     try:
         for load in loads:
             found.append((load, {arm: [] for arm in arms}))
-            await _rounds(load, found[-1][1], asks, each, rounds, say)
+            await _rounds(load, found[-1][1], requests, each, rounds, say)
     except asyncio.CancelledError:  # Ctrl-C: what is whole stands
         say("interrupted")
     whole = [(load, windows, min(map(len, windows.values()))) for load, windows in found]
@@ -132,16 +132,16 @@ async def measure(
 async def _rounds(
     load: Load,
     windows: dict[ServingArm, list[LoadWindow]],
-    asks: Sequence[Ask],
+    requests: Sequence[LoadRequest],
     each: int,
     rounds: int,
     say: Callable[[str], None],
 ) -> None:
-    """One load on its arms, round after round."""
+    """Apply one load to its arms, round after round."""
     count = each if load.rate is not None else max(each * (load.concurrency or 1), LEAST_REQUESTS)
     for number in range(-1, rounds):  # the first warms up
-        wanted = count if number >= 0 else WARMUP * (load.concurrency or 1)
-        here = [asks[(max(number, 0) * count + i) % len(asks)] for i in range(wanted)]
+        size = count if number >= 0 else WARMUP * (load.concurrency or 1)
+        here = [requests[(max(number, 0) * count + i) % len(requests)] for i in range(size)]
         for arm in list(windows)[:: 1 if number % 2 else -1]:
             window = await run(arm, load, here, seed=number + 1)
             if number < 0:
@@ -163,38 +163,41 @@ def _check(arm: ServingArm, window: LoadWindow) -> None:
         raise ConfigError(f"{arm.name} answers with no text. Is it an OpenAI-compatible server that streams?")
 
 
-async def run(arm: ServingArm, load: Load, asks: Sequence[Ask], seed: int) -> LoadWindow:
-    """The requests as the load has them come. seed: of the moments of an open loop."""
+async def run(arm: ServingArm, load: Load, requests: Sequence[LoadRequest], seed: int) -> LoadWindow:
+    """Send the requests as the load defines. seed: of the send times of an open loop."""
     started, cpu = time.perf_counter(), time.process_time()
     if load.rate is not None:
-        answers = await _open_loop(arm.send, asks, load.rate, seed)
+        answers = await _open_loop(arm.send, requests, load.rate, seed)
     else:
-        answers = await _closed_loop(arm.send, asks, load.concurrency or 1)
+        answers = await _closed_loop(arm.send, requests, load.concurrency or 1)
     return LoadWindow(time.perf_counter() - started, time.process_time() - cpu, answers)
 
 
-async def _closed_loop(send: Send, asks: Sequence[Ask], concurrency: int) -> list[TimedRequest]:
-    waiting, answers = iter(enumerate(asks)), dict[int, TimedRequest]()
+async def _closed_loop(send: Send, requests: Sequence[LoadRequest], concurrency: int) -> list[TimedRequest]:
+    waiting, answers = iter(enumerate(requests)), dict[int, TimedRequest]()
     async with asyncio.TaskGroup() as clients:
-        for _ in range(min(concurrency, len(asks))):
+        for _ in range(min(concurrency, len(requests))):
             clients.create_task(_client(send, waiting, answers))
-    return [answers[place] for place in sorted(answers)]
+    return [answers[number] for number in sorted(answers)]
 
 
-async def _client(send: Send, waiting: Iterator[tuple[int, Ask]], answers: dict[int, TimedRequest]) -> None:
-    for place, ask in waiting:
-        answers[place] = await send(ask)
+async def _client(send: Send, waiting: Iterator[tuple[int, LoadRequest]], answers: dict[int, TimedRequest]) -> None:
+    for number, request in waiting:
+        answers[number] = await send(request)
 
 
-async def _open_loop(send: Send, asks: Sequence[Ask], rate: float, seed: int) -> list[TimedRequest]:
-    gaps = np.random.default_rng(seed).exponential(1 / rate, len(asks))
+async def _open_loop(send: Send, requests: Sequence[LoadRequest], rate: float, seed: int) -> list[TimedRequest]:
+    gaps = np.random.default_rng(seed).exponential(1 / rate, len(requests))
     started = asyncio.get_running_loop().time()
     moments = started + np.cumsum(gaps) - gaps[0]
 
-    async def client(moment: float, ask: Ask) -> TimedRequest:
+    async def client(moment: float, request: LoadRequest) -> TimedRequest:
         await asyncio.sleep(moment - asyncio.get_running_loop().time())
-        return await send(ask)
+        return await send(request)
 
     async with asyncio.TaskGroup() as clients:
-        tasks = [clients.create_task(client(float(moment), ask)) for moment, ask in zip(moments, asks, strict=True)]
+        tasks = [
+            clients.create_task(client(float(moment), request))
+            for moment, request in zip(moments, requests, strict=True)
+        ]
     return [task.result() for task in tasks]

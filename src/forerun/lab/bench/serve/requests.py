@@ -1,4 +1,4 @@
-"""One request as its client saw it: when what came, and how it ended."""
+"""The requests of a load, and each one's answer as its client saw it: when which part came, and how it ended."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL
 from forerun.utils.files import digest
 from forerun.utils.workloads import Case
 
-# The requests of a load, as the bodies that a server is sent.
-
 ANSWER_SHARES = (0.5, 1.0, 0.25, 0.75, 1.0)
-"""Of the longest answer, one request after the other."""
+"""Lengths of answers as shares of the longest, one request after the other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LoadRequest:
     """One request.
 
     Attributes:
-        prompt: the place of its prompt among those of the load.
+        prompt: the number of its prompt among those of the load.
         path: where it is posted.
-        body: what is, but for the model's name and fields of the server's own.
+        body: without the model's name and fields of the server's own.
     """
 
     prompt: int
@@ -38,11 +36,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of a load, in the order in which they are asked.
+    """The prompts of a load, in the order in which they are sent.
 
     Attributes:
-        workloads: of each prompt.
-        cases: them.
+        workloads: the workload of each prompt.
+        cases: the prompts.
     """
 
     workloads: Sequence[str]
@@ -50,13 +48,13 @@ class Prompts:
 
     @classmethod
     def of(cls, cases: Mapping[str, Sequence[Case]]) -> Prompts:
-        """Of workloads by name; a prompt of each in turn."""
+        """Take workloads by name; a prompt of each in turn."""
         longest = max(map(len, cases.values()))
         turns = [(name, each[i]) for i in range(longest) for name, each in cases.items() if i < len(each)]
         return cls([name for name, _ in turns], [case for _, case in turns])
 
-    def asks(self, max_tokens: int, temperature: float, ignore_eos: bool) -> list[Ask]:
-        """A request for every prompt: a chat to /v1/chat/completions, of several turns the first; text to
+    def requests(self, max_tokens: int, temperature: float, ignore_eos: bool) -> list[LoadRequest]:
+        """Make a request for every prompt: a chat, its first turn only, to /v1/chat/completions; text to
         /v1/completions.
 
         Args:
@@ -64,27 +62,27 @@ class Prompts:
             temperature: above 0 every request has a seed of its own.
         """
         made = []
-        for place, case in enumerate(self.cases):
+        for number, case in enumerate(self.cases):
             opening = case.opening
-            asked: dict[str, Any] = {"prompt" if isinstance(opening, str) else "messages": opening}
-            share = ANSWER_SHARES[place % len(ANSWER_SHARES)]
-            asked |= {"max_tokens": max(2, round(max_tokens * share)), "temperature": temperature}
-            asked |= {"seed": place + 1} if temperature else {}
-            asked |= {"ignore_eos": True} if ignore_eos else {}
-            made.append(Ask(place, COMPLETIONS_URL if isinstance(opening, str) else CHAT_URL, asked))
+            body: dict[str, Any] = {"prompt" if isinstance(opening, str) else "messages": opening}
+            share = ANSWER_SHARES[number % len(ANSWER_SHARES)]
+            body |= {"max_tokens": max(2, round(max_tokens * share)), "temperature": temperature}
+            body |= {"seed": number + 1} if temperature else {}
+            body |= {"ignore_eos": True} if ignore_eos else {}
+            made.append(LoadRequest(number, COMPLETIONS_URL if isinstance(opening, str) else CHAT_URL, body))
         return made
 
     def facts(self, num_tokens: Mapping[int, int]) -> list[PromptFacts]:
-        """What is kept of them. num_tokens: by place, as a server counted them; 0 where none did."""
+        """Describe the prompts. num_tokens: by prompt, as a server counted them; 0 where none did."""
         return [
             PromptFacts(
-                f"{case.name} ({place})",
+                f"{case.name} ({number})",
                 without_folders(workload),
                 case.category,
-                num_tokens.get(place, 0),
+                num_tokens.get(number, 0),
                 digest(json.dumps(case.opening).encode())[:16],
             )
-            for place, (workload, case) in enumerate(zip(self.workloads, self.cases, strict=True))
+            for number, (workload, case) in enumerate(zip(self.workloads, self.cases, strict=True))
         ]
 
 
@@ -97,19 +95,19 @@ class TimedRequest:
     """One request and its answer. Times are in seconds of one clock.
 
     Attributes:
-        ask: what was asked.
-        sent: when.
+        request: what was sent.
+        sent: when it was sent.
         ended: when the answer was complete, or the request had failed.
         arrivals: when pieces of the answer's text came.
         text: of the answer.
-        num_tokens: of the answer, as the server counts; where it does not tell, pieces of text.
-        is_counted: the server told.
-        prompt_tokens: as the server counts; None where it does not tell.
-        num_drafted, num_accepted, num_forwards: as the server tells; 0 where it does not.
+        num_tokens: of the answer, as the server counts; pieces of text where it reports no count.
+        is_counted: the server reported the count.
+        prompt_tokens: as the server counts; None where it reports no count.
+        num_drafted, num_accepted, num_forwards: as the server reports; 0 where it does not.
         error: why there is no whole answer; None if there is one.
     """
 
-    ask: Ask
+    request: LoadRequest
     sent: float
     ended: float = math.nan
     arrivals: list[float] = field(default_factory=list)
@@ -124,28 +122,28 @@ class TimedRequest:
 
     @property
     def first_token(self) -> float | None:
-        """Seconds from sending to the first piece of text; None where none came."""
+        """Return the seconds from sending to the first piece of text; None where none came."""
         return self.arrivals[0] - self.sent if self.arrivals else None
 
     @property
     def seconds(self) -> float:
-        """From sending to the end."""
+        """Return the seconds from sending to the end."""
         return self.ended - self.sent
 
     @property
     def per_token(self) -> float | None:
-        """Seconds per token after the first; None where there is no second one."""
+        """Return the seconds per token after the first; None where there is no second one."""
         if len(self.arrivals) < 2 or self.num_tokens < 2:
             return None
         return (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
 
     @property
     def waits(self) -> list[float]:
-        """Seconds between arrivals, however many tokens came with each."""
+        """Return the seconds between arrivals, however many tokens came with each."""
         return [now - before for before, now in pairwise(self.arrivals)]
 
     def read(self, events: Iterable[tuple[float, bytes]]) -> None:
-        """Take what a stream of server-sent events held. events: (when it came, its data)."""
+        """Take the content of a stream of server-sent events. events: (arrival time, data)."""
         for when, data in events:
             if data == _DONE:
                 continue
@@ -173,10 +171,10 @@ class TimedRequest:
             self.num_tokens, self.is_counted = usage["completion_tokens"], True
             self.prompt_tokens = usage.get("prompt_tokens")
         metrics = body.get("metrics")
-        told = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-        if isinstance(told, dict):
+        reported = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+        if isinstance(reported, dict):
             self.num_drafted, self.num_accepted, self.num_forwards = (
-                int(told.get(name) or 0) for name in (_DRAFTED, _ACCEPTED, _FORWARDS)
+                int(reported.get(name) or 0) for name in (_DRAFTED, _ACCEPTED, _FORWARDS)
             )
 
 
@@ -187,24 +185,20 @@ class EventReader:
         self._rest = b""
 
     def push(self, piece: bytes) -> list[bytes]:
-        """The data of the events that are complete."""
+        """Return the data of the events that are complete."""
         held = self._rest + piece
         if b"\r" in held:
             held = held.replace(b"\r\n", b"\n")
         *whole, self._rest = held.split(b"\n\n")
-        return [data for data in map(_data, whole) if data]
+        lines = [[line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")] for event in whole]
+        return [data for data in map(b"\n".join, lines) if data]
 
 
 def error_of(body: object) -> str:
-    """What an error body of OpenAI's says, in one line."""
-    told = body.get("error", body.get("detail")) if isinstance(body, dict) else None
-    message = told.get("message", told) if isinstance(told, dict) else told
+    """Return the reason in an error body of OpenAI's API, in one line."""
+    reason = body.get("error", body.get("detail")) if isinstance(body, dict) else None
+    message = reason.get("message", reason) if isinstance(reason, dict) else reason
     return " ".join(str(message).split())[:300] if message else "no reason is given"
-
-
-def _data(event: bytes) -> bytes:
-    lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-    return b"\n".join(lines)
 
 
 def _texts(body: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's API, asked over HTTP: answers are read as streams, with the time of each piece."""
+"""Servers under measurement: clients of OpenAI's API that note the time of each piece, and `forerun serve` itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forerun.engine import LLM, EngineThread
 from forerun.engine.results import StepOutput
 from forerun.errors import ConfigError
 from forerun.lab.bench.peers.peer import THREAD_VARIABLES
-from forerun.lab.bench.serve.requests import Ask, EventReader, TimedRequest, error_of
+from forerun.lab.bench.serve.requests import EventReader, LoadRequest, TimedRequest, error_of
 from forerun.server.protocol.requests import parse_body
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
-"""By which servers are asked for the number of tokens."""
+"""The field that requests the number of tokens."""
 LIMIT = 600.0
 """Seconds that a request may take."""
 _LARGEST = 1 << 20
@@ -71,13 +71,13 @@ class MeasuredServer:
         assert self._session is not None
         await self._session.close()
 
-    async def send(self, ask: Ask, **more: Any) -> TimedRequest:
-        """The answer to a request. more: fields of its body."""
+    async def send(self, request: LoadRequest, **more: Any) -> TimedRequest:
+        """Send a request and read its answer. more: fields of its body."""
         assert self._session is not None
-        content = json.dumps({"model": self.model, "stream": True, **USAGE, **ask.body, **more}).encode()
-        answered, arrived, events = TimedRequest(ask, time.perf_counter()), [], EventReader()
+        content = json.dumps({"model": self.model, "stream": True, **USAGE, **request.body, **more}).encode()
+        answered, arrived, events = TimedRequest(request, time.perf_counter()), [], EventReader()
         try:
-            async with self._session.post(self.url + ask.path, data=content, headers=_JSON) as response:
+            async with self._session.post(self.url + request.path, data=content, headers=_JSON) as response:
                 if response.status != 200:
                     answered.error = f"status {response.status}: {error_of(await _body(response))}"
                 else:
@@ -112,7 +112,7 @@ _JSON = {"content-type": "application/json"}
 
 
 def client_library() -> Any:
-    """aiohttp. Raises ConfigError where it is not installed."""
+    """Import aiohttp. Raises ConfigError where it is not installed."""
     try:
         import aiohttp
     except ModuleNotFoundError:
@@ -129,9 +129,6 @@ async def _body(response: aiohttp.ClientResponse) -> Any:
         return None
 
 
-# `forerun serve` as a process of its own, for as long as it is measured.
-
-"""Seconds in which it must have loaded."""
 _LOOK_EVERY = 0.1
 _END = 20.0
 """Seconds that it has to end."""
@@ -141,7 +138,7 @@ _END = 20.0
 def started(
     arguments: Sequence[str], threads: int | None, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[str]:
-    """The address of a server on a free port, until the context ends.
+    """Start `forerun serve` on a free port; yield its address, and end the server with the context.
 
     Args:
         arguments: of `forerun serve`.
@@ -188,35 +185,32 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _ready(line: str) -> str | None:
-    """The address in the log line that tells it."""
+    """Parse the address from the log line that reports it."""
     if not line.startswith("{"):
         return None
     try:
-        told = json.loads(line)
+        event = json.loads(line)
     except ValueError:
         return None
-    return str(told["url"]) if told.get("event") == "ready" else None
+    return str(event["url"]) if event.get("event") == "ready" else None
 
 
-# The same requests without HTTP: through the engine's thread in this process.
-
-
-class Inside:
-    """An engine in this process, asked by the bodies that servers get. Used as a context."""
+class InProcessEngine:
+    """An engine in this process that answers the same bodies as servers, without HTTP. Used as a context."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._thread = EngineThread(llm.shared)
 
-    def __enter__(self) -> Inside:
+    def __enter__(self) -> InProcessEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.close()
 
-    async def send(self, ask: Ask, **more: Any) -> TimedRequest:
-        """Through the engine's thread, streamed. more: fields of the body."""
-        answered, loop = TimedRequest(ask, time.perf_counter()), asyncio.get_running_loop()
+    async def send(self, request: LoadRequest, **more: Any) -> TimedRequest:
+        """Send a request through the engine's thread, streamed. more: fields of the body."""
+        answered, loop = TimedRequest(request, time.perf_counter()), asyncio.get_running_loop()
         ended: asyncio.Future[StepOutput] = loop.create_future()
 
         def sink(output: StepOutput) -> None:  # between two steps, in the engine's thread
@@ -226,9 +220,9 @@ class Inside:
                 answered.ended = time.perf_counter()
                 loop.call_soon_threadsafe(ended.set_result, output)
 
-        asked = parse_body(ask.path, {**ask.body, "stream": True, **more}, self._llm.target.context_length)
-        (token_ids,) = asked.encode(self._llm.tokenizer, self._llm.target.name)
-        self._thread.submit(token_ids, asked.params, sink, stream=True, quick=True)
+        parsed = parse_body(request.path, {**request.body, "stream": True, **more}, self._llm.target.context_length)
+        (token_ids,) = parsed.encode(self._llm.tokenizer, self._llm.target.name)
+        self._thread.submit(token_ids, parsed.params, sink, stream=True, quick=True)
         output = await ended
         if output.error is not None or output.choice is None:
             answered.error = str(output.error)
