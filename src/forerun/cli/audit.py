@@ -14,7 +14,7 @@ from forerun.cli import options
 from forerun.cli.bench.shared import check_json
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, print_json
+from forerun.cli.output import log_memory_plan, note, print_json
 from forerun.config import AUTO, NO_DRAFTER
 from forerun.errors import ConfigError, DrafterError
 from forerun.kernels.environment import Watch
@@ -129,7 +129,7 @@ def _of_model(
     cases = None if prompts is None else load(prompts)
     set_threads(threads)
     note(f"loading {model}")
-    with memory_told(note):
+    with log_memory_plan(note):
         opened = LLM(model, drafter or AUTO, seed=settings.seed, **asdict(llm))
     if cases is None:  # of the kind that the model reads
         has_template = opened.tokenizer is not None and opened.tokenizer.chat_template is not None

@@ -16,10 +16,10 @@ import typer
 from forerun import __version__
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
+from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, note_untried
-from forerun.config import EngineConfig, SamplingParams
+from forerun.cli.output import log_memory_plan, note, note_untried
+from forerun.config import AUTO, EngineConfig, SamplingParams
 from forerun.integrations.ray.plan import RayOptions
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def batch(
     With --seed, a request that has no seed gets one made from it and the request's custom_id.
     """
     model = chosen_model(model)
-    chosen = choose_drafter(drafter)
+    chosen = AUTO if drafter is None else drafter
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     run = {
@@ -172,7 +172,7 @@ def _here(
     from forerun.server.batch.run import BatchRun
 
     note(f"loading {worker['model']}")
-    with memory_told(note):
+    with log_memory_plan(note):
         llm = open_llm(worker["model"], worker["drafter"], chat=False, **worker["llm"])
     progress.begin()
     name = worker["name"]

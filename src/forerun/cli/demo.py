@@ -15,7 +15,7 @@ from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
-from forerun.cli.output import memory_told, plain, print_json, size_text
+from forerun.cli.output import log_memory_plan, plain, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError, FetchError, ModelLoadError
 from forerun.kernels.environment import describe_machine, machine
@@ -293,7 +293,7 @@ def _opened(
 ) -> dict[str, LLM]:
     """`open_methods`, told on the stage."""
     stage.say(f"Loading {model} ({_format(model, settings)}) ...")
-    with memory_told(lambda line: stage.say(f"Memory: {line}")):
+    with log_memory_plan(lambda line: stage.say(f"Memory: {line}")):
         return open_methods(model, drafters, settings, count)
 
 

@@ -14,7 +14,7 @@ from forerun.cli import options
 from forerun.cli.answers import CallTimes, Output, as_object, follow, summary
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, print_json, text_or_file, unicode_text
+from forerun.cli.output import log_memory_plan, note, print_json, text_or_file, unicode_text
 from forerun.config import AUTO, LOSSY_RULES, Grammar, SamplingParams
 from forerun.errors import ConfigError, GrammarError, PromptError
 from forerun.utils.fields import Checked, documented, option
@@ -110,11 +110,11 @@ def generate(
         raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")
     text = read_prompt(prompt)
     request = read_chat(text, system) if chat else text
-    chosen = choose_drafter(drafter, params.prediction is not None)
+    default = AUTO if params.prediction is None else "prediction"
     if not json:
         note(f"loading {model}")
-    with memory_told(None if json else note):
-        llm = open_llm(model, chosen, chat=chat, **asdict(settings))
+    with log_memory_plan(None if json else note):
+        llm = open_llm(model, default if drafter is None else drafter, chat=chat, **asdict(settings))
     for line in notes(llm, model, chat, params, settings.acceptance):
         note(line)
     outputs, times, interrupted = run(llm, request, params, echo=not json)
@@ -185,13 +185,6 @@ def read_prediction(prediction: str | Sequence[int] | None) -> str | Sequence[in
     if not isinstance(prediction, str):
         return prediction
     return text_or_file(prediction, "--prediction")
-
-
-def choose_drafter(drafter: str | None, predicted: bool = False) -> str:
-    """The drafter asked for, or the default: for a prediction the one that reads it, else the target's."""
-    if drafter is not None:
-        return drafter
-    return "prediction" if predicted else AUTO
 
 
 def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: str | None, **settings: Any) -> LLM:

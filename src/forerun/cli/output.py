@@ -73,7 +73,7 @@ class _ProgressLine(logging.Handler):
 
 
 @contextmanager
-def memory_told(say: Callable[[str], None] | None) -> Iterator[None]:
+def log_memory_plan(say: Callable[[str], None] | None) -> Iterator[None]:
     """Within this, a plan is said. say: gets the line; None: nothing is said."""
     logger = logging.getLogger(MEMORY_LOG)
     level, propagate = logger.level, logger.propagate

@@ -12,7 +12,7 @@ from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
 from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, note_untried
+from forerun.cli.output import log_memory_plan, note, note_untried
 from forerun.config import AUTO, NO_DRAFTER, EngineConfig
 from forerun.drafters.parse_text import K_OPTION
 from forerun.errors import ConfigError
@@ -201,7 +201,7 @@ def _serve_here(model: str, name: str, drafters: str | list[str], llm: dict[str,
         check_place(server.journal)
     with bound_socket(server) as listening:
         note(f"loading {model}")
-        with memory_told(note):
+        with log_memory_plan(note):
             opened = open_llm(model, drafters, chat=False, **llm)
         log_as_json()
         run(Service(opened, name, server), listening)

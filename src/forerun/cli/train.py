@@ -13,7 +13,7 @@ import typer
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.options import Json, LLMOptions, TargetName, chosen_model
-from forerun.cli.output import memory_told, note, print_json
+from forerun.cli.output import log_memory_plan, note, print_json
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET, NO_DRAFTER
 from forerun.errors import ConfigError
 from forerun.train.defaults import AnswerMaking, DraftTraining, Pruning, RunOptions
@@ -76,7 +76,7 @@ def answers(
 
     def opened() -> LLM:
         note(f"loading {target}")
-        with memory_told(note):
+        with log_memory_plan(note):
             return open_llm(target, NO_DRAFTER, chat=False, **llm)
 
     try:

@@ -16,7 +16,7 @@ from forerun.cli.bench.shared import check_json, set_threads, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, print_json, terminal_width
+from forerun.cli.output import log_memory_plan, note, print_json, terminal_width
 from forerun.config import OFF, SamplingParams
 from forerun.lab.tune.options import TuneOptions
 from forerun.utils.workloads import Case, categories_in_turn, load, names
@@ -70,7 +70,7 @@ def tune(
 
     watch = Watch.begin()
     note(f"loading {model}")
-    with memory_told(note):
+    with log_memory_plan(note):
         plain = open_plain(model, llm)
     if prompts is None or cases is None:
         prompts = _CHATS if getattr(plain.tokenizer, "chat_template", None) else _RAW

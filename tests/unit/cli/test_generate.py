@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from forerun import Grammar
 from forerun.cli import generate
-from forerun.cli.answers import joined
+from forerun.cli.answers import stderr_lines
 from forerun.cli.main import app
 from forerun.errors import ForerunError, ModelLoadError
 
@@ -101,11 +101,14 @@ def test_a_lossy_rule_that_changes_nothing_is_told(
     assert "changes nothing" not in invoke("generate", "x", "--acceptance", "block", *flags.split()).stderr
 
 
-def test_the_line_of_statistics_is_broken_between_its_parts() -> None:
+def test_the_line_of_statistics_is_broken_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = ["forerun: 6 tokens in 0.01 s", "suffix", "finished: length"]
-    assert joined(parts, None) == "forerun: 6 tokens in 0.01 s · suffix · finished: length"
-    assert joined(parts, 40) == "forerun: 6 tokens in 0.01 s · suffix\n  finished: length"
-    assert joined(parts, 8).count("\n") == 2
+    assert stderr_lines(parts) == "forerun: 6 tokens in 0.01 s · suffix · finished: length"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert stderr_lines(parts) == "forerun: 6 tokens in 0.01 s · suffix\n  finished: length"
+    monkeypatch.setenv("COLUMNS", "8")
+    assert stderr_lines(parts).count("\n") == 2
 
 
 def test_chat_makes_the_prompt_a_message(invoke: Invoke, opened: dict[str, Any]) -> None:

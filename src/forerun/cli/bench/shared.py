@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, LLMOptions, comma_list
-from forerun.cli.output import memory_told, terminal_width
+from forerun.cli.output import log_memory_plan, terminal_width
 from forerun.config import AUTO, OFF, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.lab.bench.tables import Report
@@ -188,5 +188,5 @@ def open_plain(model: str, llm: LLMOptions) -> LLM:
 
     quieten()
     say(f"loading {model}")
-    with memory_told(say):
+    with log_memory_plan(say):
         return LLM(model, drafter=None, dtype=llm.dtype, quantize=llm.quantize, prefix_reuse=OFF)
