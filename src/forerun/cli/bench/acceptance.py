@@ -17,9 +17,8 @@ from forerun.cli.bench.shared import (
     say,
     whole_numbers,
 )
-from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.config import OFF
 from forerun.lab.bench.tables import Report, Table
 from forerun.utils.fields import option

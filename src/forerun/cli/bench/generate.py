@@ -21,9 +21,8 @@ from forerun.cli.bench.shared import (
     say,
     whole_numbers,
 )
-from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.config import AUTO, BUNDLED_DRAFT, SamplingParams
 from forerun.lab.bench.tables import Report, Table
 from forerun.utils.fields import option
@@ -77,7 +76,7 @@ def generate(
     named = {method_name(name, k): (name, k) for name, k in product(chosen, counts)}
     engines = {method: beside(plain, chosen[name], k) for method, (name, k) in named.items()}
     prompts = prepare(plain, cases, compared.max_tokens)
-    hf_draft = Reference(draft or BUNDLED_DRAFT, llm.dtype) if reference and DRAFT_MODEL in chosen else None
+    hf_draft = Reference(draft or BUNDLED_DRAFT, llm.dtype) if reference and "draft-model" in chosen else None
     hf = Reference(model, llm.dtype) if reference else None
     methods = Methods({PLAIN: plain, **engines}, hf, hf_draft, assisted)
     target = target_facts(model, plain.target)

@@ -10,10 +10,9 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, print_report, say
-from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.errors import ConfigError
 from forerun.utils import machine as processor
 from forerun.utils.fields import option

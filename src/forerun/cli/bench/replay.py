@@ -7,9 +7,8 @@ from typing import Annotated
 
 from forerun.cli import options
 from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, open_plain, print_report, say, whole_numbers
-from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.lab.bench.tables import Report, Table
 from forerun.utils.fields import option
 from forerun.utils.workloads import temperatures
