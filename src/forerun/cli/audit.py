@@ -1,4 +1,4 @@
-"""`forerun audit`: a certificate of losslessness on the user's own model, or of a server."""
+"""`forerun audit`: a certificate of losslessness for a model with a drafter, or for a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forerun.lab.audit.certificate import Certificate
 
 FAILED, INCONCLUSIVE = 1, 3
-"""Exit codes; 2 is that of errors. A lossy rule that was asked for is measured, with exit code 0."""
+"""Exit codes; errors exit with 2. The loss of a lossy rule is measured, with exit code 0."""
 _MOST_URLS = 2
 
 Model = Annotated[
@@ -85,7 +85,7 @@ def audit(
     threads: options.HiddenThreads = None,
     json: options.Json = False,
 ) -> None:
-    """Is the text really the same? Bits, rules and real requests against exact probabilities, with their power.
+    """Check whether the text is really the same: bits, rules and real requests against exact probabilities.
 
     Exit code 0: no loss was found, or that of a lossy rule is measured; 1: a layer failed; 3: inconclusive.
     """
@@ -116,7 +116,7 @@ def audit(
 def _of_model(
     model: str, drafter: str | None, prompts: str | None, settings: AuditOptions, llm: LLMOptions, threads: int | None
 ) -> Certificate:
-    """The certificate of a model with a drafter, in this process."""
+    """Audit a model with a drafter, in this process."""
     from forerun.cli.bench.shared import set_threads
     from forerun.engine import LLM
     from forerun.kernels.environment import machine
@@ -131,9 +131,8 @@ def _of_model(
     note(f"loading {model}")
     with log_memory_plan(note):
         opened = LLM(model, drafter or AUTO, seed=settings.seed, **asdict(llm))
-    if cases is None:  # of the kind that the model reads
-        has_template = opened.tokenizer is not None and opened.tokenizer.chat_template is not None
-        cases = load("questions" if has_template else "code")
+    if cases is None:
+        cases = load("questions" if getattr(opened.tokenizer, "chat_template", None) else "code")
     audited = Audited(opened.target, opened.drafter, opened.tokenizer, llm.acceptance, llm.prefix_reuse)
     exactness = opened.target.exactness
     subject = {
@@ -160,7 +159,7 @@ def _of_model(
 def _of_server(
     urls: Sequence[str], api_key: str | None, model: str | None, prompts: str | None, settings: AuditOptions
 ) -> Certificate:
-    """The certificate of a server, or of two."""
+    """Audit a server against itself without speculation, or two servers."""
     from forerun.kernels.environment import machine
     from forerun.lab.audit.remote import SWITCH, AuditedServer, remote_audit
 
@@ -169,7 +168,7 @@ def _of_server(
     cases = load(prompts or "code")
     texts = [case.prompt for case in cases if case.prompt]
     if not texts:
-        raise ConfigError(f"{prompts} holds no raw text, which a server is asked to continue. Give prompts as text.")
+        raise ConfigError(f"{prompts} holds no raw text, which the server is to continue. Give prompts as text.")
     speculative = AuditedServer(urls[0], api_key, model)
     plain = AuditedServer(urls[-1], api_key, model, SWITCH if len(urls) == 1 else None)
     try:

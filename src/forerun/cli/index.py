@@ -1,4 +1,4 @@
-"""`forerun index build`, `append`, `info`: corpora that the drafter `rest` looks up."""
+"""`forerun index build`, `append`, `info`: corpora of the drafter `rest`."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def info(index: Existing, json: Json = False) -> None:
 
 
 class _Reading:
-    """The documents that a command reads, with a bar for the reading and one for the sorting."""
+    """The documents that a command reads, with progress bars for reading and for sorting."""
 
     def __init__(
         self, sources: list[Path] | None, glob: list[str] | None, field: str, standard_library: bool = False
@@ -182,7 +182,7 @@ class _Reading:
         self._bars.stop()
 
     def documents(self) -> Iterator[TextDocument]:
-        """What is read, in its order."""
+        """Yield the documents in their order."""
         from forerun.utils.text_files import read_documents
 
         if self._files is None:
@@ -192,7 +192,7 @@ class _Reading:
             yield from read_documents(path, named, self._field, self.skipped)
 
     def tick(self, share: float) -> None:
-        """Show how far the sorting is."""
+        """Show the progress of sorting."""
         self._bars.start_task(self._sorting)
         self._bars.update(self._sorting, completed=share, visible=True)
 

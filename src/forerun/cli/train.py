@@ -1,4 +1,4 @@
-"""`forerun train`: answers, heads, `draft` and `eval`: data, drafters for a target, and measurements of them."""
+"""`forerun train`: make training data, train draft heads and draft models, and evaluate them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from forerun.train.commands import Evaluation
     from forerun.train.heads.start import HeadKind
 
-
-# `forerun train answers`: prompts and a target's answers to them, which drafters are trained on.
 
 AnswersOut = Annotated[
     Path, typer.Argument(help="File of answers to write: .jsonl, or .jsonl.gz to have it gzipped.", metavar="OUT")
@@ -82,7 +80,7 @@ def answers(
     try:
         make_answers(opened, out, data or [], making, Console(stderr=True), force=force)
     except KeyboardInterrupt:
-        typer.echo(f"\nforerun: stopped. What was done is in {out}.run; the same command goes on.", err=True)
+        typer.echo(f"\nforerun: stopped. The progress is in {out}.run; the same command resumes.", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -196,7 +194,7 @@ def _train(
 
 
 def this_command() -> str:
-    """The command line, with the last part of each path."""
+    """Return the command line, with paths shortened to their last part."""
     parts = []
     for part in sys.argv[1:]:
         flag, equals, value = part.partition("=") if part.startswith("-") else ("", "", part)

@@ -1,4 +1,4 @@
-"""`forerun bench acceptance`: how much of their drafts the target accepts, by category; nothing is timed."""
+"""`forerun bench acceptance`: measure the acceptance rate of drafts by category, without timing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceOptions:
-    """What is drafted, and how the target samples."""
+    """How drafts are made and how the target samples."""
 
     num_draft_tokens: str = option("4", "Values of K, with commas between them.", metavar="K,...")
     temperatures: str = option("0", "With commas between them.", metavar="FLOAT,...")
@@ -46,9 +46,9 @@ def acceptance(
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
-    """Acceptance of drafts of K tokens by category and position, many prompts at once: for machines that are busy."""
+    """Measure the acceptance of drafts of K tokens by category and position, many prompts at once, without timing."""
     cases, counts = compared.cases(), whole_numbers(settings.num_draft_tokens, "--num-draft-tokens")
-    heats = non_negative(settings.temperatures, "--temperatures")
+    temperatures = non_negative(settings.temperatures, "--temperatures")
     model = chosen_model(model)
     chosen = choose_drafters(model, None, compared.drafters)
     watch = begin(threads, json)
@@ -70,7 +70,7 @@ def acceptance(
             max_batch=MAX_BATCH,
             prefix_reuse=OFF,
         )
-        rows += bench.measure(engine, name, k, prompts, most, heats, settings.ignore_eos)
+        rows += bench.measure(engine, name, k, prompts, most, temperatures, settings.ignore_eos)
     target = target_facts(model, plain.target)
     tables = [
         Table.of(

@@ -83,15 +83,15 @@ def answer_on_ray(
     worker: Mapping[str, Any],
     options: RayOptions,
     *,
-    loaded: Callable[[], None],
-    told: Callable[[int, int], None],
+    on_loaded: Callable[[], None],
+    on_answer: Callable[[int, int], None],
 ) -> None:
     """Bring the answers that the journal lacks into it.
 
     Args:
         worker: arguments of `RayWorker` but the threads.
-        loaded: called when the models are loaded.
-        told: called after each answer, with the tokens generated and those of prompts found in memory so far.
+        on_loaded: called when the models are loaded.
+        on_answer: called after each answer, with the tokens generated and those of prompts found in memory so far.
 
     Raises:
         ConfigError: as `connected`; a worker cannot read the file.
@@ -106,12 +106,12 @@ def answer_on_ray(
         return handle.answers.options(num_returns="streaming").remote(str(source.resolve()), part, done)
 
     with _pool(options, worker, begin) as pool:
-        loaded()
+        on_loaded()
         num_tokens = num_cached = 0
         for answered in pool.run(ranges_of(requests, options.replicas)):
             num_tokens, num_cached = num_tokens + answered.num_tokens, num_cached + answered.num_cached_tokens
             journal.add(answered.index, answered.answer)
-            told(num_tokens, num_cached)
+            on_answer(num_tokens, num_cached)
 
 
 @contextmanager
