@@ -2,7 +2,7 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward serve quality tune audit plan
+#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward serve quality tune audit
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
 # (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
@@ -10,7 +10,7 @@ set -eu
 cd "$(dirname "$0")/.."
 FORERUN=${FORERUN:-forerun}
 THREADS=${THREADS:-2}
-if [ "${QUICK:-}" ]; then PROMPTS=3 FORWARDS=6 PAIRS=2 TEXTS=6; else PROMPTS=12 FORWARDS=20 PAIRS=10 TEXTS=40; fi
+if [ "${QUICK:-}" ]; then PROMPTS=3 FORWARDS=6 TEXTS=6; else PROMPTS=12 FORWARDS=20 TEXTS=40; fi
 
 bundled() {  # the bundled pair: acceptance and speed of the drafters that serve it without options
     "$FORERUN" bench generate --model bundled --prompts code,prose,copying --num-prompts $PROMPTS --max-tokens 96 \
@@ -27,8 +27,6 @@ forward() {  # one forward by rows, beside the roofline
         --threads "$THREADS" --json benchmarks/forward-random.json
 }
 serve() {  # many requests at once, through a server and without HTTP
-    "$FORERUN" bench serve bundled --plain --in-process --concurrency 1,4,16 --rounds $((PAIRS / 2)) --requests 2 \
-        --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-bundled.json
     "$FORERUN" bench serve smollm2 --plain --in-process --concurrency 1,4,8,16 --rounds 3 --requests 2 --max-tokens 64 \
         --num-prompts 16 --no-details --threads "$THREADS" --json benchmarks/serve-smollm2.json
 }
@@ -39,25 +37,18 @@ quality() {  # what 8 and 4 bits cost
 tune() {  # the fastest drafter and K; what it writes for the other commands goes to build/
     mkdir -p build
     export OMP_NUM_THREADS=$THREADS
-    printf '[tune]\nnum_prompts = 32\n' >build/tune-keys.toml
-    "$FORERUN" --config build/tune-keys.toml tune bundled --prompts code --drafters suffix,draft-model,eagle --minutes 3 \
-        --max-tokens 64 --out build/tune-bundled.toml --results benchmarks/tune-bundled.json
     "$FORERUN" tune smollm2 --prompts questions --minutes 4 --max-tokens 64 --out build/tune-smollm2.toml \
         --results benchmarks/tune-smollm2.json
 }
 audit() {  # is the text the same?
-    OMP_NUM_THREADS=$THREADS "$FORERUN" audit bundled --results benchmarks/audit-bundled.json
+    OMP_NUM_THREADS=1 "$FORERUN" audit bundled --quick --results benchmarks/audit-bundled.json
     OMP_NUM_THREADS=$THREADS "$FORERUN" audit smollm2 --results benchmarks/audit-smollm2.json
-}
-plan() {  # a prediction for a machine that is not here
-    "$FORERUN" plan 70B:layers=80,kv_heads=8,head_dim=128 --draft 1B --machine h100 --tensor-parallel 2 \
-        --acceptance 0.75 --results benchmarks/plan-70b.json
 }
 
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; smollm2; forward; serve; quality; tune; audit; plan ;;
-        bundled | smollm2 | forward | serve | quality | tune | audit | plan) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, serve, quality, tune, audit, plan" >&2; exit 2 ;;
+        all) bundled; smollm2; forward; serve; quality; tune; audit ;;
+        bundled | smollm2 | forward | serve | quality | tune | audit) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, serve, quality, tune, audit" >&2; exit 2 ;;
     esac
 done

@@ -1,5 +1,6 @@
-"""Documents that must stay true: the rooms that docs/design.md lists are those that exist."""
+"""Documents agree with the code: folders, modules and functions, links, commands and figures."""
 
+import ast
 import re
 import shlex
 from collections import Counter
@@ -17,12 +18,38 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "forerun"
 
 
-def test_design_has_one_line_per_module() -> None:
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^- `([\w/]+\.py)` — \S", text, flags=re.MULTILINE)
-    modules = {str(path.relative_to(SRC)) for path in SRC.rglob("*.py") if not path.name.startswith("__")}
-    assert len(listed) == len(set(listed))
-    assert set(listed) == modules
+STRUCTURE = ROOT / "docs" / "structure.md"
+
+
+def test_structure_names_every_folder() -> None:
+    named = set(re.findall(r"`([\w/]+)/`", STRUCTURE.read_text(encoding="utf-8")))
+    folders = {path.parent.relative_to(SRC).as_posix() for path in SRC.rglob("*.py")} - {"."}
+    assert folders - named == set()
+    assert [name for name in sorted(named) if not (SRC / name).is_dir() and not (ROOT / name).is_dir()] == []
+
+
+def test_modules_and_functions_of_structure_exist() -> None:
+    """`path.py` must be a module, below src/forerun or the root; in `path.py:name`, name must be defined there."""
+    found = re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", STRUCTURE.read_text(encoding="utf-8"))
+    assert len(found) > 100
+    missing = []
+    for path, name in found:
+        file = next((root / path for root in (SRC, ROOT) if (root / path).is_file()), None)
+        if file is None or (name and name not in definitions(file.read_text(encoding="utf-8"))):
+            missing.append(f"{path}:{name}")
+    assert missing == []
+
+
+def definitions(source: str) -> set[str]:
+    """Return the names of functions, classes and methods of a module."""
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            inner = (each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+            names |= {f"{node.name}.{each.name}" for each in inner}
+    return names
 
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
@@ -81,7 +108,8 @@ def test_commands_and_their_flags_exist(page: Path) -> None:
         if hasattr(command, "commands"):  # the command is left open: train KIND, train …
             assert not rest or not re.match(r"[a-z]+$", rest[0]), f"{page.name}: no {rest[0]}: {words}"
             continue
-        flags = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)} | {"-h", "--help"}
+        shown = [each for each in command.params if not getattr(each, "hidden", False)]  # others are keys of --config
+        flags = {flag for each in shown for flag in (*each.opts, *each.secondary_opts)} | {"-h", "--help"}
         for word in rest:
             assert not re.match(r"--?[a-z]", word) or word.partition("=")[0] in flags, f"{page.name}: {word}: {words}"
 

@@ -37,10 +37,8 @@ class DrafterOption:
 def drafter_options(row: DrafterRow) -> list[DrafterOption]:
     """The options of a drafter in the constructor's order, and K, which every drafter has."""
     module = "forerun.drafters." + row.home.partition(":")[0]
-    classes = {node.name: node for node in _parsed(module).body if isinstance(node, ast.ClassDef)}
-    made = classes[row.class_name]
-    functions = (node for node in made.body if isinstance(node, ast.FunctionDef))
-    init = next((node for node in functions if node.name == "__init__"), None)
+    made = next(node for node in _parsed(module).body if isinstance(node, ast.ClassDef) and node.name == row.class_name)
+    module, init = _constructor(module, row.class_name)
     texts = _helps(ast.get_docstring(made) or "")
     options = []
     for argument, default in [] if init is None else _arguments(init):
@@ -50,6 +48,21 @@ def drafter_options(row: DrafterRow) -> list[DrafterOption]:
             options.append(DrafterOption(argument.arg, kinds[0], _value(default, module), help_text))
     about = f"K, at most this many tokens are drafted in a step, or {AUTO} (0..{MAX_NUM_DRAFT_TOKENS})."
     return [*options, DrafterOption(K_OPTION, "int", AUTO, about)]
+
+
+def _constructor(module: str, name: str) -> tuple[str, ast.FunctionDef | None]:
+    """Return the constructor of a class, which may be that of a base, and the module in which it stands."""
+    body = _parsed(module).body
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    if name not in classes:
+        homes = {alias.name: node.module for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
+        home = homes.get(name) or ""
+        return _constructor(home, name) if home.startswith("forerun.drafters.") else (module, None)
+    functions = (node for node in classes[name].body if isinstance(node, ast.FunctionDef))
+    if (init := next((node for node in functions if node.name == "__init__"), None)) is not None:
+        return module, init
+    bases = [_constructor(module, base.id) for base in classes[name].bases if isinstance(base, ast.Name)]
+    return next((found for found in bases if found[1] is not None), (module, None))
 
 
 @cache

@@ -90,6 +90,7 @@ def check_head(found: Fields) -> None:
     if version != VERSION:
         newer = "Update forerun." if version > VERSION else "Begin a new one."
         raise ConfigError(f"{found.place}: it is of version {version}, but this forerun reads {VERSION}. {newer}")
+    found.string("model")
 
 
 # A thread of its own writes the records to disk. The file never exceeds its bound: when half of the bound is used, it

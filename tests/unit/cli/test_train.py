@@ -73,7 +73,7 @@ def test_a_draft_may_start_from_a_pruned_copy(invoke: Invoke, called: dict[str, 
         ("--prune-layers 0 --prune-by luck", "--prune-by is 'luck'"),
         ("--output-tokens 0", "of 1 or more"),
         ("--tokens 0", "--tokens"),
-        ("--seed -1", "--seed"),
+        ("--seed -1", "seed"),
     ],
 )
 def test_options_of_a_draft_that_make_no_sense_are_refused(

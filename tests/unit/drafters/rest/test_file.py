@@ -190,12 +190,13 @@ def test_a_long_name_takes_another_page(tmp_path: Path) -> None:
 IN_USE = """if True:
     import sys
     from pathlib import Path
-    from forerun.retrieval import Index, file
+    from forerun.drafters.rest import index_file
+    from forerun.drafters.rest.index import Index
     path = Path(sys.argv[1])
     content = path.read_bytes()
     for in_memory, size in ((1 << 26, 0), (0, 0), (0, 4100)):
         path.write_bytes(content)
-        file.MAX_IN_MEMORY = in_memory
+        index_file.MAX_IN_MEMORY = in_memory
         index = Index(path)
         first = index.find([1, 2], 1, 4)
         assert first is not None

@@ -15,9 +15,9 @@ import pytest
 import uvicorn
 
 from forerun.errors import QueueFullError, ReplicaError
-from forerun.integrations.ray.application import Replica
 from forerun.integrations.ray.ingress import Ingress
 from forerun.integrations.ray.messages import ForwardedRequest
+from forerun.integrations.ray.replica import Replica
 from forerun.server.metrics import HTTPMetrics, Prometheus
 from forerun.server.middleware import Message
 from forerun.server.options import ServerOptions

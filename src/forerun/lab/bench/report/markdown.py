@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from forerun.kernels.environment import describe
 from forerun.lab.bench.tables import markdown_table
-from forerun.lab.results.schema import KINDS, Figure, Results
+from forerun.lab.results.schema import KINDS, Figure, Results, TableFacts
 
 # What a reader of figures must be warned of.
 
@@ -145,25 +146,60 @@ def in_order(every: Sequence[Results]) -> list[Results]:
 
 
 def markdown(every: Sequence[Results], head: str = "") -> str:
-    """A section per file: its command, its machine, warnings and tables. head: text before them."""
+    """Write a section per file: its command, its machine, warnings and tables. head: text before them.
+
+    A page of one file has all of its tables. A page of several files leaves out plans, which measure nothing, tables
+    of a single category, and the columns and rows of `DETAIL_COLUMNS`, `DETAIL_ROWS` and `DETAIL_TABLES`.
+    """
+    is_short = len(every) > 1
     parts = [head.strip()] if head else []
+    measured = [each for each in in_order(every) if not (is_short and each.kind == "plan")]
     if apart := list(between(every)):
         parts.append(_quoted(apart))
-    for results in in_order(every):
+    for results in measured:
         parts.append(f"## {title(results)}")
         parts.append(f"`{results.command}`")
         parts.append(_about(results))
         if warned := list(weaknesses(results)):
             parts.append(_quoted(warned))
-        parts += [f"#### {each.title}\n\n{markdown_table(each.header, each.rows)}" for each in results.tables]
+        for table in _main_tables(results) if is_short else results.tables:
+            rows = [markdown_table(table.header, table.rows)] if table.rows else []
+            parts.append("\n\n".join([f"#### {table.title}", *rows]))
     return "\n\n".join(parts) + "\n"
+
+
+DETAIL_TABLES = re.compile(r"Acceptance by draft position|Left out")
+DETAIL_COLUMNS = re.compile(
+    r"over best assisted|first token ms, median|p90|t\(\d+\) / t\(1\)|gain over generate's"
+    r"|between pieces ms|whole s|requests/s|client's CPU|prompts|choosing|predicted"
+)
+DETAIL_ROWS = re.compile(r"forerun, bare loop|(LLM\.generate|driver thread)(, plain)?")
+"""What a page of several files leaves out, by titles and first cells; a page of one file has all of it."""
+
+
+def _main_tables(results: Results) -> Iterator[TableFacts]:
+    categories = {prompt.category for prompt in results.prompts if prompt.category}
+    for table in results.tables:
+        if DETAIL_TABLES.match(table.title) or table.title.rpartition(", ")[2] in categories:
+            continue
+        kept = [at for at, name in enumerate(table.header) if not DETAIL_COLUMNS.fullmatch(name)]
+        shown = [row for row in table.rows if _is_main_row(results, table, row)]
+        yield TableFacts(table.title, [table.header[at] for at in kept], [[row[at] for at in kept] for row in shown])
+
+
+def _is_main_row(results: Results, table: TableFacts, row: Sequence[str]) -> bool:
+    """Of audits no row, since each table's title is a verdict; of tuning the finalists."""
+    is_finalist = "choosing" not in table.header or row[table.header.index("over plain")] != "–"
+    name = re.sub(r"^\d+ at once, ", "", row[0])
+    return results.kind != "audit" and is_finalist and not DETAIL_ROWS.fullmatch(name)
 
 
 def _about(results: Results) -> str:
     at = results.environment
     busy = f"load average {at.load_before[0]:.1f} before and {at.load_after[0]:.1f} after" if at.load_before else ""
     stolen = "" if at.stolen is None else f"{100 * at.stolen:.1f} % of the processors' time taken by the host"
-    parts = [f"{at.date[:10]}, {duration(at.seconds)}", f"`{results.file_name}`", describe(at), busy, stolen]
+    file = results.file_name and f"`{results.file_name}`"
+    parts = [f"{at.date[:10]}, {duration(at.seconds)}", file, describe(at), busy, stolen]
     return "; ".join(filter(None, parts)) + "."
 
 
