@@ -97,12 +97,12 @@ def _answer(
         compute: answers the requests that the journal does not have.
         worker: options of the model that computes them.
     """
-    from forerun.server.batch.files import BatchJournal, place_for
+    from forerun.server.batch.files import BatchJournal, locked_journal
     from forerun.server.batch.lines import BatchFile, write_broken
 
     with (
         BatchFile(source) as requests,
-        place_for(source, out, force=force) as path,
+        locked_journal(source, out, force=force) as path,
         BatchJournal(path, {"requests": requests.digest, **run}, requests.num_lines) as journal,
     ):
         progress = BatchProgress(journal, requests.num_lines)

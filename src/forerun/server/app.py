@@ -21,7 +21,7 @@ from forerun.server.completions import answer
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.middleware import App, ClientGoneError, RequestMiddleware
 from forerun.server.openapi import (
-    Facts,
+    SchemaFacts,
     chat_schema,
     completion_schema,
     detokenize_schema,
@@ -108,7 +108,11 @@ def with_middleware(app: App, options: ServerOptions, metrics: HTTPMetrics) -> t
     if not origins:
         return middleware, middleware
     allowed = CORSMiddleware(
-        middleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["x-request-id"]
+        middleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id"],
     )
     return allowed, middleware
 
@@ -131,7 +135,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         return endpoint
 
     drafter = service.llm.drafter
-    facts = Facts(service.name, [] if drafter is None else [*drafter.offers], service.llm.target.vocab_size)
+    facts = SchemaFacts(service.name, [] if drafter is None else [*drafter.offers], service.llm.target.vocab_size)
     for path, endpoint, schema in (
         (RESPONSES_URL, respond, response_schema(facts)),
         (CHAT_URL, chat, chat_schema(facts)),

@@ -72,8 +72,8 @@ class Limits:
 
     def _too_long(self, name: str, size: str) -> RequestBodyError:
         return RequestBodyError(
-            f"The prompt has {size}, but the context of {self.name} holds {self.context_length} tokens, and at least one "
-            "position is needed for the answer. Shorten it.",
+            f"The prompt has {size}, but the context of {self.name} holds {self.context_length} tokens, and at least "
+            "one position is needed for the answer. Shorten it.",
             param=name,
             code="context_length_exceeded",
         )

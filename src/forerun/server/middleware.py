@@ -193,7 +193,7 @@ class _ActiveRequest:
         await self._send(message)
 
     async def refuse(self, error: Exception, receive: Receive) -> None:
-        """Answer with an error. The rest of a too large body is read for a while, so that the client reads the answer."""
+        """Answer with an error. The rest of a too large body is read for a while, for the client to see the answer."""
         status, body = error_response(error)
         content = json.dumps(body).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]

@@ -28,9 +28,7 @@ class ServerOptions:
     cors_origin: Sequence[str] = option(
         (), "An origin whose pages may call the server from a browser; * is every one.", metavar="ORIGIN"
     )
-    max_queue: int = option(
-        256, "Choices that may wait beyond --max-batch; requests beyond that are refused.", low=0
-    )
+    max_queue: int = option(256, "Choices that may wait beyond --max-batch; requests beyond that are refused.", low=0)
     max_body: float = option(4.0, "MiB of a request's body; a larger one is refused unread.", low=0, above=True)
     max_prompts: int = option(256, "Choices that one request may ask for, of all of its prompts.", low=1)
     body_timeout: float = option(30.0, "Seconds in which a request's body must have come.", low=0, above=True)

@@ -29,6 +29,7 @@ from forerun.server.protocol.tools import check_template_carries
 from forerun.server.traffic_journal import ServerJournal, category_of
 from forerun.utils.json_file import parse_json
 
+
 class EngineRequest:
     """The outputs of one request's prompts in the engine, in one queue.
 
@@ -138,7 +139,9 @@ class Service:
         ConfigError: the journal cannot be written.
     """
 
-    def __init__(self, llm: LLM, name: str, options: ServerOptions, metric_factory: MetricFactory | None = None) -> None:
+    def __init__(
+        self, llm: LLM, name: str, options: ServerOptions, metric_factory: MetricFactory | None = None
+    ) -> None:
         self.llm, self.name, self.options = llm, name, options
         self.thread = EngineThread(llm.shared)
         self._metric_factory = metric_factory or Prometheus(name)
@@ -154,7 +157,7 @@ class Service:
         self._inbox: LoopInbox | None = None  # of the loop that serves
 
     def metrics_text(self) -> bytes:
-        """Return all metrics in the text format of Prometheus. Raises RequestBodyError if they are exported elsewhere."""
+        """Return all metrics in the text format of Prometheus. Raises RequestBodyError if they go elsewhere."""
         if isinstance(self._metric_factory, Prometheus):
             return self._metric_factory.text()
         raise RequestBodyError("The metrics of this server are exported elsewhere.", status=404)
@@ -214,8 +217,8 @@ class Service:
         count = len(completion.prompts) * completion.params.n
         if count > self.options.max_prompts:
             raise RequestBodyError(
-                f"The request asks for {count} choices, {completion.params.n} for each of {len(completion.prompts)} prompts, but "
-                f"this server takes at most {self.options.max_prompts}. Send several requests.",
+                f"The request asks for {count} choices, {completion.params.n} for each of {len(completion.prompts)} "
+                f"prompts, but this server takes at most {self.options.max_prompts}. Send several requests.",
                 param=completion.prompt_field,
             )
         most = self.llm.engine.config.max_batch + self.options.max_queue

@@ -127,8 +127,8 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--replicas", "3"], "--replicas is for --ray"),
-        (["--ray", "--send-timeout", "3"], "--send-timeout is for a server without --ray"),
+        (["--replicas", "3"], "The option replicas is for --ray"),
+        (["--ray", "--send-timeout", "3"], "The key send_timeout is for a server without --ray"),
         (["--ray", "--routing", "x"], "must be one of prefix"),
     ],
 )

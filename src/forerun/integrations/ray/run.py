@@ -1,4 +1,4 @@
-"""`forerun serve --ray`: Ray Serve started, the application deployed, a drain on SIGTERM, the end."""
+"""`forerun serve --ray`: start Ray Serve, deploy the application, and drain it on SIGTERM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def serve_on_ray(plan: ServePlan, server: ServerOptions, options: RayOptions) ->
     """Serve until a signal ends it.
 
     Raises:
-        ConfigError: the cluster cannot be had, Serve runs there already, or a replica could not load the model.
+        ConfigError: the cluster does not answer, Serve runs there already, or a replica could not load the model.
     """
     with connected(options):
         from ray import serve
@@ -52,7 +52,7 @@ def serve_on_ray(plan: ServePlan, server: ServerOptions, options: RayOptions) ->
 
 
 def _deploy(plan: ServePlan, logs: dict[str, Any]) -> Any:
-    """The handle of the ingress, when all replicas have loaded the model."""
+    """Deploy the application; return the handle of the ingress when all replicas have loaded the model."""
     from ray import serve
 
     from forerun.integrations.ray.application import build
@@ -62,12 +62,12 @@ def _deploy(plan: ServePlan, logs: dict[str, Any]) -> Any:
     except RuntimeError as error:
         application = serve.status().applications.get(_APPLICATION)
         deployments = application.deployments.values() if application else ()
-        told = " ".join(each.message for each in deployments if each.message) or str(error)
-        raise ConfigError(f"The replicas could not be started: {reason_in(told)}") from None
+        messages = " ".join(each.message for each in deployments if each.message) or str(error)
+        raise ConfigError(f"The replicas could not be started: {reason_in(messages)}") from None
 
 
 class _Stop:
-    """Counts signals: the first begins the drain, the second ends it at once."""
+    """Counts signals: the first one begins draining, the second ends it at once."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -93,7 +93,7 @@ def _signalled() -> Iterator[_Stop]:
 
 
 def _drain(ingress: Any, stop: _Stop, timeout: float) -> None:
-    """Let requests end that are under way, and refuse new ones."""
+    """Refuse new requests, and wait for the active ones."""
     end = time.monotonic() + timeout
     left = ingress.drain.remote().result(timeout_s=timeout + 1)
     _log.info({"event": "draining", "signal": stop.name, "requests": left})
