@@ -17,7 +17,7 @@ from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions, choose_drafters, chosen_model, describe_left_out
 from forerun.cli.output import log_memory_plan, plain, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
-from forerun.errors import ConfigError, FetchError, ModelLoadError
+from forerun.errors import ConfigError, FetchError
 from forerun.kernels.environment import describe_machine, machine
 from forerun.lab.bench.compare import MethodRun, Row, compare
 from forerun.lab.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded
@@ -103,7 +103,7 @@ def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> Dem
         ModelLoadError: the model's tokenizer, which decides the default workload, cannot be read.
     """
     if options.every and options.num_prompts is not None:
-        raise ConfigError("--all and --num-prompts contradict each other. Leave one of the two out.")
+        raise ConfigError("The key all and --num-prompts contradict each other. Leave one of the two out.")
     everything = cases = workloads.load(options.prompts or _usual_workload(model))
     if not options.every:
         categorised = any(case.category for case in cases)
@@ -230,7 +230,7 @@ def demo(
         if missing := describe_left_out(chosen, draft):
             stage.say(f"Left out: {missing}")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
-    stage.say(f"Loading {model} ({_format(model, settings)}) ...")
+    stage.say(f"Loading {model} ...")
     with log_memory_plan(lambda line: stage.say(f"Memory: {line}")):
         methods = open_methods(model, chosen, settings, count)
     runs, interrupted = perform(stage, methods, plan)
@@ -249,15 +249,6 @@ def demo(
             stage.say(f"{PADDED_NOTE}\n" * is_cost_padded(model) + closing_line(plain, count, plan))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _format(model: str, settings: LLMOptions) -> str:
-    from forerun.models.loading.load import asked_format
-
-    try:
-        return asked_format(model, settings.dtype, settings.quantize)
-    except ModelLoadError:  # which opening the model will raise again
-        return settings.dtype
 
 
 def default_settings(settings: LLMOptions, fetch: bool, say: Callable[[str], None]) -> LLMOptions:

@@ -69,8 +69,7 @@ def _list_for(model: str, json: bool) -> None:
     typer.echo("Public drafts, which are fetched when they are first named:")
     for each in found:
         size = f"{each.parameters / 1e9:.2g} B parameters, {size_text(each.nbytes)}"
-        typer.echo(f"    --drafter {each.text}")
-        typer.echo(f"        {size}, licence {each.licence}")
+        typer.echo(f"    --drafter {each.text}\n        {size}, licence {each.licence}")
     typer.echo("forerun tune measures which of them is the fastest on your prompts, if any.")
 
 

@@ -100,7 +100,9 @@ def vllm(
         exported = export_vllm(Path(draft), out, target, form=form, **rest)
     else:
         if form != HEAD_FORMS[0]:
-            raise ConfigError(f"--form is {form!r}, but {draft} is no head, and a model has one form. Leave it out.")
+            raise ConfigError(
+                f"The key form is {form!r}, but {draft} is no head, and a model has one form. Leave it out."
+            )
         exported = export_vllm_draft(draft, out, target, **rest)
     show_written(out, exported.files, err=True)
     print_json(exported.speculative)

@@ -48,10 +48,10 @@ class GrammarFlags(Checked):
         given = {
             "--json-schema": (Grammar.json_schema, self.json_schema),
             "--regex": (Grammar.regex, self.regex),
-            "--lark": (Grammar.lark, self.lark),
+            "lark": (Grammar.lark, self.lark),
         }
         found = [(flag, make, text) for flag, (make, text) in given.items() if text is not None]
-        names = [flag for flag, *_ in found] + ["--json-object"] * self.json_object
+        names = [flag for flag, *_ in found] + ["json_object"] * self.json_object
         if len(names) > 1:
             raise GrammarError(f"{' and '.join(names)} both constrain the output. Give one of them.")
         if self.json_object:
@@ -104,8 +104,7 @@ def generate(
     params = replace(params, grammar=form.grammar())
     if system is not None and not chat:
         raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")
-    text = read_prompt(prompt)
-    request = read_chat(text, system) if chat else text
+    request = read_chat(read_prompt(prompt), system) if chat else read_prompt(prompt)
     default = AUTO if params.prediction is None else "prediction"
     if not json:
         note(f"loading {model}")
@@ -117,8 +116,7 @@ def generate(
     if json:
         drafted = llm.num_draft_tokens if llm.drafter_name else 0
         facts = {"model": model, "drafter": llm.drafter_name, "num_draft_tokens": drafted}
-        facts["quantize"] = llm.target.quantize
-        print_json({**facts, "exact": llm.exact, **as_object(outputs, times)})
+        print_json({**facts, "quantize": llm.target.quantize, "exact": llm.exact, **as_object(outputs, times)})
     else:
         typer.echo(summary(outputs, times, llm.drafter_name, interrupted), err=True)
     if interrupted:

@@ -147,12 +147,14 @@ def info(index: Existing, json: Json = False) -> None:
     if json:
         print_json({"index": str(index), "bytes": size, "version": header.version, **asdict(header)})
         return
-    typer.echo(f"{index}: {_size(header)}, {size:,} bytes, whole")
-    typer.echo(f"  tokenizer   {header.tokenizer or 'none'}, {header.vocab_size:,} tokens")
-    typer.echo(f"  fingerprint {header.fingerprint or 'none'}")
-    typer.echo(f"  checksum    {header.checksum}")
     when = " when it is opened (compact)" if header.compact else ""
-    typer.echo(f"  sorted by   {header.depth} tokens of {header.token_bytes} bytes{when}; format {header.version}")
+    typer.echo(
+        f"{index}: {_size(header)}, {size:,} bytes, whole\n"
+        f"  tokenizer   {header.tokenizer or 'none'}, {header.vocab_size:,} tokens\n"
+        f"  fingerprint {header.fingerprint or 'none'}\n"
+        f"  checksum    {header.checksum}\n"
+        f"  sorted by   {header.depth} tokens of {header.token_bytes} bytes{when}; format {header.version}"
+    )
 
 
 class _Reading:

@@ -235,25 +235,31 @@ def root(
         ctx.default_map = read_config(config, ctx.command)
 
 
-_RUN, _MEASURE, _MAKE = "Run", "Measure", "Make"
-app.command("generate", rich_help_panel=_RUN)(generate.generate)
-app.command("chat", rich_help_panel=_RUN)(chat.chat)
-app.command("serve", rich_help_panel=_RUN)(serve.serve)
-app.command("batch", rich_help_panel=_RUN)(batch.batch)
-app.command("demo", rich_help_panel=_MEASURE)(demo.demo)
-app.command("audit", rich_help_panel=_MEASURE)(audit.audit)
-app.add_typer(bench.app, name="bench", rich_help_panel=_MEASURE)
-app.command("tune", rich_help_panel=_MEASURE)(tune.tune)
-app.add_typer(train.app, name="train", rich_help_panel=_MAKE)
-app.add_typer(export.app, name="export", rich_help_panel=_MAKE)
-app.command("fetch", hidden=True)(fetch.fetch)
-app.command("quantize", hidden=True)(quantize.quantize)
-app.command("plan", hidden=True)(plan.plan)
-app.command("drafters", hidden=True)(drafters.drafters)
-app.command("info", hidden=True)(info.info)
-app.command("options", hidden=True)(show_keys)
-app.add_typer(index.app, name="index", hidden=True)
-app.add_typer(cache.app, name="cache", hidden=True)
+_COMMANDS: dict[str | None, dict[str, Any]] = {
+    "Run": {"generate": generate.generate, "chat": chat.chat, "serve": serve.serve, "batch": batch.batch},
+    "Measure": {"demo": demo.demo, "audit": audit.audit, "tune": tune.tune},
+    None: {
+        "fetch": fetch.fetch,
+        "quantize": quantize.quantize,
+        "plan": plan.plan,
+        "drafters": drafters.drafters,
+        "info": info.info,
+        "options": show_keys,
+    },
+}
+"""Heading in help -> commands; None for those that help does not list."""
+_GROUPS: dict[str, tuple[typer.Typer, str | None]] = {
+    "bench": (bench.app, "Measure"),
+    "train": (train.app, "Make"),
+    "export": (export.app, "Make"),
+    "index": (index.app, None),
+    "cache": (cache.app, None),
+}
+for panel, commands in _COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel, hidden=panel is None)(command)
+for name, (group, heading) in _GROUPS.items():
+    app.add_typer(group, name=name, rich_help_panel=heading, hidden=heading is None)
 
 
 def main() -> None:

@@ -60,33 +60,24 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes:.1f} GB"
 
 
-class _ProgressLine(logging.Handler):
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(logging.INFO)
-        self._say = say
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.getMessage())
-
-
 @contextmanager
 def log_memory_plan(say: Callable[[str], None] | None) -> Iterator[None]:
     """Pass the memory plan, which `LLM` logs before it reads weights, to `say`; None drops it."""
     logger = logging.getLogger(MEMORY_LOG)
-    level, propagate = logger.level, logger.propagate
-    if say is None:
-        yield
-        return
-    handler = _ProgressLine(say)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False  # other handlers would print it once more
+    level = logger.level
+
+    def take(record: logging.LogRecord) -> bool:
+        if say is not None:
+            say(record.getMessage())
+        return say is None  # other handlers would print it once more
+
+    logger.addFilter(take)
+    logger.setLevel(level if say is None else logging.INFO)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        logger.removeFilter(take)
         logger.setLevel(level)
-        logger.propagate = propagate
 
 
 def note(text: str) -> None:

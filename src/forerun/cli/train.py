@@ -270,48 +270,28 @@ def evaluate(
 ) -> None:
     """Report a draft's bits per byte, perplexity and acceptance on the held-out files that ship with forerun, or a
     head's acceptance and the speed-up that follows from it on this machine."""
-    sizes = {"num_draft_tokens": num_draft_tokens, "new_tokens": new_tokens}
+    settings: Any = {"num_draft_tokens": num_draft_tokens, "new_tokens": new_tokens}
+    settings |= {"threads": machine.threads, "device": machine.device}
     if head is not None:
         if draft is not None:
             raise ConfigError("--draft and --head are both given. Give the one that is to be measured.")
-        _evaluate_head(target, head, data, machine, sizes, json)
+        from forerun.train.heads.commands import evaluate_head
+
+        report = evaluate_head(str(target), head, data, **settings)
+        if json:
+            print_json(report.record())
+        else:
+            typer.echo("\n".join(line.removeprefix("- ") for line in report.lines()))
         return
     if data is not None:
         raise ConfigError("--data is for a --head: a draft is measured on the files that ship with forerun.")
     from forerun.train.commands import evaluate_pair
 
-    result = evaluate_pair(
-        target,
-        draft or ASSETS / "draft",
-        **sizes,
-        threads=machine.threads,
-        device=machine.device,
-    )
+    result = evaluate_pair(target, draft or ASSETS / "draft", **settings)
     if json:
         print_json(result)
     else:
         _show(result)
-
-
-def _evaluate_head(
-    target: Path, head: Path, data: Path | None, machine: RunOptions, sizes: dict[str, int], json: bool
-) -> None:
-    from forerun.train.heads.commands import evaluate_head
-
-    report = evaluate_head(
-        str(target),
-        head,
-        data,
-        num_draft_tokens=sizes["num_draft_tokens"],
-        new_tokens=sizes["new_tokens"],
-        threads=machine.threads,
-        device=machine.device,
-    )
-    if json:
-        print_json(report.record())
-    else:
-        for line in report.lines():
-            typer.echo(line.removeprefix("- "))
 
 
 def _show(result: Evaluation) -> None:
@@ -323,13 +303,12 @@ def _show(result: Evaluation) -> None:
         scores.add_row(name, f"{score.bits_per_byte:.4f}", f"{score.perplexity:.3f}", f"{score.tokens:,}")
     rates = Table("temperature", "K", "acceptance rate", "per token", "per position, if reached", "mean length")
     for row in result.acceptance:
-        positions = " ".join(f"{value:.3f}" for value in row.per_position)
         rates.add_row(
             f"{row.temperature:g}",
             str(row.num_draft_tokens),
             f"{row.rate:.3f}",
             f"{row.per_token:.3f}",
-            positions,
+            " ".join(f"{value:.3f}" for value in row.per_position),
             f"{row.mean_acceptance_length:.2f}",
         )
     console = Console()

@@ -173,8 +173,7 @@ def show(outcome: TuningOutcome, environment: Environment, model: str, written: 
     from forerun.lab.tune.public_drafts import public_drafts
 
     width = terminal_width()
-    typer.echo(Report("tune", outcome.tables()).text(environment, width=width))
-    typer.echo("")
+    typer.echo(Report("tune", outcome.tables()).text(environment, width=width) + "\n")
     for name, reason in outcome.left_out.items():
         typer.echo(textwrap.fill(f"Left out: {name}: {reason}", width or 120, subsequent_indent="    "))
     if written is None:

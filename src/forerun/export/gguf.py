@@ -219,7 +219,7 @@ def export_llama_cpp(
         force: replace the file.
 
     Raises:
-        ConfigError: `out` exists, cannot be written, has too little disk space, or lacks the suffix .gguf; unknown type.
+        ConfigError: `out` exists, cannot be written, or lacks the suffix .gguf; the disk is full; unknown type.
         ModelLoadError: a model cannot be read.
         UnsupportedModelError: the model is of another family, the target has no tokenizer in its metadata, or the
             model's own cannot be written.

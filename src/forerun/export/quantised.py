@@ -194,8 +194,8 @@ def export_head(head: Path, out: Path) -> Exported:
         head: folder of a head that forerun trained.
 
     Raises:
-        ConfigError: `out` exists, cannot be written, or has too little disk space; the head is of a public form, or is at
-            8 bits already.
+        ConfigError: `out` exists or cannot be written; the disk has too little space; the head is of a public form, or
+            at 8 bits already.
         ModelLoadError: the head cannot be read.
     """
     check_output(out)

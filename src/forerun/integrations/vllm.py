@@ -320,7 +320,10 @@ class Proposer:
             vocab_size, given = int(model.get_vocab_size()), vllm_config.additional_config
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"vLLM's configuration is not as expected: {error}. {other_version or ''}") from error
-        self._options = VllmOptions.of(_given(given))
+        options = given.get(OPTIONS, {}) if isinstance(given, Mapping) else {}
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{OPTIONS!r} in vLLM's configuration is {options!r:.60}, but must be an object.")
+        self._options = VllmOptions.of(options)
         self._target = UnseenTarget(name, vocab_size, context)
         self._tokenizer = _tokenizer(tokenizer)
         self._tracker = Tracker(max_sequences, context)
@@ -415,14 +418,6 @@ class Proposer:
 def first_path(draft: Draft) -> list[int]:
     """Return the nodes of the draft's first path: from the root on, the first of siblings, candidates only."""
     return [node for node in draft.first_path() if node < draft.num_candidates]
-
-
-def _given(additional: object) -> Mapping[str, Any]:
-    """Return the options in vLLM's additional configuration."""
-    given = additional.get(OPTIONS, {}) if isinstance(additional, Mapping) else {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{OPTIONS!r} in vLLM's additional configuration is {given!r:.60}, but must be an object.")
-    return given
 
 
 def _tokenizer(name: str) -> Any:

@@ -211,7 +211,7 @@ def test_all_prompts_are_measured_by_category(invoke: Invoke, methods: dict[str,
     assert found["prompts"] == 8 and set(found["categories"]) == {"editing", "chat"}
     assert "categories" not in json.loads(invoke("demo", "--prompts", questions, "--json").stdout)
     both = invoke("demo", "--prompts", questions, "--all", "--num-prompts", "3")
-    assert both.exit_code == 2 and "--all and --num-prompts" in both.stderr
+    assert both.exit_code == 2 and "The key all and --num-prompts" in both.stderr
 
 
 def test_nobody_chooses_which_questions_are_shown() -> None:
@@ -243,11 +243,11 @@ def test_fetch_brings_a_model_or_says_in_one_line_why_not(
     result = invoke("demo", "--fetch", "--prompts", workload)
     assert result.exit_code == 0 and asked == ["smollm2"]
     assert "The bundled models are shown instead: There is no network. Get one.\n" in result.stdout
-    assert "Loading bundled (bfloat16) ..." in result.stdout
+    assert "Loading bundled ..." in result.stdout
     invoke("demo", "--prompts", workload)
     invoke("demo", "--fetch", "--model", "bundled", "--prompts", workload)
     monkeypatch.setattr(store, "default_model", lambda: "smollm2")
-    assert "Loading smollm2 (" in invoke("demo", "--fetch", "--prompts", workload).stdout
+    assert "Loading smollm2 ..." in invoke("demo", "--fetch", "--prompts", workload).stdout
     assert asked == ["smollm2"]
 
 

@@ -302,8 +302,8 @@ def test_a_key_without_a_flag_is_refused_as_one(invoke: Invoke, opened: dict[str
     result = CliRunner().invoke(app, ["generate", "x", "--min-tokens", "3"])
     assert (result.exit_code, "model" in opened) == (2, False)
     assert result.stderr == (
-        "forerun: --min-tokens is not a flag. Set the key min_tokens in the table [generate] of a TOML file, and give "
-        "that file with --config.\n"
+        "forerun: --min-tokens is not a flag. Set the key min_tokens in the table [generate] of a TOML file, and pass "
+        "the file with --config.\n"
     )
     assert "In a --config file alone" in invoke("generate", "--help").stdout
 

@@ -105,9 +105,11 @@ class _DeviceModels:
         return copy_bandwidth(resolve_device(self._chosen.device))
 
     def target(self) -> Model:
+        """Return the target."""
         return self._model(BUNDLED_TARGET, self._chosen.parameters)
 
     def draft(self) -> Model:
+        """Return the draft model."""
         return self._model(BUNDLED_DRAFT, self._chosen.draft_parameters)
 
     def prompts(self) -> list[list[int]]:

@@ -56,11 +56,11 @@ def audit(
     if settings.samples:
         layers.append(rule_layer(target, chosen, settings.samples, settings.seed, level, acceptance, say))
     else:
-        layers.append(Layer("Rule", "Acceptance rules on cached laws of the model.", reason="--samples is 0"))
+        layers.append(Layer("Rule", "Acceptance rules on cached laws of the model.", reason="samples is 0"))
     if settings.requests:
         layers.append(engine_layer(audited, chosen, settings.requests, settings.seed, level, acceptance, say))
     else:
-        layers.append(Layer("Engine", "Real requests against exact probabilities.", reason="--requests is 0"))
+        layers.append(Layer("Engine", "Real requests against exact probabilities.", reason="requests is 0"))
     return Certificate(dict(subject or {}), layers, FAMILY_ERROR, time.perf_counter() - started)
 
 
@@ -86,7 +86,7 @@ def shaped(prompts: Seq[Seq[int]], count: int, context_length: int, max_tokens: 
     if not usable or room < 2:
         raise ConfigError(
             f"There are {len(usable)} prompts, and room for {max(room, 0)} tokens of one in a context of "
-            f"{context_length}. Give a file with prompts, or fewer --max-tokens."
+            f"{context_length}. Give a file with prompts, or decrease the key max_tokens."
         )
     found: list[list[int]] = []
     for number in range(count):

@@ -224,7 +224,7 @@ def test_all_replicas_are_full() -> None:
 
 def test_no_replica_takes_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.integrations.ray.ingress._START_TIMEOUT", 0.05)
-    monkeypatch.setattr("forerun.integrations.ray.ingress._FACT_WITHIN", 0.05)
+    monkeypatch.setattr("forerun.integrations.ray.ingress._SUMMARY_TIMEOUT", 0.05)
     with running() as (replicas, _, http):
 
         async def never(asked: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
