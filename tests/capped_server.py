@@ -15,7 +15,7 @@ from forerun.server.logs import log_as_json
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.requests import CompletionRequest
 from forerun.server.run import bound_socket, serve
-from forerun.server.service import Answering, Service
+from forerun.server.service import EngineRequest, Service
 from mixed_requests import DRAFTERS, load
 
 MOST = 8
@@ -25,12 +25,12 @@ MOST = 8
 class Capped(Service):
     """Cuts every answer."""
 
-    def answering(self, asked: CompletionRequest, prompts: Seq[list[int]], request: Request) -> Answering:
+    def submit_request(self, asked: CompletionRequest, prompts: Seq[list[int]], request: Request) -> EngineRequest:
         given = asked.params
         params = replace(
             given, max_tokens=min(given.max_tokens, MOST), min_tokens=min(given.min_tokens, MOST, given.max_tokens)
         )
-        return super().answering(replace(asked, params=params), prompts, request)
+        return super().submit_request(replace(asked, params=params), prompts, request)
 
 
 if __name__ == "__main__":

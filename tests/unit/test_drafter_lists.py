@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import forerun
-from forerun.cli.demo import choose_drafters
+from forerun.cli.options import choose_drafters
 from forerun.drafters import DRAFTERS, Drafter
 
 ROOT = Path(__file__).parents[2]

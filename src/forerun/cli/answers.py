@@ -1,11 +1,11 @@
-"""What `forerun generate` prints of the answers: an object for programs, a line of statistics for people."""
+"""The answers of `forerun generate` and `chat`: collected from a stream, as JSON, and as a line of statistics."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Output:
-    """One choice, as far as it has come."""
+    """One choice, with the tokens received so far."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Output:
     num_accepted: int = 0
 
     def add(self, chunk: StreamChunk) -> None:
-        """What one step gave."""
+        """Append the tokens and text of one step."""
         self.text += chunk.text
         self.token_ids += chunk.token_ids
         self.num_forwards += bool(chunk.token_ids)
@@ -45,8 +45,8 @@ class CallTimes:
 
     Attributes:
         total: from the call to the last token, the prompt's time included.
-        first: until the first tokens came; None if none did.
-        num_first: tokens that came with the first.
+        first: until the first tokens; None if there were none.
+        num_first: tokens of the first chunk.
     """
 
     total: float = 0.0
@@ -54,14 +54,14 @@ class CallTimes:
     num_first: int = 0
 
     def decoding_speed(self, num_tokens: int) -> float | None:
-        """Tokens per second after the first; None if there are none."""
+        """Return tokens per second after the first chunk; None if there are none."""
         if self.first is None or num_tokens <= self.num_first or self.total <= self.first:
             return None
         return (num_tokens - self.num_first) / (self.total - self.first)
 
 
 def as_object(outputs: Mapping[int, Output], times: CallTimes) -> dict[str, Any]:
-    """What --json prints, beside the facts of the call. A choice cut short by Ctrl-C has the reason "abort"."""
+    """Return the part of --json that describes the answers. The finish reason after Ctrl-C is "abort"."""
     choices = [
         {
             "index": index,
@@ -118,7 +118,7 @@ def _stats_object(output: Output) -> dict[str, Any] | None:
 
 
 def summary(outputs: Mapping[int, Output], times: CallTimes, drafter: str | None, interrupted: bool) -> str:
-    """The line of statistics, in several on a terminal that is narrower."""
+    """Return the line of statistics, as several lines on a narrow terminal."""
     tokens = _num_tokens(outputs)
     parts = [f"forerun: {tokens} tokens in {times.total:.2f} s"]
     if times.first is not None:
@@ -130,29 +130,32 @@ def summary(outputs: Mapping[int, Output], times: CallTimes, drafter: str | None
     measured = [output.stats for output in outputs.values() if output.stats is not None]
     drafted = sum(stats.num_draft_tokens for stats in measured)
     is_known = drafted and len(measured) == len(outputs)
-    parts += cost(tokens, forwards, drafted if is_known else 0, accepted)
-    if not is_known and drafter is not None and tokens:  # how many were drafted is told at the end of a choice only
+    parts += acceptance_text(tokens, forwards, drafted if is_known else 0, accepted)
+    if (
+        not is_known and drafter is not None and tokens
+    ):  # the number of draft tokens is known at the end of a choice only
         parts.append(f"{accepted} of the tokens were drafted")
     parts.append(drafter or "no drafter")
     reasons = {output.finish_reason or "abort" for output in outputs.values()}
     parts.append("interrupted" if interrupted else "finished: " + ", ".join(sorted(reasons)))
-    return joined(parts, shutil.get_terminal_size().columns if sys.stderr.isatty() else None)
+    return stderr_lines(parts)
 
 
-def cost(num_tokens: int, num_forwards: int, num_drafted: int, num_accepted: int) -> list[str]:
-    """What tokens have cost the target, and what drafting was good for, in words."""
+def acceptance_text(num_tokens: int, num_forwards: int, num_drafted: int, num_accepted: int) -> list[str]:
+    """Return tokens per target forward, and the share of draft tokens that were accepted, in words."""
     parts = [f"{num_tokens / num_forwards:.2f} tokens per forward"] if num_forwards else []
     if num_drafted:
         parts.append(f"{100 * num_accepted / num_drafted:.0f} % of {num_drafted} draft tokens accepted")
     return parts
 
 
-def joined(parts: Sequence[str], width: int | None) -> str:
-    """The parts with dots between them, in lines of at most this width where there is one."""
+def stderr_lines(parts: Iterable[str]) -> str:
+    """Join the parts by dots, in lines no wider than the terminal if standard error is one."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
     lines = [""]
     for part in parts:
         longer = f"{lines[-1]} · {part}" if lines[-1] else part
-        if width is not None and lines[-1] and len(longer) > width:
+        if lines[-1] and len(longer) > width:
             lines.append(f"  {part}")
         else:
             lines[-1] = longer
@@ -163,15 +166,12 @@ def _num_tokens(outputs: Mapping[int, Output]) -> int:
     return sum(len(output.token_ids) for output in outputs.values())
 
 
-# One request as it streams: what came is counted and shown chunk by chunk, and Ctrl-C ends it between two chunks.
-
-
 def follow(
     llm: LLM, prompt: Any, params: SamplingParams, show: Callable[[StreamChunk], None]
 ) -> tuple[dict[int, Output], CallTimes, bool]:
-    """Generate; returns the choices by index, the wall-clock seconds, and whether Ctrl-C ended it.
+    """Stream one request. Returns the choices by index, the wall-clock seconds, and whether Ctrl-C ended it.
 
-    What is counted has been shown, also where Ctrl-C came between the two: it waits for the end of the chunk.
+    Every chunk that is counted has been shown: Ctrl-C is held back until the end of a chunk.
     """
     from forerun.engine.interrupts import HeldInterrupts  # with torch, which --help does not load
 

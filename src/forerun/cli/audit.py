@@ -1,4 +1,4 @@
-"""`forerun audit`: a certificate of losslessness on the user's own model, or of a server."""
+"""`forerun audit`: a certificate of losslessness for a model with a drafter, or for a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.cli import options
 from forerun.cli.bench.shared import check_json
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, print_json
+from forerun.cli.output import log_memory_plan, note, print_json
 from forerun.config import AUTO, NO_DRAFTER
 from forerun.errors import ConfigError, DrafterError
 from forerun.kernels.environment import Watch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forerun.lab.audit.certificate import Certificate
 
 FAILED, INCONCLUSIVE = 1, 3
-"""Exit codes; 2 is that of errors. A lossy rule that was asked for is measured, with exit code 0."""
+"""Exit codes; errors exit with 2. The loss of a lossy rule is measured, with exit code 0."""
 _MOST_URLS = 2
 
 Model = Annotated[
@@ -85,7 +85,7 @@ def audit(
     threads: options.HiddenThreads = None,
     json: options.Json = False,
 ) -> None:
-    """Is the text really the same? Bits, rules and real requests against exact probabilities, with their power.
+    """Check whether the text is really the same: bits, rules and real requests against exact probabilities.
 
     Exit code 0: no loss was found, or that of a lossy rule is measured; 1: a layer failed; 3: inconclusive.
     """
@@ -116,7 +116,7 @@ def audit(
 def _of_model(
     model: str, drafter: str | None, prompts: str | None, settings: AuditOptions, llm: LLMOptions, threads: int | None
 ) -> Certificate:
-    """The certificate of a model with a drafter, in this process."""
+    """Audit a model with a drafter, in this process."""
     from forerun.cli.bench.shared import set_threads
     from forerun.engine import LLM
     from forerun.kernels.environment import machine_facts
@@ -129,11 +129,10 @@ def _of_model(
     cases = None if prompts is None else load(prompts)
     set_threads(threads)
     note(f"loading {model}")
-    with memory_told(note):
+    with log_memory_plan(note):
         opened = LLM(model, drafter or AUTO, seed=settings.seed, **asdict(llm))
-    if cases is None:  # of the kind that the model reads
-        has_template = opened.tokenizer is not None and opened.tokenizer.chat_template is not None
-        cases = load("questions" if has_template else "code")
+    if cases is None:
+        cases = load("questions" if getattr(opened.tokenizer, "chat_template", None) else "code")
     audited = Audited(opened.target, opened.drafter, opened.tokenizer, llm.acceptance, llm.prefix_reuse)
     exactness = opened.target.exactness
     subject = {
@@ -160,7 +159,7 @@ def _of_model(
 def _of_server(
     urls: Sequence[str], api_key: str | None, model: str | None, prompts: str | None, settings: AuditOptions
 ) -> Certificate:
-    """The certificate of a server, or of two."""
+    """Audit a server against itself without speculation, or two servers."""
     from forerun.kernels.environment import machine_facts
     from forerun.lab.audit.remote import SWITCH, AuditedServer, remote_audit
 
@@ -169,7 +168,7 @@ def _of_server(
     cases = load(prompts or "code")
     texts = [case.prompt for case in cases if case.prompt]
     if not texts:
-        raise ConfigError(f"{prompts} holds no raw text, which a server is asked to continue. Give prompts as text.")
+        raise ConfigError(f"{prompts} holds no raw text, which the server is to continue. Give prompts as text.")
     speculative = AuditedServer(urls[0], api_key, model)
     plain = AuditedServer(urls[-1], api_key, model, SWITCH if len(urls) == 1 else None)
     try:

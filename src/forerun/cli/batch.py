@@ -16,10 +16,10 @@ import typer
 from forerun import __version__
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.generate import INTERRUPTED, choose_drafter, open_llm
+from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, note_untried
-from forerun.config import EngineConfig, SamplingParams
+from forerun.cli.output import log_memory_plan, note, note_untried
+from forerun.config import AUTO, EngineConfig, SamplingParams
 from forerun.integrations.ray.plan import RayOptions
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from forerun.server.batch.lines import BatchFile
 
 _INTERVAL, _TERMINAL_INTERVAL = 10.0, 0.2
-"""Seconds between two reports of progress: lines of a log, and a terminal's line that is written over."""
+"""Seconds between two reports of progress: lines of a log, and a terminal's line that is overwritten."""
 
 _CLEAR = "\r\033[K"
-"""To the beginning of the terminal's line, and empties it."""
+"""Moves to the beginning of the terminal's line and clears it."""
 
 Source = Annotated[
     Path,
@@ -49,7 +49,7 @@ ServedModelName = Annotated[
         show_default="that of --model",
     ),
 ]
-Computing: TypeAlias = Callable[["Path", "BatchFile", "BatchJournal", "BatchProgress", Mapping[str, Any]], None]
+Compute: TypeAlias = Callable[["Path", "BatchFile", "BatchJournal", "BatchProgress", Mapping[str, Any]], None]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace OUT.")]
 
 
@@ -72,7 +72,7 @@ def batch(
     With --seed, a request that has no seed gets one made from it and the request's custom_id.
     """
     model = chosen_model(model)
-    chosen = choose_drafter(drafter)
+    chosen = AUTO if drafter is None else drafter
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     run = {
@@ -84,29 +84,29 @@ def batch(
         **asdict(settings),
     }
     worker = {"model": model, "drafter": chosen, "llm": llm, "name": name, "seed": sampling.seed}
-    _answer(source, out, run, partial(_on_ray, ray) if ray.ray else _here, worker, force)
+    _answer(source, out, run, partial(_compute_on_ray, ray) if ray.ray else _compute_here, worker, force)
 
 
 def _answer(
-    source: Path, out: Path, run: dict[str, Any], compute: Computing, worker: Mapping[str, Any], force: bool
+    source: Path, out: Path, run: dict[str, Any], compute: Compute, worker: Mapping[str, Any], force: bool
 ) -> None:
-    """From the file of requests to that of answers.
+    """Answer the requests that have no answer yet, and write the file of answers.
 
     Args:
-        run: options on which answers depend.
+        run: options on which answers depend; a run with others does not resume.
         compute: answers the requests that the journal does not have.
-        worker: what computes them.
+        worker: options of the model that computes them.
     """
-    from forerun.server.batch.files import BatchJournal, place_for
+    from forerun.server.batch.files import BatchJournal, locked_journal
     from forerun.server.batch.lines import BatchFile, write_broken
 
     with (
         BatchFile(source) as requests,
-        place_for(source, out, force=force) as path,
+        locked_journal(source, out, force=force) as path,
         BatchJournal(path, {"requests": requests.digest, **run}, requests.num_lines) as journal,
     ):
         progress = BatchProgress(journal, requests.num_lines)
-        with _told_how_to_go_on(journal, requests.num_lines):
+        with _resume_hint(journal, requests.num_lines):
             if journal.num_done < requests.num_lines:
                 compute(source, requests, journal, progress, worker)
             journal.write_out(out)
@@ -118,7 +118,7 @@ def _answer(
 
 
 class BatchProgress:
-    """How far a batch has come, on standard error."""
+    """The progress of a batch, on standard error."""
 
     def __init__(self, journal: BatchJournal, num_lines: int) -> None:
         self._journal, self._num_lines = journal, num_lines
@@ -131,15 +131,15 @@ class BatchProgress:
             typer.echo(f"forerun: {self._num_before} of {num_lines} requests are answered already", err=True)
 
     def begin(self) -> None:
-        """The model is loaded: time counts from now on."""
+        """Measure time from now on, when the model is loaded."""
         self._start = self._shown = time.monotonic()
 
     def show(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Another answer is there: tell so, if nothing was told for a while.
+        """Report progress after an answer, if the last report is long enough ago.
 
         Args:
-            num_tokens: generated since the beginning.
-            num_cached_tokens: tokens of prompts that were in memory already, since the beginning.
+            num_tokens: tokens generated since the beginning.
+            num_cached_tokens: tokens of prompts found in the cache, since the beginning.
         """
         self._num_tokens, self._num_cached = num_tokens, num_cached_tokens
         now = time.monotonic()
@@ -148,7 +148,7 @@ class BatchProgress:
             typer.echo(f"{_CLEAR}{self._line}" if self._terminal else self._line, err=True, nl=not self._terminal)
 
     def end(self, out: Path) -> None:
-        """All is done."""
+        """Print the final line."""
         typer.echo(f"{_CLEAR if self._terminal else ''}{self._line}; {out}", err=True)
 
     @property
@@ -164,27 +164,27 @@ class BatchProgress:
         return " · ".join(parts)
 
 
-def _here(
+def _compute_here(
     source: Path, requests: BatchFile, journal: BatchJournal, progress: BatchProgress, worker: Mapping[str, Any]
 ) -> None:
-    """In this process."""
+    """Answer the requests in this process."""
     from forerun.engine import EngineThread
     from forerun.server.batch.run import BatchRun
 
     note(f"loading {worker['model']}")
-    with memory_told(note):
+    with log_memory_plan(note):
         llm = open_llm(worker["model"], worker["drafter"], chat=False, **worker["llm"])
     progress.begin()
     name = worker["name"]
     with EngineThread(llm.shared) as thread:
         run = BatchRun(llm, thread, name, worker["seed"])
-        asked = requests.requests(lambda index: not journal.has(index), name, llm.target.context_length)
-        for index, answer in run.answers(asked):
+        missing = requests.requests(lambda index: not journal.has(index), name, llm.target.context_length)
+        for index, answer in run.answers(missing):
             journal.add(index, answer)
             progress.show(run.num_tokens, run.num_cached_tokens)
 
 
-def _on_ray(
+def _compute_on_ray(
     options: RayOptions,
     source: Path,
     requests: BatchFile,
@@ -192,17 +192,17 @@ def _on_ray(
     progress: BatchProgress,
     worker: Mapping[str, Any],
 ) -> None:
-    """By workers on Ray."""
+    """Answer the requests by workers on Ray."""
     from forerun.integrations.ray.batch import answer_on_ray
 
     note_untried("Ray")
     note(f"starting {options.replicas} workers of {worker['model']}")
-    answer_on_ray(source, requests, journal, worker, options, loaded=progress.begin, told=progress.show)
+    answer_on_ray(source, requests, journal, worker, options, on_loaded=progress.begin, on_answer=progress.show)
 
 
 @contextmanager
-def _told_how_to_go_on(journal: BatchJournal, num_lines: int) -> Iterator[None]:
-    """After Ctrl-C: what is kept, and how to go on."""
+def _resume_hint(journal: BatchJournal, num_lines: int) -> Iterator[None]:
+    """Print after Ctrl-C how many answers are kept and how to resume; exit with INTERRUPTED."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`forerun cache`: what forerun keeps on disk, and its removal by name."""
+"""`forerun cache`: list and remove fetched models, measured costs, compiled kernels and models of the hub's cache."""
 
 from __future__ import annotations
 
@@ -21,26 +21,22 @@ from forerun.utils import fetch as store
 from forerun.utils.files import leftovers, locked, remove
 from forerun.utils.home import COSTS_FILE, KERNELS_FOLDER, home
 
-# What lies on disk for a user: fetched models, measured costs, compiled kernels, models in the hub's cache.
-
-COSTS = "costs"
-"""The name under which the measured costs are listed."""
-KERNELS = "kernels"
-"""The name under which the compiled kernels are listed."""
+COSTS, KERNELS = "costs", "kernels"
+"""Names under which the measured costs and the compiled kernels are listed."""
 _WEIGHTS = (".safetensors", ".gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """Something that lies on disk.
+    """Files on disk.
 
     Attributes:
         name: by which it is listed and cleared; of a model, what --model takes.
         kind: "fetched", "costs", "kernels" or "hub".
-        nbytes: its size on disk, what broken-off fetches have left included.
+        nbytes: its size on disk, with the remains of interrupted fetches.
         path: where it lies.
-        removal: removes it.
-        whole: False for a model that is not all there.
+        removal: function that removes it.
+        whole: False for a model with missing files.
     """
 
     name: str
@@ -51,53 +47,44 @@ class CacheEntry:
     whole: bool = True
 
 
-def kept() -> list[CacheEntry]:
-    """All that is there, with sizes; of the Hugging Face Hub's cache the models that forerun may load."""
+def cache_entries() -> list[CacheEntry]:
+    """Return all entries; of the Hugging Face Hub's cache the models that forerun may load."""
     found: dict[str, CacheEntry] = {}
     for entry in (*_fetched(), *_own(), *_hub()):
         found.setdefault(entry.name, entry)
     return list(found.values())
 
 
-def find(names: Iterable[str]) -> list[CacheEntry]:
-    """The entries of these exact names. Raises ConfigError where one is not there."""
-    entries = {entry.name: entry for entry in kept()}
-    wanted = list(dict.fromkeys(names))
-    if missing := [name for name in wanted if name not in entries]:
+def find(names: Sequence[str]) -> list[CacheEntry]:
+    """Return the entries of these exact names. Raises ConfigError if one does not exist."""
+    entries = {entry.name: entry for entry in cache_entries()}
+    if missing := [name for name in names if name not in entries]:
         there = f"There is: {', '.join(entries)}." if entries else "Nothing is kept."
         raise ConfigError(f"{missing[0]!r} is not kept on disk. {there} Give exact names.")
-    return [entries[name] for name in wanted]
-
-
-def remove_entry(entry: CacheEntry) -> None:
-    """Remove what the entry stands for. Raises FetchError where that cannot be done."""
-    try:
-        entry.removal()
-    except OSError as failure:
-        raise _unremovable(entry.path, failure.strerror or str(failure)) from None
+    return [entries[name] for name in dict.fromkeys(names)]
 
 
 def _fetched() -> Iterator[CacheEntry]:
     for name in store.names():
         folder = store.folder_of(name)
-        if folder is not None and (paths := _there(folder, *leftovers(folder))):
+        if folder is not None and (paths := _present(folder, *leftovers(folder))):
             whole = store.path_of(name) is not None
             yield CacheEntry(name, "fetched", _size(*paths), folder, partial(_remove_model, folder), whole)
 
 
 def _own() -> Iterator[CacheEntry]:
-    """Measured costs and compiled kernels."""
+    """Yield measured costs and compiled kernels."""
     base = home()
     if base is None:
         return
     costs, kernels = base / COSTS_FILE, base / KERNELS_FOLDER
     for name, paths in {COSTS: (costs, costs.with_name(costs.name + ".damaged")), KERNELS: (kernels,)}.items():
-        if there := _there(*paths):
-            yield CacheEntry(name, name, _size(*there), paths[0], partial(_remove, there))
+        if present := _present(*paths):
+            yield CacheEntry(name, name, _size(*present), paths[0], partial(_remove, present))
 
 
 def _hub() -> Iterator[CacheEntry]:
-    """Models of the hub's cache with safetensors or GGUF weights."""
+    """Yield models of the hub's cache with safetensors or GGUF weights."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -108,10 +95,10 @@ def _hub() -> Iterator[CacheEntry]:
     for repository in sorted(cache.repos, key=lambda each: each.repo_id):
         files = [file.file_name for revision in repository.revisions for file in revision.files]
         if repository.repo_type == "model" and any(name.endswith(_WEIGHTS) for name in files):
-            place = Path(repository.repo_path)
+            path = Path(repository.repo_path)
             alone = replace(cache, repos=frozenset({repository}))  # copies of a repository share its revisions' names
-            removal = partial(_remove_from_hub, alone, [each.commit_hash for each in repository.revisions], place)
-            yield CacheEntry(repository.repo_id, "hub", repository.size_on_disk, place, removal)
+            removal = partial(_remove_from_hub, alone, [each.commit_hash for each in repository.revisions], path)
+            yield CacheEntry(repository.repo_id, "hub", repository.size_on_disk, path, removal)
 
 
 def _remove_model(folder: Path) -> None:
@@ -122,10 +109,10 @@ def _remove_model(folder: Path) -> None:
         raise _unremovable(folder, "some of its files stay")
 
 
-def _remove_from_hub(cache: Any, revisions: Sequence[str], place: Path) -> None:
+def _remove_from_hub(cache: Any, revisions: Sequence[str], path: Path) -> None:
     cache.delete_revisions(*revisions).execute()  # which logs what it cannot remove
-    if place.exists():
-        raise _unremovable(place, "some of its files stay")
+    if path.exists():
+        raise _unremovable(path, "some of its files stay")
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -137,12 +124,12 @@ def _unremovable(path: Path, reason: str) -> FetchError:
     return FetchError(f"{path} cannot be removed: {reason}. Make permission there, and close programs that use it.")
 
 
-def _there(*paths: Path) -> list[Path]:
+def _present(*paths: Path) -> list[Path]:
     return [path for path in paths if os.path.lexists(path)]
 
 
 def _size(*paths: Path) -> int:
-    """Bytes of the files and of those in the folders; what cannot be read counts nothing."""
+    """Return the bytes of files and of those in folders; unreadable ones count 0."""
     total = 0
     for file in (file for path in paths for file in (path.rglob("*") if path.is_dir() else (path,))):
         with suppress(OSError):
@@ -161,14 +148,12 @@ def show(ctx: typer.Context, json: options.Json = False) -> None:
         if json:
             raise ConfigError(f"--json is of the list, not of {ctx.invoked_subcommand}. Leave it out.")
         return
-    entries, base = kept(), home()
+    entries, base = cache_entries(), home()
     if json:
         facts = {"home": None if base is None else str(base), "entries": [_facts(entry) for entry in entries]}
         print_json(facts | {"bytes": sum(entry.nbytes for entry in entries)})
-        return
-    typer.echo(f"FORERUN_HOME: {base or 'none'}")
-    for line in _lines(entries):
-        typer.echo(line)
+    else:
+        typer.echo("\n".join([f"FORERUN_HOME: {base or 'none'}", *_lines(entries)]))
 
 
 @app.command()
@@ -181,12 +166,14 @@ def clear(
     entries = find(names)
     if not yes:
         if json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise ConfigError("Nothing is removed without being asked, and there is nobody to ask. Give --yes.")
-        for line in _lines(entries):
-            typer.echo(line, err=True)
+            raise ConfigError("Entries are removed after a confirmation, and this is no terminal. Give --yes.")
+        typer.echo("\n".join(_lines(entries)), err=True)
         typer.confirm("Remove this?", abort=True, err=True)
     for entry in entries:
-        remove_entry(entry)
+        try:
+            entry.removal()
+        except OSError as failure:
+            raise _unremovable(entry.path, failure.strerror or str(failure)) from None
         if not json:
             typer.echo(f"removed {entry.name}, {size_text(entry.nbytes)}")
     if json:
@@ -194,19 +181,19 @@ def clear(
 
 
 def _lines(entries: Sequence[CacheEntry]) -> list[str]:
-    """A table: name, kind, size, place."""
+    """Format a table: name, kind, size, path."""
     if not entries:
         return ["Nothing is kept."]
-    rows = [(entry.name, entry.kind, size_text(entry.nbytes), _place(entry)) for entry in entries]
+    rows = [(entry.name, entry.kind, size_text(entry.nbytes), _path_text(entry)) for entry in entries]
     rows.append(("total", "", size_text(sum(entry.nbytes for entry in entries)), ""))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return [
-        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {size:>{widths[2]}}  {place}".rstrip()
-        for name, kind, size, place in rows
+        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {size:>{widths[2]}}  {path}".rstrip()
+        for name, kind, size, path in rows
     ]
 
 
-def _place(entry: CacheEntry) -> str:
+def _path_text(entry: CacheEntry) -> str:
     return str(entry.path) if entry.whole else f"{entry.path} (not whole: fetch it again, or clear it)"
 
 

@@ -1,9 +1,8 @@
-"""A chat as it stands: the engine, the options, what was said, and what it has cost."""
+"""The state of a chat and its output: history, the engine with its drafter, and the screen."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +18,17 @@ from forerun.errors import ConfigError, PromptError
 if TYPE_CHECKING:
     from forerun.engine import LLM, StreamChunk
 
-
-# What has been said in a chat, and how much of it fits the target's context.
-
 Message = dict[str, str]
 
 
 class Turn(NamedTuple):
-    """A user's message and what was answered, as far as it came."""
+    """A user's message and the answer to it; partial if the answer was interrupted."""
 
     user: str
     answer: str
 
 
-class Fitted(NamedTuple):
+class FittedPrompt(NamedTuple):
     """The prompt of the next answer.
 
     Attributes:
@@ -59,23 +55,22 @@ class History:
     turns: list[Turn] = field(default_factory=list)
 
     def messages(self, first: int = 0) -> list[Message]:
-        """The system message and the turns from the one of this number on, as chat templates read them."""
-        said = [] if self.system is None else [{"role": "system", "content": self.system}]
+        """Return the system message and the turns from index `first` on, in the form that chat templates read."""
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.turns[first:]:
-            said.append({"role": "user", "content": turn.user})
-            said.append({"role": "assistant", "content": turn.answer})
-        return said
+            messages += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.answer}]
+        return messages
 
-    def fitted(
+    def fit(
         self, text: str, count: Callable[[Sequence[Message]], int], context_length: int, max_tokens: int
-    ) -> Fitted:
-        """The prompt for a new message, without the oldest turns where all of them would not fit.
+    ) -> FittedPrompt:
+        """Build the prompt for a new message, without the oldest turns if all of them would not fit.
 
-        Places for an answer of max_tokens are kept free, or half of the context where that is less; a message that
-        does not leave them even alone is taken as long as it leaves one. Nothing is changed here.
+        `max_tokens` positions are kept free for the answer, or half of the context if that is less. A message that
+        does not leave them even alone is accepted as long as it leaves one. The history is not changed.
 
         Args:
-            count: tokens of a prompt.
+            count: returns the number of tokens of a prompt.
 
         Raises:
             PromptError: the message with the system message alone does not fit.
@@ -84,58 +79,32 @@ class History:
         for dropped in range(len(self.turns) + 1):
             messages = [*self.messages(dropped), {"role": "user", "content": text}]
             size = count(messages)
-            alone = dropped == len(self.turns)
-            if size <= limit or (alone and size < context_length):
-                return Fitted(messages, size, dropped)
-        beside = "The message" if self.system is None else "The message with the system message"
+            if size <= (context_length - 1 if dropped == len(self.turns) else limit):
+                return FittedPrompt(messages, size, dropped)
+        subject = "The message" if self.system is None else "The message with the system message"
         raise PromptError(
-            f"{beside} makes a prompt of {size} tokens, but the context holds {context_length}, and at least one place "
-            "is needed for the answer. Shorten it; what was said before is kept."
+            f"{subject} makes a prompt of {size} tokens, but the context holds {context_length}, and at least one "
+            "position is needed for the answer. Shorten it; the chat so far is kept."
         )
 
 
-@dataclass
-class Totals:
-    """What the answers with one drafter have cost.
-
-    Attributes:
-        num_drafted, num_accepted: draft tokens of the answers that were not interrupted; of the others, how many were
-            drafted is not told.
-    """
-
-    num_answers: int = 0
-    num_tokens: int = 0
-    num_forwards: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    seconds: float = 0.0
-
-    def add(self, output: Output, times: CallTimes) -> None:
-        """Count one answer."""
-        self.num_answers += 1
-        self.num_tokens += len(output.token_ids)
-        self.num_forwards += output.num_forwards
-        self.seconds += times.total
-        if output.stats is not None:
-            self.num_drafted += output.stats.num_draft_tokens
-            self.num_accepted += output.stats.num_accepted_tokens
-
-
-@dataclass
-class ChatAnswer:
+class ChatAnswer(NamedTuple):
     """One answer.
 
     Attributes:
-        output: its text and tokens, as far as they came.
+        output: its text and tokens, partial if it was interrupted.
         times: its wall-clock seconds.
         interrupted: Ctrl-C ended it.
-        kept: it is part of the history; an answer that was interrupted before its first word is not, nor its message.
     """
 
     output: Output
     times: CallTimes
     interrupted: bool
-    kept: bool
+
+    @property
+    def kept(self) -> bool:
+        """Return whether it is part of the history: not if it was interrupted before its first word."""
+        return bool(self.output.text) or not self.interrupted
 
 
 @dataclass
@@ -144,70 +113,57 @@ class Session:
 
     Attributes:
         llm: target and drafter.
-        params: of the next answer.
-        settings: what LLM was told beside target and drafter.
-        history: what was said.
-        totals: by drafter, in the order of their first answer.
+        params: sampling parameters of the next answer.
+        settings: options of `LLM` beside target and drafter.
+        history: the messages so far.
+        answers: by drafter, in the order of their first answer.
     """
 
     llm: LLM
     params: SamplingParams
     settings: LLMOptions
     history: History = field(default_factory=History)
-    totals: dict[str, Totals] = field(default_factory=dict)
+    answers: dict[str, list[ChatAnswer]] = field(default_factory=dict)
 
     def answer(self, text: str, show: Callable[[StreamChunk], None], note: Callable[[str], None]) -> ChatAnswer:
-        """Put a message to the target and stream the answer.
+        """Send a message to the target and stream the answer.
 
         Args:
-            show: is given each chunk.
-            note: is told what people should know: what was dropped, and how little room is left.
+            show: called with each chunk.
+            note: called with notes for people: turns that were dropped, and the space left for the answer.
 
         Raises:
-            PromptError: the message cannot be put to the target; the chat is as before.
+            PromptError: the message cannot be sent to the target; the chat is unchanged.
         """
         context = self.llm.target.context_length
-        fitted = self.history.fitted(text, self._count, context, self.params.max_tokens)
-        if fitted.dropped:
+        prompt = self.history.fit(text, self.count, context, self.params.max_tokens)
+        if prompt.dropped:
             note(
                 f"the context holds {context} tokens: the oldest turns are dropped from here on "
-                f"({fitted.dropped} of {len(self.history.turns)})"
+                f"({prompt.dropped} of {len(self.history.turns)})"
             )
-        if context - fitted.size < min(self.params.max_tokens, context // 2):
-            note(f"the message leaves room for an answer of {context - fitted.size} tokens")
-        outputs, times, interrupted = follow(self.llm, fitted.messages, self.params, show)
-        output = outputs[0]
-        del self.history.turns[: fitted.dropped]
-        kept = bool(output.text) or not interrupted
-        if kept:
-            self.history.turns.append(Turn(text, output.text))
-        self.totals.setdefault(self.drafter, Totals()).add(output, times)
-        return ChatAnswer(output, times, interrupted, kept)
-
-    def change_drafter(self, drafter: str) -> None:
-        """Go on with another drafter over the same target.
-
-        Raises:
-            DrafterError, ConfigError, ModelLoadError: it cannot be used; the one before stays.
-        """
-        self.llm = open_beside(self.llm, drafter, self.settings)
+        if context - prompt.size < min(self.params.max_tokens, context // 2):
+            note(f"the message leaves {context - prompt.size} tokens for the answer")
+        outputs, times, interrupted = follow(self.llm, prompt.messages, self.params, show)
+        answer = ChatAnswer(outputs[0], times, interrupted)
+        del self.history.turns[: prompt.dropped]
+        if answer.kept:
+            self.history.turns.append(Turn(text, answer.output.text))
+        self.answers.setdefault(self.drafter, []).append(answer)
+        return answer
 
     @property
     def drafter(self) -> str:
-        """Of the next answer, as text."""
+        """Return the drafter of the next answer, as text."""
         return self.llm.drafter_name or NO_DRAFTER
 
-    @property
-    def prompt_size(self) -> int:
-        """Tokens that the next prompt begins with; 0 where nothing was said."""
-        return self._count(self.history.messages()) if self.history.turns else 0
-
-    def _count(self, messages: Any) -> int:
+    def count(self, messages: Any) -> int:
+        """Return the number of tokens of the prompt that these messages make."""
         return len(self.llm.encode(messages))
 
 
 def open_beside(llm: LLM, drafter: str, settings: LLMOptions) -> LLM:
-    """An engine with another drafter over the same target. The seam that tests replace."""
+    """Open an engine with another drafter over the same target. Raises DrafterError, ConfigError, ModelLoadError."""
     from forerun.engine import LLM
 
     return LLM(
@@ -220,15 +176,13 @@ def open_beside(llm: LLM, drafter: str, settings: LLMOptions) -> LLM:
     )
 
 
-# What a chat prints: answers on standard output, everything else on standard error.
-
 _CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421, 0x0D: None}
 _CONTROLS |= dict.fromkeys(range(128, 160), 65533)
 """Control characters as pictures of them: a text must not move the cursor or rename the window."""
 
 
 class Screen:
-    """Standard output and standard error, each a terminal or not.
+    """Answers on standard output and notes on standard error, each a terminal or not.
 
     Attributes:
         shows_drafts: accepted draft tokens are marked.
@@ -236,62 +190,48 @@ class Screen:
 
     def __init__(self) -> None:
         self.shows_drafts = False
-        self._out_is_terminal = sys.stdout.isatty()
-        self._err_is_terminal = sys.stderr.isatty()
+        self._out_is_terminal, self._err_is_terminal = sys.stdout.isatty(), sys.stderr.isatty()
         self._styled = os.environ.get("TERM") != "dumb"
-        self._line_begun = False
+        self._line_open = False
 
-    @property
-    def width(self) -> int | None:
-        """Columns of standard error; None where it is no terminal."""
-        return shutil.get_terminal_size().columns if self._err_is_terminal else None
-
-    def show_drafts(self, wanted: bool) -> None:
-        """Mark accepted draft tokens from now on, or no longer.
-
-        Raises:
-            ConfigError: standard output cannot show it.
-        """
-        if wanted and not (self._out_is_terminal and self._styled):
+    def show_drafts(self, enabled: bool) -> None:
+        """Mark accepted draft tokens from now on, or no longer. Raises ConfigError if standard output cannot."""
+        if enabled and not (self._out_is_terminal and self._styled):
             raise ConfigError("Accepted draft tokens are marked on a terminal alone, and standard output is none.")
-        self.shows_drafts = wanted
+        self.shows_drafts = enabled
 
     def chunk(self, tokenizer: Any, chunk: StreamChunk) -> None:
-        """What one step has added to the answer."""
+        """Print the text that one step has added to the answer."""
         if not chunk.text:
             return
-        self._line_begun = not chunk.text.endswith("\n")
+        self._line_open = not chunk.text.endswith("\n")
+        text = visible(chunk.text) if self._out_is_terminal else chunk.text
         if self.shows_drafts:
-            from forerun.cli.stage import split_accepted  # with rich
+            from forerun.cli.stage import split_accepted  # imports rich
 
-            drafted, added = split_accepted(tokenizer, chunk)
+            drafted, added = map(visible, split_accepted(tokenizer, chunk))
             colour = None if os.environ.get("NO_COLOR") else "green"
-            drafted = typer.style(visible(drafted), fg=colour, underline=True) if drafted else ""
-            text = drafted + visible(added)
-        else:
-            text = visible(chunk.text) if self._out_is_terminal else chunk.text
-        sys.stdout.write(text)
-        sys.stdout.flush()
+            text = (typer.style(drafted, fg=colour, underline=True) if drafted else "") + added
+        print(text, end="", flush=True)
 
     def end_answer(self) -> None:
-        """End the line that the answer has begun; where standard output is no terminal, every answer ends one."""
-        self._line_begun = self._line_begun or not self._out_is_terminal
+        """End the line of the answer; if standard output is no terminal, every answer is followed by a line break."""
+        self._line_open = self._line_open or not self._out_is_terminal
         self.end_line()
 
     def end_line(self) -> None:
-        """End the line that has been begun on standard output, if any."""
-        if self._line_begun:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        self._line_begun = False
+        """End the line that is open on standard output, if any."""
+        if self._line_open:
+            print(flush=True)
+        self._line_open = False
 
     def note(self, text: str) -> None:
-        """A line for people, after the answer's last one."""
+        """Print a line on standard error, below the answer."""
         self.end_line()
         dim = self._err_is_terminal and self._styled
         typer.echo(typer.style(visible(text), dim=True) if dim else text, err=True)
 
 
 def visible(text: str) -> str:
-    """The text with pictures for its control characters, except the ends of lines and tabs."""
+    """Return the text with pictures for its control characters, except line breaks and tabs."""
     return text.translate(_CONTROLS)

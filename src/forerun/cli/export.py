@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from forerun.cli.flags import with_flags
-from forerun.cli.output import print_json, tell_written
+from forerun.cli.output import print_json, show_written
 from forerun.config import DTYPES, HEAD_FORMS
 from forerun.errors import ConfigError
 
@@ -41,7 +41,7 @@ def hf(
 
     typer.echo(f"forerun: loading {model}", err=True)
     exported = export_hf(model, out, dtype, adapter=adapter, force=force)
-    tell_written(out, exported)
+    show_written(out, exported)
 
 
 @app.command()
@@ -53,7 +53,7 @@ def head(
     from forerun.export.quantised import export_head
 
     exported = export_head(head, out)
-    tell_written(out, exported)
+    show_written(out, exported)
 
 
 @app.command()
@@ -100,9 +100,11 @@ def vllm(
         exported = export_vllm(Path(draft), out, target, form=form, **rest)
     else:
         if form != HEAD_FORMS[0]:
-            raise ConfigError(f"--form is {form!r}, but {draft} is no head, and a model has one form. Leave it out.")
+            raise ConfigError(
+                f"The key form is {form!r}, but {draft} is no head, and a model has one form. Leave it out."
+            )
         exported = export_vllm_draft(draft, out, target, **rest)
-    tell_written(out, exported.files, err=True)
+    show_written(out, exported.files, err=True)
     print_json(exported.speculative)
 
 

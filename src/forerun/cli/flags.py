@@ -1,4 +1,4 @@
-"""Make flags from the fields of options (`forerun.utils.fields`): name, type, help, range and default are the field's.
+"""Make flags from the fields of options (`forerun.utils.fields`), with their name, type, help, range and default.
 
     @app.command()
     @with_flags
@@ -6,9 +6,9 @@
 
 `forerun generate --help` then shows a flag for every field of SamplingParams that `option` made except `tenant`, and
 `params` is built from them. `Flags("seed", text_tokens="tokens")` takes the named fields alone: `--seed` sets `seed`,
-`--text-tokens` sets `tokens`. Two parameters that name the same flag both receive its value; a parameter with a fixed
-start value has it in `Flags(base=...)`. With `Flags(typed=("seed",))` the other fields are hidden: without a flag, but
-keys of the command's table in a configuration file. So is each option that the command itself declares `hidden`.
+`--text-tokens` sets `tokens`. Two parameters that name the same flag both receive its value; `Flags(base=...)` changes
+the defaults. With `Flags(typed=("seed",))` the other fields are hidden: they have no flag, but are keys of the
+command's table in a configuration file. So is each option that the command itself declares `hidden`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Flags:
         self._names: dict[str, str] = dict.fromkeys(fields, "") | renamed
 
     def bound(self, options: type[DataclassInstance]) -> tuple[DataclassInstance, list[Flag]]:
-        """For the parameter of this class: what the flags change, and the flags."""
+        """Return the options that the flags change, and the flags, for a parameter of this class."""
         fields = described(options)
         names = self._names or {name: "" for name in fields if name not in self.leave_out}
         base = self.base or options()
@@ -66,13 +66,13 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """How values of one type are written.
+    """The text form of one type of values.
 
     Attributes:
-        metavar: what stands for the value in help.
+        metavar: placeholder of the value in help.
         read: text -> value; raises ValueError.
-        noun: what the text should be.
-        many: the flag may be repeated; makes the field's value of all that were read.
+        noun: description of valid text.
+        many: makes the field's value from all values of a repeatable flag; None: the flag is not repeatable.
     """
 
     metavar: str
@@ -86,9 +86,9 @@ class Flag:
     """One flag and the field that it sets.
 
     Attributes:
-        names: as they are written, the longest first.
+        names: spellings, the longest first.
         default: the value without the flag.
-        hidden: it is a key of the configuration file alone.
+        hidden: it is only a key of the configuration file.
     """
 
     names: tuple[str, ...]
@@ -99,22 +99,22 @@ class Flag:
 
     @classmethod
     def of(cls, key: str, field: Described, base: object, panel: str | None) -> Flag:
-        """The flag `key` for this field of `base`."""
+        """Make the flag `key` for this field of `base`."""
         names = (field.option.flags if key == field.name else ()) or ("--" + key.replace("_", "-"),)
         return cls(names, field, getattr(base, field.name), panel)
 
     @property
     def key(self) -> str:
-        """The name in configuration files."""
+        """Return the name in configuration files."""
         return self.names[0].removeprefix("--").replace("-", "_")
 
     @property
     def kind(self) -> ValueKind | None:
-        """How its values are written; None for a switch."""
+        """Return the text form of its values; None for a switch."""
         return None if self.field.kind is bool else _KINDS[self.field.kind]
 
     def parameter(self) -> inspect.Parameter:
-        """What typer makes the flag from."""
+        """Return the parameter from which typer makes the flag."""
         kind, option, default = self.kind, self.field.option, self.default
         about = f"{option.help} ({option.range})" if option.range else option.help
         about += " Repeatable." if kind is not None and kind.many else ""
@@ -131,7 +131,7 @@ class Flag:
         return inspect.Parameter(self.key, inspect.Parameter.KEYWORD_ONLY, default=start, annotation=annotation)
 
     def parse(self, value: object) -> object:
-        """One value, as text or as a configuration file has it; typer.BadParameter if it is wrong or out of range."""
+        """Parse one value of a command line or configuration file. Raises typer.BadParameter."""
         kind, field = self.kind, self.field
         assert kind is not None
         try:
@@ -143,17 +143,16 @@ class Flag:
         return read
 
     def value(self, given: Any) -> object:
-        """The field's value, from what typer has read."""
-        kind = self.kind
-        if kind is None or kind.many is None:
+        """Return the field's value for the value that typer has read."""
+        if self.kind is None or self.kind.many is None:
             return self.default if given is None else given
-        return kind.many(given) if given else self.default
+        return self.kind.many(given) if given else self.default
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with flags in place of each parameter annotated `Annotated[Options, Flags(...)]`.
+    """Replace each parameter annotated `Annotated[Options, Flags(...)]` of a command by its flags.
 
-    Its help tells the keys without a flag, too. One that is given like a flag raises ConfigError.
+    The help lists the keys without a flag, too. The command raises ConfigError if such a key is given as a flag.
     """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, tuple[DataclassInstance, list[Flag]]] = {}
@@ -182,31 +181,31 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def given(ctx: typer.Context, *keys: str) -> list[str]:
-    """Those of these flags that a command line or a configuration file sets."""
+    """Return those of these flags that the command line or the configuration file sets."""
     sources = {key: ctx.get_parameter_source(key) for key in keys}
     return [f"--{key.replace('_', '-')}" for key, source in sources.items() if source and source.name != "DEFAULT"]
 
 
 def _help(command: Callable[..., None], parameters: Mapping[str, inspect.Parameter]) -> str:
-    """The command's docstring, and the keys that only a configuration file may set."""
+    """Return the command's docstring with the keys that only a configuration file may set."""
     hidden = [
         name
         for name, each in parameters.items()
-        if any(getattr(said, "hidden", False) for said in getattr(each.annotation, "__metadata__", ()))
+        if any(getattr(meta, "hidden", False) for meta in getattr(each.annotation, "__metadata__", ()))
     ]
     about = inspect.cleandoc(command.__doc__ or "")
     return f"{about}\n\nIn a --config file alone (forerun options): {', '.join(hidden)}." if hidden else about
 
 
 def _refuse_hidden(ctx: typer.Context) -> None:
-    """Raise ConfigError where a key of the configuration file alone was given as a flag."""
+    """Raise ConfigError if a key without a flag was given on the command line."""
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(str(parameter.name))
         if getattr(parameter, "hidden", False) and source is not None and source.name == "COMMANDLINE":
-            table = ".".join(ctx.command_path.split()[1:])
+            *_, table = ctx.command_path.partition(" ")
             raise ConfigError(
-                f"{parameter.opts[0]} is no flag. Set the key {parameter.name} in the table [{table}] of a TOML file, "
-                "and give that file with --config."
+                f"{parameter.opts[0]} is not a flag. Set the key {parameter.name} in the table "
+                f"[{table.replace(' ', '.')}] of a TOML file, and pass the file with --config."
             )
 
 

@@ -1,4 +1,4 @@
-"""`forerun generate`: one prompt, streamed, and a line of statistics."""
+"""`forerun generate`: generate from one prompt, with a line of statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.cli import options
 from forerun.cli.answers import CallTimes, Output, as_object, follow, summary
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, print_json, text_or_file, unicode_text
+from forerun.cli.output import log_memory_plan, note, print_json, text_or_file, unicode_text
 from forerun.config import AUTO, LOSSY_RULES, Grammar, SamplingParams
 from forerun.errors import ConfigError, GrammarError, PromptError
 from forerun.utils.fields import Checked, documented, option
@@ -23,13 +23,10 @@ if TYPE_CHECKING:
     from forerun.engine import LLM, StreamChunk
 
 
-# The flags that say what an output must be.
-
-
 @documented
 @dataclass(frozen=True, slots=True)
 class GrammarFlags(Checked):
-    """At most one of them may be given."""
+    """Flags that constrain the output; at most one of them may be given."""
 
     json_schema: str | None = option(
         None, "The output is JSON that this schema validates (@FILE reads it from there).", metavar="JSON|@FILE"
@@ -43,26 +40,23 @@ class GrammarFlags(Checked):
     )
 
     def grammar(self) -> Grammar | None:
-        """What they ask for.
+        """Return the grammar of the flag that is given; None without one.
 
         Raises:
             GrammarError: two of them are given, or the text cannot be read.
         """
         given = {
-            "--json-schema": (self.json_schema, Grammar.json_schema),
-            "--regex": (self.regex, Grammar.regex),
-            "--lark": (self.lark, Grammar.lark),
+            "--json-schema": (Grammar.json_schema, self.json_schema),
+            "--regex": (Grammar.regex, self.regex),
+            "lark": (Grammar.lark, self.lark),
         }
-        found = {flag: each for flag, each in given.items() if each[0] is not None}
-        names = [*found, *(["--json-object"] if self.json_object else [])]
+        found = [(flag, make, text) for flag, (make, text) in given.items() if text is not None]
+        names = [flag for flag, *_ in found] + ["json_object"] * self.json_object
         if len(names) > 1:
-            raise GrammarError(f"{' and '.join(names)} both say what the output must be. Give one of them.")
+            raise GrammarError(f"{' and '.join(names)} both constrain the output. Give one of them.")
         if self.json_object:
             return Grammar.json_object()
-        for flag, (text, make) in found.items():
-            assert text is not None
-            return make(text_or_file(text, flag, GrammarError))
-        return None
+        return found[0][1](text_or_file(found[0][2], names[0], GrammarError)) if found else None
 
 
 _NOT_HERE = ("prompt_logprobs", "drafter", "num_draft_tokens", "tenant", "priority", "grammar")
@@ -105,24 +99,24 @@ def generate(
 ) -> None:
     """Generate text from a prompt, streaming it to standard output."""
     model = chosen_model(model)
-    params = replace(params, prediction=read_prediction(params.prediction), grammar=form.grammar())
+    if isinstance(params.prediction, str):
+        params = replace(params, prediction=text_or_file(params.prediction, "--prediction"))
+    params = replace(params, grammar=form.grammar())
     if system is not None and not chat:
         raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")
-    text = read_prompt(prompt)
-    request = read_chat(text, system) if chat else text
-    chosen = choose_drafter(drafter, params.prediction is not None)
+    request = read_chat(read_prompt(prompt), system) if chat else read_prompt(prompt)
+    default = AUTO if params.prediction is None else "prediction"
     if not json:
         note(f"loading {model}")
-    with memory_told(None if json else note):
-        llm = open_llm(model, chosen, chat=chat, **asdict(settings))
+    with log_memory_plan(None if json else note):
+        llm = open_llm(model, default if drafter is None else drafter, chat=chat, **asdict(settings))
     for line in notes(llm, model, chat, params, settings.acceptance):
         note(line)
     outputs, times, interrupted = run(llm, request, params, echo=not json)
     if json:
         drafted = llm.num_draft_tokens if llm.drafter_name else 0
         facts = {"model": model, "drafter": llm.drafter_name, "num_draft_tokens": drafted}
-        facts["quantize"] = llm.target.quantize
-        print_json({**facts, "exact": llm.exact, **as_object(outputs, times)})
+        print_json({**facts, "quantize": llm.target.quantize, "exact": llm.exact, **as_object(outputs, times)})
     else:
         typer.echo(summary(outputs, times, llm.drafter_name, interrupted), err=True)
     if interrupted:
@@ -130,7 +124,7 @@ def generate(
 
 
 def notes(llm: LLM, model: str, chat: bool, params: SamplingParams, acceptance: str | None) -> list[str]:
-    """What somebody may have overlooked."""
+    """Return notes about options that may have been overlooked."""
     found = []
     if not chat and getattr(llm.tokenizer, "chat_template", None):
         found.append(f"{model} has a chat template, which the prompt is not put through. Add --chat to use it.")
@@ -141,26 +135,26 @@ def notes(llm: LLM, model: str, chat: bool, params: SamplingParams, acceptance: 
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The argument, or all of standard input.
+    """Return the argument, or all of standard input.
 
     Raises:
-        PromptError: no argument and nobody typing into a pipe; or the input is not UTF-8.
+        PromptError: no argument, and standard input is a terminal; or the input is not UTF-8.
     """
     if prompt is not None and prompt != "-":
         return unicode_text(prompt, "The prompt")
     if prompt is None and sys.stdin.isatty():
         raise PromptError("There is no prompt. Give one as the argument, or pipe it in: forerun generate < file.txt")
-    try:  # the bytes themselves: what sys.stdin makes of them depends on the locale
+    try:  # bytes, since the decoding of sys.stdin depends on the locale
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise PromptError(f"Standard input is not UTF-8 text: {error.reason}. Convert it first.") from None
 
 
 def read_chat(text: str, system: str | None = None) -> list[Any]:
-    """The chat that the text is as JSON, else the text as the user's message; after the system message, if any.
+    """Return the chat that the text is as JSON, else the text as the user's message; after the system message, if any.
 
     Raises:
-        ConfigError: there is a system message in the chat already.
+        ConfigError: the chat has a system message already.
         PromptError: the system message is not UTF-8.
     """
     try:
@@ -176,29 +170,14 @@ def read_chat(text: str, system: str | None = None) -> list[Any]:
     return [{"role": "system", "content": unicode_text(system, "--system")}, *chat]
 
 
-def read_prediction(prediction: str | Sequence[int] | None) -> str | Sequence[int] | None:
-    """The flag's text, or that of the file it names.
-
-    Raises:
-        PromptError: the file cannot be read, or is not UTF-8.
-    """
-    if not isinstance(prediction, str):
-        return prediction
-    return text_or_file(prediction, "--prediction")
-
-
-def choose_drafter(drafter: str | None, predicted: bool = False) -> str:
-    """The drafter asked for, or the default: for a prediction the one that reads it, else the target's."""
-    if drafter is not None:
-        return drafter
-    return "prediction" if predicted else AUTO
-
-
 def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: str | None, **settings: Any) -> LLM:
-    """The seam that tests replace.
+    """Load a model. Tests replace this function.
+
+    Args:
+        chat: check before the weights are read that the model has a chat template.
 
     Raises:
-        PromptError: for a chat, before the weights are read: the model has no chat template.
+        PromptError: it has none.
     """
     from forerun.engine import LLM
     from forerun.engine.chat_template import check_template
@@ -212,9 +191,9 @@ def open_llm(model: str, drafter: str | Sequence[str], *, chat: bool, adapter: s
 
 
 def run(llm: LLM, prompt: Any, params: SamplingParams, echo: bool) -> tuple[dict[int, Output], CallTimes, bool]:
-    """Generate as `follow`.
+    """Generate as `follow`, and print the text.
 
-    With one choice the text is echoed as it comes; several would be mixed up, so they are printed when all is done.
+    One choice is printed as it is generated; several would be mixed up, so they are printed at the end.
     """
     streaming = echo and params.n == 1
 

@@ -1,4 +1,4 @@
-"""`forerun index build`, `append`, `info`: corpora that the drafter `rest` looks up."""
+"""`forerun index build`, `append`, `info`: corpora of the drafter `rest`."""
 
 from __future__ import annotations
 
@@ -147,16 +147,18 @@ def info(index: Existing, json: Json = False) -> None:
     if json:
         print_json({"index": str(index), "bytes": size, "version": header.version, **asdict(header)})
         return
-    typer.echo(f"{index}: {_size(header)}, {size:,} bytes, whole")
-    typer.echo(f"  tokenizer   {header.tokenizer or 'none'}, {header.vocab_size:,} tokens")
-    typer.echo(f"  fingerprint {header.fingerprint or 'none'}")
-    typer.echo(f"  checksum    {header.checksum}")
     when = " when it is opened (compact)" if header.compact else ""
-    typer.echo(f"  sorted by   {header.depth} tokens of {header.token_bytes} bytes{when}; format {header.version}")
+    typer.echo(
+        f"{index}: {_size(header)}, {size:,} bytes, whole\n"
+        f"  tokenizer   {header.tokenizer or 'none'}, {header.vocab_size:,} tokens\n"
+        f"  fingerprint {header.fingerprint or 'none'}\n"
+        f"  checksum    {header.checksum}\n"
+        f"  sorted by   {header.depth} tokens of {header.token_bytes} bytes{when}; format {header.version}"
+    )
 
 
 class _Reading:
-    """The documents that a command reads, with a bar for the reading and one for the sorting."""
+    """The documents that a command reads, with progress bars for reading and for sorting."""
 
     def __init__(
         self, sources: list[Path] | None, glob: list[str] | None, field: str, standard_library: bool = False
@@ -182,7 +184,7 @@ class _Reading:
         self._bars.stop()
 
     def documents(self) -> Iterator[TextDocument]:
-        """What is read, in its order."""
+        """Yield the documents in their order."""
         from forerun.utils.text_files import read_documents
 
         if self._files is None:
@@ -192,7 +194,7 @@ class _Reading:
             yield from read_documents(path, named, self._field, self.skipped)
 
     def tick(self, share: float) -> None:
-        """Show how far the sorting is."""
+        """Show the progress of sorting."""
         self._bars.start_task(self._sorting)
         self._bars.update(self._sorting, completed=share, visible=True)
 

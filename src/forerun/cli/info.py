@@ -1,8 +1,9 @@
-"""`forerun info`: what forerun runs on, and by which kernels."""
+"""`forerun info`: versions, hardware, kernels, and the memory that a model needs."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,20 +25,20 @@ from forerun.config import (
     environment_choice,
 )
 from forerun.errors import NativeUnavailableError
-from forerun.utils import machine as processor
 from forerun.utils.home import HOME_VARIABLE, home
+from forerun.utils.machine import features
 
 _VARIABLES = (HOME_VARIABLE, KERNELS_VARIABLE, INSTRUCTIONS_VARIABLE, "CXX", "OMP_NUM_THREADS")
 _PLANNED = ("weight_bytes", "loading_bytes", "page_bytes", "pages")
 _SHOWN = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
-"""How the names begin of what text shows of the processor's features; JSON has them all."""
+"""Prefixes of the processor's features that are shown as text; JSON has them all."""
 
 
 @with_flags
 def info(
     *,
     head: Annotated[
-        Path | None, typer.Argument(help="Folder of a draft head, of which alone is told.", metavar="HEAD")
+        Path | None, typer.Argument(help="Folder of a draft head; describes that head only.", metavar="HEAD")
     ] = None,
     model: Annotated[
         str | None,
@@ -60,13 +61,13 @@ def info(
     that is and which target it is for, and nothing else.
     """
     if head is not None:
-        _tell_head(head, json)
+        _show_head(head, json)
         return
     from forerun.kernels.environment import machine_facts
 
     base = home()
     facts = machine_facts() | {
-        "processor_features": processor.features(),
+        "processor_features": features(),
         "kernels": _kernels(),
         "home": None if base is None else str(base),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
@@ -76,23 +77,26 @@ def info(
     if json:
         print_json(facts)
         return
-    for name, text in _lines(facts):
-        typer.echo(f"{name + ':':<13} {text}")
+    _show(_lines(facts))
 
 
-def _tell_head(folder: Path, json: bool) -> None:
+def _show_head(folder: Path, json: bool) -> None:
     from forerun.drafters.heads.folder import load_head
 
     summary = load_head(folder).summary()
     if json:
         print_json(summary)
-        return
-    for name, text in summary.items():
+    else:
+        _show(summary.items())
+
+
+def _show(lines: Iterable[tuple[str, object]]) -> None:
+    for name, text in lines:
         typer.echo(f"{name + ':':<13} {text}")
 
 
 def _memory(model: str, drafter: str | None, settings: LLMOptions, engine: EngineConfig) -> dict[str, Any]:
-    """What the model will take; raises what keeps it from being served."""
+    """Plan the memory of a model. Raises the error with which loading it would fail."""
     from forerun.engine.memory_plan import MemoryPlan
 
     drafted = engine.num_draft_tokens if settings.num_draft_tokens is None else settings.num_draft_tokens
@@ -109,7 +113,7 @@ def _memory(model: str, drafter: str | None, settings: LLMOptions, engine: Engin
 
 
 def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and texts, for people."""
+    """Return the lines about memory: (name, text)."""
     lines = []
     for model in memory["models"]:
         weights, loading, page, pages = (model[key] for key in _PLANNED)
@@ -120,24 +124,24 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
         ]
     lines.append(("scratch", f"{size_text(memory['scratch_bytes'])} a step"))
     available, total = memory["available_bytes"], memory["total_bytes"]
-    told = "not told by the system"
+    text = "unknown"
     if available is not None and total is not None:
-        told = f"{size_text(available)} of {size_text(total)} available"
-    return [*lines, ("memory", told)]
+        text = f"{size_text(available)} of {size_text(total)} available"
+    return [*lines, ("memory", text)]
 
 
 def _kernels() -> dict[str, Any]:
-    """Which kernels run, why, and where the library lies. Raises ConfigError as `native` does."""
+    """Describe which kernels run and why. Raises ConfigError as `native`."""
     from forerun.kernels.cpu import LOST, load, native
 
     mode = environment_choice(KERNELS_VARIABLE, KERNELS)
     if mode == REFERENCE:
         return {"run": REFERENCE, "instructions": None, "library": None, "reason": f"{KERNELS_VARIABLE} says so."}
     if mode == TRITON:
-        reason = f"{KERNELS_VARIABLE} says so; whether they can be had is tried when a model is loaded."
+        reason = f"{KERNELS_VARIABLE} says so; they are tried when a model is loaded."
         return {"run": TRITON, "instructions": None, "library": None, "reason": reason}
     if mode == NATIVE:
-        native()  # an error where they cannot be had
+        native()  # raises if they are unavailable
     found = load()
     if isinstance(found, NativeUnavailableError):
         reason = f"{found.reason} {LOST} {found.remedy}"
@@ -150,7 +154,7 @@ def _kernels() -> dict[str, Any]:
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and texts, for people."""
+    """Return all lines: (name, text)."""
     kernels = facts["kernels"]
     shown = [name for name in facts["processor_features"] if name.startswith(_SHOWN)]
     versions = ("python", "torch", "transformers")
@@ -159,7 +163,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {facts[name]}" for name in versions)),
         ("system", facts["system"]),
         ("processor", facts["cpu"]),
-        ("features", " ".join(shown) or "not told by the system"),
+        ("features", " ".join(shown) or "unknown"),
         ("cores", f"{facts['cores']}, {facts['threads']} threads of torch"),
         ("accelerator", facts["accelerator"] or "none"),
         ("kernels", " ".join(each for each in (kernels["run"], kernels["instructions"]) if each)),

@@ -1,4 +1,4 @@
-"""The `forerun` command. One file per command; torch is loaded by the command that needs it, not by --help."""
+"""The `forerun` command: its subcommands, its configuration file, and its errors. --help does not import torch."""
 
 from __future__ import annotations
 
@@ -40,17 +40,12 @@ from forerun.config import ENVIRONMENT_VARIABLES
 from forerun.drafters.third_party import named_module
 from forerun.errors import ConfigError, ForerunError
 
-# Where a flag's value comes from; the first found wins.
-#
-# 1. the flag: `forerun generate --model bundled`;
-# 2. the configuration file, read here: `[generate]`, `model = "bundled"`;
-# 3. the default.
-#
-# What is rarely set has no flag, but a key of the file.
+# A flag's value comes from the command line, else from the configuration file (`[generate]`, `model = "bundled"`),
+# else it is the default. Rarely used options have no flag, only a key of the file.
 
 
 def read_config(path: Path, command: Any) -> dict[str, Any]:
-    """The defaults in a configuration file, by command and parameter.
+    """Read the defaults in a configuration file, by command and parameter.
 
     Raises:
         ConfigError: the file cannot be read, or names a command or flag that does not exist.
@@ -62,7 +57,7 @@ def read_config(path: Path, command: Any) -> dict[str, Any]:
         raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, too many digits, nested too deeply
         raise ConfigError(f"The configuration file {path} is not TOML: {error}.") from None
-    return _checked(tables, command, str(path), "")
+    return _check_table(tables, command, str(path), "")
 
 
 def show_keys(
@@ -87,14 +82,14 @@ def show_keys(
         typer.echo(f"# {each.name} = {value}")
 
 
-def _checked(table: dict[str, Any], command: Any, path: str, where: str) -> dict[str, Any]:
-    """The table by names of parameters: every key must be a subcommand or a flag, and the flag must take the value."""
+def _check_table(table: dict[str, Any], command: Any, path: str, where: str) -> dict[str, Any]:
+    """Return the table with names of parameters as keys. Raises ConfigError for unknown keys and wrong values."""
     subcommands = getattr(command, "commands", {})
     flags = {} if subcommands else {key: flag for flag in command.params for key in _keys(flag)}
     checked: dict[str, Any] = {}
     for key, value in table.items():
         if key in subcommands and isinstance(value, dict):
-            checked[key] = _checked(value, subcommands[key], path, f"{where}{key}.")
+            checked[key] = _check_table(value, subcommands[key], path, f"{where}{key}.")
             continue
         name = key.replace("-", "_")
         if name not in flags:
@@ -104,7 +99,7 @@ def _checked(table: dict[str, Any], command: Any, path: str, where: str) -> dict
             raise ConfigError(f"The configuration file {path} sets {where + key!r}, which does not exist. {hint}")
         _refuse_modules(flags[name], value, path, where + key)
         try:
-            checked[flags[name].name] = _taken(flags[name], value, typer.Context(command))
+            checked[flags[name].name] = _check_value(flags[name], value, typer.Context(command))
         except typer.BadParameter as error:
             raise ConfigError(
                 f"The configuration file {path} sets {where + key!r} to {value!r}: {error.message}"
@@ -112,10 +107,10 @@ def _checked(table: dict[str, Any], command: Any, path: str, where: str) -> dict
     return checked
 
 
-def _taken(flag: Any, value: Any, ctx: typer.Context) -> Any:
-    """The value as the flag may be given it; typer.BadParameter if the flag does not take it.
+def _check_value(flag: Any, value: Any, ctx: typer.Context) -> Any:
+    """Return the value in the form that the flag takes. Raises typer.BadParameter if the flag does not take it.
 
-    A repeated flag takes a list, or one value alone.
+    A repeatable flag takes a list, or a single value.
     """
     several = getattr(flag, "multiple", False) or flag.nargs != 1
     values = value if several and isinstance(value, list) else [value]
@@ -132,7 +127,7 @@ def _taken(flag: Any, value: Any, ctx: typer.Context) -> Any:
 
 
 def _refuse_modules(flag: Any, value: Any, path: str, key: str) -> None:
-    """A file may lie there without the user's doing, so no code is run because it says so."""
+    """Raise ConfigError if a value would run code: the file may not be of the user's making."""
     if flag.name == "peer":
         raise ConfigError(
             f"The configuration file {path} sets {key!r}, which would run a program. A file may not name code to run. "
@@ -155,7 +150,7 @@ def _refuse_modules(flag: Any, value: Any, path: str, key: str) -> None:
 
 
 def _keys(flag: Any) -> set[str]:
-    """How a configuration file may call a flag: as it is written, without its dashes."""
+    """Return the names of a flag in a configuration file: its spellings without dashes."""
     return {flag.name} | {option.lstrip("-").replace("-", "_") for option in flag.opts if option.startswith("--")}
 
 
@@ -185,17 +180,17 @@ class Commands(TyperGroup):
 
 
 def config_first(args: Sequence[str]) -> list[str]:
-    """The arguments, with --config and its file before the command; what follows -- stays as it is."""
+    """Move --config and its file before the command; arguments after -- stay."""
     end = list(args).index("--") if "--" in args else len(args)
     first: list[str] = []
-    rest: list[str] = []
-    place = 0
-    while place < end:
-        is_config = args[place] == "--config" and place + 1 < end
-        found = args[place : place + 1 + is_config]
-        (first if is_config or found[0].startswith("--config=") else rest).extend(found)
-        place += len(found)
-    return [*first, *rest, *args[end:]]
+    others: list[str] = []
+    position = 0
+    while position < end:
+        is_config = args[position] == "--config" and position + 1 < end
+        found = args[position : position + 1 + is_config]
+        (first if is_config or found[0].startswith("--config=") else others).extend(found)
+        position += len(found)
+    return [*first, *others, *args[end:]]
 
 
 app = typer.Typer(
@@ -234,35 +229,41 @@ def root(
 ) -> None:
     for name in sorted(os.environ.keys() - ENVIRONMENT_VARIABLES):
         if near := difflib.get_close_matches(name, ENVIRONMENT_VARIABLES, n=1, cutoff=0.85):
-            told = f"The environment variable {name} is not read, and has no effect. Did you mean {near[0]}?"
-            typer.echo(f"forerun: {told}", err=True)
+            text = f"The environment variable {name} is not read, and has no effect. Did you mean {near[0]}?"
+            typer.echo(f"forerun: {text}", err=True)
     if config is not None:
         ctx.default_map = read_config(config, ctx.command)
 
 
-_RUN, _MEASURE, _MAKE = "Run", "Measure", "Make"
-app.command("generate", rich_help_panel=_RUN)(generate.generate)
-app.command("chat", rich_help_panel=_RUN)(chat.chat)
-app.command("serve", rich_help_panel=_RUN)(serve.serve)
-app.command("batch", rich_help_panel=_RUN)(batch.batch)
-app.command("demo", rich_help_panel=_MEASURE)(demo.demo)
-app.command("audit", rich_help_panel=_MEASURE)(audit.audit)
-app.add_typer(bench.app, name="bench", rich_help_panel=_MEASURE)
-app.command("tune", rich_help_panel=_MEASURE)(tune.tune)
-app.add_typer(train.app, name="train", rich_help_panel=_MAKE)
-app.add_typer(export.app, name="export", rich_help_panel=_MAKE)
-app.command("fetch", hidden=True)(fetch.fetch)
-app.command("quantize", hidden=True)(quantize.quantize)
-app.command("plan", hidden=True)(plan.plan)
-app.command("drafters", hidden=True)(drafters.drafters)
-app.command("info", hidden=True)(info.info)
-app.command("options", hidden=True)(show_keys)
-app.add_typer(index.app, name="index", hidden=True)
-app.add_typer(cache.app, name="cache", hidden=True)
+_COMMANDS: dict[str | None, dict[str, Any]] = {
+    "Run": {"generate": generate.generate, "chat": chat.chat, "serve": serve.serve, "batch": batch.batch},
+    "Measure": {"demo": demo.demo, "audit": audit.audit, "tune": tune.tune},
+    None: {
+        "fetch": fetch.fetch,
+        "quantize": quantize.quantize,
+        "plan": plan.plan,
+        "drafters": drafters.drafters,
+        "info": info.info,
+        "options": show_keys,
+    },
+}
+"""Heading in help -> commands; None for those that help does not list."""
+_GROUPS: dict[str, tuple[typer.Typer, str | None]] = {
+    "bench": (bench.app, "Measure"),
+    "train": (train.app, "Make"),
+    "export": (export.app, "Make"),
+    "index": (index.app, None),
+    "cache": (cache.app, None),
+}
+for panel, commands in _COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel, hidden=panel is None)(command)
+for name, (group, heading) in _GROUPS.items():
+    app.add_typer(group, name=name, rich_help_panel=heading, hidden=heading is None)
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     app()
 
 

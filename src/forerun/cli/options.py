@@ -1,7 +1,8 @@
-"""Flags that several commands share. Their defaults live in forerun.config."""
+"""Flags that several commands share, and the choice of a default model and of the drafters to compare."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -33,7 +34,7 @@ WORKLOAD_FILE = (
 
 @dataclass(frozen=True, slots=True)
 class LLMOptions(Checked):
-    """What LLM is told beside its target and its drafter."""
+    """Options of `LLM` beside its target and its drafter."""
 
     num_draft_tokens: NumDraftTokens | None = option_like(
         EngineConfig, "num_draft_tokens", None, default_text=f"the drafter's own, or {AUTO}"
@@ -73,7 +74,7 @@ class LLMOptions(Checked):
 
 
 LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "tensor_parallel_size", "adapter")
-"""Of LLMOptions, what commands that generate have flags for; the rest are keys of the configuration file."""
+"""Fields of LLMOptions with a flag in commands that generate; the others are keys of the configuration file."""
 RAY_TYPED = ("ray", "replicas", "ray_address")
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas."
 DRAFTER_HELP = "A drafter (`forerun drafters` lists them), the folder or id of a draft model, 'auto' or 'none'."
@@ -88,7 +89,7 @@ ModelName = Annotated[
         show_default="smollm2 if it is fetched, else bundled",
     ),
 ]
-"""None: to be replaced by `chosen_model` of cli/default_model.py."""
+"""None stands for `chosen_model`."""
 _TARGET = "The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id."
 _CHOSEN = "smollm2 if it is fetched, else bundled"
 TargetArgument = Annotated[str | None, typer.Argument(metavar="MODEL", help=_TARGET, show_default=_CHOSEN)]
@@ -119,10 +120,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 def comma_list(text: str, what: str) -> list[str]:
-    """The entries of a flag, between commas; or between semicolons where there is one, so that they may hold commas.
+    """Split the value of a flag at commas; or at semicolons if there is one, so that entries may contain commas.
 
     Raises:
-        ConfigError: it holds no entry, or one twice.
+        ConfigError: it has no entry, or one twice.
     """
     entries = [entry.strip() for entry in text.split(";" if ";" in text else ",") if entry.strip()]
     if not entries or len(set(entries)) < len(entries):
@@ -130,11 +131,8 @@ def comma_list(text: str, what: str) -> list[str]:
     return entries
 
 
-# Which model a command takes without --model: one rule for all of them.
-
-
 def chosen_model(model: str | None, flag: str = "--model") -> str:
-    """The flag's value; without one a fetched model, else the bundled one, which is said on standard error."""
+    """Return the flag's value; without one a fetched model, else the bundled one, with a line on standard error."""
     if model is not None:
         return model
     chosen = store.default_model()
@@ -143,3 +141,53 @@ def chosen_model(model: str | None, flag: str = "--model") -> str:
         why = f"no other is fetched; `forerun fetch {store.names()[0]}` brings a chat model"
     typer.echo(f"forerun: no {flag} given, so it is {chosen} ({why})", err=True)
     return chosen
+
+
+def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[str, str]:
+    """Return the drafters to compare on a target: method name -> `drafter` of `LLM`.
+
+    Args:
+        draft: the draft model for drafters that need one.
+        names: drafters with commas between them, each with at most one option (NAME:key=value); with semicolons
+            between them, with any number of options. None takes all that can serve this target.
+
+    Raises:
+        ConfigError: an unknown name, or one that lacks an option it needs.
+    """
+    from forerun.drafters.registry import DRAFTERS, shipped_folder
+
+    specs = comma_list(names, "--drafters") if names else list(DRAFTERS)
+    chosen: dict[str, str] = {}
+    for spec in specs:
+        name, colon, _ = spec.partition(":")
+        if name not in DRAFTERS:
+            raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")
+        row = DRAFTERS[name]
+        if not colon and draft is not None and row.with_draft_model is not None:
+            chosen[name] = row.with_draft_model.format(draft)
+        elif colon or row.serves(model) or (names and row.shipped):  # a head is found by the weights
+            chosen[spec] = spec
+        elif row.with_head is not None and shipped_folder(model, "eagle") is not None:
+            chosen[name] = row.with_head
+        elif names:
+            raise ConfigError(
+                f"{name} needs its option {row.needed_option!r} for {model!r}: {name}:{row.needed_option}=..."
+                + (", or a draft model for all with --draft." if row.with_draft_model is not None else ".")
+            )
+    return chosen
+
+
+def describe_left_out(chosen: Mapping[str, str], draft: str | None) -> str:
+    """Return the drafters that need another option for this target, with that option; empty if there are none."""
+    from forerun.drafters.registry import DRAFTERS
+
+    with_model, parts = [], []
+    for name, row in DRAFTERS.items():
+        if name not in chosen and draft is None and row.with_draft_model is not None:
+            with_model.append(name)
+        elif name not in chosen and row.needed_option:
+            parts.append(f"{name} (give --drafters {name}:{row.needed_option}=...)")
+        elif name not in chosen:
+            parts.append(f"{name} (no prompt has a reference for it)")
+    parts[:0] = [f"{', '.join(with_model)} (give a draft model with --draft)"] if with_model else []
+    return "; ".join(parts) + "." if parts else ""

@@ -1,4 +1,4 @@
-"""What the commands print for programs, and how wide what they print for people may be."""
+"""Output and input shared by the commands: JSON, notes, sizes, the memory plan, and arguments that name files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def print_json(report: object) -> None:
-    """One object on one line of standard output; dataclasses and named tuples become objects."""
+    """Print one JSON object on one line; dataclasses and named tuples become objects."""
     typer.echo(json.dumps(plain(report), ensure_ascii=False))
 
 
 def plain(value: Any) -> Any:
-    """The value in dicts, lists, strings and numbers."""
+    """Convert a value into dicts, lists, strings and numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if hasattr(value, "_asdict"):
@@ -41,18 +41,18 @@ def plain(value: Any) -> Any:
 
 
 def terminal_width() -> int | None:
-    """Columns of standard output; None where it is no terminal."""
+    """Return the columns of standard output; None if it is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def tell_written(out: Path, files: Exported, *, err: bool = False) -> None:
-    """What an export has written."""
+def show_written(out: Path, files: Exported, *, err: bool = False) -> None:
+    """Print what an export has written."""
     size = f"{files.num_parameters:,} parameters in {files.dtype}, {files.nbytes:,} bytes in {len(files.files)} files"
     typer.echo(f"{out}: {size}", err=err)
 
 
 def size_text(nbytes: float) -> str:
-    """A size for people, in units of 1000."""
+    """Format a size, in units of 1000."""
     for unit in ("bytes", "kB", "MB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}"
@@ -60,55 +60,39 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes:.1f} GB"
 
 
-# What commands say on standard error: notes, and the plan of memory, which `LLM` logs before weights are read.
-
-
-class _ProgressLine(logging.Handler):
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(logging.INFO)
-        self._say = say
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.getMessage())
-
-
 @contextmanager
-def memory_told(say: Callable[[str], None] | None) -> Iterator[None]:
-    """Within this, a plan is said. say: gets the line; None: nothing is said."""
+def log_memory_plan(say: Callable[[str], None] | None) -> Iterator[None]:
+    """Pass the memory plan, which `LLM` logs before it reads weights, to `say`; None drops it."""
     logger = logging.getLogger(MEMORY_LOG)
-    level, propagate = logger.level, logger.propagate
-    if say is None:
-        yield
-        return
-    line = _ProgressLine(say)
-    logger.addHandler(line)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False  # a program's handlers would say it once more
+    level = logger.level
+
+    def take(record: logging.LogRecord) -> bool:
+        if say is not None:
+            say(record.getMessage())
+        return say is None  # other handlers would print it once more
+
+    logger.addFilter(take)
+    logger.setLevel(level if say is None else logging.INFO)
     try:
         yield
     finally:
-        logger.removeHandler(line)
+        logger.removeFilter(take)
         logger.setLevel(level)
-        logger.propagate = propagate
 
 
 def note(text: str) -> None:
-    """A line on standard error, by forerun."""
+    """Print a line on standard error."""
     typer.echo(f"forerun: {text}", err=True)
 
 
 def note_untried(program: str) -> None:
-    """A note where a program's version has not been tried with forerun. Raises ConfigError where it is not there."""
-    said = untried(program)
-    if said is not None:
-        note(said)
-
-
-# Texts that a command line gives as they are or by the name of a file.
+    """Print a note if a program's version has not been tried with forerun. Raises ConfigError without the program."""
+    if (warning := untried(program)) is not None:
+        note(warning)
 
 
 def unicode_text(text: str, what: str, error: type[ForerunError] = PromptError) -> str:
-    """The text of an argument. Python reads bytes that are not UTF-8 as lone surrogates."""
+    """Return the text of an argument; raise `error` if it holds lone surrogates, as bytes that are not UTF-8 become."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -117,7 +101,7 @@ def unicode_text(text: str, what: str, error: type[ForerunError] = PromptError) 
 
 
 def text_or_file(value: str, flag: str, error: type[ForerunError] = PromptError) -> str:
-    """The flag's text, or that of the file it names with @.
+    """Return the flag's text, or that of the file it names with @.
 
     Raises:
         error: the file cannot be read, or is not UTF-8.

@@ -1,4 +1,4 @@
-"""`forerun plan`: what speculation would gain, before anything is downloaded or trained."""
+"""`forerun plan`: predict memory, speed and cost of speculation from configurations."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from forerun.speculation.predictor import ChainAcceptance, Predicted, StepCosts
 
 
-# A plan as `forerun plan` prints it.
-
 _HEADER = ("K", "tokens a step", "ms a step", "speed-up", "break-even acceptance")
 _SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 SOURCES = {
@@ -33,11 +31,11 @@ SOURCES = {
 
 
 def lines(made: SpeculationPlan, accept_probs: ChainAcceptance) -> Iterator[str]:
-    """The plan for people."""
+    """Yield the lines of a plan."""
     from forerun.lab.bench.tables import plain_table
 
     memory, prediction = made.memory, made.prediction
-    drafter = "drafts that are looked up" if made.draft is None else made.draft.name
+    drafter = "n-gram drafts" if made.draft is None else made.draft.name
     yield f"{made.target.name} ({_count(made.target.parameters)}) with {drafter} on {made.machine}"
     yield f"times:      {SOURCES[made.source]}"
     yield f"memory:     {'; '.join(_memory(made))}"
@@ -55,10 +53,10 @@ def lines(made: SpeculationPlan, accept_probs: ChainAcceptance) -> Iterator[str]
 
 
 def _row(each: Predicted) -> list[str]:
-    """What is told of one K, under _HEADER."""
+    """Return the cells of one K, below _HEADER."""
     edge = "never" if each.break_even is None else f"{each.break_even:.2f}"
-    cells = [f"{each.tokens:.2f}", f"{1000 * each.seconds:.2f}", f"{each.speedup:.2f}", edge]
-    return [str(each.num_draft_tokens), *cells]
+    cells = f"{each.num_draft_tokens} {each.tokens:.2f} {1000 * each.seconds:.2f} {each.speedup:.2f}".split()
+    return [*cells, edge]
 
 
 def _verdict(made: SpeculationPlan) -> str:
@@ -75,7 +73,7 @@ def _verdict(made: SpeculationPlan) -> str:
 
 def _memory(made: SpeculationPlan) -> Iterator[str]:
     memory = made.memory
-    cache = "keys and values not told" if memory.target_cache is None else f"cache {size_text(memory.target_cache)}"
+    cache = "cache unknown" if memory.target_cache is None else f"cache {size_text(memory.target_cache)}"
     yield f"target {size_text(memory.target_weights)}, {cache}"
     if memory.draft_weights is not None:
         beside = "" if memory.draft_cache is None else f", cache {size_text(memory.draft_cache)}"
@@ -89,8 +87,8 @@ def _of_all(made: SpeculationPlan) -> str:
 
 
 def _money(made: SpeculationPlan, speed: float) -> str:
-    price = made.per_million(speed)
-    return "" if price is None else f", {price:.2f} for a million tokens"
+    cost = made.per_million(speed)
+    return "" if cost is None else f", {cost:.2f} for a million tokens"
 
 
 def _count(parameters: int) -> str:
@@ -114,8 +112,7 @@ ModelArgument = Annotated[
 Draft = Annotated[
     str | None,
     typer.Option(
-        help="The draft model or the folder of a draft head, or a number of parameters; 'none' for drafts that are "
-        "looked up.",
+        help="The draft model or the folder of a draft head, or a number of parameters; 'none' for n-gram drafts.",
         metavar="MODEL",
         show_default="the bundled draft for the bundled target, else none",
     ),
@@ -136,8 +133,8 @@ MemorySize = Annotated[float | None, typer.Option(help="Of the machine, in GB.",
 Acceptance = Annotated[
     str,
     typer.Option(
-        help="Chance that a draft token is accepted if those before it were: one for all positions, or one for each "
-        "with commas between them.",
+        help="Probability that a draft token is accepted if those before it were: one for all positions, or one for "
+        "each with commas between them.",
         metavar="A,...",
     ),
 ]
@@ -161,7 +158,7 @@ def plan(
     json: options.Json = False,
 ) -> None:
     """Predict memory, speed and cost of speculation, for models and machines that need not be here."""
-    wanted = chosen_machine(machine, bandwidth, flops, memory, measure=measure)
+    chosen = chosen_machine(machine, bandwidth, flops, memory, measure=measure)
     accept_probs = read_acceptance(acceptance)
     model = model or BUNDLED_TARGET
     draft = draft or (BUNDLED_DRAFT if model == BUNDLED_TARGET else "none")
@@ -175,19 +172,18 @@ def plan(
     target = model_shape(model)
     drafting = draft_shape(draft, measure=measure)
     costs = measured_costs(model, draft, settings) if measure else None
-    place = wanted if wanted is not None else bare_machine() if measure else measured_machine(note)
-    made = make_plan(target, drafting, place, accept_probs, settings, costs)
+    on = chosen or (bare_machine() if measure else measured_machine(note))
+    made = make_plan(target, drafting, on, accept_probs, settings, costs)
     if json:
         print_json(made.as_object() | {"acceptance": list(accept_probs.per_position)})
         return
-    for line in lines(made, accept_probs):
-        typer.echo(line)
+    typer.echo("\n".join(lines(made, accept_probs)))
 
 
 def chosen_machine(
     name: str | None, bandwidth: float | None, flops: float | None, memory: float | None, *, measure: bool
 ) -> Machine | None:
-    """The machine that was asked for; None: this one.
+    """Return the machine that the flags describe; None for this one.
 
     Raises:
         ConfigError: the flags contradict each other, or the name is not in the table.
@@ -210,7 +206,7 @@ def chosen_machine(
 
 
 def check_measured(settings: PlanOptions) -> None:
-    """Raise ConfigError where something else than this machine's steps of one sequence is asked for."""
+    """Raise ConfigError unless the plan is for one sequence on one device."""
     if settings.batch > 1 or settings.tensor_parallel > 1:
         raise ConfigError(
             "--measure measures steps of one sequence on this machine. Leave --batch and --tensor-parallel out; "
@@ -219,7 +215,7 @@ def check_measured(settings: PlanOptions) -> None:
 
 
 def read_acceptance(text: str) -> ChainAcceptance:
-    """The chances of --acceptance. Raises ConfigError where they are not numbers from 0 to 1."""
+    """Parse the probabilities of --acceptance. Raises ConfigError unless they are numbers from 0 to 1."""
     from forerun.speculation.predictor import ChainAcceptance
 
     try:
@@ -231,10 +227,10 @@ def read_acceptance(text: str) -> ChainAcceptance:
 
 
 def draft_shape(draft: str, *, measure: bool) -> ModelShape | None:
-    """The draft's shape; None for drafts that are looked up, or of a drafter that finds its model by itself.
+    """Return the shape of the draft model; None for n-gram drafts, and for a drafter that finds its model itself.
 
     Raises:
-        ConfigError: a drafter's name, where nothing is measured.
+        ConfigError: a drafter's name without --measure.
         ModelLoadError: as `model_shape`.
     """
     from forerun.drafters.parse_text import split_spec
@@ -255,16 +251,15 @@ def draft_shape(draft: str, *, measure: bool) -> ModelShape | None:
 
 
 def bare_machine() -> Machine:
-    """This machine, of which nothing but its memory is asked."""
+    """Return this machine with its memory, without measured rates."""
     from forerun.lab.plan.machines import Machine
-    from forerun.utils import machine as processor
-    from forerun.utils.machine import total_memory
+    from forerun.utils.machine import model, total_memory
 
-    return Machine(processor.model(), total_memory(), lambda _: 1.0, 1.0)
+    return Machine(model(), total_memory(), lambda _: 1.0, 1.0)
 
 
 def measured_costs(model: str, draft: str, settings: PlanOptions) -> StepCosts:
-    """The steps of these models here; the seam that tests replace."""
+    """Measure steps of these models on this machine. Tests replace this function."""
     from forerun.lab.plan.measured import measured_steps
 
     note(f"measuring steps of {model}" + ("" if draft == "none" else f" with {draft}"))

@@ -1,4 +1,4 @@
-"""`forerun quantize`: a model's weights at 8 or 4 bits, saved once."""
+"""`forerun quantize`: save a model with its weights at 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.flags import with_flags
-from forerun.cli.output import tell_written
+from forerun.cli.output import show_written
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 
@@ -55,13 +55,13 @@ def quantize(
         "int8" if quantize == "int8" else "int4",
         adapter=adapter,
         force=force,
-        cost=(lambda: lost(model, quantize, adapter)) if measure else None,
+        cost=(lambda: measured_loss(model, quantize, adapter)) if measure else None,
     )
-    tell_written(out, exported)
+    show_written(out, exported)
 
 
-def lost(model: str, bits: str, adapter: str | None) -> str:
-    """What quantising costs on the bundled prose, as Markdown; a sentence where that cannot be told."""
+def measured_loss(model: str, bits: str, adapter: str | None) -> str:
+    """Measure the loss on the bundled prose, as Markdown; a sentence if it cannot be measured."""
     from forerun.cli.bench.quality import MAX_TOKENS, measure
     from forerun.lab.bench.quality import COLUMNS
     from forerun.lab.bench.tables import Table, markdown_table
@@ -72,7 +72,7 @@ def lost(model: str, bits: str, adapter: str | None) -> str:
     if find_tokenizer(model, adapter) is None:
         return "Not measured: the model has no tokenizer."
     if find_source(model).quantisation() is not None:
-        return "Not measured: the model was kept in codes before, which stand for other numbers than its first ones."
+        return "Not measured: the model was quantised already, so its original weights are unknown."
     rows = measure(model, ["bfloat16", bits], {PROSE: load(PROSE)}, MAX_TOKENS, adapter)
     table = Table.of("", COLUMNS, rows)
     about = "On forerun's bundled prose, beside the same model in float32; KL is the mean divergence from it per token."

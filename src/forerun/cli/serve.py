@@ -12,49 +12,15 @@ from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
 from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, note_untried
+from forerun.cli.output import log_memory_plan, note, note_untried
 from forerun.config import AUTO, NO_DRAFTER, EngineConfig
 from forerun.drafters.parse_text import K_OPTION
 from forerun.errors import ConfigError
-from forerun.integrations.ray.plan import RayOptions
+from forerun.integrations.ray.plan import RayOptions, ServePlan
 from forerun.server.options import ServerOptions
 from forerun.server.traffic_records import check_place
 from forerun.utils.json_file import Fields
 
-# `forerun serve --ray`: replicas on Ray.
-
-
-def serve_replicas(
-    model: str,
-    name: str,
-    drafters: str | list[str],
-    llm: dict[str, Any],
-    server: ServerOptions,
-    ray: RayOptions,
-) -> None:
-    """Serve.
-
-    Raises:
-        ConfigError: Ray is not there, its cluster does not answer, or an option cannot be had with it.
-    """
-    from forerun.integrations.ray.plan import ServePlan
-
-    plan = ServePlan.of(model, name, drafters, llm, server, ray)
-    note_untried("Ray")
-    from forerun.integrations.ray.run import serve_on_ray
-    from forerun.server.logs import log_as_json
-    from forerun.server.run import bound_socket
-
-    with bound_socket(server) as listening:  # a port that is taken is told of before anything is started
-        server = replace(server, port=listening.getsockname()[1])
-    note(f"starting {ray.replicas} replicas of {model}")
-    log_as_json()
-    serve_on_ray(plan, server, ray)
-
-
-# The drafters of a server, by its flags: --drafter, --draft-model, and --speculative-config as vLLM writes it.
-
-_PREDICTION = "prediction"
 _METHODS = {
     "ngram": "prompt-lookup",
     "suffix": "suffix",
@@ -62,33 +28,25 @@ _METHODS = {
     "eagle": "eagle",
     "eagle3": "eagle",
 }
-"""vLLM's names of methods that there are here too."""
+"""vLLM's names of methods -> drafters."""
 _WITH_MODEL = ("draft-model", "eagle")
-_COMMON = ("method", "model", "num_speculative_tokens")
-_PLACE = "--speculative-config"
+_CONFIG_FLAG = "--speculative-config"
 
 
 def served_drafters(
     drafters: Sequence[str], draft_model: str | None, speculative_config: str | None
 ) -> str | list[str]:
-    """The texts of the drafters to load; requests without a choice have the first. NO_DRAFTER: plain decoding.
+    """Return the texts of the drafters to load, the default one first; NO_DRAFTER for plain decoding.
 
-    `prediction` is always among them, for requests that bring one.
+    `prediction` is always among them, for requests that have one.
 
     Raises:
-        ConfigError: two flags say different things, or one of them cannot be done.
+        ConfigError: two flags contradict each other, or one of them is invalid.
     """
-    given = [
-        flag
-        for flag, value in (
-            ("--drafter", drafters),
-            ("--draft-model", draft_model),
-            (_PLACE, speculative_config),
-        )
-        if value
-    ]
+    flags = {"--drafter": drafters, "--draft-model": draft_model, _CONFIG_FLAG: speculative_config}
+    given = [flag for flag, value in flags.items() if value]
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} both say who drafts. Give one of them.")
+        raise ConfigError(f"{' and '.join(given)} both choose the drafter. Give one of them.")
     if speculative_config is not None:
         drafters = [_of_vllm(speculative_config)]
     elif draft_model is not None:
@@ -99,34 +57,31 @@ def served_drafters(
         if len(drafters) > 1:
             raise ConfigError(f"--drafter is {NO_DRAFTER!r}, and others too. Give it alone, or leave it out.")
         return NO_DRAFTER
-    has_prediction = any(text.partition(":")[0] == _PREDICTION for text in drafters)
-    return [*drafters] if has_prediction else [*drafters, _PREDICTION]
+    has_prediction = any(text.partition(":")[0] == "prediction" for text in drafters)
+    return [*drafters] if has_prediction else [*drafters, "prediction"]
 
 
 def _of_vllm(text: str) -> str:
-    """The drafter's text for a speculative configuration of vLLM's."""
-    fields = Fields.parse(text, _PLACE, ConfigError, remedy='Give an object such as {"method": "ngram"}.')
-    default = "draft_model" if "model" in fields else None
-    method = fields.string("method", default, choices=tuple(_METHODS))
+    """Translate vLLM's speculative configuration into the text of a drafter."""
+    fields = Fields.parse(text, _CONFIG_FLAG, ConfigError, remedy='Give an object such as {"method": "ngram"}.')
+    method = fields.string("method", "draft_model" if "model" in fields else None, choices=tuple(_METHODS))
     if method is None:
         raise fields.wrong("method", f"one of {', '.join(_METHODS)}")
-    name = _METHODS[method]
+    name, allowed = _METHODS[method], ["method", "num_speculative_tokens"]
     options: dict[str, Any] = {}
-    allowed = [*_COMMON]
     if name in _WITH_MODEL:
         options["model"] = fields.string("model")
+        allowed.append("model")
     if name == "prompt-lookup":
         allowed += ["prompt_lookup_min", "prompt_lookup_max"]
         options["min_ngram"] = fields.integer("prompt_lookup_min", None, low=1)
         options["max_ngram"] = fields.integer("prompt_lookup_max", None, low=1)
     options[K_OPTION] = fields.integer("num_speculative_tokens", None, low=0)
-    if name not in _WITH_MODEL:
-        allowed.remove("model")
     odd = sorted(set(fields.values) - set(allowed))
     if odd:
         raise ConfigError(
-            f"{_PLACE}: {', '.join(odd)} cannot be had here with the method {method!r}. Leave it out, or choose the "
-            "drafter with --drafter, which has options of its own."
+            f"{_CONFIG_FLAG}: {', '.join(odd)} is not supported with the method {method!r}. Leave it out, or choose "
+            "the drafter with --drafter, which has options of its own."
         )
     written = ",".join(f"{key}={value}" for key, value in options.items() if value is not None)
     return f"{name}:{written}" if written else name
@@ -175,13 +130,13 @@ def serve(
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     if ray.ray:
-        serve_replicas(model, name, drafters, llm, server, ray)
+        _serve_on_ray(ServePlan.of(model, name, drafters, llm, server, ray), ray)
     else:
         _serve_here(model, name, drafters, llm, server)
 
 
 def check_extra() -> None:
-    """Raise ConfigError where what the server needs is not installed."""
+    """Raise ConfigError if a package that the server needs is not installed."""
     try:
         import forerun.server.run
         import forerun.server.service  # noqa: F401
@@ -191,8 +146,22 @@ def check_extra() -> None:
         raise ConfigError(f"The server needs {error.name}, which is not installed: {INSTALL}") from None
 
 
+def _serve_on_ray(plan: ServePlan, ray: RayOptions) -> None:
+    """Serve by replicas on Ray. Raises ConfigError as `serve_on_ray`, and if Ray is not installed."""
+    note_untried("Ray")
+    from forerun.integrations.ray.run import serve_on_ray
+    from forerun.server.logs import log_as_json
+    from forerun.server.run import bound_socket
+
+    with bound_socket(plan.server) as listening:  # a port in use is an error before anything is started
+        server = replace(plan.server, port=listening.getsockname()[1])
+    note(f"starting {ray.replicas} replicas of {plan.model}")
+    log_as_json()
+    serve_on_ray(plan, server, ray)
+
+
 def _serve_here(model: str, name: str, drafters: str | list[str], llm: dict[str, Any], server: ServerOptions) -> None:
-    """In this process."""
+    """Serve in this process."""
     from forerun.server.logs import log_as_json
     from forerun.server.run import bound_socket, serve as run
     from forerun.server.service import Service
@@ -201,7 +170,7 @@ def _serve_here(model: str, name: str, drafters: str | list[str], llm: dict[str,
         check_place(server.journal)
     with bound_socket(server) as listening:
         note(f"loading {model}")
-        with memory_told(note):
+        with log_memory_plan(note):
             opened = open_llm(model, drafters, chat=False, **llm)
         log_as_json()
         run(Service(opened, name, server), listening)

@@ -1,4 +1,4 @@
-"""`forerun train`: answers, heads, `draft` and `eval`: data, drafters for a target, and measurements of them."""
+"""`forerun train`: make training data, train draft heads and draft models, and evaluate them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED, open_llm
 from forerun.cli.options import Json, LLMOptions, TargetName, chosen_model
-from forerun.cli.output import memory_told, note, print_json
+from forerun.cli.output import log_memory_plan, note, print_json
 from forerun.config import ASSETS, BUNDLED_MODELS, BUNDLED_TARGET, NO_DRAFTER
 from forerun.errors import ConfigError
 from forerun.train.defaults import AnswerMaking, DraftTraining, Pruning, RunOptions
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from forerun.train.commands import Evaluation
     from forerun.train.heads.start import HeadKind
 
-
-# `forerun train answers`: prompts and a target's answers to them, which drafters are trained on.
 
 AnswersOut = Annotated[
     Path, typer.Argument(help="File of answers to write: .jsonl, or .jsonl.gz to have it gzipped.", metavar="OUT")
@@ -76,13 +74,13 @@ def answers(
 
     def opened() -> LLM:
         note(f"loading {target}")
-        with memory_told(note):
+        with log_memory_plan(note):
             return open_llm(target, NO_DRAFTER, chat=False, **llm)
 
     try:
         make_answers(opened, out, data or [], making, Console(stderr=True), force=force)
     except KeyboardInterrupt:
-        typer.echo(f"\nforerun: stopped. What was done is in {out}.run; the same command goes on.", err=True)
+        typer.echo(f"\nforerun: stopped. The progress is in {out}.run; the same command resumes.", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -196,7 +194,7 @@ def _train(
 
 
 def this_command() -> str:
-    """The command line, with the last part of each path."""
+    """Return the command line, with paths shortened to their last part."""
     parts = []
     for part in sys.argv[1:]:
         flag, equals, value = part.partition("=") if part.startswith("-") else ("", "", part)
@@ -272,48 +270,28 @@ def evaluate(
 ) -> None:
     """Report a draft's bits per byte, perplexity and acceptance on the held-out files that ship with forerun, or a
     head's acceptance and the speed-up that follows from it on this machine."""
-    sizes = {"num_draft_tokens": num_draft_tokens, "new_tokens": new_tokens}
+    settings: Any = {"num_draft_tokens": num_draft_tokens, "new_tokens": new_tokens}
+    settings |= {"threads": machine.threads, "device": machine.device}
     if head is not None:
         if draft is not None:
             raise ConfigError("--draft and --head are both given. Give the one that is to be measured.")
-        _evaluate_head(target, head, data, machine, sizes, json)
+        from forerun.train.heads.commands import evaluate_head
+
+        report = evaluate_head(str(target), head, data, **settings)
+        if json:
+            print_json(report.record())
+        else:
+            typer.echo("\n".join(line.removeprefix("- ") for line in report.lines()))
         return
     if data is not None:
         raise ConfigError("--data is for a --head: a draft is measured on the files that ship with forerun.")
     from forerun.train.commands import evaluate_pair
 
-    result = evaluate_pair(
-        target,
-        draft or ASSETS / "draft",
-        **sizes,
-        threads=machine.threads,
-        device=machine.device,
-    )
+    result = evaluate_pair(target, draft or ASSETS / "draft", **settings)
     if json:
         print_json(result)
     else:
         _show(result)
-
-
-def _evaluate_head(
-    target: Path, head: Path, data: Path | None, machine: RunOptions, sizes: dict[str, int], json: bool
-) -> None:
-    from forerun.train.heads.commands import evaluate_head
-
-    report = evaluate_head(
-        str(target),
-        head,
-        data,
-        num_draft_tokens=sizes["num_draft_tokens"],
-        new_tokens=sizes["new_tokens"],
-        threads=machine.threads,
-        device=machine.device,
-    )
-    if json:
-        print_json(report.record())
-    else:
-        for line in report.lines():
-            typer.echo(line.removeprefix("- "))
 
 
 def _show(result: Evaluation) -> None:
@@ -325,13 +303,12 @@ def _show(result: Evaluation) -> None:
         scores.add_row(name, f"{score.bits_per_byte:.4f}", f"{score.perplexity:.3f}", f"{score.tokens:,}")
     rates = Table("temperature", "K", "acceptance rate", "per token", "per position, if reached", "mean length")
     for row in result.acceptance:
-        positions = " ".join(f"{value:.3f}" for value in row.per_position)
         rates.add_row(
             f"{row.temperature:g}",
             str(row.num_draft_tokens),
             f"{row.rate:.3f}",
             f"{row.per_token:.3f}",
-            positions,
+            " ".join(f"{value:.3f}" for value in row.per_position),
             f"{row.mean_acceptance_length:.2f}",
         )
     console = Console()

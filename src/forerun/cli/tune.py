@@ -1,4 +1,4 @@
-"""`forerun tune`: which drafter and K are fastest for these prompts on this machine, written as a configuration."""
+"""`forerun tune`: find the fastest drafter and K for given prompts, and write them as a configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 import textwrap
 import time
 from dataclasses import asdict
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from forerun.cli.bench.shared import check_json, set_threads, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import memory_told, note, print_json, terminal_width
+from forerun.cli.output import log_memory_plan, note, print_json, terminal_width
 from forerun.config import OFF, SamplingParams
 from forerun.lab.tune.options import TuneOptions
 from forerun.utils.workloads import Case, categories_in_turn, load, names
@@ -70,7 +69,7 @@ def tune(
 
     watch = Watch.begin()
     note(f"loading {model}")
-    with memory_told(note):
+    with log_memory_plan(note):
         plain = open_plain(model, llm)
     if prompts is None or cases is None:
         prompts = _CHATS if getattr(plain.tokenizer, "chat_template", None) else _RAW
@@ -81,8 +80,7 @@ def tune(
     task = make_task(plain, model, cases, prompts, settings, levels, drafters, draft)
     with TuneProgress(task.seconds) as progress:
         outcome = tuned(task, progress)
-    is_measured = bool(outcome.search.rounds)
-    written = write(outcome, task, settings, llm) if is_measured else None
+    written = write(outcome, task, settings, llm) if outcome.search.rounds else None
     facts = outcome.results(typed(), target_facts(model, plain), watch.environment(), asdict(settings))
     if settings.results is not None:
         from forerun.lab.results.files import save
@@ -99,13 +97,13 @@ def tune(
 
 
 def chosen_cases(prompts: str, count: int | None) -> list[Case]:
-    """The prompts, categories in turn. Raises ConfigError as `workloads.load`."""
+    """Load the prompts, categories in turn. Raises ConfigError as `workloads.load`."""
     cases = load(prompts)
     return categories_in_turn(cases)[: count or (NUM_PROMPTS if prompts in names() else len(cases))]
 
 
 def open_plain(model: str, settings: LLMOptions) -> LLM:
-    """The target alone; the seam that tests replace."""
+    """Open the target without a drafter. Tests replace this function."""
     from forerun.engine import LLM
 
     kept = {name: getattr(settings, name) for name in _KEPT}
@@ -122,7 +120,7 @@ def make_task(
     drafters: list[str],
     draft: str | None,
 ) -> Task:
-    """What is tuned for. Raises ConfigError where the prompts are too few, or do not fit the context."""
+    """Prepare the prompts. Raises ConfigError if they are too few or do not fit the context."""
     from forerun.lab.bench.prompts import prepare
     from forerun.lab.tune.tuning import Task, check_requests
 
@@ -134,7 +132,7 @@ def make_task(
 
 
 def write(outcome: TuningOutcome, task: Task, settings: TuneOptions, llm: LLMOptions) -> str:
-    """Write the configuration; its place."""
+    """Write the configuration and return its path."""
     from forerun.lab.tune.config_file import write_config
 
     own = LLMOptions()
@@ -146,41 +144,42 @@ def write(outcome: TuningOutcome, task: Task, settings: TuneOptions, llm: LLMOpt
 
 
 def typed() -> str:
-    """The command as it was typed, without the folders of files."""
+    """Return the command line, without the folders of files."""
     from forerun.lab.results.files import command_line
 
     return command_line(sys.argv[1:])
 
 
 def target_facts(model: str, plain: LLM) -> Any:
-    """For the results."""
+    """Describe the target in the results."""
     from forerun.lab.bench.measure import is_cost_padded
     from forerun.lab.results.files import without_folders
     from forerun.lab.results.schema import TargetFacts
     from forerun.models import number_format
 
-    target = plain.target
-    name = without_folders(model)
     return TargetFacts(
-        name, number_format(target), target.quantize, cost_padded=is_cost_padded(model), exact=plain.exact
+        without_folders(model),
+        number_format(plain.target),
+        plain.target.quantize,
+        cost_padded=is_cost_padded(model),
+        exact=plain.exact,
     )
 
 
 def show(outcome: TuningOutcome, environment: Environment, model: str, written: str | None) -> None:
-    """The outcome for people."""
+    """Print the outcome."""
     from forerun.lab.bench.tables import Report
     from forerun.lab.tune.public_drafts import public_drafts
 
     width = terminal_width()
-    typer.echo(Report("tune", outcome.tables()).text(environment, width=width))
-    typer.echo("")
+    typer.echo(Report("tune", outcome.tables()).text(environment, width=width) + "\n")
     for name, reason in outcome.left_out.items():
         typer.echo(textwrap.fill(f"Left out: {name}: {reason}", width or 120, subsequent_indent="    "))
     if written is None:
         typer.echo("Interrupted before anything was measured: nothing is written.")
         return
     if outcome.interrupted:
-        typer.echo("Interrupted: what was known is written.")
+        typer.echo("Interrupted: the best so far is written.")
     typer.echo(outcome.verdict.reason)
     for each in public_drafts(model):
         typer.echo(f"Public draft, not tried unless named: --drafters {each.text} ({each.licence})")
@@ -188,33 +187,35 @@ def show(outcome: TuningOutcome, environment: Environment, model: str, written: 
 
 
 class TuneProgress:
-    """How far the time has gone: a bar on a terminal, else a line for each stage. On standard error."""
+    """The progress of tuning on standard error: a bar on a terminal, else a line for each stage."""
 
     def __init__(self, seconds: float) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
 
         self._seconds, self._drawn = seconds, sys.stderr.isatty()
-        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-        console = Console(stderr=True)
-        self._bar = Bar(*columns, console=console, auto_refresh=False, transient=True, disable=not self._drawn)
+        self._bar = Bar(
+            *(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+            disable=not self._drawn,
+        )
         self._task = self._bar.add_task("tuning", total=seconds)
 
     def __enter__(self) -> TuneProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        """A stage begins."""
+        """Show the name of a stage that begins."""
         if not self._drawn:
             note(text)
         self._bar.update(self._task, description=text, refresh=True)
 
     def tick(self, seconds: float) -> None:
-        """So many seconds have passed. Drawn between trials only, so that drawing costs none of them anything."""
+        """Show the elapsed seconds; called between trials, so that drawing slows none of them."""
         self._bar.update(self._task, completed=min(seconds, self._seconds), refresh=True)

@@ -1,4 +1,4 @@
-"""A model as a GGUF file that llama.cpp loads: a draft with its target's tokenizer metadata, or a target with its own.
+"""Export of a model as a GGUF file for llama.cpp: a draft with its target's tokenizer metadata, or a target.
 
 llama.cpp compares the vocabularies of target and draft by that metadata, and computes the whole output layer.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from forerun.errors import ConfigError, IncompatibleDrafterError, UnsupportedModelError
-from forerun.export.files import DRAFT_TOKENS, Exported, check_draft, check_place, check_room
+from forerun.export.files import DRAFT_TOKENS, Exported, check_disk_space, check_draft, check_output
 from forerun.models import find_tokenizer, load_transformers_model
 from forerun.models.families import llama_refusal
 from forerun.models.llama.decoder import head_shape
@@ -31,39 +31,36 @@ from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKE
 from forerun.utils.files import atomic_file, refuse_to_overwrite
 from forerun.utils.vocabulary import backend, tokens_by_id
 
-# The metadata of a GGUF file: the model by its configuration, the tokenizer copied from another file or written
-# anew.
-#
-# Keys are those of the GGUF specification, with the values that llama.cpp's converter writes.
+# Metadata keys are those of the GGUF specification, with the values that llama.cpp's converter writes.
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """Model type of Transformers -> architecture of llama.cpp."""
-_gguf_metadata_UINT32, _INT32, _FLOAT32, _BOOL, _gguf_metadata_STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _TOKENIZER = "tokenizer."
 _CONTRACTIONS = (
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
     "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
 )
-"""As published tokenizers write them, and as llama.cpp does: the same in ASCII."""
+"""Contractions as published tokenizers write them, and as llama.cpp does: equal for ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of the metadata. kind: its type's number; of a list, also that of its elements."""
+    """A metadata value. kind: number of its type; for a list, also that of its elements."""
 
     value: Any
     kind: tuple[int, ...]
 
 
 def model_metadata(config: Any, name: str, vocab_size: int) -> tuple[str, dict[str, Value]]:
-    """The architecture, and the keys that describe the model.
+    """Return the architecture and the keys that describe the model.
 
     Args:
         config: of Transformers. name: of the model, for messages.
         vocab_size: rows of the embedding that is written.
 
     Raises:
-        UnsupportedModelError: it has something that these keys cannot say.
+        UnsupportedModelError: these keys cannot describe the model.
     """
     refusal, rope = llama_refusal(config), config.rope_parameters
     if refusal is None and rope.get("rope_type", "default") not in ("default", "llama3"):
@@ -92,13 +89,13 @@ def model_metadata(config: Any, name: str, vocab_size: int) -> tuple[str, dict[s
     if window:
         counts["attention.sliding_window"] = window
     numbers = {"attention.layer_norm_rms_epsilon": config.rms_norm_eps, "rope.freq_base": rope["rope_theta"]}
-    keys = {f"{architecture}.{key}": Value(int(count), (_gguf_metadata_UINT32,)) for key, count in counts.items()}
+    keys = {f"{architecture}.{key}": Value(int(count), (_UINT32,)) for key, count in counts.items()}
     keys |= {f"{architecture}.{key}": Value(float(number), (_FLOAT32,)) for key, number in numbers.items()}
     return architecture, keys
 
 
 def copied_tokenizer(file: GgufFile) -> dict[str, Value]:
-    """All keys of another file's tokenizer, as they are, chat template included.
+    """Return all tokenizer keys of another file unchanged, chat template included.
 
     Raises:
         UnsupportedModelError: it has none.
@@ -113,22 +110,22 @@ def copied_tokenizer(file: GgufFile) -> dict[str, Value]:
 
 
 def written_tokenizer(tokenizer: Any, name: str, vocab_size: int, pre: str | None) -> dict[str, Value]:
-    """The same for a byte-level byte-pair encoding, from Transformers' tokenizer.
+    """Return the tokenizer keys of a byte-level BPE tokenizer of Transformers.
 
     Args:
         name: of the model, for messages.
-        vocab_size: of the model; ids without a token are filled up.
-        pre: llama.cpp's name of the rule that cuts texts; None: the one that is the tokenizer's.
+        vocab_size: of the model; ids without a token get a placeholder.
+        pre: llama.cpp's name of the pre-tokenizer; None: that of the tokenizer.
 
     Raises:
-        UnsupportedModelError: there is no tokenizer, it is of another kind, or llama.cpp has no such rule.
+        UnsupportedModelError: there is no tokenizer, it is of another kind, or llama.cpp lacks its pre-tokenizer.
     """
     contents = {} if tokenizer is None else backend(tokenizer)
     model = contents.get("model", {})
     normalised = contents.get("normalizer") not in (None, {"type": "NFC"})  # which llama.cpp leaves out for Qwen2
     if model.get("type") != "BPE" or model.get("byte_fallback") or normalised:
         raise UnsupportedModelError(
-            f"{name} has no byte-level BPE tokenizer, of which alone GGUF metadata is written here. Give --target "
+            f"{name} has no byte-level BPE tokenizer, and GGUF metadata is written for no other kind. Give --target "
             "FILE.gguf, whose metadata is copied, or use llama.cpp's convert_hf_to_gguf.py."
         )
     by_id, added = tokens_by_id(tokenizer), {each["id"]: each["special"] for each in contents["added_tokens"]}
@@ -138,11 +135,11 @@ def written_tokenizer(tokenizer: Any, name: str, vocab_size: int, pre: str | Non
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     empty = tokenizer("")["input_ids"]
     keys = {
-        MODEL: Value("gpt2", (_gguf_metadata_STRING,)),
-        PRE_TOKENIZER: Value(pre or _rule(contents, name), (_gguf_metadata_STRING,)),
-        TOKENS: Value(tokens, (_ARRAY, _gguf_metadata_STRING)),
+        MODEL: Value("gpt2", (_STRING,)),
+        PRE_TOKENIZER: Value(pre or _pre_tokenizer_name(contents, name), (_STRING,)),
+        TOKENS: Value(tokens, (_ARRAY, _STRING)),
         TYPES: Value([int(kind) for kind in types], (_ARRAY, _INT32)),
-        PREFIX + "merges": Value(merges, (_ARRAY, _gguf_metadata_STRING)),
+        PREFIX + "merges": Value(merges, (_ARRAY, _STRING)),
         PREFIX + "add_bos_token": Value(empty[:1] == [tokenizer.bos_token_id] != [None], (_BOOL,)),
     }
     roles = {
@@ -153,27 +150,27 @@ def written_tokenizer(tokenizer: Any, name: str, vocab_size: int, pre: str | Non
     }
     for role, index in roles.items():
         if index is not None and index < vocab_size:
-            keys[PREFIX + NAMED[role]] = Value(int(index), (_gguf_metadata_UINT32,))
+            keys[PREFIX + NAMED[role]] = Value(int(index), (_UINT32,))
     if isinstance(tokenizer.chat_template, str):
-        keys[CHAT_TEMPLATE] = Value(tokenizer.chat_template, (_gguf_metadata_STRING,))
+        keys[CHAT_TEMPLATE] = Value(tokenizer.chat_template, (_STRING,))
     return keys
 
 
-def _rule(contents: Mapping[str, Any], name: str) -> str:
-    """llama.cpp's name of the rule by which a tokenizer cuts texts."""
+def _pre_tokenizer_name(contents: Mapping[str, Any], name: str) -> str:
+    """Return llama.cpp's name of a tokenizer's pre-tokenizer."""
     ours = _patterns(contents.get("pre_tokenizer"))
     for rule, splitting in SPLITTINGS.items():
         if ours is not None and ours == list(splitting.patterns):
             return rule
     raise UnsupportedModelError(
-        f"the tokenizer of {name} cuts texts by a rule that llama.cpp does not have. Give --target FILE.gguf, whose "
-        f"metadata is copied, or --pre NAME, one of {', '.join(sorted(SPLITTINGS))}: texts are then cut by that rule, "
-        "and prompts of token ids are as they were."
+        f"the tokenizer of {name} splits texts by a rule that llama.cpp does not have. Give --target FILE.gguf, whose "
+        f"metadata is copied, or the key pre in the configuration file, one of {', '.join(sorted(SPLITTINGS))}: texts "
+        "are then split by that rule; prompts of token ids are unaffected."
     )
 
 
 def _patterns(pre_tokenizer: Any) -> list[str] | None:
-    """The patterns of splits that a byte-level step follows; None for any other pre-tokenizer."""
+    """Return the patterns of the splits before a byte-level step; None for any other pre-tokenizer."""
     parts = (pre_tokenizer or {}).get("pretokenizers", [])
     splits = [part for part in parts if part["type"] == "Split" and part["behavior"] == "Isolated"]
     if len(splits) + 1 != len(parts) or parts[-1]["type"] != "ByteLevel" or parts[-1].get("use_regex"):
@@ -181,21 +178,19 @@ def _patterns(pre_tokenizer: Any) -> list[str] | None:
     return [part["pattern"].get("Regex", "").replace(*_CONTRACTIONS) for part in splits]
 
 
-GGUF_TYPES = ("F16", "Q8_0", "F32")
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7}
+GGUF_TYPES = {"F16": 1, "Q8_0": 7, "F32": 0}
 """Type of the matrices -> `general.file_type`."""
 _Q8_WIDTH = 32
 _F16_MAX = 65504.0
-_UINT32, _STRING = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedGguf:
-    """What was written.
+    """An exported file.
 
     Attributes:
         file: its size.
-        command: that starts llama.cpp's server with it.
+        command: starts llama.cpp's server with it.
     """
 
     file: Exported
@@ -207,7 +202,7 @@ def export_llama_cpp(
     out: Path,
     target: str | Path | None = None,
     *,
-    type_name: str = GGUF_TYPES[0],
+    type_name: str = "F16",
     pre: str | None = None,
     num_draft_tokens: int | None = None,
     force: bool = False,
@@ -218,14 +213,14 @@ def export_llama_cpp(
         model: as `load_model` takes it.
         target: the GGUF file of the target that it drafts for, whose tokenizer's metadata is copied; None: it is a
             target itself, and its own tokenizer is written.
-        type_name: of matrices: "F16", "F32", or "Q8_0", which those whose width is no multiple of 32 are not, but F16.
-            Vectors are F32, and so is what F16 cannot hold.
+        type_name: of matrices: "F16", "F32", or or "Q8_0"; F16 instead of Q8_0 if the width is no multiple of 32.
+            Vectors are F32, and so are matrices with values beyond F16.
         pre: as of `written_tokenizer`; only without `target`.
         num_draft_tokens: K of the command; None: `DRAFT_TOKENS`.
         force: replace the file.
 
     Raises:
-        ConfigError: `out` exists, cannot be written, has too little room, or has not the suffix .gguf; unknown type.
+        ConfigError: `out` exists, cannot be written, or lacks the suffix .gguf; the disk is full; unknown type.
         ModelLoadError: a model cannot be read.
         UnsupportedModelError: the model is of another family, the target has no tokenizer in its metadata, or the
             model's own cannot be written.
@@ -237,12 +232,12 @@ def export_llama_cpp(
     architecture, keys = model_metadata(loaded.config, str(model), vocab_size)
     described = {
         "general.name": Value(Path(model).name, (_STRING,)),
-        "general.file_type": Value(_FILE_TYPES[type_name], (_UINT32,)),
+        "general.file_type": Value(GGUF_TYPES[type_name], (_UINT32,)),
     }
     tensors = dict(_tensors(loaded, architecture, vocab_size, type_name))
-    check_room(out, sum(packed.nbytes for _, packed in tensors.values()))
+    check_disk_space(out, sum(packed.nbytes for _, packed in tensors.values()))
     _write(out, architecture, {**described, **keys, **tokenizer}, tensors)
-    GgufFile.open(out)  # its places and counts, once more
+    GgufFile.open(out)  # verifies offsets and counts
     count = sum(parameter.numel() for parameter in loaded.parameters())
     exported = Exported(count, type_name, out.stat().st_size, (out.name,))
     return ExportedGguf(exported, _command(out, target, num_draft_tokens or DRAFT_TOKENS))
@@ -256,16 +251,16 @@ def _check(out: Path, type_name: str, target: str | Path | None, pre: str | None
     if pre is not None and pre not in SPLITTINGS:
         raise ConfigError(f"pre is {pre!r}, but must be one of {', '.join(sorted(SPLITTINGS))}.")
     if out.suffix.lower() != SUFFIX:
-        raise ConfigError(f"{out} is to be a GGUF file, but does not end with {SUFFIX}, by which others know one.")
+        raise ConfigError(f"{out} must end with {SUFFIX}, the suffix of GGUF files.")
     if out.is_dir():
         raise ConfigError(f"{out} is a folder. Give the name of a file.")
     if not force:
         refuse_to_overwrite(out, ConfigError)
-    check_place(out.parent)
+    check_output(out.parent, force=True)
 
 
 def _tokenizer(model: str | Path, target: str | Path | None, pre: str | None) -> tuple[dict[str, Value], int]:
-    """The tokenizer's metadata, and how many tokens it lists: as many rows are written."""
+    """Return the tokenizer's metadata and its number of tokens, which is the number of rows that are written."""
     if target is None:
         source = find_source(model)
         if source.output_tokens(source.config()) is not None:
@@ -287,7 +282,7 @@ def _target_file(target: str | Path) -> GgufFile:
     source = find_source(target)
     if not isinstance(source, GgufSource):
         raise ConfigError(
-            f"target is {str(target)!r}, which is no GGUF file, but its tokenizer's metadata is to be copied. Give the "
+            f"target is {str(target)!r}, which is no GGUF file with tokenizer metadata. Give the "
             "file that llama.cpp serves; forerun export llama.cpp MODEL OUT.gguf writes one."
         )
     return source.file
@@ -296,7 +291,7 @@ def _target_file(target: str | Path) -> GgufFile:
 def _tensors(
     model: Any, architecture: str, vocab_size: int, type_name: str
 ) -> Iterator[tuple[str, tuple[str, npt.NDArray[Any]]]]:
-    """GGUF's name of each tensor, its type, and its packed rows; rows of queries and keys in llama.cpp's order."""
+    """Yield GGUF's name of each tensor, its type, and its packed rows; queries and keys in llama.cpp's order."""
     config = model.config
     heads, kv_heads, width = head_shape(config)
     permuted = {"attn_q": heads, "attn_k": kv_heads} if architecture in PERMUTED else {}
@@ -321,7 +316,7 @@ def _tensors(
 
 
 def _packed(tensor: Tensor, type_name: str) -> tuple[str, npt.NDArray[Any]]:
-    """The type of a tensor, and its rows packed in it."""
+    """Return the type of a tensor and its rows packed in that type."""
     numbers = tensor.float().contiguous().numpy()
     if type_name == "F32" or tensor.dim() == 1:
         return "F32", numbers
@@ -356,7 +351,7 @@ def _write(
 
 
 def _command(out: Path, target: str | Path | None, num_draft_tokens: int) -> str:
-    """`-md` alone loads a draft and does not use it."""
+    """Return the command of llama.cpp's server; `-md` alone would load a draft without using it."""
     if target is None:
         return f"llama-server -m {shlex.quote(str(out))}"
     file = shlex.quote(str(_target_file(target).path))

@@ -1,13 +1,11 @@
-"""A model whose matrices are kept in codes, as a folder that forerun serves without quantising anew."""
+"""Export of models and draft heads with quantized matrices, which forerun serves without quantizing again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from forerun import __version__
@@ -17,10 +15,10 @@ from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.export.files import (
     MAX_SHARD_BYTES,
     Exported,
-    check_place,
-    check_room,
+    check_disk_space,
+    check_output,
     generation_config,
-    remove_former,
+    model_folder,
     save_tokenizer,
 )
 from forerun.models import find_tokenizer
@@ -32,90 +30,11 @@ from forerun.models.loading.load import read_to_quantise
 from forerun.models.loading.quantise import LAYOUT, METHOD, Quantisation, QuantisedMaker, matrices
 from forerun.models.loading.quantised_tensors import tensors_of
 from forerun.models.loading.transformers_modules import quietly
-from forerun.utils.files import REMEDY, new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
+from forerun.utils.files import whole_folder, write_bytes, write_json
 from forerun.utils.json_file import read_json
 
-# A model's tensors with its matrices in codes, as they are saved.
-
 _BYTES = {"int8": 1.1, "int4": 0.7}
-"""For a number in codes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToSave:
-    """A model that is to be saved in codes.
-
-    Attributes:
-        config: its Transformers configuration.
-        eos_token_ids: that end its output.
-        sampling: the options that its files recommend.
-        dtype: of what stays as numbers.
-        num_parameters: of its weights, tied ones counted once.
-        nbytes: of its tensors, about.
-        parts: tensors by name, those of one parameter at a time; they are quantised when they are asked for.
-    """
-
-    config: Any
-    eos_token_ids: frozenset[int]
-    sampling: dict[str, float]
-    dtype: str
-    num_parameters: int
-    nbytes: int
-    parts: Iterator[dict[str, Tensor]]
-
-
-def to_save(name: str | Path, quantize: Quantisation, adapter: str | Path | None = None) -> ToSave:
-    """What `load_model(name, quantize=..., adapter=...)` computes with.
-
-    Raises:
-        ConfigError, ModelLoadError: as `load_model`.
-    """
-    source = find_source(name)
-    config = source.config()
-    refuse_unservable(config, source.name)
-    is_llama = llama_refusal(config) is None
-    model, maker = read_to_quantise(source, config, "auto", adapter, quantize, is_llama=is_llama)
-    model.config.architectures = [type(model).__name__]
-    return ToSave(
-        model.config,
-        source.eos_token_ids(config),
-        source.recommended_sampling(),
-        str(maker.dtype).removeprefix("torch."),
-        sum(parameter.numel() for parameter in model.parameters()),
-        _nbytes(model, quantize, is_llama),
-        _parts(model, maker, is_llama, source.name),
-    )
-
-
-def _nbytes(model: Any, quantize: Quantisation, is_llama: bool) -> int:
-    """About the bytes of the saved tensors: codes, scales, and what stays as numbers."""
-    outer = (model.get_output_embeddings(), model.get_input_embeddings())
-    in_codes = {
-        f"{path}.weight": _BYTES["int8" if module in outer else quantize]
-        for path, module in matrices(model, is_llama).items()
-    }
-    parameters = model.named_parameters()
-    return int(sum(each.numel() * in_codes.get(name, each.element_size()) for name, each in parameters))
-
-
-def _parts(model: Any, maker: QuantisedMaker, is_llama: bool, name: str) -> Iterator[dict[str, Tensor]]:
-    from transformers.pytorch_utils import Conv1D
-
-    found = matrices(model, is_llama)
-    if not found:
-        raise UnsupportedModelError(f"{name} has no linear layers that could be quantised. Serve it as it is.")
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    for path, module in found.items():
-        is_transposed, key = type(module) is Conv1D, f"{path}.weight"
-        stored = module.get_parameter("weight")
-        part = Part(key, stored.T if is_transposed else stored)
-        weight = maker.weight(part, is_outer=module is head or module is embedding)
-        yield tensors_of(key, weight, is_transposed=is_transposed)
-    is_tied = head is not None and head.weight is embedding.weight
-    done = {f"{path}.weight" for path, module in model.named_modules() if path in found or (is_tied and module is head)}
-    for key, tensor in model.state_dict().items():
-        if key not in done:
-            yield {key: tensor.detach().clone()}
+"""Bytes of a quantized value, with its share of the scales."""
 
 
 CARD = "README.md"
@@ -132,49 +51,81 @@ def export_quantised(
     cost: Callable[[], str] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Exported:
-    """Write any model that forerun quantises as a folder, which holds what `load_model(model, quantize=...)` computes
-    with. It appears as those of `export_hf` do.
+    """Write a folder with the quantized weights that `load_model(model, quantize=...)` computes with.
+
+    The folder is written as by `export_hf`.
 
     Args:
         adapter: the folder of a PEFT LoRA adapter to merge first.
         force: replace the model that `out` holds, and its card; other files there stay.
-        cost: gives what the card says of what quantising lost, as Markdown; called before the model is read. None: that
-            it was not measured.
+        cost: returns the text of the card about the loss by quantizing, as Markdown; called before the model is read.
+            None: not measured.
         max_shard_bytes: weights larger than that are written as several files with an index.
 
     Raises:
-        ConfigError: `out` holds something, cannot be written, or has too little room.
+        ConfigError: `out` holds something, cannot be written, or has too little disk space.
         ModelLoadError: there is no such model, it cannot be read, or not be quantised.
     """
-    if not force:
-        refuse_to_overwrite(out, ConfigError)
-    check_place(out)
+    check_output(out, force)
     measured, tokenizer = cost() if cost is not None else NOT_MEASURED, find_tokenizer(model, adapter)
-    saved = to_save(model, quantize, adapter)
-    check_room(out, saved.nbytes)
-    generation = generation_config(saved.eos_token_ids, tokenizer, saved.sampling)
-    with (new_files if out.is_dir() else whole_folder)(out, ConfigError) as fresh:
-        try:
-            _write_weights(saved, fresh, max_shard_bytes)
-            with quietly():
-                saved.config.save_pretrained(fresh)
-                generation.save_pretrained(fresh)
-                if tokenizer is not None:
-                    save_tokenizer(tokenizer, fresh, context_length(saved.config))
-        except SafetensorError as error:  # a full disk
-            raise ConfigError(f"{out} cannot be written: {error}. {REMEDY}") from error
-        _write_settings(fresh / "config.json", quantize, saved.dtype)
-        card = _card(str(model), None if adapter is None else str(adapter), quantize, saved.dtype, measured)
+    source = find_source(model)
+    config = source.config()
+    refuse_unservable(config, source.name)
+    is_llama = llama_refusal(config) is None
+    loaded, maker = read_to_quantise(source, config, "auto", adapter, quantize, is_llama=is_llama)
+    loaded.config.architectures = [type(loaded).__name__]
+    dtype, num_parameters = str(maker.dtype).removeprefix("torch."), sum(each.numel() for each in loaded.parameters())
+    check_disk_space(out, _nbytes(loaded, quantize, is_llama))
+    generation = generation_config(source.eos_token_ids(config), tokenizer, source.recommended_sampling())
+    with model_folder(out) as (fresh, written):
+        _write_weights(_parts(loaded, maker, is_llama, source.name), fresh, max_shard_bytes)
+        with quietly():
+            loaded.config.save_pretrained(fresh)
+            generation.save_pretrained(fresh)
+            if tokenizer is not None:
+                save_tokenizer(tokenizer, fresh, context_length(loaded.config))
+        settings = read_json(fresh / CONFIG, ConfigError)
+        settings["dtype"] = dtype
+        settings["quantization_config"] = {"quant_method": METHOD, "format": LAYOUT, "quantize": quantize}
+        write_json(fresh / CONFIG, settings, error=ConfigError)
+        card = _card(str(model), None if adapter is None else str(adapter), quantize, dtype, measured)
         write_bytes(fresh / CARD, card.encode(), error=ConfigError)
-        for path in fresh.glob("*.safetensors"):
-            path.chmod((fresh / "config.json").stat().st_mode)  # they are written for the user alone
-        written = {path.name: path.stat().st_size for path in fresh.iterdir()}
-    remove_former(out, written.keys())
-    return Exported(saved.num_parameters, quantize, sum(written.values()), tuple(sorted(written)))
+    return Exported(num_parameters, quantize, sum(written.values()), tuple(sorted(written)))
 
 
-def _write_weights(saved: ToSave, folder: Path, max_shard_bytes: int) -> None:
-    """Write the tensors, a file's worth of them in memory at a time."""
+def _nbytes(model: Any, quantize: Quantisation, is_llama: bool) -> int:
+    """Estimate the bytes of the saved tensors: quantized values, scales, and unquantized tensors."""
+    outer = (model.get_output_embeddings(), model.get_input_embeddings())
+    quantized = {
+        f"{path}.weight": _BYTES["int8" if module in outer else quantize]
+        for path, module in matrices(model, is_llama).items()
+    }
+    parameters = model.named_parameters()
+    return int(sum(each.numel() * quantized.get(name, each.element_size()) for name, each in parameters))
+
+
+def _parts(model: Any, maker: QuantisedMaker, is_llama: bool, name: str) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors to save by name, those of one parameter at a time; quantize them lazily."""
+    from transformers.pytorch_utils import Conv1D
+
+    found = matrices(model, is_llama)
+    if not found:
+        raise UnsupportedModelError(f"{name} has no linear layers that could be quantised. Serve it as it is.")
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    for path, module in found.items():
+        is_transposed, key = type(module) is Conv1D, f"{path}.weight"
+        stored = module.get_parameter("weight")
+        weight = maker.weight(Part(key, stored.T if is_transposed else stored), is_outer=module in (head, embedding))
+        yield tensors_of(key, weight, is_transposed=is_transposed)
+    is_tied = head is not None and head.weight is embedding.weight
+    done = {f"{path}.weight" for path, module in model.named_modules() if path in found or (is_tied and module is head)}
+    for key, tensor in model.state_dict().items():
+        if key not in done:
+            yield {key: tensor.detach().clone()}
+
+
+def _write_weights(parts: Iterator[dict[str, Tensor]], folder: Path, max_shard_bytes: int) -> None:
+    """Write the tensors, with those of one file in memory at a time."""
     from safetensors.torch import save_file
 
     shards: list[list[str]] = []
@@ -186,7 +137,7 @@ def _write_weights(saved: ToSave, folder: Path, max_shard_bytes: int) -> None:
         save_file(pending, folder / f"model-{len(shards):05}.safetensors", metadata={"format": "pt"})
         pending.clear()
 
-    for part in saved.parts:
+    for part in parts:
         size = sum(tensor.nbytes for tensor in part.values())
         if pending and pending_bytes + size > max_shard_bytes:
             write()
@@ -203,14 +154,6 @@ def _write_weights(saved: ToSave, folder: Path, max_shard_bytes: int) -> None:
         write_json(folder / "model.safetensors.index.json", index, error=ConfigError)
     for number, name in enumerate(names, 1):
         (folder / f"model-{number:05}.safetensors").rename(folder / name)
-
-
-def _write_settings(path: Path, quantize: Quantisation, dtype: str) -> None:
-    """Say in config.json how the weights are kept."""
-    settings: dict[str, Any] = read_json(path, ConfigError)
-    settings["dtype"] = dtype
-    settings["quantization_config"] = {"quant_method": METHOD, "format": LAYOUT, "quantize": quantize}
-    write_json(path, settings, error=ConfigError)
 
 
 def _card(model: str, adapter: str | None, quantize: Quantisation, dtype: str, measured: str) -> str:
@@ -239,13 +182,11 @@ folder. The licence is that of `{name}`.
 """
 
 
-# A trained head at 8 bits, in forerun's form: a quarter of its float32 bytes, as heads are shipped.
-
 _INT8: Literal["int8"] = "int8"
 
 
 def export_head(head: Path, out: Path) -> Exported:
-    """Write a head with its matrices at 8 bits and a scale a row, and what lies beside it: card, record, picture.
+    """Write a head with its matrices at 8 bits and a scale per row, and copy the other files of its folder.
 
     The folder is new.
 
@@ -253,18 +194,17 @@ def export_head(head: Path, out: Path) -> Exported:
         head: folder of a head that forerun trained.
 
     Raises:
-        ConfigError: `out` is there, cannot be written, or has too little room; the head is of a public form, or at 8
-            bits already.
+        ConfigError: `out` exists or cannot be written; the disk has too little space; the head is of a public form, or
+            at 8 bits already.
         ModelLoadError: the head cannot be read.
     """
-    refuse_to_overwrite(out, ConfigError)
-    check_place(out)
+    check_output(out)
     if "format" not in head_settings(head).values:
         raise ConfigError(f"{head} is a head of a public form, which has no 8 bits. Give one that forerun trained.")
     stored = load_head(head)
     if stored.quantised:
         raise ConfigError(f"{head} is at 8 bits already. Copy the folder, or give the head that it was made of.")
-    check_room(out, stored.nbytes)
+    check_disk_space(out, stored.nbytes)
     beside = [path for path in sorted(head.iterdir()) if path.name not in (CONFIG, WEIGHTS) and path.is_file()]
     with whole_folder(out, ConfigError) as fresh:
         save_head(

@@ -1,8 +1,8 @@
-"""A draft head as a folder that vLLM loads, with the speculative configuration to start it by.
+"""Export of draft heads and draft models as folders for vLLM, with their speculative configuration.
 
-vLLM starts without a word when some tensors are missing, so all that is written is compared with the head's
-configuration first, and what the form cannot say is refused by name. vLLM drafts nothing that holds beyond the head's
-max_position_embeddings, so the target's context length is written there: a rotation has no last position.
+vLLM ignores missing tensors silently, so a head is compared with its configuration first, and features that the format
+does not have are errors. vLLM does not draft beyond max_position_embeddings of a head, so the target's context length
+is written there; rotary embeddings have no last position.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from forerun.drafters.medusa.checkpoint_format import (
 )
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, IncompatibleDrafterError
-from forerun.export.files import DRAFT_TOKENS, Exported, check_draft, check_place, check_room, remove_former
+from forerun.export.files import DRAFT_TOKENS, Exported, check_disk_space, check_draft, check_output, model_folder
 from forerun.export.transformers import export_hf
 from forerun.models import Model, load_model
 from forerun.models.loading.find_source import find_source
-from forerun.utils.files import new_files, refuse_to_overwrite, whole_folder, write_bytes, write_json
+from forerun.utils.files import write_bytes, write_json
 
 SPECULATIVE = "speculative_config.json"
 CARD = "README.md"
@@ -46,11 +46,11 @@ CARD = "README.md"
 
 @dataclass(frozen=True, slots=True)
 class ExportedForVllm:
-    """What was written.
+    """An exported folder.
 
     Attributes:
         files: its size and files.
-        speculative: what vLLM's --speculative-config takes.
+        speculative: value of vLLM's --speculative-config.
     """
 
     files: Exported
@@ -67,46 +67,44 @@ def export_vllm(
     num_draft_tokens: int | None = None,
     force: bool = False,
 ) -> ExportedForVllm:
-    """Write a head for vLLM. It appears as the folders of `export_hf` do.
+    """Write a head for vLLM, in a folder as by `export_hf`.
 
     Args:
         head: folder of a head, of forerun's form or a public one.
-        target: that the head was trained for; the rows of its output layer are written where a head has none.
-        form: "eagle", EAGLE-1's or EAGLE-3's, as the head is one; "medusa"; "speculators"; "auto": EAGLE's or Medusa's,
-            and of a block head the last, since it has no other.
-        dtype: of the tensors; "auto" is what the head has, float32 for codes.
-        num_draft_tokens: of the speculative configuration; None: 3, or as many as there are Medusa heads, of which
-            this many are written.
+        target: model of the head; the rows of its output layer are written if the head has none.
+        form: "eagle", the format of EAGLE-1 or EAGLE-3; "medusa"; "speculators", the only one of block heads; "auto":
+            that of the head.
+        dtype: of the tensors; "auto" is that of the head, float32 for quantized ones.
+        num_draft_tokens: of the speculative configuration, and the number of Medusa heads that are written; None: 3,
+            or all Medusa heads.
 
     Raises:
-        ConfigError: `out` holds something, cannot be written, or has too little room; an unknown form or dtype.
+        ConfigError: `out` holds something, cannot be written, or has too little disk space; an unknown form or dtype.
         ModelLoadError: head or target cannot be read.
-        UnsupportedModelError: the head has what the form cannot say.
+        UnsupportedModelError: the head has a feature that the form does not have.
         IncompatibleDrafterError: the head is of another target.
     """
     _check_choice("form", form, HEAD_FORMS)
     _check_choice("dtype", dtype, DTYPES)
-    if not force:
-        refuse_to_overwrite(out, ConfigError)
-    check_place(out)
-    head_settings(head)  # what is no head is told before the target is loaded
+    check_output(out, force)
+    head_settings(head)  # an invalid folder is an error before the target is loaded
     model = load_model(target)
     stored = load_head(head, model.num_layers)
     check_target(stored.fingerprint, model, str(head))
-    said = _Said.of(stored, model, str(head), target, form, dtype, num_draft_tokens)
-    speculative = {"method": said.method, "model": str(out), "num_speculative_tokens": said.num_draft_tokens}
-    files = _write(out, said, speculative, vllm_card(head.name, f"head `{head.name}`", target, speculative))
+    converted = _VllmHead.of(stored, model, str(head), target, form, dtype, num_draft_tokens)
+    speculative = {"method": converted.method, "model": str(out), "num_speculative_tokens": converted.num_draft_tokens}
+    files = _write(out, converted, speculative, vllm_card(head.name, f"head `{head.name}`", target, speculative))
     return ExportedForVllm(files, speculative)
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A head as its folder says it.
+class _VllmHead:
+    """A head in the format of its folder.
 
     Attributes:
-        settings, tensors: of config.json and model.safetensors.
+        settings, tensors: contents of config.json and model.safetensors.
         dtype: of the tensors.
-        method: vLLM's name of it.
+        method: vLLM's name of the drafting method.
     """
 
     settings: dict[str, Any]
@@ -118,8 +116,8 @@ class _Said:
     @classmethod
     def of(
         cls, stored: StoredHead[HeadConfig], model: Model, head: str, target: str, form: str, dtype: str, k: int | None
-    ) -> _Said:
-        """As `export_vllm`. head: its name, for messages. target: that of the model."""
+    ) -> _VllmHead:
+        """Convert a head; arguments as `export_vllm`. head, target: their names."""
         first = next(iter(stored.tensors.values()))
         kept_in = first.dtype if dtype == "auto" else getattr(torch, dtype)
         name, rows = str(kept_in).removeprefix("torch."), model.output_rows(stored.token_ids).cpu()
@@ -149,26 +147,24 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(choices)}.")
 
 
-def _write(out: Path, said: _Said, speculative: dict[str, Any], card: str) -> Exported:
+def _write(out: Path, converted: _VllmHead, speculative: dict[str, Any], card: str) -> Exported:
     from safetensors.torch import save
 
-    tensors = said.tensors
-    check_room(out, sum(tensor.nbytes for tensor in tensors.values()))
-    with (new_files if out.is_dir() else whole_folder)(out, ConfigError) as fresh:
+    tensors = converted.tensors
+    check_disk_space(out, sum(tensor.nbytes for tensor in tensors.values()))
+    with model_folder(out) as (fresh, written):
         write_bytes(fresh / WEIGHTS, save(tensors, metadata={"format": "pt"}), error=ConfigError)
-        write_json(fresh / CONFIG, said.settings, error=ConfigError)
+        write_json(fresh / CONFIG, converted.settings, error=ConfigError)
         write_json(fresh / SPECULATIVE, speculative, error=ConfigError)
         write_bytes(fresh / CARD, card.encode(), error=ConfigError)
-        written = {path.name: path.stat().st_size for path in fresh.iterdir()}
-    remove_former(out, written.keys())
     numbers = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    dtype = str(said.dtype).removeprefix("torch.")
+    dtype = str(converted.dtype).removeprefix("torch.")
     count = sum(tensor.numel() for tensor in numbers.values())
     return Exported(count, dtype, sum(written.values()), tuple(sorted(written)))
 
 
 def vllm_card(name: str, what: str, target: str, speculative: dict[str, Any]) -> str:
-    """The text of CARD. what: the draft, as "head `name`"."""
+    """Return the text of the model card. what: the draft, such as "head `name`"."""
     return f"""# {name}, for vLLM
 
 The draft {what} of the target `{target}`, written by forerun {__version__}. With `{SPECULATIVE}`, whose
@@ -182,11 +178,6 @@ The licence is that of the {what}.
 """
 
 
-# A draft model as a folder that vLLM loads, with the speculative configuration to start it by.
-
-METHOD = "draft_model"
-
-
 def export_vllm_draft(
     draft: str | Path,
     out: Path,
@@ -196,17 +187,17 @@ def export_vllm_draft(
     num_draft_tokens: int | None = None,
     force: bool = False,
 ) -> ExportedForVllm:
-    """Write a draft model for vLLM. It appears as the folders of `export_hf` do.
+    """Write a draft model for vLLM, in a folder as by `export_hf`.
 
     Args:
         draft: a model, as `load_model` takes it.
-        target: that it drafts for.
+        target: the model that it drafts for.
         dtype, force: as of `export_hf`.
         num_draft_tokens: of the speculative configuration; None: `DRAFT_TOKENS`.
 
     Raises:
         ConfigError, ModelLoadError: as `export_hf`.
-        IncompatibleDrafterError: its vocabulary is another, or of another width; it proposes a part of it only.
+        IncompatibleDrafterError: its vocabulary is another, or of another width; it proposes only a part of it.
     """
     ours, theirs = check_draft(draft, target, "vLLM's method draft_model")
     if ours.size != theirs.size:
@@ -216,7 +207,7 @@ def export_vllm_draft(
         )
     files = export_hf(draft, out, dtype, force=force)
     speculative = {
-        "method": METHOD,
+        "method": "draft_model",
         "model": str(out),
         "num_speculative_tokens": num_draft_tokens or DRAFT_TOKENS,
     }

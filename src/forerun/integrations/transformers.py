@@ -1,12 +1,12 @@
-"""forerun's loop inside `model.generate` of Transformers.
+"""Speculative decoding by forerun inside `model.generate` of Transformers.
 
     from forerun.integrations.transformers import Speculative
 
     model.generate(**inputs, max_new_tokens=200, custom_generate=Speculative("suffix"))
 
-Transformers 5 hands the prepared request to such a callable in place of its own loop. forerun computes with a copy of
-the model's weights, in its own layout: both stay in memory, which is why `forerun.LLM` is the better choice wherever
-the model can be given by name.
+Transformers 5 passes the prepared request to such a callable in place of its own loop. forerun computes with a copy of
+the model's weights in its own layout. Both stay in memory, so `forerun.LLM` is the better choice if the model can be
+loaded by name.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from forerun.integrations.versions import untried
 from forerun.models.loading.load import adopt
 from forerun.models.loading.transformers_modules import quietly
 
-# What `model.generate` was asked for, in forerun's terms; what forerun does not do is refused by name.
-
 _MODES = ("greedy_search", "sample")
 _PROCESSORS = {
     "TemperatureLogitsWarper",
@@ -41,11 +39,11 @@ _PROCESSORS = {
     "MinLengthLogitsProcessor",
     "MinNewTokensLengthLogitsProcessor",
 }
-"""Those whose settings are read from the generation configuration."""
+"""Processors whose settings are read from the generation configuration."""
 _CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _UNUSED = {"use_cache", "logits_to_keep", "cache_position", "cache_implementation", "return_dict"}
-"""What `generate` hands over for a forward, which forerun computes in its own way."""
+"""Arguments of a forward without effect here."""
 _REMEDY = "Leave it out, or generate without custom_generate."
 
 
@@ -55,7 +53,7 @@ def refuse_unserved(
     stopping_criteria: Iterable[Any],
     model_kwargs: Mapping[str, Any],
 ) -> None:
-    """Raises SamplingError for what a request asks for and forerun does not do."""
+    """Raise SamplingError for unsupported options of a request."""
     mode = str(generation_config.get_generation_mode().value)
     if mode not in _MODES:
         raise SamplingError(f"the generation mode is {mode}, and forerun has {' and '.join(_MODES)}. {_REMEDY}")
@@ -78,14 +76,15 @@ def refuse_unserved(
 
 
 def prompts_of(input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> list[list[int]]:
-    """The prompts without padding.
+    """Return the prompts without padding.
 
     Args:
-        input_ids: [B, n]. attention_mask: the same, 0 where padding is; None: there is none.
-        position_ids: the same, of each token; None: as they follow from the mask.
+        input_ids: [B, n].
+        attention_mask: [B, n], 0 for padding; None: no padding.
+        position_ids: [B, n]; None: as they follow from the mask.
 
     Raises:
-        SamplingError: something else than left padding, or other positions.
+        SamplingError: other than left padding, or other positions.
     """
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     if mask.shape != input_ids.shape or not bool((mask.diff(dim=1) >= 0).all()) or not bool(mask[:, -1].all()):
@@ -101,12 +100,12 @@ def prompts_of(input_ids: Tensor, attention_mask: Tensor | None, position_ids: T
 
 
 def params_of(config: Any, num_prompt: int, num_requests: int) -> list[SamplingParams]:
-    """The options of each request.
+    """Return the sampling parameters of each request.
 
     Args:
         config: of the generation, prepared by `generate`.
-        num_prompt: tokens of the longest prompt, by which lengths are counted there.
-        num_requests: of the batch. Those that draw have seeds drawn from PyTorch's generator, so that
+        num_prompt: tokens of the longest prompt, which `max_length` includes.
+        num_requests: size of the batch. Sampled requests have seeds drawn from PyTorch's generator, so that
             torch.manual_seed decides them.
 
     Raises:
@@ -143,7 +142,7 @@ class Speculative:
         options: others of `forerun.LLM`.
 
     Attributes:
-        generations: of the last call, one a row, with what each of them cost.
+        generations: of the last call, one per row, with statistics.
 
     Raises:
         ConfigError, DrafterError: at the first call, as `forerun.LLM`.
@@ -156,9 +155,8 @@ class Speculative:
         tokenizer: Any = None,
         **options: Any,
     ) -> None:
-        other_version = untried("Transformers")
-        if other_version is not None:
-            _log.warning("forerun: %s", other_version)
+        if (warning := untried("Transformers")) is not None:
+            _log.warning("forerun: %s", warning)
         self._options = {**options, "drafter": drafter, "num_draft_tokens": num_draft_tokens, "tokenizer": tokenizer}
         self._llm: LLM | None = None
         self._model: weakref.ref[Any] | None = None
@@ -174,13 +172,13 @@ class Speculative:
         generation_config: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """What Transformers calls; see there. Its 5.23 hands over no streamer.
+        """Generate; called by Transformers, which in version 5.23 passes no streamer.
 
         Returns:
             [B, n] int64, prompts and answers, padded on the right; with `return_dict_in_generate` as `sequences`.
 
         Raises:
-            SamplingError: something is asked for that forerun does not do.
+            SamplingError: an option is not supported.
             UnsupportedModelError: the model cannot be served.
             PromptError: a prompt is longer than the model's context.
         """
@@ -201,7 +199,7 @@ class Speculative:
         return GenerateDecoderOnlyOutput(sequences=sequences)
 
     def _llm_of(self, model: Any) -> LLM:
-        """Of a copy of the model as it is now."""
+        """Return the engine of a copy of the model with its current weights."""
         weights = _state(model)
         if self._llm is None or self._model is None or self._model() is not model or self._weights != weights:
             self._llm = None  # its memory goes before the next takes its own
@@ -211,7 +209,7 @@ class Speculative:
 
 
 def _copied(model: Any) -> Any:
-    """A model with the same weights, which forerun may take apart.
+    """Copy a model, for conversion into forerun's layout.
 
     Raises:
         UnsupportedModelError: its weights are on several devices, quantised by another library, or an adapter's.
@@ -236,14 +234,14 @@ def _copied(model: Any) -> Any:
 
 
 def _state(model: Any) -> tuple[object, ...]:
-    """What changes when weights are changed: by an optimiser, by loading, by another number format."""
+    """Return what changes with the weights: by an optimiser, by loading, by another number format."""
     return tuple(
         (each.data_ptr(), each.dtype, 0 if each.is_inference() else each._version) for each in model.parameters()
     )
 
 
 def _padding(config: Any) -> int:
-    """By which answers are filled up; `generate` takes the first end token where none is named."""
+    """Return the padding token of answers; the first end token by default, as `generate`."""
     if config.pad_token_id is not None:
         return int(config.pad_token_id)
     eos = config.eos_token_id

@@ -1,4 +1,4 @@
-"""Which versions of other programs have been tried with forerun, and what is said of the others."""
+"""Versions of other programs that were tested with forerun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TestedProgram:
 
     Attributes:
         packages: the names under which it is installed, the usual one first.
-        versions: that were tried, by their first two numbers.
+        versions: tested versions, by their first two numbers.
         install: the command that installs the last of them.
     """
 
@@ -35,7 +35,7 @@ PROGRAMS: Mapping[str, TestedProgram] = MappingProxyType(
 
 
 def untried(program: str) -> str | None:
-    """What is to be said of the version that is installed; None where it is one of those that were tried.
+    """Return a warning about the installed version; None if it was tested.
 
     Raises:
         ConfigError: the program is not installed.

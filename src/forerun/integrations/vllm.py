@@ -1,9 +1,9 @@
-"""forerun's drafters without a model inside vLLM's worker, by its method `custom_class`.
+"""Drafters without a model inside vLLM's worker, by its method `custom_class`.
 
     vllm serve MODEL --speculative-config '{"method": "custom_class", "model": "forerun.integrations.vllm.Proposer",
     "num_speculative_tokens": 8}' --additional-config '{"forerun": {"drafter": "suffix"}}'
 
-vLLM 0.32 calls `propose` after each step, with rows of tokens and no names of requests.
+vLLM 0.32 calls `propose` after each step, with rows of tokens and no request ids.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +26,12 @@ from forerun.integrations.versions import untried
 from forerun.models import Exactness, Forward, LanguageModel, Rows, find_tokenizer
 from forerun.types import Cache, Draft, Needs, Sequence, Step, TokenIds, Verdict
 from forerun.utils.fields import check_options, described, documented, option
-from forerun.utils.tree import ROOT
-
-# Drafters that only read tokens, for programs whose target forerun never sees: their options and what is refused.
 
 
 @documented
 @dataclass(frozen=True, slots=True)
-class LookupOptions:
-    """How drafts are found in a program that verifies chains.
+class VllmOptions:
+    """Options of drafting inside a program that verifies chains.
 
     None stands for the default of every field.
     """
@@ -44,8 +41,8 @@ class LookupOptions:
     )
     min_acceptance_prob: float = option(
         0.0,
-        "A token is drafted while the chance that it and all before it are accepted is above this; 0 drafts K tokens "
-        "wherever there are so many.",
+        "A token is drafted while the probability that it and all before it are accepted is above this; 0 drafts up to "
+        "K tokens.",
         low=0,
         high=1,
     )
@@ -54,9 +51,9 @@ class LookupOptions:
         check_options(self, ConfigError)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> LookupOptions:
-        """Options by name. Raises ConfigError for a name that is none, and for a value out of range."""
-        names = described(LookupOptions)
+    def of(cls, given: Mapping[str, Any]) -> VllmOptions:
+        """Make options from names and values. Raises ConfigError for an unknown name or a value out of range."""
+        names = described(VllmOptions)
         for name in given:
             if name not in names:
                 raise ConfigError(f"forerun has no option {name!r} here, but: {', '.join(names)}.")
@@ -64,10 +61,10 @@ class LookupOptions:
 
 
 class UnseenTarget(LanguageModel):
-    """A target that another program computes: its name and its sizes, and no forward.
+    """A target that another program computes: name and sizes, without a forward.
 
     Args:
-        vocab_size: width of its logits. context_length: positions that it computes.
+        vocab_size: width of its logits. context_length: maximum number of positions.
     """
 
     def __init__(self, name: str, vocab_size: int, context_length: int) -> None:
@@ -83,25 +80,26 @@ class UnseenTarget(LanguageModel):
         )
 
     def new_cache(self) -> Cache:
-        """Raises DrafterError."""
-        self._refuse()
+        """Raise DrafterError."""
+        raise self._unavailable
 
     def forward(self, batch: Seq[Rows], layers: Seq[int] = ()) -> Forward:
-        """Raises DrafterError."""
-        self._refuse()
+        """Raise DrafterError."""
+        raise self._unavailable
 
-    def _refuse(self) -> NoReturn:
-        raise DrafterError(f"{self.name} is computed by another program, and no drafter can compute with it.")
+    @property
+    def _unavailable(self) -> DrafterError:
+        return DrafterError(f"{self.name} is computed by another program, and no drafter can compute with it.")
 
 
 def lookup_drafter(text: str, target: LanguageModel, tokenizer: Any = None) -> Drafter:
-    """The drafter of a text, bound to such a target.
+    """Build a drafter from its text and bind it to a target of another program.
 
     Args:
-        tokenizer: the target's, by which an index is compared; None where there is none.
+        tokenizer: the target's, to check an index against; None if there is none.
 
     Raises:
-        DrafterError, ConfigError: as `build_drafter`; it runs a model, or wants to know more than tokens.
+        DrafterError, ConfigError: as `build_drafter`; it runs a model, or needs more than tokens.
         IncompatibleDrafterError: its corpus holds tokens of another tokenizer.
     """
     for name in _names(text):
@@ -114,13 +112,13 @@ def lookup_drafter(text: str, target: LanguageModel, tokenizer: Any = None) -> D
             f"{K_OPTION}."
         )
     traits = drafter.traits
-    wants = {
+    reasons = {
         "loads a model": bool(drafter.models_to_load(target.name)),
-        "reads what the target computes": drafter.needs != Needs(),
+        "reads hidden states of the target": drafter.needs != Needs(),
         "computes in the target's cache": traits.writes_cache,
-        "reads a prediction, which requests here do not carry": traits.reads_prediction,
+        "reads a prediction, which these requests do not have": traits.reads_prediction,
     }
-    for what, applies in wants.items():
+    for what, applies in reasons.items():
         if applies:
             raise _refusal(text, what)
     drafter.bind(Binding(target, tokenizer))
@@ -128,7 +126,7 @@ def lookup_drafter(text: str, target: LanguageModel, tokenizer: Any = None) -> D
 
 
 def _names(text: str) -> list[str]:
-    """Of the drafter, or of the sources of a hybrid."""
+    """Return the name of the drafter, or the names of the sources of a hybrid."""
     name = text.partition(":")[0]
     if name != "hybrid":
         return [name]
@@ -143,23 +141,21 @@ def _refusal(text: str, what: str) -> DrafterError:
     )
 
 
-# The sequences of a program that shows rows of tokens without saying whose they are.
-
 _TAIL = 8
-"""Last tokens by which a row's sequence is looked up, before all of them are compared."""
+"""Number of last tokens by which the sequence of a row is looked up, before all tokens are compared."""
 Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """A sequence, and the row's tokens as they were last seen.
+    """A sequence with the tokens of its row at the last step.
 
     Attributes:
-        sequence: its tokens are the beginning of the row, as far as a drafter has been told of them.
-        row: at least [length], what the row held.
+        sequence: its tokens are the part of the row that the drafter has processed.
+        row: at least [length], the tokens of the row.
         length: of the row.
-        draft: what was proposed for it last; None where nothing was asked for.
-        path: the nodes of the draft that were handed over.
+        draft: the last draft for it; None without one.
+        path: nodes of the draft that were proposed.
     """
 
     sequence: Sequence
@@ -170,35 +166,36 @@ class Tracked:
 
     @property
     def num_unread(self) -> int:
-        """Tokens of the row that the sequence does not hold yet."""
+        """Return the number of tokens of the row that the drafter has not processed."""
         return self.length - len(self.sequence.token_ids)
 
     @property
     def is_read(self) -> bool:
-        """Whether the sequence holds all of the row."""
+        """Return whether the drafter has processed the whole row."""
         return self.num_unread == 0
 
     @property
     def proposed(self) -> list[int]:
-        """The tokens that were handed over."""
+        """Return the tokens that were proposed."""
         return [] if self.draft is None else [self.draft.ids[node] for node in self.path]
 
-    def see(self, row: Tokens, length: int) -> None:
-        """The row is so long now; what it held before is its beginning."""
+    def extend(self, row: Tokens, length: int) -> None:
+        """Extend the row to a new length."""
         if length > len(self.row):
             self.row = np.concatenate([self.row[: self.length], np.zeros(length, np.int32)])
         self.row[self.length : length] = row[self.length : length]
         self.length = length
 
     def read(self, count: int) -> Step:
-        """The next tokens of the row join the sequence, as those of a prompt do."""
+        """Append the next tokens of the row to the sequence, like prompt tokens."""
         self._grow(count)
         return Step(self.sequence, None, None, len(self.sequence.token_ids))
 
-    def judged(self, num_new: int) -> Step | None:
-        """What a step has made of the draft; None where there is none, or the row has gone on in another way.
+    def verified(self, num_new: int) -> Step | None:
+        """Return the verified draft as a step; None without a draft, or if the row was not extended by it.
 
-        num_new: tokens that the step has added: a part of the path that was handed over, and one more.
+        Args:
+            num_new: tokens that the step has added: a part of the proposed path, and one more.
         """
         if self.draft is None or num_new != self.num_unread or not 0 < num_new <= len(self.path) + 1:
             return None
@@ -219,25 +216,25 @@ class Tracked:
         list.extend(token_ids, self._unread(count))
 
     def begins(self, row: Tokens, length: int) -> bool:
-        """Whether a row of this length goes on from what is here."""
+        """Return whether this row is a prefix of another one."""
         count = self.length
         return count <= length and bool((self.row[:count] == row[:count]).all())
 
 
 class Tracker:
-    """Sequences by their tokens: rows move when requests end, and carry no names.
+    """Finds sequences by their tokens: rows move when requests end, and have no ids.
 
-    Two rows that hold the same tokens have a sequence each; which is which makes no difference.
+    Two rows with the same tokens have a sequence each, in either order.
 
     Args:
-        max_sequences: kept at most, those that were seen last.
-        max_length: tokens of a row at most.
+        max_sequences: maximum number of sequences; the least recently used are dropped.
+        max_length: maximum tokens of a row.
     """
 
     def __init__(self, max_sequences: int, max_length: int) -> None:
         self._max_sequences, self._max_length = max_sequences, max_length
         self._kept: dict[Tracked, None] = {}
-        """The one that was seen last at the end."""
+        """The most recently used is the last."""
         self._by_tail: dict[tuple[int, bytes], list[Tracked]] = {}
         self._next_id = 0
 
@@ -245,35 +242,35 @@ class Tracker:
         return len(self._kept)
 
     def take(self, row: Tokens, length: int, num_new: int) -> Tracked | None:
-        """The sequence of a row, which is not kept any more; None where there is none.
+        """Remove and return the sequence of a row; None if there is none.
 
         Args:
             row: at least [length].
             num_new: tokens of the row that the last step has added.
         """
         before = length - num_new
-        for tracked in self._by_tail.get(_key(row, before), ()):
-            if tracked.begins(row, before):
-                return self._drop(tracked)
-        for tracked in reversed(self._kept):  # steps that nobody was told of, or a request that goes on from another
+        for tracked in (
+            *self._by_tail.get(_key(row, before), ()),
+            *reversed(self._kept),
+        ):  # steps that were not seen, or a request that continues another
             if tracked.begins(row, before):
                 return self._drop(tracked)
         return None
 
     def new(self, row: Tokens, length: int) -> Tracked:
-        """A sequence for a row that has none, not kept yet; nothing of it is read."""
+        """Make a sequence for a new row, of which no token is processed yet."""
         self._next_id += 1
         sequence = Sequence(self._next_id, TokenIds(), 0, SamplingParams(), max_length=self._max_length)
         return Tracked(sequence, row[:length].copy(), length)
 
     def keep(self, tracked: Tracked) -> list[Tracked]:
-        """Keep a sequence; those that leave for it."""
+        """Keep a sequence; return those that are dropped for it."""
         self._kept[tracked] = None
         self._by_tail.setdefault(_key(tracked.row, tracked.length), []).append(tracked)
         return [self._drop(next(iter(self._kept))) for _ in range(len(self._kept) - self._max_sequences)]
 
     def clear(self) -> list[Tracked]:
-        """Keep none; those that were kept."""
+        """Drop all sequences and return them."""
         return [self._drop(tracked) for tracked in list(self._kept)]
 
     def _drop(self, tracked: Tracked) -> Tracked:
@@ -293,22 +290,22 @@ _log = logging.getLogger(__name__)
 OPTIONS = "forerun"
 """Key of vLLM's additional configuration."""
 PIECE = 128
-"""Tokens of a row that are read in one step, beside those that the step has added."""
+"""Tokens of a long row that are processed in one step."""
 STEP_TOKENS = 1024
-"""The same of all rows together."""
+"""Tokens of all long rows together that are processed in one step."""
 NODES_PER_TOKEN = 4
-"""Nodes that a drafter of trees is asked for, for each token of the path that is taken of them."""
+"""Nodes of a tree drafter per token of the path that is proposed."""
 
 
 class Proposer:
-    """What vLLM makes of `"model": "forerun.integrations.vllm.Proposer"`.
+    """The proposer that vLLM makes for `"model": "forerun.integrations.vllm.Proposer"`.
 
     Args:
         vllm_config: vLLM's configuration. Its `additional_config` may hold an object "forerun" with the fields of
-            `LookupOptions`.
+            `VllmOptions`.
 
     Raises:
-        ConfigError: an option is wrong, or this vLLM has another configuration than those that were tried.
+        ConfigError: an option is wrong, or the configuration differs from that of tested versions of vLLM.
         DrafterError: the drafter needs more than tokens.
     """
 
@@ -323,7 +320,10 @@ class Proposer:
             vocab_size, given = int(model.get_vocab_size()), vllm_config.additional_config
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"vLLM's configuration is not as expected: {error}. {other_version or ''}") from error
-        self._options = LookupOptions.of(_given(given))
+        options = given.get(OPTIONS, {}) if isinstance(given, Mapping) else {}
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{OPTIONS!r} in vLLM's configuration is {options!r:.60}, but must be an object.")
+        self._options = VllmOptions.of(options)
         self._target = UnseenTarget(name, vocab_size, context)
         self._tokenizer = _tokenizer(tokenizer)
         self._tracker = Tracker(max_sequences, context)
@@ -331,7 +331,7 @@ class Proposer:
         self._draws_trees = self._has_failed = False
 
     def load_model(self, *_: object, **__: object) -> None:
-        """There is none: vLLM calls this when its own is there."""
+        """Do nothing: vLLM calls this after loading its own model, and there is none here."""
 
     def propose(
         self,
@@ -340,27 +340,29 @@ class Proposer:
         token_ids_cpu: Tokens,
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """The drafts of one step.
+        """Return the drafts of one step.
 
         Args:
-            sampled_token_ids: of each row, what the step has added; nothing where its prompt is not computed yet.
-            num_tokens_no_spec: at least [rows], tokens of each row, those included.
+            sampled_token_ids: tokens that the step has added to each row; none while its prompt is computed.
+            num_tokens_no_spec: at least [rows], number of tokens of each row, those included.
             token_ids_cpu: at least [rows, longest], the rows.
-            slot_mappings: not read.
+            slot_mappings: unused.
 
         Returns:
-            A list a row, of at most K tokens and within the model's length; empty where nothing was sampled. Whatever
-            goes wrong gives empty lists: it costs speed, and no request.
+            A list per row, of at most K tokens and within the model's length; empty if nothing was sampled. Errors give
+            empty lists: they cost speed, but no request fails.
         """
         try:
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception as error:
-            self._drafter = None  # it may be half told of this step
+            self._drafter = None  # it may have processed a part of this step
             self._tracker.clear()
-            if not self._has_failed:  # said once: it may come again at every step
+            if not self._has_failed:  # logged once: it may recur at every step
                 self._has_failed = True
                 reason = str(error) if isinstance(error, ForerunError) else type(error).__name__
-                _log.warning("forerun could not draft in this step (%s); this is said once.", reason, exc_info=True)
+                _log.warning(
+                    "forerun could not draft in this step (%s); further errors are not logged.", reason, exc_info=True
+                )
             return [[] for _ in sampled_token_ids]
 
     def _make(self) -> Drafter:
@@ -370,16 +372,16 @@ class Proposer:
         drafter = self._drafter = self._drafter or self._make()
         tracked = [
             self._track(drafter, row, int(length), len(new))
-            for new, row, length in zip(sampled, rows, lengths, strict=False)  # these have room for more rows
+            for new, row, length in zip(sampled, rows, lengths, strict=False)  # these arrays have more rows
         ]
         self._read(drafter, tracked, sampled)
-        asked = [each for each, new in zip(tracked, sampled, strict=True) if new and each.is_read]
+        ready = [each for each, new in zip(tracked, sampled, strict=True) if new and each.is_read]
         nodes = min(self._k * NODES_PER_TOKEN, MAX_NUM_DRAFT_TOKENS) if self._draws_trees else self._k
-        sequences = [each.sequence for each in asked]
+        sequences = [each.sequence for each in ready]
         drafts = checked_drafts(
-            drafter, sequences, [nodes] * len(asked), self._options.min_acceptance_prob, self._target.vocab_size
+            drafter, sequences, [nodes] * len(ready), self._options.min_acceptance_prob, self._target.vocab_size
         )
-        for each, draft in zip(asked, drafts, strict=True):
+        for each, draft in zip(ready, drafts, strict=True):
             self._draws_trees = self._draws_trees or not draft.is_chain
             each.draft, each.path = draft, first_path(draft)[: self._k]
         for each in tracked:
@@ -388,19 +390,19 @@ class Proposer:
         return [each.proposed for each in tracked]
 
     def _track(self, drafter: Drafter, row: Tokens, length: int, num_new: int) -> Tracked:
-        """The row's sequence; one that is not known yet starts."""
+        """Return the row's sequence; start a new one if it is unknown."""
         found = self._tracker.take(row, length, num_new)
         if found is None:
             found = self._tracker.new(row, length)
             drafter.start(found.sequence)
-        found.see(row, length)
+        found.extend(row, length)
         return found
 
     def _read(self, drafter: Drafter, tracked: list[Tracked], sampled: list[list[int]]) -> None:
-        """Tell the drafter what is new in the rows, of long ones a piece."""
+        """Commit the new tokens of all rows to the drafter; of long rows a piece."""
         steps, left = list[Step](), STEP_TOKENS
         for each, new in zip(tracked, sampled, strict=True):
-            step = each.judged(len(new))
+            step = each.verified(len(new))
             if step is None and not each.is_read:
                 count = each.num_unread
                 if count > PIECE:
@@ -414,25 +416,12 @@ class Proposer:
 
 
 def first_path(draft: Draft) -> list[int]:
-    """The candidates from the root on, of siblings the first: the path that the drafter thinks most of."""
-    path, at = list[int](), ROOT
-    for node, parent in enumerate(draft.parents[: draft.num_candidates]):
-        if parent == at:
-            path.append(node)
-            at = node
-    return path
-
-
-def _given(additional: object) -> Mapping[str, Any]:
-    """The options in vLLM's additional configuration."""
-    given = additional.get(OPTIONS, {}) if isinstance(additional, Mapping) else {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{OPTIONS!r} in vLLM's additional configuration is {given!r:.60}, but must be an object.")
-    return given
+    """Return the nodes of the draft's first path: from the root on, the first of siblings, candidates only."""
+    return [node for node in draft.first_path() if node < draft.num_candidates]
 
 
 def _tokenizer(name: str) -> Any:
-    """The target's, for drafters that compare it; None where it cannot be read, which most of them do not mind."""
+    """Load the target's tokenizer, which an index is checked against; None if it cannot be read."""
     try:
         return find_tokenizer(name)
     except ForerunError as error:

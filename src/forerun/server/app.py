@@ -1,4 +1,4 @@
-"""The application: which path is answered by what, and errors in OpenAI's form."""
+"""The ASGI application: its routes, and errors in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from forerun.server.completions import answer
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.middleware import App, ClientGoneError, RequestMiddleware
 from forerun.server.openapi import (
-    Facts,
+    SchemaFacts,
     chat_schema,
     completion_schema,
     detokenize_schema,
@@ -36,14 +36,12 @@ from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, check_te
 from forerun.server.protocol.responses_api import RESPONSES_URL
 from forerun.server.service import Service
 
-# Text to tokens and back, as vLLM's /tokenize and /detokenize.
-
 _TOKENIZE = ("model", "prompt", "messages", "add_special_tokens", "chat_template_kwargs")
 _DETOKENIZE = ("model", "tokens")
 
 
 def tokenize(service: Service, value: object) -> dict[str, Any]:
-    """The tokens of a prompt or a chat. Raises RequestBodyError."""
+    """Answer /tokenize: return the tokens of a prompt or a chat. Raises RequestBodyError."""
     body = checked_body(value, _TOKENIZE)
     service.check_model(field(body, "model").string("model", None))
     tokenizer, name = service.llm.tokenizer, service.llm.target.name
@@ -66,17 +64,17 @@ def tokenize(service: Service, value: object) -> dict[str, Any]:
 
 
 def detokenize(service: Service, value: object) -> dict[str, Any]:
-    """The text of tokens, without special ones. Raises RequestBodyError."""
+    """Answer /detokenize: return the text of tokens, without special ones. Raises RequestBodyError."""
     body = checked_body(value, _DETOKENIZE)
     service.check_model(field(body, "model").string("model", None))
     tokens = field(body, "tokens").list_of("tokens", int)
     texts, size = service.responses.texts, service.llm.target.vocab_size
     if texts is None:
         raise RequestBodyError("The model has no tokenizer, so tokens stand for no text.", param="tokens")
-    for place, token_id in enumerate(tokens):
+    for position, token_id in enumerate(tokens):
         if not 0 <= token_id < size:
             raise RequestBodyError(
-                f"The token at place {place} is outside the vocabulary, 0..{size - 1}.", param="tokens"
+                f"The token at position {position} is outside the vocabulary, 0..{size - 1}.", param="tokens"
             )
     stream = TextStream(texts, [])
     stream.push(tokens)
@@ -94,7 +92,7 @@ _PAGE_HEADERS = {
 
 
 def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
-    """The paths of a model, without a gate before them: whoever calls it has let the request in."""
+    """Return the application with all routes, without the request middleware."""
     app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
     _handle_errors(app, service)
     _add_answers(app, service)
@@ -103,16 +101,20 @@ def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
     return app
 
 
-def gated(app: App, options: ServerOptions, metrics: HTTPMetrics) -> tuple[App, RequestMiddleware]:
-    """The application behind its gate, and behind the origins that may call it; and the gate."""
-    gate = RequestMiddleware(app, options, metrics)
+def with_middleware(app: App, options: ServerOptions, metrics: HTTPMetrics) -> tuple[App, RequestMiddleware]:
+    """Wrap an application in the request middleware, and in CORS if origins are allowed; return both."""
+    middleware = RequestMiddleware(app, options, metrics)
     origins = list(options.cors_origin)
     if not origins:
-        return gate, gate
+        return middleware, middleware
     allowed = CORSMiddleware(
-        gate, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["x-request-id"]
+        middleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id"],
     )
-    return allowed, gate
+    return allowed, middleware
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
@@ -133,7 +135,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         return endpoint
 
     drafter = service.llm.drafter
-    facts = Facts(service.name, [] if drafter is None else [*drafter.offers], service.llm.target.vocab_size)
+    facts = SchemaFacts(service.name, [] if drafter is None else [*drafter.offers], service.llm.target.vocab_size)
     for path, endpoint, schema in (
         (RESPONSES_URL, respond, response_schema(facts)),
         (CHAT_URL, chat, chat_schema(facts)),
@@ -170,8 +172,8 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
     async def health() -> Response:
         failure = service.llm.engine.faults.failure
         status = "failed" if failure else "draining" if draining() else "ok"
-        told = {"status": status} | ({"reason": failure} if failure else {}) | {"cannot": dict(service.limits())}
-        return JSONResponse(told, 200 if status == "ok" else 503)
+        body = {"status": status} | ({"reason": failure} if failure else {}) | {"cannot": dict(service.limits())}
+        return JSONResponse(body, 200 if status == "ok" else 503)
 
     @app.get("/version")
     async def version() -> Any:
@@ -187,7 +189,7 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
 
 
 def _add_page(app: FastAPI) -> None:
-    """The playground: files of the package, and nothing from anywhere else."""
+    """Add the playground, whose files are all of this package."""
     folder = Path(__file__).parent / "page"
 
     def file(name: str) -> Callable[[Request], Any]:
@@ -201,9 +203,9 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _handle_errors(app: FastAPI, service: Service) -> None:
-    async def told(request: Request, error: Exception) -> Response:
+    async def failed(request: Request, error: Exception) -> Response:
         status, body = error_response(error)
-        request.state.told["error"] = type(error).__name__
+        request.state.log_fields["error"] = type(error).__name__
         return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
 
     async def missing(request: Request, error: Exception) -> Response:
@@ -213,11 +215,11 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
         return JSONResponse(error_response(refused)[1], error.status_code, error.headers)
 
     async def gone(request: Request, error: Exception) -> Response:
-        request.state.told["disconnected"] = True
+        request.state.log_fields["disconnected"] = True
         service.metrics.disconnected()
         return Response(status_code=499)
 
-    app.add_exception_handler(ForerunError, told)
+    app.add_exception_handler(ForerunError, failed)
     app.add_exception_handler(HTTPException, missing)
     app.add_exception_handler(ClientGoneError, gone)
-    app.add_exception_handler(Exception, told)
+    app.add_exception_handler(Exception, failed)

@@ -1,7 +1,7 @@
-"""What large JSON bodies hold, told by a process of its own: reading them keeps the interpreter from everything else.
+"""The process that inspects large JSON bodies: parsing them would block the server's interpreter.
 
-A length of eight bytes, big-endian, and the body come on standard input; an object goes out on a line. It begins at
-once, since it imports nothing heavy.
+It reads a length of eight bytes, big-endian, and the body from standard input, and writes a line with a JSON object.
+It starts fast, since it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any, BinaryIO
 from forerun.utils.json_file import parse_json
 
 LENGTH = 8
-"""Bytes of a body's length."""
+"""Bytes that hold a body's length."""
 MOST_FIELDS = 64
-"""Of which it is told what they hold."""
+"""Maximum number of fields that are inspected."""
 _NICE = 10
 _NAME = 60
-_PLACE = "The request's body"
+_SUBJECT = "The request's body"
 
 
-def weigh(value: object) -> dict[str, Any]:
-    """The object's fields by name: how many values they hold, how many entries a list has, and how many characters
-    all texts together, the longest text, and the longest list of numbers."""
+def measure(value: object) -> dict[str, Any]:
+    """Return for each field of an object the number of values, of entries of a list, of characters of all texts, of the
+    longest text, and of the longest list of numbers."""
     if not isinstance(value, dict):
         return {"is_object": False, "num_fields": 0, "fields": {}}
-    held = {str(name)[:_NAME]: _weight(entry) for name, entry in list(value.items())[:MOST_FIELDS]}
+    held = {str(name)[:_NAME]: _counts(entry) for name, entry in list(value.items())[:MOST_FIELDS]}
     return {"is_object": True, "num_fields": len(value), "fields": held}
 
 
-def _weight(value: object) -> Mapping[str, int]:
+def _counts(value: object) -> Mapping[str, int]:
     values = characters = text = numbers = 0
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
+    pending = [value]
+    while pending:
+        each = pending.pop()
         values += 1
         if isinstance(each, str):
             characters += len(each)
@@ -45,18 +45,18 @@ def _weight(value: object) -> Mapping[str, int]:
             if set(map(type, each)) <= {int, float}:
                 numbers, values = max(numbers, len(each)), values + len(each)
             else:
-                waiting += each
+                pending += each
         elif isinstance(each, dict):
             characters += sum(map(len, each))
-            waiting += each.values()
+            pending += each.values()
     entries = len(value) if isinstance(value, list) else 1
     return {"values": values, "entries": entries, "characters": characters, "text": text, "numbers": numbers}
 
 
-def answer(content: bytes) -> dict[str, Any]:
-    """What is told of a body."""
+def inspect(content: bytes) -> dict[str, Any]:
+    """Return the report about a body; {"error": ...} if it is not JSON."""
     try:
-        return weigh(parse_json(content, _PLACE, ValueError, remedy="Send JSON."))
+        return measure(parse_json(content, _SUBJECT, ValueError, remedy="Send JSON."))
     except ValueError as error:
         return {"error": str(error)}
 
@@ -65,7 +65,7 @@ def main(source: BinaryIO, sink: BinaryIO) -> None:
     """Answer until the input ends."""
     while len(header := source.read(LENGTH)) == LENGTH:
         content = source.read(int.from_bytes(header, "big"))
-        sink.write(json.dumps(answer(content)).encode() + b"\n")
+        sink.write(json.dumps(inspect(content)).encode() + b"\n")
         sink.flush()
 
 

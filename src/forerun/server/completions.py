@@ -1,4 +1,4 @@
-"""Chats, completions and responses: whole answers and streams."""
+"""Endpoints for chats, completions and responses: whole answers and streams."""
 
 from __future__ import annotations
 
@@ -20,123 +20,124 @@ from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.requests import CompletionRequest, parse_body
 from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseEvents, parse_response
 from forerun.server.protocol.streaming import Chunks
-from forerun.server.service import Answering, Service
+from forerun.server.service import EngineRequest, Service
 
 T = TypeVar("T")
 _DONE = "[DONE]"
 
 
 async def answer(service: Service, url: str, request: Request) -> Response:
-    """The response to a chat or completion.
+    """Return the response to a chat, completion or response request.
 
     Raises:
         ForerunError: the request cannot be served.
-        ClientGoneError: nobody waits for the answer any more.
+        ClientGoneError: the client has disconnected.
     """
     body, length = await service.body(request), service.llm.target.context_length
-    asked = parse_response(body, length) if url == RESPONSES_URL else parse_body(url, body, length)
-    service.check_model(asked.model)
+    completion = parse_response(body, length) if url == RESPONSES_URL else parse_body(url, body, length)
+    service.check_model(completion.model)
     with ExitStack() as stack:
-        stack.enter_context(service.admitted(asked))
-        prompts = await asyncio.to_thread(service.encode, asked)
-        answering = service.answering(asked, prompts, request)
-        stack.callback(answering.close)
-        begun = ActiveResponse(service, asked, prompts, answering, request)
-        if not asked.stream:
-            return JSONResponse(await while_connected(request, begun.whole()))
-        # the first output is waited for, so that what refuses the request has a status of its own
-        first = await while_connected(request, anext(begun.outputs))
-        return Stream(begun.events(first), begun, stack.pop_all())
+        stack.enter_context(service.admitted(completion))
+        prompts = await asyncio.to_thread(service.encode, completion)
+        engine_request = service.submit_request(completion, prompts, request)
+        stack.callback(engine_request.close)
+        active = ActiveResponse(service, completion, prompts, engine_request, request)
+        if not completion.stream:
+            return JSONResponse(await while_connected(request, active.whole()))
+        # wait for the first output, so that a refusal has its own status
+        first = await while_connected(request, anext(active.outputs))
+        return Stream(active.events(first), active, stack.pop_all())
 
 
 class ActiveResponse:
-    """An answer under way.
+    """An answer that is being generated.
 
     Attributes:
-        outputs: of the engine.
+        outputs: (index of the prompt, output) of the engine.
+        complete: the stream has ended properly.
     """
 
     def __init__(
         self,
         service: Service,
-        asked: CompletionRequest,
+        completion: CompletionRequest,
         prompts: list[list[int]],
-        answering: Answering,
+        engine_request: EngineRequest,
         request: Request,
     ) -> None:
-        self.service, self._answering, self.request = service, answering, request
-        self._asked, self._prompts = asked, prompts
+        self.service, self._engine_request, self.request = service, engine_request, request
+        self._completion, self._prompts = completion, prompts
         named: dict[str, Any] = {"model": service.name, "name": uuid.uuid4().hex, "created": int(time.time())}
         self._form: Chunks | ResponseEvents
-        if asked.url == RESPONSES_URL:
-            self._form = ResponseEvents(service.responses, asked, **named)
+        if completion.url == RESPONSES_URL:
+            self._form = ResponseEvents(service.responses, completion, **named)
         else:
-            self._form = Chunks(service.responses, asked, prompts, **named)
+            self._form = Chunks(service.responses, completion, prompts, **named)
         self._started = time.monotonic()
-        self.outputs: AsyncGenerator[tuple[int, StepOutput], None] = answering.outputs()
+        self.outputs: AsyncGenerator[tuple[int, StepOutput], None] = engine_request.outputs()
         self.complete = False
 
     async def whole(self) -> dict[str, Any]:
-        """The body of the response."""
+        """Return the body of the response."""
         async with aclosing(self.outputs) as outputs:
-            async for place, output in outputs:
-                self._count(place, output)
-        return self._form.whole(self._answering.generations)
+            async for index, output in outputs:
+                self._count(index, output)
+        return self._form.whole(self._engine_request.generations)
 
     async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[dict[str, str]]:
-        """The stream's events. An error is the last of them."""
+        """Yield the events of the stream. An error is the last of them."""
         before = time.monotonic()
         try:
             async with aclosing(self.outputs) as outputs:
-                async for place, output in _chained(first, outputs):
+                async for index, output in _prepend(first, outputs):
                     now = time.monotonic()
                     self.service.metrics.chunk(now - before)
                     before = now
-                    self._count(place, output)
-                    for body in self._form.of(place, output):
+                    self._count(index, output)
+                    for body in self._form.of(index, output):
                         yield _event(body)
-            for body in self._form.last(self._answering.generations):
+            for body in self._form.last(self._engine_request.generations):
                 yield _event(body)
             self.complete = True
             if self._form.ends_with_done:
                 yield {"data": _DONE}
         except Exception as error:
-            self.request.state.told["error"] = type(error).__name__
+            self.request.state.log_fields["error"] = type(error).__name__
             self.complete = True
             yield _event(self._form.failure(error_response(error)[1]))
 
-    def _count(self, place: int, output: StepOutput) -> None:
+    def _count(self, index: int, output: StepOutput) -> None:
         if output.choice is not None:
             seconds = time.monotonic() - self._started
-            self.service.ended(output, self._asked, len(self._prompts[place]), self.request, seconds)
+            self.service.record(output, self._completion, len(self._prompts[index]), self.request, seconds)
 
 
 class Stream(EventSourceResponse):
-    """A stream of events. However it ends, what is left of its request ends with it.
+    """A stream of events; when it ends, for whatever reason, its request ends in the engine.
 
     Args:
-        held: what the request holds.
+        resources: closed at the end of the stream.
     """
 
-    def __init__(self, events: AsyncIterator[dict[str, str]], begun: ActiveResponse, held: ExitStack) -> None:
-        super().__init__(events, sep="\n", send_timeout=begun.service.options.send_timeout)
-        self._begun, self._held = begun, held
+    def __init__(self, events: AsyncIterator[dict[str, str]], active: ActiveResponse, resources: ExitStack) -> None:
+        super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout)
+        self._active, self._resources = active, resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        told = self._begun.request.state.told
-        with self._held:
+        log_fields = self._active.request.state.log_fields
+        with self._resources:
             try:
                 await super().__call__(scope, receive, send)
             except SendTimeoutError:  # the connection is closed, since the response is not complete
-                told["cut"] = "the client did not read"
+                log_fields["cut"] = "the client did not read"
             finally:
-                if not self._begun.complete:
-                    told["disconnected"] = True
-                    self._begun.service.metrics.disconnected()
+                if not self._active.complete:
+                    log_fields["disconnected"] = True
+                    self._active.service.metrics.disconnected()
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What comes of the work. Raises ClientGoneError as soon as nobody waits for it."""
+    """Return the result of the work. Raises ClientGoneError as soon as the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:
@@ -156,11 +157,11 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _chained(
-    first: tuple[int, StepOutput], others: AsyncGenerator[tuple[int, StepOutput], None]
+async def _prepend(
+    first: tuple[int, StepOutput], following: AsyncGenerator[tuple[int, StepOutput], None]
 ) -> AsyncIterator[tuple[int, StepOutput]]:
     yield first
-    async for each in others:
+    async for each in following:
         yield each
 
 

@@ -1,4 +1,4 @@
-"""What a server counts: vLLM's names, and what was decided about speculation."""
+"""Metrics of a server: vLLM's names, and the decisions about speculation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from prometheus_client.registry import Collector
 
 from forerun.engine import LLM, SequenceStats
 
-# Where counts and times of a server go: the contract, and Prometheus' client, which /metrics reads.
-
 LABEL = "model_name"
 """Every metric carries it."""
 
 
 class Reading(NamedTuple):
-    """A gauge at the moment of asking."""
+    """The current value of a gauge."""
 
     name: str
     about: str
@@ -29,34 +27,34 @@ class Counts(Protocol):
     """A counter."""
 
     def add(self, amount: float, **labels: str) -> None:
-        """Count so much more; 0 or above."""
+        """Add an amount, 0 or above."""
 
 
 class TimeHistogram(Protocol):
     """A histogram."""
 
     def observe(self, value: float) -> None:
-        """Another value."""
+        """Record a value."""
 
 
-class Instruments(Protocol):
-    """Makes counters, histograms and gauges, all of them with the label `model_name`."""
+class MetricFactory(Protocol):
+    """Makes counters, histograms and gauges, all with the label `model_name`."""
 
     def counter(self, name: str, about: str, *labels: str) -> Counts:
-        """name: without `_total`."""
+        """Make a counter. name: without `_total`."""
 
     def histogram(self, name: str, about: str, bounds: Seq[float]) -> TimeHistogram:
-        """bounds: of its buckets, increasing."""
+        """Make a histogram. bounds: of its buckets, increasing."""
 
     def gauges(self, read: Callable[[], Iterator[Reading]]) -> None:
-        """`read` is asked whenever somebody wants to know."""
+        """Call `read` whenever the metrics are read."""
 
 
 class Prometheus:
-    """Instruments of Prometheus' client, in a registry of their own.
+    """Metrics of Prometheus' client, in their own registry; /metrics reads them.
 
     Args:
-        name: of the model.
+        name: the model's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -64,13 +62,13 @@ class Prometheus:
         self._name = name
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
     def counter(self, name: str, about: str, *labels: str) -> Counts:
         made = _Counts(Counter(name, about, (LABEL, *labels), registry=self._registry), {LABEL: self._name})
         if not labels:
-            made.add(0)  # 0 is told from the start
+            made.add(0)  # reported as 0 from the start
         return made
 
     def histogram(self, name: str, about: str, bounds: Seq[float]) -> TimeHistogram:
@@ -127,17 +125,17 @@ _SECONDS_PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.
 class HTTPMetrics:
     """Counts responses."""
 
-    def __init__(self, instruments: Instruments) -> None:
-        self._responses = instruments.counter("forerun:http_responses", "Responses, by status.", "status")
+    def __init__(self, factory: MetricFactory) -> None:
+        self._responses = factory.counter("forerun:http_responses", "Responses, by status.", "status")
         about = "Clients that left before their answer was whole."
-        self._disconnects = instruments.counter("forerun:disconnects", about)
+        self._disconnects = factory.counter("forerun:disconnects", about)
 
     def responded(self, status: int) -> None:
-        """A response has begun."""
+        """Count a response that begins."""
         self._responses.add(1, status=str(status))
 
     def disconnected(self) -> None:
-        """A client has left before the end."""
+        """Count a client that disconnected early."""
         self._disconnects.add(1)
 
 
@@ -145,14 +143,14 @@ class Metrics(HTTPMetrics):
     """Counts what the server does.
 
     Args:
-        num_choices: tells how many are computed or wait.
+        num_choices: returns how many choices are computed or wait.
     """
 
-    def __init__(self, llm: LLM, num_choices: Callable[[], int], instruments: Instruments) -> None:
-        super().__init__(instruments)
-        counter, histogram = instruments.counter, instruments.histogram
+    def __init__(self, llm: LLM, num_choices: Callable[[], int], factory: MetricFactory) -> None:
+        super().__init__(factory)
+        counter, histogram = factory.counter, factory.histogram
         self._llm, self._num_choices = llm, num_choices
-        instruments.gauges(self._state)
+        factory.gauges(self._state)
         self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self._success = counter("vllm:request_success", "Choices that have ended.", "finished_reason")
@@ -177,17 +175,18 @@ class Metrics(HTTPMetrics):
         self._source_accepted = counter("forerun:drafter_accepted_tokens", "Accepted, by drafter.", "drafter")
 
     def prompted(self, num_tokens: int) -> None:
-        """A request has been let in, with so many tokens of prompts."""
+        """Count the prompt tokens of an admitted request."""
         self._prompt_tokens.add(num_tokens)
 
     def chunk(self, seconds: float) -> None:
-        """A stream has got more, so long after what it got before."""
+        """Record the seconds between two chunks of a stream."""
         self._between.observe(seconds)
 
     def ended(self, stats: SequenceStats, finish_reason: str | None, seconds: float) -> None:
-        """A choice has ended.
+        """Count a finished choice.
 
-        seconds: since its request was let in.
+        Args:
+            seconds: since its request was admitted.
         """
         queued = max(seconds - stats.time_total, 0.0)
         self._generation_tokens.add(stats.num_tokens)
@@ -212,7 +211,7 @@ class Metrics(HTTPMetrics):
             self._source_accepted.add(source.num_accepted_tokens, drafter=drafter)
 
     def _state(self) -> Iterator[Reading]:
-        """What is read from the engine at the moment of asking, between two numbers of a step at worst."""
+        """Read the gauges from the engine, possibly in the middle of a step."""
         scheduler, pool = self._llm.engine.scheduler, self._llm.target.pool
         running = len(scheduler.running)
         yield Reading("vllm:num_requests_running", "Sequences that are computed.", running)

@@ -1,4 +1,4 @@
-"""What every request passes before it is read: its id, the key, the limits of its body, the drain; and its log line."""
+"""Request middleware: request ids, API keys, limits of bodies, draining, and the log line of each request."""
 
 from __future__ import annotations
 
@@ -28,48 +28,49 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
-"""Need no key."""
+"""Paths that need no key."""
 _MIB = 1 << 20
 _LINGER = 2.0
-"""Seconds for which the rest of a body that is too large is read: closed at once, a client would see no answer."""
-_PACE = 32.0 * _MIB
-"""Bytes a second of large bodies, all of them together: what reads them takes turns with what drives the engine."""
+"""Seconds for which the rest of a too large body is read: if closed at once, the client would not see the answer."""
+_MAX_RATE = 32.0 * _MIB
+"""Bytes per second of all large bodies together: their reader shares the interpreter with the engine."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger(LOGGER)
 
 
 class ClientGoneError(Exception):
-    """The client has left; nobody is told."""
+    """The client has disconnected; there is no response."""
 
 
-class Pace:
-    """Lets at most so many bytes a second pass.
+class RateLimit:
+    """Limits a rate.
 
-    rate: bytes a second.
+    Args:
+        rate: bytes per second.
     """
 
     def __init__(self, rate: float) -> None:
         self._rate, self._free = rate, 0.0
 
     def take(self, size: int) -> float:
-        """Seconds to wait, until what was let pass before, and this, would have passed."""
+        """Return the seconds to wait before these bytes pass."""
         now = time.monotonic()
         self._free = max(self._free, now) + size / self._rate
         return self._free - now
 
 
 class RequestMiddleware:
-    """The outermost part of the application.
+    """The outermost layer of the application.
 
     Attributes:
         draining: new requests are refused.
-        num_active: requests that have been let in and not ended.
+        num_active: requests that have begun and not ended.
     """
 
     def __init__(self, app: App, options: ServerOptions, metrics: HTTPMetrics) -> None:
         self._app, self._options, self._metrics = app, options, metrics
         self._keys = [sha256(key.encode()).digest() for key in options.api_key]
-        self._pace = Pace(_PACE)
+        self._rate_limit = RateLimit(_MAX_RATE)
         self.draining = False
         self.num_active = 0
 
@@ -77,39 +78,39 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        passage = _Passage(scope, send)
+        active = _ActiveRequest(scope, send)
         self.num_active += 1
         try:
-            await self._pass(scope, receive, passage)
+            await self._handle(scope, receive, active)
         except ClientGoneError:
             self._metrics.disconnected()
-            passage.told["disconnected"] = True
+            active.log_fields["disconnected"] = True
         except Exception as error:
-            if passage.status is None:
-                await passage.refuse(error, receive)
+            if active.status is None:
+                await active.refuse(error, receive)
             else:
-                passage.told["cut"] = type(error).__name__
+                active.log_fields["cut"] = type(error).__name__
             if not isinstance(error, ForerunError):
                 _log.exception("a request failed")
         finally:
             self.num_active -= 1
-            self._metrics.responded(passage.status or 499)
-            _log.info(passage.line())
+            self._metrics.responded(active.status or 499)
+            _log.info(active.log_line())
 
-    async def _pass(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
-        scope.setdefault("state", {})["told"] = passage.told
-        scope["state"]["request_id"] = passage.request_id
+    async def _handle(self, scope: Scope, receive: Receive, active: _ActiveRequest) -> None:
+        scope.setdefault("state", {})["log_fields"] = active.log_fields
+        scope["state"]["request_id"] = active.request_id
         headers = {name: value for name, value in scope["headers"] if name in (b"authorization", b"content-length")}
         scope["state"]["tenant"] = self._tenant(scope["path"], headers.get(b"authorization", b""))
         if scope["method"] == "POST":
             if self.draining:
-                raise EngineClosedError("The server is about to end, and takes no more requests. Send it again later.")
+                raise EngineClosedError("The server is shutting down, and takes no more requests. Send it again later.")
             body = await self._body(receive, headers.get(b"content-length", b""))
             receive = _replayed(body, receive)
-        await self._app(scope, receive, passage.send)
+        await self._app(scope, receive, active.send)
 
     def _tenant(self, path: str, authorization: bytes) -> str | None:
-        """Whose request it is, by its key; None where there are no keys.
+        """Return the tenant of a request, by its key; None if the server has no keys.
 
         Raises:
             RequestBodyError: the key is missing or wrong.
@@ -118,7 +119,7 @@ class RequestMiddleware:
             return None
         scheme, _, given = authorization.partition(b" ")
         digest = sha256(given.strip()).digest()
-        # all are compared, each in constant time
+        # compare with all keys, each in constant time
         matches = [hmac.compare_digest(digest, key) for key in self._keys]
         if scheme.lower() != b"bearer" or not any(matches):
             raise RequestBodyError(
@@ -129,17 +130,17 @@ class RequestMiddleware:
         return f"key {matches.index(True)}"
 
     async def _body(self, receive: Receive, length: bytes) -> bytes:
-        """The whole body.
+        """Read the whole body.
 
         Raises:
-            RequestBodyError: it is too large; told by its announced length before any of it is read.
-            RequestTimeoutError: it does not come.
-            ClientGoneError: nor the client.
+            RequestBodyError: it is too large; checked by its announced length before any of it is read.
+            RequestTimeoutError: it is not complete in time.
+            ClientGoneError: the client has disconnected.
         """
         most = int(self._options.max_body * _MIB)
         too_large = RequestBodyError(
-            f"The request's body is larger than {self._options.max_body:g} MiB. Send less, or let the server's "
-            "--max-body allow more.",
+            f"The request's body is larger than {self._options.max_body:g} MiB. Send less, or increase "
+            "the key max_body in the server's configuration file.",
             code="request_too_large",
             status=413,
         )
@@ -158,7 +159,7 @@ class RequestMiddleware:
                     if size > most:
                         raise too_large
                     if more and size > LARGE_BODY:
-                        seconds = self._pace.take(len(pieces[-1]))
+                        seconds = self._rate_limit.take(len(pieces[-1]))
                         limit.reschedule((limit.when() or 0.0) + seconds)  # the client is not to blame for these
                         await asyncio.sleep(seconds)
         except TimeoutError:
@@ -168,12 +169,12 @@ class RequestMiddleware:
         return b"".join(pieces)
 
 
-class _Passage:
-    """One request on its way.
+class _ActiveRequest:
+    """One request.
 
     Attributes:
         status: of the response; None while it has not begun.
-        told: what its log line tells beside the usual.
+        log_fields: additional fields of its log line.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -182,17 +183,17 @@ class _Passage:
         given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
         self.request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         self.status: int | None = None
-        self.told: dict[str, Any] = {}
+        self.log_fields: dict[str, Any] = {}
 
     async def send(self, message: Message) -> None:
-        """To the client, with the request's id among the headers."""
+        """Send a message to the client, with the request's id among the headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message["headers"], (b"x-request-id", self.request_id.encode())]}
         await self._send(message)
 
     async def refuse(self, error: Exception, receive: Receive) -> None:
-        """Answer with an error. A body that is too large is thrown away for a while, so that the client reads why."""
+        """Answer with an error. The rest of a too large body is read for a while, for the client to see the answer."""
         status, body = error_response(error)
         content = json.dumps(body).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
@@ -200,7 +201,7 @@ class _Passage:
             headers.append((b"connection", b"close"))  # the rest of the body is not read
         again = [(b"retry-after", b"1")]
         headers += {401: [(b"www-authenticate", b"Bearer")], 429: again, 503: again}.get(status, [])
-        self.told["error"] = type(error).__name__
+        self.log_fields["error"] = type(error).__name__
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": content, "more_body": True})
         if status == 413:
@@ -210,8 +211,8 @@ class _Passage:
                         pass
         await self.send({"type": "http.response.body", "body": b""})
 
-    def line(self) -> dict[str, Any]:
-        """What the log tells of it."""
+    def log_line(self) -> dict[str, Any]:
+        """Return its log line."""
         return {
             "event": "request",
             "request_id": self.request_id,
@@ -219,12 +220,12 @@ class _Passage:
             "path": self._scope["path"][:200],
             "status": self.status,
             "seconds": round(time.monotonic() - self._started, 4),
-            **self.told,
+            **self.log_fields,
         }
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` of an application that reads the body as if it came now."""
+    """Return a `receive` that gives the body first."""
     given = False
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""The bodies of requests as OpenAPI describes them, made from the fields that are honoured."""
+"""OpenAPI schemas of request bodies, made from the supported fields."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ _FORMS: Mapping[str, Schema] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What the bodies of one server's requests may say.
+class SchemaFacts:
+    """The names and sizes of one server in its schemas.
 
     Attributes:
         model: its name.
-        drafters: that requests may choose.
+        drafters: names that requests may choose.
         vocab_size: of the target.
     """
 
@@ -73,13 +73,13 @@ class Facts:
 
     @property
     def tokens(self) -> Schema:
-        """A list of token ids."""
+        """Return the schema of a list of token ids."""
         token = {"type": "integer", "minimum": 0, "maximum": self.vocab_size - 1}
         return {"type": "array", "items": token, "minItems": 1}
 
     @property
     def common(self) -> dict[str, Schema]:
-        """What chats and completions may both say."""
+        """Return the fields of both chats and completions."""
         options = {
             "type": "object",
             "properties": {"include_usage": _FLAG, "include_drafts": _FLAG},
@@ -89,7 +89,7 @@ class Facts:
 
     @property
     def everywhere(self) -> dict[str, Schema]:
-        """The model, whether to stream, and how to draft."""
+        """Return the fields of the model, of streaming and of drafting."""
         name: Schema = {"enum": [*self.drafters, NO_DRAFTER]}
         k: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_NUM_DRAFT_TOKENS}
         choice = {"type": "object", "properties": {"drafter": name, K_OPTION: k}, "additionalProperties": False}
@@ -107,7 +107,7 @@ class Facts:
 
     @property
     def sampling(self) -> dict[str, Schema]:
-        """The options of sampling that are given by their own names."""
+        """Return the sampling options that have the same name in SamplingParams."""
         stop = {"type": "string", "minLength": 1}
         lists: dict[str, Schema] = {
             "stop": {"anyOf": [stop, {"type": "array", "items": stop, "maxItems": 4}]},
@@ -122,8 +122,8 @@ class Facts:
         return {name: lists.get(name) or _number(fields[name]) for name in SAME_NAMES}
 
 
-def chat_schema(facts: Facts) -> Schema:
-    """The body of a chat."""
+def chat_schema(facts: SchemaFacts) -> Schema:
+    """Return the schema of the body of a chat."""
     fields = {
         "messages": _MESSAGES,
         "max_completion_tokens": _COUNT,
@@ -137,8 +137,8 @@ def chat_schema(facts: Facts) -> Schema:
     return _body({**facts.common, **fields}, "messages")
 
 
-def completion_schema(facts: Facts) -> Schema:
-    """The body of a completion."""
+def completion_schema(facts: SchemaFacts) -> Schema:
+    """Return the schema of the body of a completion."""
     texts = {"type": "array", "items": _TEXT, "minItems": 1}
     fields = {
         "prompt": {"anyOf": [_TEXT, texts, facts.tokens, {"type": "array", "items": facts.tokens, "minItems": 1}]},
@@ -149,8 +149,8 @@ def completion_schema(facts: Facts) -> Schema:
     return _body({**facts.common, **fields}, "prompt")
 
 
-def response_schema(facts: Facts) -> Schema:
-    """The body of a response."""
+def response_schema(facts: SchemaFacts) -> Schema:
+    """Return the schema of the body of a response."""
     item = {
         "type": "object",
         "properties": {
@@ -173,19 +173,19 @@ def response_schema(facts: Facts) -> Schema:
     return _body({**facts.everywhere, **sampling, **fields}, "input")
 
 
-def tokenize_schema(facts: Facts) -> Schema:
-    """The body of /tokenize."""
+def tokenize_schema(facts: SchemaFacts) -> Schema:
+    """Return the schema of the body of /tokenize."""
     fields = {"model": {"const": facts.model}, "prompt": _TEXT, "messages": _MESSAGES, "add_special_tokens": _FLAG}
     return _body({**fields, "chat_template_kwargs": {"type": "object"}})
 
 
-def detokenize_schema(facts: Facts) -> Schema:
-    """The body of /detokenize."""
+def detokenize_schema(facts: SchemaFacts) -> Schema:
+    """Return the schema of the body of /detokenize."""
     return _body({"model": {"const": facts.model}, "tokens": {**facts.tokens, "minItems": 0}}, "tokens")
 
 
 def operation(schema: Schema) -> Schema:
-    """What OpenAPI is told of an endpoint that reads such a body."""
+    """Return the OpenAPI operation of an endpoint that reads such a body."""
     errors = (400, 401, 404, 408, 413, 429, 503)
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
@@ -197,14 +197,14 @@ def operation(schema: Schema) -> Schema:
 
 
 def _body(properties: Mapping[str, Schema], *required: str) -> Schema:
-    """An object with these fields, and the client's labels."""
+    """Return the schema of an object with these fields and the client's labels."""
     labels = {name: {} if name == "metadata" else _TEXT for name in LABELS}
     every = {**labels, **properties}
     return {"type": "object", "properties": every, "required": list(required), "additionalProperties": False}
 
 
 def _number(field: Described) -> Schema:
-    """Of a number or a switch, with its range and help."""
+    """Return the schema of a number or a switch, with its range and help."""
     if field.number is None:
         return {"type": "boolean", "description": field.option.help}
     made: Schema = {"type": "integer" if field.number is int else "number", "description": field.option.help}

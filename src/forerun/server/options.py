@@ -1,4 +1,4 @@
-"""What the server may be told, beside what its LLM is."""
+"""Options of the server beside those of its LLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @documented
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How the server listens, whom it lets in, and how much it takes.
+    """How the server listens, who may call it, and its limits.
 
     None stands for the default of every field.
     """
@@ -28,9 +28,7 @@ class ServerOptions:
     cors_origin: Sequence[str] = option(
         (), "An origin whose pages may call the server from a browser; * is every one.", metavar="ORIGIN"
     )
-    max_queue: int = option(
-        256, "Choices that may wait beyond --max-batch; a request that finds no room is refused.", low=0
-    )
+    max_queue: int = option(256, "Choices that may wait beyond --max-batch; requests beyond that are refused.", low=0)
     max_body: float = option(4.0, "MiB of a request's body; a larger one is refused unread.", low=0, above=True)
     max_prompts: int = option(256, "Choices that one request may ask for, of all of its prompts.", low=1)
     body_timeout: float = option(30.0, "Seconds in which a request's body must have come.", low=0, above=True)
@@ -61,5 +59,5 @@ class ServerOptions:
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines are let in without a key."""
+        """Return whether other machines may call it without a key."""
         return self.host not in LOOPBACK and not self.api_key

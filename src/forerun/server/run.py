@@ -1,4 +1,4 @@
-"""The server's process: uvicorn, a drain on SIGTERM, the end."""
+"""The server process: uvicorn, draining on SIGTERM, and freed memory."""
 
 from __future__ import annotations
 
@@ -14,46 +14,43 @@ from types import FrameType
 import uvicorn
 
 from forerun.errors import ConfigError
-from forerun.server.app import gated, make_app
+from forerun.server.app import make_app, with_middleware
 from forerun.server.logs import LOGGER
 from forerun.server.middleware import RequestMiddleware
 from forerun.server.options import ServerOptions
 from forerun.server.service import Service
 
-# Memory that requests have freed goes back to the system.
-#
-# The C library keeps it for later, in an arena for each of several threads: after two thousand requests a process
-# holds
-# a fifth more than it uses. Giving it back takes milliseconds.
+# The C library keeps freed memory, in an arena for each of several threads: after two thousand requests a process
+# holds a fifth more than it uses. Returning it to the system takes milliseconds.
 
 _EVERY = 30.0
-"""Seconds between two times: what is given back has to be asked for again."""
+"""Seconds between two returns: returned memory has to be allocated again."""
 
 
 class FreedMemory:
-    """Gives memory back now and then, if there was anything to do since the last time."""
+    """Returns freed memory to the system now and then, if there were requests since the last time."""
 
     def __init__(self) -> None:
-        self._give_back = _trim()
+        self._trim = _malloc_trim()
         self._last = time.monotonic()
         self._used = False
 
     def due(self, num_active: int) -> bool:
-        """Whether it is time. num_active: requests that are there."""
+        """Return whether it is time. num_active: number of active requests."""
         self._used |= num_active > 0
-        if self._give_back is None or not self._used or time.monotonic() < self._last + _EVERY:
+        if self._trim is None or not self._used or time.monotonic() < self._last + _EVERY:
             return False
         self._last, self._used = time.monotonic(), num_active > 0
         return True
 
     def give_back(self) -> None:
-        """Give back what is not used. It takes milliseconds, so not in a thread that others wait for."""
-        if self._give_back is not None:
-            self._give_back(0)
+        """Return unused memory. Blocks for milliseconds."""
+        if self._trim is not None:
+            self._trim(0)
 
 
-def _trim() -> Callable[[int], int] | None:
-    """glibc's `malloc_trim`; None where there is another C library."""
+def _malloc_trim() -> Callable[[int], int] | None:
+    """Return glibc's `malloc_trim`; None with another C library."""
     try:
         found = ctypes.CDLL(None).malloc_trim
     except (OSError, TypeError, AttributeError):
@@ -69,18 +66,18 @@ _log = logging.getLogger(LOGGER)
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that goes on answering after a signal until its requests have ended; new ones get 503.
+    """A server that finishes its requests after a signal; new ones get 503.
 
     A second signal ends it at once.
 
     Args:
-        drain_timeout: seconds that requests have.
-        model: what requests call it.
+        drain_timeout: seconds in which requests may finish.
+        model: its name in requests.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: RequestMiddleware, drain_timeout: float, model: str) -> None:
+    def __init__(self, config: uvicorn.Config, middleware: RequestMiddleware, drain_timeout: float, model: str) -> None:
         super().__init__(config)
-        self._gate, self._drain_timeout, self._model = gate, drain_timeout, model
+        self._middleware, self._drain_timeout, self._model = middleware, drain_timeout, model
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self._freed_memory = FreedMemory()
@@ -93,38 +90,38 @@ class DrainingServer(uvicorn.Server):
                 _log.info({"event": "ready", "url": url_of(*each.getsockname()[:2]), "model": self._model})
 
     async def on_tick(self, counter: int) -> bool:
-        if self._freed_memory.due(self._gate.num_active):
+        if self._freed_memory.due(self._middleware.num_active):
             await asyncio.to_thread(self._freed_memory.give_back)
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._gate.draining or self._loop is None:
+        if self._middleware.draining or self._loop is None:
             self.should_exit = True
-            self.force_exit = self._gate.draining
+            self.force_exit = self._middleware.draining
             return
         self._loop.call_soon_threadsafe(self.drain, signal.Signals(sig).name)
 
     def drain(self, why: str) -> None:
-        """Refuse new requests, and end when those that are there have."""
+        """Refuse new requests, and end when the active ones have ended."""
         if self._draining is None:
-            self._gate.draining = True
-            _log.info({"event": "draining", "signal": why, "requests": self._gate.num_active})
+            self._middleware.draining = True
+            _log.info({"event": "draining", "signal": why, "requests": self._middleware.num_active})
             self._draining = asyncio.create_task(self._end())
 
     async def _end(self) -> None:
         end = asyncio.get_running_loop().time() + self._drain_timeout
-        while self._gate.num_active and asyncio.get_running_loop().time() < end:
+        while self._middleware.num_active and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(_TICK)
-        if self._gate.num_active:
-            _log.warning({"event": "cut", "requests": self._gate.num_active})
+        if self._middleware.num_active:
+            _log.warning({"event": "cut", "requests": self._middleware.num_active})
             self.force_exit = True
         self.should_exit = True
 
 
 def make_server(service: Service) -> DrainingServer:
-    """The server of a model, not started."""
+    """Make the server of a model, without starting it."""
     options = service.options
-    app, gate = gated(make_app(service, lambda: gate.draining), options, service.metrics)
+    app, middleware = with_middleware(make_app(service, lambda: middleware.draining), options, service.metrics)
     config = uvicorn.Config(
         app,
         host=options.host,
@@ -135,14 +132,14 @@ def make_server(service: Service) -> DrainingServer:
         lifespan="off",
         ws="none",
     )
-    return DrainingServer(config, gate, options.drain_timeout, service.name)
+    return DrainingServer(config, middleware, options.drain_timeout, service.name)
 
 
 def bound_socket(options: ServerOptions) -> socket.socket:
-    """A socket that listens where it is asked to, before a model is loaded.
+    """Bind a socket to the address of the options, before a model is loaded.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: the address is in use or invalid.
     """
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
@@ -168,5 +165,5 @@ def serve(service: Service, listening: socket.socket) -> None:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where a server that listens there is asked."""
+    """Return the URL of a server that listens there."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

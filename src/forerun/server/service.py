@@ -1,4 +1,4 @@
-"""What the endpoints share: the model, its engine's thread, who may enter, and what is told of each answer."""
+"""The model behind the endpoints: its engine thread, admission of requests, and their metrics, journal and log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forerun.engine.engine_thread import LoopInbox
 from forerun.errors import QueueFullError, RequestBodyError, RequestTimeoutError
 from forerun.server.body_inspector import LARGE_BODY, BodyInspector, Limits, longest_token
 from forerun.server.logs import LOGGER
-from forerun.server.metrics import Instruments, Metrics, Prometheus
+from forerun.server.metrics import MetricFactory, Metrics, Prometheus
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.requests import CompletionRequest
 from forerun.server.protocol.responses import Responses
@@ -28,16 +28,14 @@ from forerun.server.protocol.tools import check_template_carries
 from forerun.server.traffic_journal import ServerJournal, category_of
 from forerun.utils.json_file import parse_json
 
-# One request in the engine: its prompts submitted, their outputs in one order, all of it ended when nobody waits.
 
-
-class Answering:
-    """The answer to some prompts, as it comes.
+class EngineRequest:
+    """The outputs of one request's prompts in the engine, in one queue.
 
     Args:
         inbox: of the event loop.
         prompts: token ids of each.
-        stream: outputs come as tokens do; else one per choice.
+        stream: an output per step; else one per choice.
         timeout: seconds that all of it may take.
 
     Attributes:
@@ -63,29 +61,30 @@ class Answering:
 
     @property
     def generations(self) -> list[Generation]:
+        """Return the generation of each prompt."""
         return [Generation.of(prompt, outputs) for prompt, outputs in zip(self._prompts, self._ended, strict=True)]
 
     def submit(self) -> None:
-        """Let the prompts be computed; all of them or none.
+        """Submit the prompts to the engine; all of them or none.
 
         Raises:
             PromptError, SamplingError: one of them cannot be served.
             EngineClosedError: no more requests are taken.
         """
 
-        def sink(place: int, output: StepOutput) -> None:
-            self._inbox.put(self._arrived.put_nowait, (place, output))
+        def sink(index: int, output: StepOutput) -> None:
+            self._inbox.put(self._arrived.put_nowait, (index, output))
 
         try:
-            for place, prompt in enumerate(self._prompts):
-                made = partial(sink, place)
+            for index, prompt in enumerate(self._prompts):
+                made = partial(sink, index)
                 self._ids.append(self._thread.submit(prompt, self._params, made, stream=self._stream, quick=True))
         except BaseException:
             self.close()
             raise
 
     async def outputs(self) -> AsyncGenerator[tuple[int, StepOutput], None]:
-        """(place of the prompt, output), until all choices have ended.
+        """Yield (index of the prompt, output), until all choices have ended.
 
         Raises:
             RequestTimeoutError: they have not within the timeout.
@@ -98,22 +97,22 @@ class Answering:
                 arrived = await self._arrived.get()
                 if arrived is None:
                     raise RequestTimeoutError(
-                        f"The request was not finished within {self._timeout:g} seconds, which is all the time that "
-                        "this server gives it. Ask for fewer tokens."
+                        f"The request was not finished within {self._timeout:g} seconds, the limit of this "
+                        "server. Ask for fewer tokens."
                     )
-                place, output = arrived
+                index, output = arrived
                 if output.error is not None:
                     raise output.error
                 if output.choice is not None:
                     unfinished -= 1
-                    self._ended[place].append(output)
-                yield place, output
+                    self._ended[index].append(output)
+                yield index, output
         finally:
             end.cancel()
             self.close()
 
     def close(self) -> None:
-        """End what has not ended."""
+        """Abort what has not ended."""
         for request_id in self._ids:
             self._thread.abort(request_id)
         self._ids.clear()
@@ -128,26 +127,28 @@ class Service:
     """The model that is served.
 
     Args:
-        name: what requests and answers call it.
-        instruments: take its metrics; None: those that /metrics reads.
+        name: its name in requests and answers.
+        metric_factory: makes its metrics; None: Prometheus, which /metrics reads.
 
     Attributes:
-        num_choices: in the engine or waiting for it.
-        created: when it was loaded, Unix time in seconds.
+        num_choices: choices in the engine or waiting for it.
+        created: time of loading, Unix time in seconds.
 
     Raises:
         ConfigError: the journal cannot be written.
     """
 
-    def __init__(self, llm: LLM, name: str, options: ServerOptions, instruments: Instruments | None = None) -> None:
+    def __init__(
+        self, llm: LLM, name: str, options: ServerOptions, metric_factory: MetricFactory | None = None
+    ) -> None:
         self.llm, self.name, self.options = llm, name, options
         self.thread = EngineThread(llm.shared)
-        self._instruments = instruments or Prometheus(name)
-        self.metrics = Metrics(llm, lambda: self.num_choices, self._instruments)
+        self._metric_factory = metric_factory or Prometheus(name)
+        self.metrics = Metrics(llm, lambda: self.num_choices, self._metric_factory)
         self.responses = Responses(llm.tokenizer)
         self.created = int(time.time())
         self.num_choices = 0
-        self._weigher = BodyInspector()
+        self._body_inspector = BodyInspector()
         length = longest_token(llm.tokenizer)
         self._limits = Limits(name, llm.target.context_length, length, options.max_prompts)
         where, size = options.journal, options.journal_size
@@ -155,20 +156,20 @@ class Service:
         self._inbox: LoopInbox | None = None  # of the loop that serves
 
     def metrics_text(self) -> bytes:
-        """All metrics, as Prometheus reads them. Raises RequestBodyError where they go elsewhere."""
-        if isinstance(self._instruments, Prometheus):
-            return self._instruments.text()
-        raise RequestBodyError("The metrics of this server go elsewhere.", status=404)
+        """Return all metrics in the text format of Prometheus. Raises RequestBodyError if they go elsewhere."""
+        if isinstance(self._metric_factory, Prometheus):
+            return self._metric_factory.text()
+        raise RequestBodyError("The metrics of this server are exported elsewhere.", status=404)
 
     def close(self) -> None:
-        """End the engine's thread and what else was started, and write what is left of the journal."""
+        """End the engine thread and the body inspector, and write the rest of the journal."""
         self.thread.close()
-        self._weigher.close()
+        self._body_inspector.close()
         if self._journal is not None:
             self._journal.close()
 
     def check_model(self, model: str | None) -> None:
-        """Raise RequestBodyError if a request is for another model; none at all is this one."""
+        """Raise RequestBodyError if a request names another model."""
         if model not in (None, self.name):
             raise RequestBodyError(
                 f"The model of the request is not the one that is served, {self.name!r}. Correct it.",
@@ -178,45 +179,46 @@ class Service:
             )
 
     async def body(self, request: Request, *, is_prompt: bool = True) -> Any:
-        """The JSON value of a request's body. Raises RequestBodyError.
+        """Parse a request's body. Raises RequestBodyError.
 
-        is_prompt: it is to be answered, so that what no context holds is refused before it is read.
+        Args:
+            is_prompt: inspect large bodies first, and refuse those that exceed the context before they are parsed.
         """
         content = await request.body()
         if is_prompt and len(content) > LARGE_BODY:
-            self._limits.check(await asyncio.to_thread(self._weigher.told, content))
+            self._limits.check(await asyncio.to_thread(self._body_inspector.inspect, content))
         return await parsed_body(content)
 
-    def encode(self, asked: CompletionRequest) -> list[list[int]]:
-        """The token ids of a request's prompts; its grammar is prepared. Raises RequestBodyError, GrammarError."""
-        if asked.params.grammar is not None and self.llm.engine.grammars is not None:
-            self.llm.engine.grammars.prepare(asked.params.grammar)  # here, since it may take a second
-        prompts = asked.encode(self.llm.tokenizer, self.llm.target.name)
+    def encode(self, completion: CompletionRequest) -> list[list[int]]:
+        """Tokenize a request's prompts and prepare its grammar. Raises RequestBodyError, GrammarError."""
+        if completion.params.grammar is not None and self.llm.engine.grammars is not None:
+            self.llm.engine.grammars.prepare(completion.params.grammar)  # in this thread, since it may take a second
+        prompts = completion.encode(self.llm.tokenizer, self.llm.target.name)
         context = self.llm.target.context_length
         for prompt in prompts:
             if len(prompt) >= context:
                 raise RequestBodyError(
                     f"The prompt has {len(prompt)} tokens, but the context of {self.name} holds {context}, and at "
-                    "least one place is needed for the answer. Shorten it.",
-                    param=asked.prompt_field,
+                    "least one position is needed for the answer. Shorten it.",
+                    param=completion.prompt_field,
                     code="context_length_exceeded",
                 )
         return prompts
 
     @contextmanager
-    def admitted(self, asked: CompletionRequest) -> Iterator[None]:
-        """Hold places for a request's choices, until the end.
+    def admitted(self, completion: CompletionRequest) -> Iterator[None]:
+        """Reserve places in the queue for a request's choices, until the end.
 
         Raises:
-            QueueFullError: there are none.
-            RequestBodyError: there could never be.
+            QueueFullError: the queue is full.
+            RequestBodyError: the request has more choices than one request may have.
         """
-        count = len(asked.prompts) * asked.params.n
+        count = len(completion.prompts) * completion.params.n
         if count > self.options.max_prompts:
             raise RequestBodyError(
-                f"The request asks for {count} choices, {asked.params.n} for each of {len(asked.prompts)} prompts, but "
-                f"this server takes at most {self.options.max_prompts}. Send several requests.",
-                param=asked.prompt_field,
+                f"The request asks for {count} choices, {completion.params.n} for each of {len(completion.prompts)} "
+                f"prompts, but this server takes at most {self.options.max_prompts}. Send several requests.",
+                param=completion.prompt_field,
             )
         most = self.llm.engine.config.max_batch + self.options.max_queue
         if self.num_choices and self.num_choices + count > most:
@@ -230,47 +232,47 @@ class Service:
         finally:
             self.num_choices -= count
 
-    def answering(self, asked: CompletionRequest, prompts: Seq[list[int]], request: Request) -> Answering:
-        """The request in the engine. Raises as `Answering.submit`."""
-        params = replace(asked.params, tenant=request.state.tenant)
+    def submit_request(self, completion: CompletionRequest, prompts: Seq[list[int]], request: Request) -> EngineRequest:
+        """Submit a request to the engine. Raises as `EngineRequest.submit`."""
+        params = replace(completion.params, tenant=request.state.tenant)
         request.state.category = "" if self._journal is None else category_of(request)
         if self._inbox is None:
             self._inbox = LoopInbox()
         timeout = self.options.request_timeout
-        made = Answering(self.thread, self._inbox, prompts, params, stream=asked.stream, timeout=timeout)
+        made = EngineRequest(self.thread, self._inbox, prompts, params, stream=completion.stream, timeout=timeout)
         made.submit()
         num_tokens = sum(map(len, prompts))
         self.metrics.prompted(num_tokens)
-        request.state.told.update(prompt_tokens=num_tokens, prompts=len(prompts), stream=asked.stream)
+        request.state.log_fields.update(prompt_tokens=num_tokens, prompts=len(prompts), stream=completion.stream)
         if self.options.log_prompts:
-            _log.info({"event": "prompts", "request_id": request.state.request_id, "prompts": asked.prompts})
+            _log.info({"event": "prompts", "request_id": request.state.request_id, "prompts": completion.prompts})
         return made
 
-    def ended(
-        self, output: StepOutput, asked: CompletionRequest, prompt: int, request: Request, seconds: float
+    def record(
+        self, output: StepOutput, completion: CompletionRequest, prompt: int, request: Request, seconds: float
     ) -> None:
-        """A choice has ended.
+        """Record a finished choice in metrics, journal and log.
 
         Args:
-            prompt: tokens of its prompt.
-            seconds: since its request was let in.
+            prompt: number of tokens of its prompt.
+            seconds: since its request was admitted.
         """
         choice = output.choice
         assert choice is not None
         self.metrics.ended(choice.stats, choice.finish_reason, seconds)
         if self._journal is not None:
-            self._journal.answered(output, asked.params, prompt, request.state.category, seconds)
-        told = request.state.told
-        told["completion_tokens"] = told.get("completion_tokens", 0) + len(choice.token_ids)
-        told.setdefault("finish_reasons", []).append(choice.finish_reason)
-        told["draft_tokens"] = told.get("draft_tokens", 0) + choice.stats.num_draft_tokens
-        told["accepted_tokens"] = told.get("accepted_tokens", 0) + choice.stats.num_accepted_tokens
-        told["speculation"] = choice.stats.speculation
+            self._journal.answered(output, completion.params, prompt, request.state.category, seconds)
+        fields = request.state.log_fields
+        fields["completion_tokens"] = fields.get("completion_tokens", 0) + len(choice.token_ids)
+        fields.setdefault("finish_reasons", []).append(choice.finish_reason)
+        fields["draft_tokens"] = fields.get("draft_tokens", 0) + choice.stats.num_draft_tokens
+        fields["accepted_tokens"] = fields.get("accepted_tokens", 0) + choice.stats.num_accepted_tokens
+        fields["speculation"] = choice.stats.speculation
         if self.options.log_prompts:
             _log.info({"event": "answer", "request_id": request.state.request_id, "text": choice.text})
 
     def live(self) -> dict[str, Any]:
-        """What the engine does now."""
+        """Return the current state of the engine."""
         engine = self.llm.engine
         running = len(engine.scheduler.running)
         return {
@@ -281,7 +283,7 @@ class Service:
         }
 
     def limits(self) -> Mapping[str, str]:
-        """What this server cannot do, and why."""
+        """Return what this server cannot do -> the reason."""
         target, found = self.llm.target, dict[str, str]()
         if self.llm.tokenizer is None:
             found["text"] = "the model has no tokenizer: prompts are token ids"
@@ -301,7 +303,7 @@ class Service:
 
 
 async def parsed_body(content: bytes) -> Any:
-    """The JSON value of a body. Raises RequestBodyError."""
+    """Parse a JSON body. Raises RequestBodyError."""
     arguments = (content, "The request's body", RequestBodyError)
     if len(content) <= _SMALL_BODY:
         return parse_json(*arguments, remedy="Send JSON.")

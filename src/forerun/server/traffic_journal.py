@@ -1,4 +1,4 @@
-"""The server's journal: from answers to records without text."""
+"""The journal of a server: records of its answers, without text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MIB = 1 << 20
 
 
 class ServerJournal:
-    """Records what a server answers.
+    """Records the answers of a server.
 
     Args:
-        name: of the model, as requests call it.
+        name: the model's name in requests.
         path: of the journal.
-        size: MiB of it at most.
+        size: maximum MiB of it.
 
     Raises:
         ConfigError: it cannot be written there.
@@ -31,19 +31,19 @@ class ServerJournal:
 
     def __init__(self, llm: LLM, name: str, path: Path, size: float) -> None:
         self._llm = llm
-        begun = ServerRunRecord(name, number_format(llm.target), Watch.begin().environment())
-        self._recorder = Recorder(path, int(size * _MIB), begun)
+        run = ServerRunRecord(name, number_format(llm.target), Watch.begin().environment())
+        self._recorder = Recorder(path, int(size * _MIB), run)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending records and close the file."""
         self._recorder.close()
 
     def answered(self, output: StepOutput, params: SamplingParams, prompt: int, category: str, seconds: float) -> None:
-        """A choice is complete.
+        """Record a complete choice.
 
         Args:
-            prompt: its tokens.
-            seconds: since its request was let in.
+            prompt: number of prompt tokens.
+            seconds: since its request was admitted.
         """
         assert output.choice is not None
         stats = output.choice.stats
@@ -63,7 +63,7 @@ class ServerJournal:
         )
 
     def _chosen(self, params: SamplingParams) -> str:
-        """The drafter of a request, by name."""
+        """Return the name of a request's drafter."""
         drafter = self._llm.drafter
         if drafter is None or params.num_draft_tokens == 0 or params.drafter == NO_DRAFTER:
             return NO_DRAFTER
@@ -71,10 +71,10 @@ class ServerJournal:
 
 
 def category_of(request: Request) -> str:
-    """The client's word for what it asks; empty without one.
+    """Return the category that the client gave; empty without one.
 
     Raises:
-        RequestBodyError: it is no word.
+        RequestBodyError: it is not a word.
     """
     given = request.headers.get(HEADER, "")
     if given and CATEGORY.fullmatch(given) is None:

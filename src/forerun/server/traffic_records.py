@@ -1,6 +1,6 @@
-"""What a journal holds: lines of JSON, each the beginning of a server's run, or an answer.
+"""Format and writer of a server's journal: lines of JSON, each the head of a run, or an answer.
 
-Times are in seconds. Nothing of a prompt or an answer is kept but its length; no id, key or address of who asked.
+Times are in seconds. Of prompts and answers only the lengths are kept; no id, key or address of the client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forerun.utils.json_file import Fields
 FORMAT = "forerun.journal"
 VERSION = 2
 CATEGORY = re.compile(r"[A-Za-z0-9_.-]{1,40}")
-"""What a category may be: a word, not a text."""
+"""Valid categories: a word, not a text."""
 MOST_CATEGORIES = 64
 OTHER = "other"
 """The category of answers beyond MOST_CATEGORIES."""
@@ -32,12 +32,12 @@ REMEDY = "Give a file that `forerun serve --journal FILE` wrote."
 
 @dataclass(frozen=True, slots=True)
 class ServerRunRecord:
-    """The run of one server; written again at the head of each part of the file.
+    """The run of one server; repeated at the head of each part of the file.
 
     Attributes:
-        model: as requests call it.
+        model: its name in requests.
         number_format: of its weights.
-        environment: when it began, and where.
+        environment: time of the start, machine and software.
     """
 
     model: str
@@ -46,7 +46,7 @@ class ServerRunRecord:
 
     @property
     def setting(self) -> tuple[object, ...]:
-        """All that runs must share to be compared."""
+        """Return all that runs must share to be comparable."""
         at = self.environment
         return self.model, self.number_format, at.machine, at.threads, at.kernels
 
@@ -56,8 +56,8 @@ class AnswerRecord:
     """One choice of one request, complete.
 
     Attributes:
-        category: the client's word for it; empty without one.
-        drafter: that it was to have; "none" for plain decoding.
+        category: given by the client; empty without one.
+        drafter: name of its drafter; "none" for plain decoding.
         prompt, tokens: tokens of the prompt, and of the answer.
         forwards, drafted, accepted: as in SequenceStats.
         first: seconds to its first token, waiting included.
@@ -76,14 +76,14 @@ class AnswerRecord:
 
 
 def line(record: ServerRunRecord | AnswerRecord) -> bytes:
-    """A line of the file."""
+    """Return the line of a record."""
     head = {"format": FORMAT, "version": VERSION} if isinstance(record, ServerRunRecord) else {}
     values = {**head, **dataclasses.asdict(record)}
     return json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def check_head(found: Fields) -> None:
-    """Raise ConfigError unless this line begins a run that this forerun reads."""
+    """Raise ConfigError unless this line is the head of a run in this version of the format."""
     if found.values.get("format") != FORMAT:
         raise ConfigError(f"{found.place}: it is no journal of a server. {REMEDY}")
     version = found.integer("version", low=1)
@@ -93,11 +93,8 @@ def check_head(found: Fields) -> None:
     found.string("model")
 
 
-# A journal while it is written: records are taken at once, and a thread of its own brings them to disk.
-#
-# The file never exceeds its bound: when half of it is full, it becomes FILE.1, in place of what was there, and a
-# new one
-# is begun. Whatever goes wrong with the disk, the server goes on without the journal, and says so once.
+# A thread of its own writes the records to disk. The file never exceeds its bound: when half of the bound is used, it
+# replaces FILE.1, and a new one is run. If the disk fails, the server continues without the journal and logs it once.
 
 INTERVAL = 2.0
 """Seconds between two writes."""
@@ -107,12 +104,12 @@ _log = logging.getLogger("forerun.traffic")
 
 
 class Recorder:
-    """A journal that is being written. All methods may be called from any thread, and none waits for the disk.
+    """Writes a journal. All methods may be called from any thread, and none waits for the disk.
 
     Args:
-        path: of the journal; one that is there is gone on with.
-        bound: bytes of the journal, of FILE and FILE.1 together.
-        begun: what is served.
+        path: of the journal; an existing one is continued.
+        bound: maximum bytes of FILE and FILE.1 together.
+        run: the head of this run.
 
     Attributes:
         failed: nothing is written any more.
@@ -122,10 +119,10 @@ class Recorder:
         ConfigError: the file is something else, is in use, or cannot be written.
     """
 
-    def __init__(self, path: Path, bound: int, begun: ServerRunRecord) -> None:
+    def __init__(self, path: Path, bound: int, run: ServerRunRecord) -> None:
         self.failed, self.lost = False, 0
         self._path, self._bound = path, bound
-        self._head = line(begun)
+        self._head = line(run)
         self._pending: list[AnswerRecord] = []
         self._categories: set[str] = set()
         self._changed, self._closing = threading.Lock(), threading.Event()
@@ -143,7 +140,7 @@ class Recorder:
         self._thread.start()
 
     def answer(self, answer: AnswerRecord) -> None:
-        """An answer is complete."""
+        """Queue the record of an answer."""
         with self._changed:
             if self.failed or len(self._pending) >= MOST_PENDING:
                 self.lost += 1
@@ -154,7 +151,7 @@ class Recorder:
             self._pending.append(answer)
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write pending records and close the file."""
         self._closing.set()
         self._thread.join()
         self._write()
@@ -174,7 +171,7 @@ class Recorder:
             self._put(b"".join(map(line, answers)))
 
     def _put(self, content: bytes) -> None:
-        """Append, in a new file where half of the bound is full."""
+        """Append; begin a new file if half of the bound is used."""
         if self.failed:
             return
         try:
@@ -191,7 +188,7 @@ class Recorder:
 
 
 def check_place(path: Path) -> None:
-    """Raise ConfigError where a journal cannot be written there, or something else is there already."""
+    """Raise ConfigError if a journal cannot be written to a path, or the file is something else."""
     if path.is_dir() or not path.parent.is_dir():
         reason = "is a folder" if path.is_dir() else f"lies in {path.parent}, which is no folder"
         raise ConfigError(f"--journal is {path}, which {reason}. Give the name of a file.")
@@ -207,7 +204,7 @@ def check_place(path: Path) -> None:
 
 
 def _ends_whole(path: Path) -> bool:
-    """Whether the last line was written to its end."""
+    """Return whether the last line is complete."""
     with path.open("rb") as file:
         file.seek(-1, 2)
         return file.read(1) == b"\n"

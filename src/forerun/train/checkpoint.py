@@ -114,7 +114,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> L
 
 
 FILE_NAME = "options.json"
-_OTHER = "Give another --work, or --force to begin anew."
+_OTHER = "Set the key work to another folder, or give --force to begin anew."
 TARGET = "target"
 """In the options of a run, the fingerprint of its target."""
 
@@ -151,8 +151,8 @@ def pin_target(folder: Path, target: PreTrainedModel) -> None:
     former = Fields.read(path, ConfigError, remedy=_OTHER).string(TARGET, "")
     if not same_target(former, found):
         raise ConfigError(
-            f"{folder} belongs to a run of another target, whose weights are not these. Give that target, another "
-            "--work, or --force to begin anew."
+            f"{folder} belongs to a run of another target, whose weights are not these. Give that target, set the "
+            "key work to another folder, or give --force to begin anew."
         )
 
 
@@ -171,7 +171,10 @@ def pin(folder: Path, options: dict[str, Any]) -> None:
     changed = sorted(key for key in {*plain, *former} if plain.get(key) != former.get(key))
     if changed:
         described = ", ".join(f"{key} was {str(former.get(key))[:80]} and is {plain.get(key)}" for key in changed)
-        raise ConfigError(f"{folder} belongs to another run: {described}. Give the same options, or another --work.")
+        raise ConfigError(
+            f"{folder} belongs to another run: {described}. Give the same options, or set the key work to another "
+            "folder."
+        )
 
 
 _STAGES = ("", "samples", "distil", "states")
@@ -202,7 +205,9 @@ def run_in(work: Path, out: Path, console: Console, *, resume: bool, force: bool
         ConfigError: something is there that would be lost; nothing is there to resume; another process has the folder;
             a file cannot be read or written.
     """
-    with locked(work, ConfigError, wait=False, remedy="Wait until that run ends, or give another --work."):
+    with locked(
+        work, ConfigError, wait=False, remedy="Wait until that run ends, or set the key work to another folder."
+    ):
         former = _files(work)
         if resume and not former:
             raise ConfigError(f"{work} holds no run to resume. Leave --resume out to start one.")

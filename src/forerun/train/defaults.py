@@ -77,9 +77,9 @@ class Pruning(Checked):
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         if self.by not in CHANNEL_SCORES:
-            raise ConfigError(f"--prune-by is {self.by!r}, but must be one of {', '.join(CHANNEL_SCORES)}.")
+            raise ConfigError(f"prune_by is {self.by!r}, but must be one of {', '.join(CHANNEL_SCORES)}.")
         if self.layers is None and self.width is not None:
-            raise ConfigError("--prune-width has no effect without --prune-layers. Say which layers to keep.")
+            raise ConfigError("prune_width has no effect without --prune-layers. Say which layers to keep.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class DraftTraining(RunOptions):
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         if self.loss not in LOSSES:
-            raise ConfigError(f"--loss is {self.loss!r}, but must be one of {', '.join(LOSSES)}.")
+            raise ConfigError(f"loss is {self.loss!r}, but must be one of {', '.join(LOSSES)}.")
 
 
 @dataclass(frozen=True, slots=True)

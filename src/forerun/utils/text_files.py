@@ -98,5 +98,8 @@ def _entry(line: str, field_name: str, where: str) -> str:
     if not isinstance(entry, str):
         keys = [key for key, kept in value.items() if isinstance(kept, str)] if isinstance(value, dict) else []
         there = f"Texts there: {', '.join(keys)}." if keys else "There is no text in it."
-        raise ConfigError(f"{where} has no text in the field {field_name!r}. {there} Choose with --field.")
+        raise ConfigError(
+            f"{where} has no text in the field {field_name!r}. {there} Choose one by the key field of the "
+            "configuration file."
+        )
     return entry

@@ -29,7 +29,7 @@ def certificate(verdict: Any = "pass") -> Certificate:
         rule.findings.append("block: it <i>does</i> not follow.")
     if verdict == "measured":
         rule.tests = [Check("typical", "measured", num_samples=9, freedom=4, deviation=Deviation(0.1, 0.05, 0.2))]
-    return Certificate(SUBJECT, [bits, rule, Layer("Engine", "Requests.", reason="--requests is 0")], 1e-4, 3.0)
+    return Certificate(SUBJECT, [bits, rule, Layer("Engine", "Requests.", reason="requests is 0")], 1e-4, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -99,5 +99,5 @@ def test_the_certificate_in_markdown() -> None:
     text = certificate("fail").markdown()
     assert text.startswith("# Not lossless: Rule failed.\n\n## Bits: pass\n\nEqual.\n\n| test | verdict | compared |")
     assert "| K=1 | pass | 30 answers | 7 % | 4/9 |" in text and "- block: it <i>does</i> not follow." in text
-    assert "Not run: --requests is 0." in text and "model: it <b>; drafter: suffix." in text
+    assert "Not run: requests is 0." in text and "model: it <b>; drafter: suffix." in text
     assert "deviation 10 %, between 5 and 20 %" in certificate("measured").markdown()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli.bench.serve import BenchServeOptions, Own
+from forerun.cli.bench.serve import BenchServeOptions, OwnServer
 from forerun.lab.bench.serve.load import Load
 from forerun.lab.results.files import load
 from serving import Served, fake_llm, serving
@@ -88,7 +88,7 @@ def test_options_as_they_are_used() -> None:
     assert asked.loads() == [Load(rate=0.5)]
     assert [load.concurrency for load in BenchServeOptions().loads()] == [1, 4, 16]
     assert asked.goal() == {"seconds": 2.0} and not BenchServeOptions().goal()
-    given = Own("m", "suffix", "int8").arguments()
+    given = OwnServer("m", "suffix", "int8").arguments()
     assert given[:3] == ["m", "--drafter", "suffix"] and given[-2:] == ["--prefix-reuse", "off"]
 
 

@@ -12,9 +12,9 @@ import torch
 
 from doubles import FakeModel, PieceTokenizer
 from forerun import LLM, PromptLookup, SamplingParams
-from forerun.cli import chat as command, chat as reading, chat_session as sessions
-from forerun.cli.chat import Entered, read_entry
-from forerun.cli.chat_session import History, Screen, Session, Turn, visible
+from forerun.cli import chat as command, chat_session
+from forerun.cli.chat import read_entry
+from forerun.cli.chat_session import History, Screen, Session, Turn, open_beside, visible
 from forerun.cli.options import LLMOptions
 from forerun.errors import ConfigError, DrafterError, PromptError
 from forerun.models import Exactness
@@ -42,11 +42,11 @@ def converse(session: Session, *entries: str | type[BaseException]) -> None:
     """Type these, then Ctrl-D."""
     typed = iter(entries)
 
-    def read() -> Entered:
+    def read() -> tuple[str, bool]:
         entry = next(typed, EOFError)
         if not isinstance(entry, str):
             raise entry
-        return Entered(entry, entry.startswith("/"))
+        return entry, entry.startswith("/")
 
     command.converse(session, Screen(), read)
 
@@ -141,10 +141,10 @@ def words(messages: Any) -> int:
 
 def test_the_oldest_turns_are_dropped_and_never_the_system_message() -> None:
     history = History("s s", [Turn("a a a", "b b b"), Turn("c c", "d d"), Turn("e", "f")])
-    whole = history.fitted("g", words, context_length=40, max_tokens=8)
+    whole = history.fit("g", words, context_length=40, max_tokens=8)
     assert (whole.size, whole.dropped) == (15, 0)
     for context, dropped in ((23, 0), (22, 1), (16, 2), (12, 2), (10, 2), (8, 3)):
-        fitted = history.fitted("g", words, context, max_tokens=8)
+        fitted = history.fit("g", words, context, max_tokens=8)
         assert fitted.dropped == dropped
         assert fitted.messages[0] == {"role": "system", "content": "s s"}
         assert fitted.messages[-1] == {"role": "user", "content": "g"}
@@ -154,12 +154,12 @@ def test_the_oldest_turns_are_dropped_and_never_the_system_message() -> None:
 
 def test_a_message_that_needs_most_of_the_context_is_taken_alone() -> None:
     history = History(None, [Turn("a", "b")])
-    assert history.fitted("g " * 19, words, 20, 8).dropped == 1
+    assert history.fit("g " * 19, words, 20, 8).dropped == 1
     with pytest.raises(PromptError, match=r"a prompt of 20 tokens.*holds 20"):
-        history.fitted("g " * 20, words, 20, 8)
+        history.fit("g " * 20, words, 20, 8)
     history.system = "s s"
     with pytest.raises(PromptError, match=r"with the system message makes a prompt of 20 tokens"):
-        history.fitted("g " * 18, words, 20, 8)
+        history.fit("g " * 18, words, 20, 8)
 
 
 def test_what_is_dropped_is_said_and_stays_dropped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +169,7 @@ def test_what_is_dropped_is_said_and_stays_dropped(capsys: pytest.CaptureFixture
     converse(session, "one " * 6, "two " * 6, "/stats", "three " * 25, "four " * 31, "five")
     err = capsys.readouterr().err
     assert "holds 30 tokens: the oldest turns are dropped from here on (2 of 2)" in err
-    assert "room for an answer of 5 tokens" in err
+    assert "leaves 5 tokens for the answer" in err
     assert "a prompt of 31 tokens" in err and "four" not in err
     assert [prompt[0].split()[0] for prompt in asked(llm)] == ["one", "one", "three", "five"]
 
@@ -193,14 +193,14 @@ def test_commands_change_the_chat(capsys: pytest.CaptureFixture[str], monkeypatc
         other.drafter_name = None if given[1] == "none" else given[1]
         return other
 
-    monkeypatch.setattr(sessions, "open_beside", open_beside)
+    monkeypatch.setattr(chat_session, "open_beside", open_beside)
     session = session_of(llm)
     converse(session, "one", "/system be brief", "/temperature 0.5", "/drafter recycling:width=2", "two", "/reset", "3")
     assert opened == [(llm, "recycling:width=2", session.settings)]
     assert asked(llm) == [["one"]]
     assert asked(other) == [["be brief", "one", TEXT, "two"], ["be brief", "3"]]
     assert [params.temperature for _, params in other.requests] == [0.5, 0.5]
-    assert list(session.totals) == ["suffix", "recycling:width=2"]
+    assert list(session.answers) == ["suffix", "recycling:width=2"]
     converse(session, '/system ""', "/system", "/drafter none", "/drafter")
     assert session.history.system is None and session.drafter == "none"
     assert "there is no system message" in capsys.readouterr().err
@@ -209,7 +209,7 @@ def test_commands_change_the_chat(capsys: pytest.CaptureFixture[str], monkeypatc
 def test_stats_and_help_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     converse(session_of(fake()), "/stats", "one", "/stats", "/help")
     err = capsys.readouterr().err
-    assert "nothing was answered yet" in err
+    assert "there are no answers yet" in err
     assert "suffix: 1 answer, 6 tokens in" in err and "50 % of 8 draft tokens accepted" in err
     assert "history: 1 turn, 7 of 64 tokens" in err and "fake, bfloat16, exact; drafter: suffix" in err
     for name in ("system TEXT", "drafter NAME[:options]", "temperature X", "stats", "reset", "help", "quit", "drafts"):
@@ -235,7 +235,7 @@ def test_a_command_that_cannot_be_followed_changes_nothing(
     def refuse(*_: object) -> None:
         raise DrafterError("drafter is 'no-such'")
 
-    monkeypatch.setattr(sessions, "open_beside", refuse)
+    monkeypatch.setattr(chat_session, "open_beside", refuse)
     llm = fake()
     session = session_of(llm)
     session.history.turns.append(Turn("a", "b"))
@@ -248,15 +248,16 @@ def test_a_command_that_cannot_be_followed_changes_nothing(
 
 def test_a_drafter_is_changed_over_the_same_target() -> None:
     llm = LLM(FakeModel(), "prompt-lookup", tokenizer=PieceTokenizer([b"a"] * 11))
-    session = Session(llm, PARAMS, LLMOptions(num_draft_tokens=3, prefix_reuse="off"))
-    session.change_drafter("suffix:num_draft_tokens=5")
-    assert session.llm.target is llm.target and session.llm.tokenizer is llm.tokenizer
-    assert type(session.llm.drafter).__name__ == "Suffix" and session.llm.num_draft_tokens == 3
-    assert session.llm.engine.config.prefix_reuse == "off"
+    settings = LLMOptions(num_draft_tokens=3, prefix_reuse="off")
+    other = open_beside(llm, "suffix:num_draft_tokens=5", settings)
+    assert other.target is llm.target and other.tokenizer is llm.tokenizer
+    assert type(other.drafter).__name__ == "Suffix" and other.num_draft_tokens == 3
+    assert other.engine.config.prefix_reuse == "off"
+    session = Session(other, PARAMS, settings)
     with pytest.raises(DrafterError):
-        session.change_drafter("suffixx")
+        command.run_command("/drafter suffixx", session, Screen())
     assert session.drafter == "suffix:num_draft_tokens=5"
-    session.change_drafter("none")
+    command.run_command("/drafter none", session, Screen())
     assert session.drafter == "none" and session.llm.drafter is None
 
 
@@ -291,7 +292,7 @@ def asking(*lines: Any) -> Callable[[str], str]:
     ],
 )
 def test_messages_of_several_lines(lines: list[Any], text: str, is_command: bool) -> None:
-    assert read_entry(asking(*lines)) == Entered(text, is_command)
+    assert read_entry(asking(*lines)) == (text, is_command)
 
 
 @pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
@@ -401,7 +402,7 @@ def test_where_standard_output_is_no_terminal_the_prompt_goes_to_standard_error(
 ) -> None:
     lines = iter(["typed\n", ""])
     monkeypatch.setattr("sys.stdin", SimpleNamespace(readline=lambda: next(lines)))
-    assert reading.terminal_line("> ") == "typed"
+    assert command.terminal_line("> ") == "typed"
     with pytest.raises(EOFError):
-        reading.terminal_line("> ")
+        command.terminal_line("> ")
     assert capsys.readouterr() == ("", "> > ")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from forerun import Grammar
 from forerun.cli import generate
-from forerun.cli.answers import joined
+from forerun.cli.answers import stderr_lines
 from forerun.cli.main import app
 from forerun.errors import ForerunError, ModelLoadError
 
@@ -101,11 +101,14 @@ def test_a_lossy_rule_that_changes_nothing_is_told(
     assert "changes nothing" not in invoke("generate", "x", "--acceptance", "block", *flags.split()).stderr
 
 
-def test_the_line_of_statistics_is_broken_between_its_parts() -> None:
+def test_the_line_of_statistics_is_broken_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = ["forerun: 6 tokens in 0.01 s", "suffix", "finished: length"]
-    assert joined(parts, None) == "forerun: 6 tokens in 0.01 s · suffix · finished: length"
-    assert joined(parts, 40) == "forerun: 6 tokens in 0.01 s · suffix\n  finished: length"
-    assert joined(parts, 8).count("\n") == 2
+    assert stderr_lines(parts) == "forerun: 6 tokens in 0.01 s · suffix · finished: length"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert stderr_lines(parts) == "forerun: 6 tokens in 0.01 s · suffix\n  finished: length"
+    monkeypatch.setenv("COLUMNS", "8")
+    assert stderr_lines(parts).count("\n") == 2
 
 
 def test_chat_makes_the_prompt_a_message(invoke: Invoke, opened: dict[str, Any]) -> None:
@@ -299,8 +302,8 @@ def test_a_key_without_a_flag_is_refused_as_one(invoke: Invoke, opened: dict[str
     result = CliRunner().invoke(app, ["generate", "x", "--min-tokens", "3"])
     assert (result.exit_code, "model" in opened) == (2, False)
     assert result.stderr == (
-        "forerun: --min-tokens is no flag. Set the key min_tokens in the table [generate] of a TOML file, and give "
-        "that file with --config.\n"
+        "forerun: --min-tokens is not a flag. Set the key min_tokens in the table [generate] of a TOML file, and pass "
+        "the file with --config.\n"
     )
     assert "In a --config file alone" in invoke("generate", "--help").stdout
 

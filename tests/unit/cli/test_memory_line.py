@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from forerun.cli.output import memory_told
+from forerun.cli.output import log_memory_plan
 from forerun.config import MEMORY_LOG
 
 from .conftest import Invoke
@@ -24,7 +24,7 @@ def test_it_is_said_within_the_block_alone() -> None:
     said: list[str] = []
     log = logging.getLogger(MEMORY_LOG)
     before = log.level, log.propagate, list(log.handlers)
-    with suppress(KeyError), memory_told(said.append):
+    with suppress(KeyError), log_memory_plan(said.append):
         log.info("of %d", 1)
         raise KeyError
     log.info("2")

@@ -55,8 +55,8 @@ def test_drafters(given: dict[str, Any], expected: list[str] | str) -> None:
         ({"speculative_config": "{}"}, "one of ngram"),
         ({"speculative_config": '{"method": "custom_class", "model": "os.System"}'}, "one of"),
         ({"speculative_config": '{"method": "draft_model"}'}, "model is missing"),
-        ({"speculative_config": '{"method": "ngram", "quantization": "fp8"}'}, "quantization cannot be had"),
-        ({"speculative_config": '{"method": "suffix", "model": "x"}'}, "model cannot be had"),
+        ({"speculative_config": '{"method": "ngram", "quantization": "fp8"}'}, "quantization is not supported"),
+        ({"speculative_config": '{"method": "suffix", "model": "x"}'}, "model is not supported"),
         ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": -1}'}, "whole number"),
     ],
     ids=str,
@@ -127,8 +127,8 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--replicas", "3"], "--replicas is for --ray"),
-        (["--ray", "--send-timeout", "3"], "--send-timeout is for a server without --ray"),
+        (["--replicas", "3"], "The option replicas is for --ray"),
+        (["--ray", "--send-timeout", "3"], "The key send_timeout is for a server without --ray"),
         (["--ray", "--routing", "x"], "must be one of prefix"),
     ],
 )

@@ -68,9 +68,9 @@ def test_a_draft_may_start_from_a_pruned_copy(invoke: Invoke, called: dict[str, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--loss luck", "--loss is 'luck', but must be one of kl-then-tv"),
-        ("--prune-width 9", "--prune-width has no effect without --prune-layers"),
-        ("--prune-layers 0 --prune-by luck", "--prune-by is 'luck'"),
+        ("--loss luck", "loss is 'luck', but must be one of kl-then-tv"),
+        ("--prune-width 9", "prune_width has no effect without --prune-layers"),
+        ("--prune-layers 0 --prune-by luck", "prune_by is 'luck'"),
         ("--output-tokens 0", "of 1 or more"),
         ("--tokens 0", "--tokens"),
         ("--seed -1", "seed"),

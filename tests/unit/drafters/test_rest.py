@@ -195,7 +195,7 @@ def test_impossible_options(options: dict[str, int], words: str) -> None:
 
 def test_an_index_that_is_not_deep_enough(path: Path) -> None:
     bound(path, max_ngram=22)
-    with pytest.raises(ConfigError, match=r"sorted by 32 tokens only.*--depth 33"):
+    with pytest.raises(ConfigError, match=r"sorted by 32 tokens only.*the key depth at 33"):
         bound(path, max_ngram=23)
 
 

@@ -106,7 +106,7 @@ def test_a_target_with_its_own_tokenizer(draft: Path, tmp_path: Path) -> None:
 
 
 def test_a_rule_that_llama_cpp_has_not(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"a rule that llama.cpp does not have.*--pre NAME"):
+    with pytest.raises(UnsupportedModelError, match=r"a rule that llama.cpp does not have.*the key pre"):
         export_llama_cpp("bundled-draft", tmp_path / "out.gguf")
     export_llama_cpp("bundled-draft", tmp_path / "out.gguf", pre="gpt-2")
     ids = load_tokenizer("bundled").get_vocab()
@@ -160,7 +160,7 @@ def test_bad_options(draft: Path, target: Path, tmp_path: Path) -> None:
         ({"type_name": "Q4_0"}, "one of F16, Q8_0, F32"),
         ({"pre": "gpt-2"}, "pre is given with a target"),
         ({"pre": "gpt-3", "target": None}, "must be one of"),
-        ({"out": tmp_path / "out.bin"}, "does not end with .gguf"),
+        ({"out": tmp_path / "out.bin"}, "must end with .gguf"),
         ({"out": tmp_path / "no" / "x.gguf", "file": True}, "is not a folder"),
     ):
         if options.pop("file", False):  # type: ignore[attr-defined]

@@ -220,9 +220,9 @@ def test_drafters_that_cannot_draft_here(drafter: str, reason: str) -> None:
 
 
 def test_options_that_are_none() -> None:
-    with pytest.raises(ConfigError, match="no option 'draughter' here, but: drafter, price"):
+    with pytest.raises(ConfigError, match="no option 'draughter' here, but: drafter, min_acceptance_prob"):
         Proposer(config(draughter="suffix"))
-    with pytest.raises(ConfigError, match="price"):
+    with pytest.raises(ConfigError, match="min_acceptance_prob"):
         Proposer(config(min_acceptance_prob=2))
     wrong = config()
     wrong.additional_config = {"forerun": "suffix"}

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from forerun.errors import RequestBodyError
-from forerun.server import body_inspector as weighing, service
+from forerun.server import body_inspector, service
 from forerun.server.body_inspector import BodyInspector, Limits, longest_token
-from forerun.server.body_inspector_process import LENGTH, answer, main
-from forerun.server.middleware import Pace
+from forerun.server.body_inspector_process import LENGTH, inspect, main
+from forerun.server.middleware import RateLimit
 from forerun.utils.json_file import Fields
 from serving import Served, fake_llm, serving
 from small_tokenizers import byte_level
@@ -24,7 +24,7 @@ LIMITS = Limits("it", 100, 5, 60)
 
 
 def told(body: object) -> dict[str, Any]:
-    return answer(json.dumps(body).encode())
+    return inspect(json.dumps(body).encode())
 
 
 def test_what_a_body_holds() -> None:
@@ -33,7 +33,7 @@ def test_what_a_body_holds() -> None:
     assert found["fields"]["stop"] == {"values": 4, "entries": 1, "characters": 1, "text": 0, "numbers": 0}
     assert (found["is_object"], found["num_fields"]) == (True, 3)
     assert told([1])["is_object"] is False
-    assert "not JSON" in answer(b"{")["error"]
+    assert "not JSON" in inspect(b"{")["error"]
     many = told({f"{'x' * 100}{i}": i for i in range(1000)})
     assert many["num_fields"] == 1000 and all(len(name) <= 60 for name in many["fields"])
 
@@ -81,15 +81,15 @@ def test_bodies_are_answered_one_after_another() -> None:
 
 
 def test_the_process_is_started_again_after_it_was_killed() -> None:
-    weigher = BodyInspector()
+    inspector = BodyInspector()
     try:
-        assert weigher.told(b"{}").integer("num_fields") == 0
-        assert weigher._process is not None
-        os.kill(weigher._process.pid, signal.SIGKILL)
-        weigher._process.wait()
-        assert weigher.told(b'{"a": 1}').integer("num_fields") == 1
+        assert inspector.inspect(b"{}").integer("num_fields") == 0
+        assert inspector._process is not None
+        os.kill(inspector._process.pid, signal.SIGKILL)
+        inspector._process.wait()
+        assert inspector.inspect(b'{"a": 1}').integer("num_fields") == 1
     finally:
-        weigher.close()
+        inspector.close()
 
 
 def test_a_large_body_over_http(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,18 +108,18 @@ def test_a_large_body_over_http(served: Served, monkeypatch: pytest.MonkeyPatch)
     assert (whole.status_code, len(seen)) == (200, 1)
     counted = httpx.post(f"{served.url}/tokenize", json={"prompt": "a" * (1 << 17)})
     assert counted.status_code == 200 and counted.json()["count"] > served.llm.target.context_length
-    assert weighing.LARGE_BODY < 1 << 20
+    assert body_inspector.LARGE_BODY < 1 << 20
 
 
 def test_bytes_pass_at_a_pace() -> None:
-    pace = Pace(1000.0)
-    waits = [pace.take(100) for _ in range(5)]
+    limit = RateLimit(1000.0)
+    waits = [limit.take(100) for _ in range(5)]
     assert all(0.05 + 0.1 * place < wait <= 0.1 + 0.1 * place for place, wait in enumerate(waits))
 
 
 def test_what_the_pace_takes_is_not_the_client_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = [1.2]
-    monkeypatch.setattr(Pace, "take", lambda self, size: waits.pop() if waits else 0.0)
+    monkeypatch.setattr(RateLimit, "take", lambda self, size: waits.pop() if waits else 0.0)
     with serving(fake_llm(), body_timeout=0.9) as made:
         content = json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 21)  # in pieces
         assert httpx.post(f"{made.url}/v1/completions", content=content, timeout=30).status_code == 200

@@ -158,4 +158,4 @@ def test_a_failure_in_a_stream(served: Served, http: httpx.Client) -> None:
 def test_the_openapi_schema_names_every_field(http: httpx.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     schema = paths[URL]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(schema["properties"]) == {*response_requests._HONOURED, *LABELS}
+    assert set(schema["properties"]) == {*response_requests._SUPPORTED, *LABELS}

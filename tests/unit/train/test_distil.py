@@ -153,7 +153,7 @@ def test_the_tokens_with_most_probability_are_proposed(tmp_path: Path) -> None:
     assert frequent_tokens(tmp_path, 1, 3, 12, []).tolist() == [2, 5, 7]
     assert frequent_tokens(tmp_path, 1, 3, 12, [11]).tolist() == [5, 7, 11]
     assert frequent_tokens(tmp_path, 1, 6, 12, []).tolist() == [0, 1, 2, 5, 7, 9]
-    with pytest.raises(ConfigError, match="--output-tokens is 13, but the vocabulary has 12"):
+    with pytest.raises(ConfigError, match="output_tokens is 13, but the vocabulary has 12"):
         frequent_tokens(tmp_path, 1, 13, 12, [])
 
 
@@ -254,6 +254,6 @@ def test_what_does_not_fit_together_is_refused(
         run(ours.folder, replace(OPTIONS, pruning=Pruning(layers="0,1,2,3,4,5")))
     with pytest.raises(ConfigError, match="the target's layers are 0 to 7"):
         run(ours.folder, replace(OPTIONS, pruning=Pruning(layers="0,9")))
-    with pytest.raises(ConfigError, match="--loss is 'luck', but must be one of"):
+    with pytest.raises(ConfigError, match="loss is 'luck', but must be one of"):
         replace(OPTIONS, loss="luck")
     assert PackedShard(ours.folder).num_documents == 18

@@ -113,11 +113,11 @@ def test_layers_that_are_not_there_are_refused(text: str, message: str) -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--prune-width is 25"):
+    with pytest.raises(ConfigError, match="prune_width is 25"):
         pruned_copy(drawn(), Pruning(layers="0", width=25), TEXT)
     with pytest.raises(ConfigError, match="no effect without --prune-layers"):
         Pruning(width=3)
-    with pytest.raises(ConfigError, match="--prune-by is 'luck'"):
+    with pytest.raises(ConfigError, match="prune_by is 'luck'"):
         Pruning(layers="0", by="luck")
     gpt2 = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4))
     with pytest.raises(ConfigError, match="model type 'gpt2' is not one of"):
@@ -133,7 +133,7 @@ def test_a_copys_size_is_judged_by_what_a_token_costs() -> None:
     untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
     assert step_parameters(untied) == inner + 32_000 and step_parameters(untied, 100) == inner + 3_200
     check_size(250, 1_000)
-    with pytest.raises(ConfigError, match=r"251 .* more than a quarter of its target's 1,000.*--output-tokens"):
+    with pytest.raises(ConfigError, match=r"251 .* more than a quarter of its target's 1,000.*output_tokens"):
         check_size(251, 1_000)
 
 

@@ -1,4 +1,4 @@
-"""`forerun bench`: the figures of docs/benchmarks.md, measured on this machine. One file per command."""
+"""`forerun bench`: measure the figures of docs/benchmarks.md on this machine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import typer
 from forerun.cli.bench import acceptance, compare, forward, generate, gpu, peers, quality, replay, report, serve
 
 app = typer.Typer(help="Measure forerun on this machine, beside Hugging Face Transformers.", no_args_is_help=True)
-app.command()(forward.forward)
-app.command()(generate.generate)
-app.command()(peers.peers)
-app.command()(replay.replay)
-app.command()(serve.serve)
-app.command()(acceptance.acceptance)
-app.command()(quality.quality)
-app.command()(report.report)
-app.command()(compare.compare)
-app.command()(gpu.gpu)
+for command in (
+    forward.forward,
+    generate.generate,
+    peers.peers,
+    replay.replay,
+    serve.serve,
+    acceptance.acceptance,
+    quality.quality,
+    report.report,
+    compare.compare,
+    gpu.gpu,
+):
+    app.command()(command)

@@ -1,10 +1,10 @@
-"""`forerun bench acceptance`: how much of their drafts the target accepts, by category; nothing is timed."""
+"""`forerun bench acceptance`: measure the acceptance rate of drafts by category, without timing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Annotated
+from typing import Annotated, Any
 
 from forerun.cli import options
 from forerun.cli.bench.shared import (
@@ -17,9 +17,8 @@ from forerun.cli.bench.shared import (
     say,
     whole_numbers,
 )
-from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.config import OFF
 from forerun.lab.bench.tables import Report, Table
 from forerun.utils.fields import option
@@ -30,7 +29,7 @@ MAX_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceOptions:
-    """What is drafted, and how the target samples."""
+    """How drafts are made and how the target samples."""
 
     num_draft_tokens: str = option("4", "Values of K, with commas between them.", metavar="K,...")
     temperatures: str = option("0", "With commas between them.", metavar="FLOAT,...")
@@ -47,9 +46,9 @@ def acceptance(
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
-    """Acceptance of drafts of K tokens by category and position, many prompts at once: for machines that are busy."""
+    """Measure the acceptance of drafts of K tokens by category and position, many prompts at once, without timing."""
     cases, counts = compared.cases(), whole_numbers(settings.num_draft_tokens, "--num-draft-tokens")
-    heats = non_negative(settings.temperatures, "--temperatures")
+    temperatures = non_negative(settings.temperatures, "--temperatures")
     model = chosen_model(model)
     chosen = choose_drafters(model, None, compared.drafters)
     watch = begin(threads, json)
@@ -60,18 +59,11 @@ def acceptance(
 
     plain, most = open_plain(model, llm), compared.max_tokens
     prompts, rows = prepare(plain, cases, most), []
+    fixed: Any = {"tokenizer": plain.tokenizer, "seed": 0, "max_batch": MAX_BATCH, "prefix_reuse": OFF}
     for (name, spec), k in product(chosen.items(), counts):
         say(f"{name}, K={k}")
-        engine = LLM(
-            plain.target,
-            spec,
-            num_draft_tokens=k,
-            tokenizer=plain.tokenizer,
-            seed=0,
-            max_batch=MAX_BATCH,
-            prefix_reuse=OFF,
-        )
-        rows += bench.measure(engine, name, k, prompts, most, heats, settings.ignore_eos)
+        engine = LLM(plain.target, spec, num_draft_tokens=k, **fixed)
+        rows += bench.measure(engine, name, k, prompts, most, temperatures, settings.ignore_eos)
     target = target_facts(model, plain.target)
     tables = [
         Table.of(

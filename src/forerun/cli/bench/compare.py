@@ -1,4 +1,4 @@
-"""`forerun bench compare`: whether new results are worse than old ones, for a user's own continuous integration."""
+"""`forerun bench compare`: check whether new results are worse than old ones, for continuous integration."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ New = Annotated[Path, typer.Argument(help="Results of the same prompts, later.",
 
 
 @dataclass(frozen=True, slots=True)
-class CompareOptions(Checked):
-    """What is judged."""
+class JudgedOptions(Checked):
+    """Which figures are compared, and how strictly."""
 
     figures: str = option(
         "speed,gain,acceptance",
@@ -41,7 +41,7 @@ def compare(
     old: Old,
     new: New,
     *,
-    wanted: Annotated[CompareOptions, Flags()],
+    judged: Annotated[JudgedOptions, Flags()],
     json: options.Json = False,
 ) -> None:
     """Compare two results prompt by prompt. Exit code 1: something is worse beyond its interval."""
@@ -50,11 +50,11 @@ def compare(
     from forerun.lab.bench.tables import Table, plain_table
     from forerun.lab.results.files import load
 
-    figures = options.comma_list(wanted.figures, "--figures")
+    figures = options.comma_list(judged.figures, "--figures")
     if odd := [name for name in figures if name not in paired.WHAT]:
         raise ConfigError(f"--figures has {odd[0]!r}, but may have {', '.join(paired.WHAT)}.")
     before, after = load(old), load(new)
-    rows = paired.compare(before, after, figures, wanted.tolerance)
+    rows = paired.compare(before, after, figures, judged.tolerance)
     for name, each in (("old", before), ("new", after)):
         for text in weaknesses(each):
             say(f"{name}: {text}")
@@ -74,9 +74,9 @@ def compare(
 def _conclusion(counts: dict[str, int]) -> str:
     from forerun.lab.bench import compare_results as paired
 
-    said = ", ".join(f"{count} {name}" for name, count in counts.items())
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
     if paired.WORSE in counts:
-        return f"Worse: {said}."
+        return f"Worse: {listed}."
     if set(counts) <= {paired.BETTER, paired.SAME}:
-        return f"Not worse: {said}."
-    return f"Inconclusive: {said}. Nothing is shown to be worse; more prompts or rounds would narrow the intervals."
+        return f"Not worse: {listed}."
+    return f"Inconclusive: {listed}. Nothing is shown to be worse; more prompts or rounds would narrow the intervals."

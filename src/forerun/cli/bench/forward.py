@@ -1,4 +1,4 @@
-"""`forerun bench forward`: the time of one target forward of K rows."""
+"""`forerun bench forward`: time one target forward of K rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forward(
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
-    """One target forward of K rows, all logits: Transformers' own module against forerun's paths."""
+    """Time one target forward of K rows, all logits: Transformers' own module against forerun's."""
     counts, dtypes = whole_numbers(timed.rows, "--rows"), options.comma_list(timed.dtypes, "--dtypes")
     watch = begin(threads, json)
     from forerun.lab.bench import forward as bench

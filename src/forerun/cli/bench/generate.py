@@ -1,4 +1,4 @@
-"""`forerun bench generate`: whole generations beside Transformers', where the time of their steps goes, acceptance."""
+"""`forerun bench generate`: time whole generations, their steps and their acceptance, beside Transformers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from forerun.cli.bench.shared import (
     say,
     whole_numbers,
 )
-from forerun.cli.demo import DRAFT_MODEL, choose_drafters
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.config import AUTO, BUNDLED_DRAFT, SamplingParams
 from forerun.lab.bench.tables import Report, Table
 from forerun.utils.fields import option
@@ -57,13 +56,13 @@ def generate(
     settings: Annotated[GenerateOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     reference: Annotated[bool, typer.Option(help="Measure Transformers' generate as well (greedy only).")] = True,
-    details: Annotated[bool, typer.Option(help="Tell where the time of steps goes as well.")] = True,
+    details: Annotated[bool, typer.Option(help="Report the time of the parts of a step as well.")] = True,
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
-    """Whole generations, batch 1: forerun's methods against Transformers', time per step, and acceptance."""
+    """Time whole generations, batch 1: forerun's methods against Transformers', time per step, and acceptance."""
     cases, counts = compared.cases(), draft_counts(settings.num_draft_tokens)
-    heats = non_negative(settings.temperatures, "--temperatures")
+    temperature_list = non_negative(settings.temperatures, "--temperatures")
     assisted = whole_numbers(settings.assisted, "--assisted")
     chosen = choose_drafters(model := chosen_model(model), draft, compared.drafters)
     watch = begin(threads, json)
@@ -77,15 +76,15 @@ def generate(
     named = {method_name(name, k): (name, k) for name, k in product(chosen, counts)}
     engines = {method: beside(plain, chosen[name], k) for method, (name, k) in named.items()}
     prompts = prepare(plain, cases, compared.max_tokens)
-    hf_draft = Reference(draft or BUNDLED_DRAFT, llm.dtype) if reference and DRAFT_MODEL in chosen else None
+    hf_draft = Reference(draft or BUNDLED_DRAFT, llm.dtype) if reference and "draft-model" in chosen else None
     hf = Reference(model, llm.dtype) if reference else None
     methods = Methods({PLAIN: plain, **engines}, hf, hf_draft, assisted)
     target = target_facts(model, plain.target)
     measured = Speeds(f"{target.name}, {target.number_format}", {method: name for method, (name, _) in named.items()})
     for name, requests in prompts.items():
-        for heat in temperatures(cases[name]) or heats:
+        for temperature in temperatures(cases[name]) or temperature_list:
             params = SamplingParams(
-                temperature=heat, max_tokens=compared.max_tokens, ignore_eos=not settings.stop_at_eos
+                temperature=temperature, max_tokens=compared.max_tokens, ignore_eos=not settings.stop_at_eos
             )
             measured.add(methods, name, requests, params, settings.rounds, details=details)
     report = Report(
@@ -102,10 +101,10 @@ def generate(
 
 
 class Speeds:
-    """What was measured of whole generations, as it grows.
+    """Measurements of whole generations, collected by workload and temperature.
 
     Args:
-        about: the target, for titles.
+        about: description of the target, for titles.
         drafters: method -> drafter's name.
 
     Attributes:
@@ -135,16 +134,16 @@ class Speeds:
         from forerun.lab.bench.compare import PLAIN
         from forerun.lab.bench.recorded import method_figures, prompt_facts, run_rows
 
-        heat = params.temperature
-        label = f"{workload}, {'greedy' if heat == 0 else f'temperature {heat:g}'}"
+        temperature = params.temperature
+        label = f"{workload}, {'greedy' if temperature == 0 else f'temperature {temperature:g}'}"
         say(f"measuring {label}")
         if workload not in self._firsts:
             self._firsts[workload] = len(self.prompts)
             self.prompts += prompt_facts(workload, requests)
         runs = bench.measure(methods, requests, params, rounds, say)
         found = bench.reduce_by_category(runs, requests, rounds)
-        self.rows += run_rows(runs, self._drafters, PLAIN, heat, rounds, self._firsts[workload])
-        self.figures += method_figures(workload, heat, found, self._drafters)
+        self.rows += run_rows(runs, self._drafters, PLAIN, temperature, rounds, self._firsts[workload])
+        self.figures += method_figures(workload, temperature, found, self._drafters)
         ends = "past any end of text" if params.ignore_eos else "up to the end of text"
         about = f"{len(requests)} prompts of {params.max_tokens} tokens, {ends}, rounds: {rounds}"
         for category, rows in found.items():

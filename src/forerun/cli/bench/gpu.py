@@ -1,4 +1,4 @@
-"""`forerun bench gpu`: what the device can copy, steps, pairs and equality, with models made there and never saved."""
+"""`forerun bench gpu`: measure a device's bandwidth, and steps and speedups of models made in its memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Section = tuple[str, "Callable[[], Table]"]
 NUM_PROMPTS, PROMPT_TOKENS = 4, 200
-"""Prompts of held-out code, and the last tokens of each that count."""
+"""Number of prompts of held-out code, and the last tokens of each that are used."""
 MAX_TOKENS = 64
 CONTEXT = 512
 """Positions before the forwards that are timed."""
@@ -52,12 +52,16 @@ def gpu(
     Triton kernels.
     """
     failed = []
-    for name, section in _chosen(chosen):
+    sections = dict(_sections(_DeviceModels(chosen)))
+    names = list(sections) if chosen.sections is None else options.comma_list(chosen.sections, "--sections")
+    if unknown := [name for name in names if name not in sections]:
+        raise ConfigError(f"sections holds {unknown[0]!r}, but they are: {', '.join(sections)}. Give some of these.")
+    for name in (each for each in sections if each in names):
         say(name)
         start = time.perf_counter()
         try:
-            table = section()
-        except Exception as error:  # whatever it is: the sections after it are wanted all the same
+            table = sections[name]()
+        except Exception as error:  # the sections after it are measured all the same
             failed.append(name)
             typer.echo(f"\n### {name}\n\nfailed: {type(error).__name__}: {error}")
             traceback.print_exc()
@@ -71,37 +75,22 @@ def gpu(
         raise typer.Exit(1)
 
 
-def _chosen(chosen: GpuOptions) -> list[Section]:
-    """The sections that are wanted. Raises ConfigError where there is none of a name."""
-    sections = dict(_sections(chosen))
-    wanted = list(sections) if chosen.sections is None else options.comma_list(chosen.sections, "--sections")
-    for name in wanted:
-        if name not in sections:
-            raise ConfigError(f"sections holds {name!r}, but they are: {', '.join(sections)}. Give some of these.")
-    return [(name, section) for name, section in sections.items() if name in wanted]
-
-
-def _sections(chosen: GpuOptions) -> Iterator[Section]:
-    """In order of what is wanted first, should time run out. Models are made by the first section that needs them."""
-    made = _Made(chosen)
-
-    def pair(temperature: float, batch: int) -> Callable[[], Table]:
-        return lambda: made.pairs(temperature, batch)
-
-    yield "copies", made.copies
-    yield "the models", made.models
-    yield "steps of the target", lambda: made.steps(made.target())
-    yield "steps of the draft model", lambda: made.steps(made.draft())
-    yield "greedy pairs", pair(0.0, 1)
-    yield "drawn pairs", pair(1.0, 1)
-    yield "greedy pairs in a batch", pair(0.0, NUM_PROMPTS)
+def _sections(models: _DeviceModels) -> Iterator[Section]:
+    """Yield all sections, the most important first. Models are made by the first section that needs them."""
+    yield "copies", models.copies
+    yield "the models", models.models
+    yield "steps of the target", lambda: models.steps(models.target())
+    yield "steps of the draft model", lambda: models.steps(models.draft())
+    yield "greedy pairs", lambda: models.pairs(0.0, 1)
+    yield "drawn pairs", lambda: models.pairs(1.0, 1)
+    yield "greedy pairs in a batch", lambda: models.pairs(0.0, NUM_PROMPTS)
     for name in QUANTISATIONS:
-        yield f"steps of the target in {name}", lambda name=name: made.quantised_steps(name)  # type: ignore[misc]
-    yield "Transformers", made.transformers
+        yield f"steps of the target in {name}", partial(models.quantised_steps, name)
+    yield "Transformers", models.transformers
 
 
-class _Made:
-    """Models and numbers, made when they are first wanted."""
+class _DeviceModels:
+    """Target and draft model, made on the device when they are first used, and their measurements."""
 
     def __init__(self, chosen: GpuOptions) -> None:
         self._chosen = chosen
@@ -109,20 +98,22 @@ class _Made:
 
     @cached_property
     def bandwidth(self) -> float:
-        """Bytes a second of a copy."""
+        """Return the bytes per second of a copy."""
         from forerun.lab.bench.gpu import copy_bandwidth
         from forerun.utils.device import resolve_device
 
         return copy_bandwidth(resolve_device(self._chosen.device))
 
     def target(self) -> Model:
+        """Return the target."""
         return self._model(BUNDLED_TARGET, self._chosen.parameters)
 
     def draft(self) -> Model:
+        """Return the draft model."""
         return self._model(BUNDLED_DRAFT, self._chosen.draft_parameters)
 
     def prompts(self) -> list[list[int]]:
-        """Token ids of held-out code."""
+        """Return the token ids of held-out code."""
         from forerun.models import load_tokenizer
         from forerun.utils.workloads import load
 
@@ -135,12 +126,12 @@ class _Made:
         from forerun.lab.bench.tables import Table
 
         facts = machine_facts()
-        where = facts["accelerator"] if self._chosen.device != "cpu" else "the CPU"
-        title = f"What {where} copies, bytes read and written together ({describe_machine(facts)})"
+        device = facts["accelerator"] if self._chosen.device != "cpu" else "the CPU"
+        title = f"Copies on {device}, bytes read and written together ({describe_machine(facts)})"
         return Table(title, ["", "rate"], [["copy", f"{self.bandwidth / 1e9:,.0f} GB/s"]])
 
     def models(self) -> Table:
-        """How long it takes to make and to capture them, and whether they are exact."""
+        """Measure the time to make and to capture the models, and whether they are exact."""
         from forerun.lab.bench.tables import Table
 
         rows = []
@@ -178,7 +169,7 @@ class _Made:
         return transformers_table(target, draft, self.prompts(), MAX_TOKENS)
 
     def free(self) -> None:
-        """Forget the pair: what comes after it makes models of its own."""
+        """Free the pair: later sections make models of their own."""
         import torch
 
         self._models.clear()
@@ -193,7 +184,7 @@ class _Made:
         return self._models[source]
 
     def _wide(self, source: str, parameters: str) -> Any:
-        """Of Transformers, on the device."""
+        """Make a model of Transformers on the device."""
         from forerun.lab.bench.widened import make_wide
 
         return make_wide(source, parameters, DEFAULT_DTYPE, self._chosen.device)

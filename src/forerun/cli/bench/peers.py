@@ -1,4 +1,4 @@
-"""`forerun bench peers`: forerun beside Transformers, OpenVINO GenAI and llama.cpp, each in a process of its own."""
+"""`forerun bench peers`: compare forerun with Transformers, OpenVINO GenAI and llama.cpp, each in its own process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import typer
 
 from forerun.cli import options
 from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, print_report, say
-from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.errors import ConfigError
-from forerun.utils import machine as processor
 from forerun.utils.fields import option
+from forerun.utils.machine import features
 
 DRAFTERS = "suffix,prompt-lookup,hybrid:sources=suffix+recycling"
 """Those that need no draft model and are recommended for chats."""
@@ -25,7 +24,7 @@ DRAFTERS = "suffix,prompt-lookup,hybrid:sources=suffix+recycling"
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """Who takes part."""
+    """Which engines are compared."""
 
     peer: Sequence[str] = option(
         (),
@@ -46,7 +45,7 @@ def peers(
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
-    """The same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
+    """Run the same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
     from forerun.lab.bench.peers.rows import report
     from forerun.lab.bench.peers.run import (
         Peers,
@@ -79,7 +78,7 @@ def peers(
     prompts = prompts[: measured.num_answers // chosen.rounds]
     about = f"{len(prompts)} prompts of {compared.max_tokens} tokens, {count} threads, rounds: {chosen.rounds}"
     facts = {"model": model, "prompts": len(prompts), "max_tokens": compared.max_tokens, "threads": count}
-    has_avx512 = "avx512f" in processor.features()
+    has_avx512 = "avx512f" in features()
     print_report(report(measured, own.name, about, facts, has_avx512), watch, json)
     if measured.interrupted:
         say(f"interrupted: the tables hold the first {len(prompts)} prompts")

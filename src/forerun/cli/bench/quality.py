@@ -1,4 +1,4 @@
-"""`forerun bench quality`: what a number format of the weights costs."""
+"""`forerun bench quality`: measure the loss of quality by a number format of the weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quality(
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
-    """Perplexity, divergence and top-1 agreement beside float32, on text and on the model's own greedy answers."""
+    """Measure perplexity, divergence and top-1 agreement beside float32, on text and on the model's greedy answers."""
     cases = compared.cases()
     model = chosen_model(model)
     watch = begin(threads, json)
@@ -66,10 +66,10 @@ def measure(
     max_tokens: int,
     adapter: str | None = None,
 ) -> list[QualityRow]:
-    """The rows of `formats`. Chats are left out, which is said, where the model has no chat template.
+    """Measure the rows of `formats`. Chats are left out, with a note, if the model has no chat template.
 
     Raises:
-        ConfigError: nothing is left to measure.
+        ConfigError: there is nothing left to measure.
     """
     from forerun.engine import LLM
     from forerun.lab.bench import quality as bench
@@ -80,8 +80,7 @@ def measure(
             raise ConfigError(f"{model} has no tokenizer, and texts are measured. Put it beside the weights.")
         has_template = getattr(llm.tokenizer, "chat_template", None)
         fit = {name: [case for case in each if has_template or not case.is_chat] for name, each in cases.items()}
-        left_out = [name for name, each in cases.items() if len(fit[name]) < len(each)]
-        if left_out:
+        if left_out := [name for name, each in cases.items() if len(fit[name]) < len(each)]:
             say(f"{model} has no chat template: the chats of {', '.join(left_out)} are left out")
         fit = {name: each for name, each in fit.items() if each}
         if not fit:

@@ -1,4 +1,4 @@
-"""`forerun bench replay`: the automatic K against the best fixed K, by measured costs of a step's parts."""
+"""`forerun bench replay`: compare the automatic K with the best fixed K, by measured costs of a step's parts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Annotated
 
 from forerun.cli import options
 from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, open_plain, print_report, say, whole_numbers
-from forerun.cli.demo import choose_drafters
 from forerun.cli.flags import Flags, with_flags
-from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.lab.bench.tables import Report, Table
 from forerun.utils.fields import option
 from forerun.utils.workloads import temperatures
@@ -17,7 +16,7 @@ from forerun.utils.workloads import temperatures
 CONTEXT = 384
 """Cached positions at which the target's forward is timed."""
 ROUNDS = 20
-"""In which it is."""
+"""Rounds in which it is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class ReplayOptions:
         "1,2,3,4,6,8,12,16,24,32,48", "Fixed values of K, with commas between them.", metavar="K,..."
     )
     cost_of: str | None = option(
-        None, "Price the target's forwards as those of this model.", default_text="the target itself"
+        None, "Use the costs of this model's forwards for the target's.", default_text="the target itself"
     )
 
 
@@ -39,12 +38,12 @@ def replay(
     compared: Annotated[
         CompareOptions, Flags(base=CompareOptions(prompts="code,prose,copying,high-temperature", num_prompts=6))
     ],
-    priced: Annotated[ReplayOptions, Flags()],
+    replayed: Annotated[ReplayOptions, Flags()],
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
-    """Every drafter at every K and with K chosen automatically, priced by measured step costs."""
-    counts, cases = whole_numbers(priced.num_draft_tokens, "--num-draft-tokens"), compared.cases()
+    """Replay every drafter at every K and with K chosen automatically, by measured step costs."""
+    counts, cases = whole_numbers(replayed.num_draft_tokens, "--num-draft-tokens"), compared.cases()
     model = chosen_model(model)
     chosen = choose_drafters(model, None, compared.drafters)
     watch = begin(threads, json)
@@ -56,14 +55,14 @@ def replay(
     from forerun.lab.results.files import without_folders
     from forerun.models import load_model, number_format
 
-    cost_of, most = priced.cost_of, compared.max_tokens
+    cost_of, most = replayed.cost_of, compared.max_tokens
     plain = open_plain(model, LLMOptions())
     prompts = prepare(plain, cases, most)
-    heats = {name: temperatures(each) for name, each in cases.items()}
+    workload_temperatures = {name: temperatures(each) for name, each in cases.items()}
     say("timing the target's forward")
     timed = plain.target if cost_of is None else load_model(cost_of)
     target = target_costs(timed, CONTEXT, ROUNDS)
-    results = bench.measure(plain, chosen, target, prompts, heats, counts, most, say)
+    results = bench.measure(plain, chosen, target, prompts, workload_temperatures, counts, most, say)
     at = f" at the cost of {without_folders(cost_of)}" if cost_of else ""
     about = f"{sum(map(len, prompts.values()))} prompts of {most} tokens"
     title = f"{without_folders(model)}{at}, {number_format(plain.target)}: auto against the best fixed K, {about}"

@@ -1,4 +1,4 @@
-"""`forerun bench report`: measured results and servers' journals as Markdown, as JSON and as pictures."""
+"""`forerun bench report`: write results and servers' journals as Markdown, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Files = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What is written; '-' stands for standard output."""
+    """Output files; '-' stands for standard output."""
 
     markdown: Path | None = option(
         None,
         "Write Markdown: commands, machines, warnings and tables.",
         metavar="FILE",
-        default_text="standard output, if nothing else is asked for",
+        default_text="standard output, without other output",
     )
     json: Path | None = option(None, "Write all results and the warnings as one JSON object.", metavar="FILE")
     pictures: Path | None = option(None, "Draw pictures into this folder, as PNG.", metavar="FOLDER")
@@ -44,32 +44,31 @@ class ReportOptions:
 
 
 @with_flags
-def report(files: Files, *, wanted: Annotated[ReportOptions, Flags()]) -> None:
-    """Any results of `forerun bench` and journals of servers in one page, with warnings about what weakens them."""
+def report(files: Files, *, output: Annotated[ReportOptions, Flags()]) -> None:
+    """Collect results of `forerun bench` and journals of servers in one page, with warnings about their weaknesses."""
     from forerun.lab.bench.report.headline import put_into, sections
     from forerun.lab.bench.report.markdown import markdown, warnings_of
     from forerun.lab.bench.report.pictures import check_installed, draw
 
-    is_asked = any((wanted.json, wanted.pictures, wanted.into))
-    page = wanted.markdown or (None if is_asked else Path(STDOUT))
-    head = "" if wanted.head is None else _read(wanted.head)
-    if wanted.pictures is not None:
+    page = output.markdown or (None if output.json or output.pictures or output.into else Path(STDOUT))
+    head = "" if output.head is None else _read(output.head)
+    if output.pictures is not None:
         check_installed()
     every = [_results(path) for path in files]
     for text in warnings_of(every):
         say(text)
     if page is not None:
         write_text(page, markdown(every, head))
-    if wanted.into is not None:
-        write_text(wanted.into, put_into(wanted.into, sections(every)))
-    if wanted.json is not None:
-        write_text(wanted.json, _as_json(every))
-    if wanted.pictures is not None:
-        say(f"{len(draw(every, wanted.pictures))} pictures are in {wanted.pictures}")
+    if output.into is not None:
+        write_text(output.into, put_into(output.into, sections(every)))
+    if output.json is not None:
+        write_text(output.json, _as_json(every))
+    if output.pictures is not None:
+        say(f"{len(draw(every, output.pictures))} pictures are in {output.pictures}")
 
 
 def _results(path: Path) -> Results:
-    """What a file holds, or a journal comes to. Raises ConfigError."""
+    """Read a file of results, or reduce a journal to results. Raises ConfigError."""
     from forerun.lab.bench.journal import is_journal, journal_results
     from forerun.lab.results.files import load
 

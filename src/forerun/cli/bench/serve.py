@@ -1,4 +1,4 @@
-"""`forerun bench serve`: servers that speak OpenAI's API under load, by what their clients see."""
+"""`forerun bench serve`: measure servers of OpenAI's API under load, from the clients' side."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli import options
 from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, non_negative, print_report, say, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import open_llm
-from forerun.cli.options import DRAFTER_HELP, LLMOptions, chosen_model
+from forerun.cli.options import DRAFTER_HELP, LLMOptions, Threads, chosen_model
 from forerun.cli.serve import served_drafters
 from forerun.config import AUTO, OFF
 from forerun.errors import ConfigError
@@ -28,12 +27,9 @@ if TYPE_CHECKING:
     from forerun.lab.bench.serve.rows import Goal
 
 
-# What `forerun bench serve` may be told, and the loads and servers that follow from it.
-
-
 @dataclass(frozen=True, slots=True)
 class BenchServeOptions(Checked):
-    """Which servers, under which loads, how asked."""
+    """Servers, loads and requests of `forerun bench serve`."""
 
     url: Sequence[str] = option((), "A server that runs already; NAME= before it names it in tables.", metavar="URL")
     ask_for: str | None = option(
@@ -71,7 +67,7 @@ class BenchServeOptions(Checked):
     no_details: bool = option(False, "Leave single requests out of the results.")
 
     def loads(self) -> list[Load]:
-        """Closed loops, then open ones. Raises ConfigError."""
+        """Return closed loops, then open ones. Raises ConfigError."""
         from forerun.lab.bench.serve.load import Load
 
         closed = self.concurrency if self.concurrency or self.rate else "1,4,16"
@@ -82,7 +78,7 @@ class BenchServeOptions(Checked):
         return made + [Load(rate=each) for each in rates]
 
     def goal(self) -> Goal:
-        """Raises ConfigError where --goodput cannot be read."""
+        """Parse --goodput. Raises ConfigError."""
         from forerun.lab.bench.serve.rows import GOALS
 
         found: dict[str, float] = {}
@@ -100,7 +96,7 @@ class BenchServeOptions(Checked):
         return found
 
     def servers(self) -> dict[str, str]:
-        """Name -> address. Raises ConfigError."""
+        """Return name -> address. Raises ConfigError."""
         found: dict[str, str] = {}
         for given in self.url:
             before, sign, after = given.partition("=")
@@ -113,9 +109,9 @@ class BenchServeOptions(Checked):
         return found
 
     def settings(self) -> dict[str, Any]:
-        """What the results tell of them."""
-        told = {name: getattr(self, name) for name in ("requests", "temperature", "goodput", "ignore_eos")}
-        return {name: value for name, value in told.items() if value not in (None, False, 0)}
+        """Return the settings that are recorded in the results."""
+        values = {name: getattr(self, name) for name in ("requests", "temperature", "goodput", "ignore_eos")}
+        return {name: value for name, value in values.items() if value not in (None, False, 0)}
 
 
 Model = Annotated[
@@ -136,13 +132,13 @@ _PANEL = "The server that is started"
 def serve(
     *,
     model: Model = None,
-    asked: Annotated[BenchServeOptions, Flags()],
+    options: Annotated[BenchServeOptions, Flags()],
     compared: Annotated[CompareOptions, Flags("prompts", "num_prompts", "max_tokens", base=_COMPARED)],
     settings: Annotated[LLMOptions, Flags("quantize", panel=_PANEL)],
-    threads: options.Threads = None,
+    threads: Threads = None,
     json: JsonFile = None,
 ) -> None:
-    """Servers under load: time to the first token, per token, between pieces, whole; speed, goodput, client's CPU."""
+    """Measure servers under load: times to the first token, per token, between chunks; speed, goodput, client's CPU."""
     from forerun.lab.bench.serve import rows as bench
     from forerun.lab.bench.serve.load import DRIVER
     from forerun.lab.bench.serve.requests import Prompts
@@ -151,37 +147,37 @@ def serve(
     from forerun.lab.results.schema import TargetFacts
 
     client_library()
-    loads, goal, others = asked.loads(), asked.goal(), asked.servers()
-    model = chosen_model(None, "MODEL") if model is None and not others else model
-    own = Own(model, asked.drafter, settings.quantize)
+    loads, goal, urls = options.loads(), options.goal(), options.servers()
+    model = chosen_model(None, "MODEL") if model is None and not urls else model
+    own = OwnServer(model, options.drafter, settings.quantize)
     if model is None:
-        _refuse_unused(asked, own)
-    elif asked.ask_for is not None and not others:
+        _refuse_unused(options, own)
+    elif options.ask_for is not None and not urls:
         raise ConfigError("--ask-for is for a server at --url, and there is none. Leave it out.")
-    places = [*([OWN] if model else []), *others]
-    baseline, prompts = DRIVER if asked.in_process else places[-1], Prompts.of(compared.cases())
+    names = [*([OWN] if model else []), *urls]
+    baseline, prompts = DRIVER if options.in_process else names[-1], Prompts.of(compared.cases())
     watch = begin(threads, json)
-    asks = prompts.requests(compared.max_tokens, asked.temperature, asked.ignore_eos)
-    measured = asyncio.run(_measured(asked, own, others, asks, threads))
+    asks = prompts.requests(compared.max_tokens, options.temperature, options.ignore_eos)
+    measured = asyncio.run(_measured(options, own, urls, asks, threads))
     if not measured:
         raise KeyboardInterrupt
     rows = bench.rows(measured, goal, baseline)
     about = f"{min(row.samples for row in rows)} rounds, answers up to {compared.max_tokens} tokens"
-    title = f"{', '.join(places)}: {about}; 90th percentiles in parentheses"
+    title = f"{', '.join(names)}: {about}; 90th percentiles in parentheses"
     report = Report(
         "serve",
         [bench.table(title, rows, baseline)],
         TargetFacts(without_folders(model), settings.dtype, own.quantize) if model else None,
-        settings={"loads": [load.name for load in loads], "baseline": baseline, **asked.settings()},
+        settings={"loads": [load.name for load in loads], "baseline": baseline, **options.settings()},
         prompts=prompts.facts(bench.prompt_tokens(measured)),
-        rows=[row for each in measured * (not asked.no_details) for row in bench.run_rows(each, asked.temperature)],
+        rows=[row for each in measured * (not options.no_details) for row in bench.run_rows(each, options.temperature)],
         figures=bench.figures(rows),
     )
     print_report(report, watch, json)
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnServer:
     """The server that is started, by its flags. model: None where none is."""
 
     model: str | None
@@ -189,24 +185,24 @@ class Own:
     quantize: str | None
 
     def arguments(self) -> list[str]:
-        """Of `forerun serve`. No answer is to find a prompt that another has computed."""
+        """Return the arguments of `forerun serve`; without prefix reuse, so that answers are independent."""
         flags = {"drafter": self.drafter, "quantize": self.quantize, "prefix-reuse": OFF}
         given = [(f"--{name}", str(value)) for name, value in flags.items() if value is not None]
         return [str(self.model), *(part for each in given for part in each)]
 
     def opened(self) -> Any:
-        """The same engine in this process."""
+        """Open the same engine in this process."""
         say(f"loading {self.model}")
         drafters = served_drafters([self.drafter] if self.drafter else [], None, None)
         more = {"quantize": self.quantize, "prefix_reuse": OFF}
         return open_llm(str(self.model), drafters, chat=False, adapter=None, **more)
 
 
-def _refuse_unused(asked: BenchServeOptions, own: Own) -> None:
-    """Raise ConfigError where something is said of a server that is not started."""
-    if asked.in_process:
+def _refuse_unused(options: BenchServeOptions, own: OwnServer) -> None:
+    """Raise ConfigError if an option is for a server that is not started."""
+    if options.in_process:
         raise ConfigError("--in-process needs a MODEL, which is loaded here and by a server that is started.")
-    if own != Own(None, None, None):
+    if own != OwnServer(None, None, None):
         raise ConfigError(
             "--drafter and --quantize are for a server that is started here, but there is no MODEL. Give one, or "
             "leave them out."
@@ -214,26 +210,30 @@ def _refuse_unused(asked: BenchServeOptions, own: Own) -> None:
 
 
 async def _measured(
-    asked: BenchServeOptions, own: Own, others: Mapping[str, str], asks: Sequence[LoadRequest], threads: int | None
+    options: BenchServeOptions,
+    own: OwnServer,
+    urls: Mapping[str, str],
+    asks: Sequence[LoadRequest],
+    threads: int | None,
 ) -> list[MeasuredLoad]:
-    """Everything is started, measured and ended."""
+    """Start the servers, measure them, and stop them."""
     from forerun.lab.bench.serve.load import DRIVER, PLAIN, ServingArm, measure
     from forerun.lab.bench.serve.servers import InProcessEngine, MeasuredServer, started
 
     arms: list[ServingArm] = []
 
-    def add(place: str, send: Callable[..., Any]) -> None:
-        arms.append(ServingArm(place, "", send))
-        if asked.plain:
-            arms.append(ServingArm(place, PLAIN, partial(send, speculative=False)))
+    def add(name: str, send: Callable[..., Any]) -> None:
+        arms.append(ServingArm(name, "", send))
+        if options.plain:
+            arms.append(ServingArm(name, PLAIN, partial(send, speculative=False)))
 
     async with AsyncExitStack() as stack:
-        urls = {name: MeasuredServer(url, asked.ask_for, asked.api_key) for name, url in others.items()}
+        servers = {name: MeasuredServer(url, options.ask_for, options.api_key) for name, url in urls.items()}
         if own.model is not None:
             address = stack.enter_context(started(own.arguments(), threads, say))
-            urls = {OWN: MeasuredServer(address, None, asked.api_key), **urls}
-        for name, server in urls.items():
+            servers = {OWN: MeasuredServer(address, None, options.api_key), **servers}
+        for name, server in servers.items():
             add(name, (await stack.enter_async_context(server)).send)
-        if asked.in_process:
+        if options.in_process:
             add(DRIVER, stack.enter_context(InProcessEngine(own.opened())).send)
-        return await measure(arms, asked.loads(), asks, asked.requests, asked.rounds, say)
+        return await measure(arms, options.loads(), asks, options.requests, options.rounds, say)

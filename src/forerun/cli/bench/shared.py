@@ -1,7 +1,8 @@
-"""What the bench commands share: lists with commas as flags, prompts to measure on, progress, and the report."""
+"""Flags, prompts, number lists, progress lines and reports shared by the bench commands."""
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, LLMOptions, comma_list
-from forerun.cli.output import memory_told, terminal_width
+from forerun.cli.output import log_memory_plan, terminal_width
 from forerun.config import AUTO, OFF, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.lab.bench.tables import Report
@@ -34,9 +35,8 @@ JsonFile = Annotated[
         metavar="FILE",
     ),
 ]
-"""Of every command that measures."""
 NUM_PROMPTS = 10
-"""Of a bundled workload."""
+"""Default number of prompts of a bundled workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CompareOptions:
     max_tokens: int = option(128, "Tokens generated per prompt.", low=2)
 
     def cases(self) -> dict[str, list[Case]]:
-        """The prompts of each workload, by its name without folders. Raises ConfigError as `workloads.load`."""
+        """Load the prompts of each workload, by its name without folders. Raises ConfigError as `workloads.load`."""
         found = comma_list(self.prompts, "--prompts")
         short = [without_folders(name) for name in found]
         return {one if short.count(one) == 1 else name: self._of(name) for name, one in zip(found, short, strict=True)}
@@ -68,49 +68,32 @@ class CompareOptions:
 
 
 def draft_counts(text: str) -> list[NumDraftTokens]:
-    """The values of K of a comma-separated flag; "auto" may be one of them.
-
-    Raises:
-        ConfigError: an entry is neither a whole number of 1 or more nor "auto".
-    """
-    entries = comma_list(text, "--num-draft-tokens")
-    numbers = [entry for entry in entries if entry != AUTO]
-    if not all(entry.isdecimal() and int(entry) > 0 for entry in numbers):
-        raise ConfigError(
-            f"--num-draft-tokens is {text!r}, but must be whole numbers of 1 or more, or {AUTO!r}, with commas between."
-        )
-    return [AUTO if entry == AUTO else int(entry) for entry in entries]
+    """Parse the values of K of a comma-separated flag; "auto" may be one of them. Raises ConfigError."""
+    rule = f"whole numbers of 1 or more, or {AUTO!r},"
+    return [
+        AUTO if each == AUTO else int(each) for each in _entries(text, "--num-draft-tokens", rule, r"0*[1-9]\d*|auto")
+    ]
 
 
-def non_negative(text: str, what: str) -> list[float]:
-    """The numbers of a comma-separated flag.
-
-    Raises:
-        ConfigError: an entry is not a number of 0 or more.
-    """
-    try:
-        numbers = [float(entry) for entry in comma_list(text, what)]
-    except ValueError:
-        numbers = [-1.0]
-    if min(numbers) < 0:
-        raise ConfigError(f"{what} is {text!r}, but must be numbers of 0 or more with commas between them.")
-    return numbers
+def non_negative(text: str, flag: str) -> list[float]:
+    """Parse the numbers of a comma-separated flag. Raises ConfigError unless all are 0 or more."""
+    return [float(each) for each in _entries(text, flag, "numbers of 0 or more", r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")]
 
 
-def whole_numbers(text: str, what: str) -> list[int]:
-    """The numbers of a comma-separated flag.
+def whole_numbers(text: str, flag: str) -> list[int]:
+    """Parse the numbers of a comma-separated flag. Raises ConfigError unless all are whole and 1 or more."""
+    return [int(each) for each in _entries(text, flag, "whole numbers of 1 or more", r"0*[1-9]\d*")]
 
-    Raises:
-        ConfigError: an entry is not a whole number of 1 or more.
-    """
-    entries = comma_list(text, what)
-    if not all(entry.isdecimal() and int(entry) > 0 for entry in entries):
-        raise ConfigError(f"{what} is {text!r}, but must be whole numbers of 1 or more with commas between them.")
-    return [int(entry) for entry in entries]
+
+def _entries(text: str, flag: str, rule: str, pattern: str) -> list[str]:
+    entries = comma_list(text, flag)
+    if not all(re.fullmatch(pattern, each, re.ASCII) for each in entries):
+        raise ConfigError(f"{flag} is {text!r}, but must be {rule} with commas between them.")
+    return entries
 
 
 def begin(threads: int | None, json: Path | None) -> Watch:
-    """Set torch's number of threads, for all methods alike; None leaves it. Watch the machine from now on.
+    """Set torch's number of threads for all methods; None leaves it. Start watching the machine's load.
 
     Raises:
         ConfigError: results cannot be written into `json`.
@@ -132,11 +115,10 @@ def set_threads(threads: int | None) -> None:
 
 
 def check_json(path: Path | None, flag: str = "--json") -> None:
-    """Raise ConfigError where results cannot be written there, before anything is measured.
+    """Raise ConfigError if results cannot be written to a file; only forerun's own results may be replaced.
 
-    Only results of forerun's may be replaced.
-
-    flag: that names the file.
+    Args:
+        flag: the flag that names the file.
     """
     if path is None or str(path) == STDOUT or not path.exists():
         return
@@ -153,7 +135,7 @@ def check_json(path: Path | None, flag: str = "--json") -> None:
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Print a line of progress on standard error."""
     typer.echo(f"forerun bench: {text}", err=True)
 
 
@@ -167,7 +149,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool = False) -> None:
-    """The report on standard output, as Markdown or plain text, and in a file; "-" prints the file's JSON alone."""
+    """Print the report as Markdown or plain text, and save it in a file; "-" prints the file's JSON alone."""
     from forerun.lab.results.files import command_line, save, text_of
 
     environment = watch.environment()
@@ -182,11 +164,11 @@ def print_report(report: Report, watch: Watch, json: Path | None, markdown: bool
 
 
 def open_plain(model: str, llm: LLMOptions) -> LLM:
-    """The target alone, told while it is loaded. Transformers is quiet from now on."""
+    """Open the target without a drafter, with lines of progress. Silences Transformers."""
     from forerun.engine import LLM
     from forerun.lab.bench.methods import quieten
 
     quieten()
     say(f"loading {model}")
-    with memory_told(say):
+    with log_memory_plan(say):
         return LLM(model, drafter=None, dtype=llm.dtype, quantize=llm.quantize, prefix_reuse=OFF)

@@ -132,12 +132,12 @@ def check_block_export(
             "Ask for no more than these."
         )
     reasons = {
-        "a vector that was learnt for the mask (train with --mask-token)": config.mask_token_id is None,
-        "tokens in the context (train without --context-tokens)": config.context_tokens,
-        "a Markov bias of the target's embeddings (train without --markov-shared)": config.markov_shared,
-        "norms of states (train with --plain-states)": config.norm_before_fc,
-        "sliding_window (train with --sliding-window 0)": config.sliding_window is not None,
-        f"the state after the target's final norm (layer {num_layers}; train with --layers)": (
+        "a vector that was learnt for the mask (train with the key mask_token)": config.mask_token_id is None,
+        "tokens in the context (train without the key context_tokens)": config.context_tokens,
+        "a Markov bias of the target's embeddings (train without the key markov_shared)": config.markov_shared,
+        "norms of states (train with the key plain_states)": config.norm_before_fc,
+        "sliding_window (train with the key sliding_window at 0)": config.sliding_window is not None,
+        f"the state after the target's final norm (layer {num_layers}; train with the key layers)": (
             config.layers[-1] >= num_layers
         ),
         "a confidence without a Markov bias": config.confidence and not config.markov_rank,

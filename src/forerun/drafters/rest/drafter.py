@@ -180,7 +180,8 @@ class Rest(OneByOne):
         if self._max + self._continuation > header.depth:
             raise ConfigError(
                 f"max_ngram is {self._max} and continuation {self._continuation}, but the index {self._path} is sorted "
-                f"by {header.depth} tokens only. Lower them, or build it with --depth {self._max + self._continuation}."
+                f"by {header.depth} tokens only. "
+                "Lower them, or build it with the key depth at {self._max + self._continuation}."
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Which replica a request goes to: the one that has computed most of its prompt, unless that one is much busier."""
+"""Prefix affinity: route a request to the replica that has computed most of its prompt, unless it is much busier."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from typing import Any, Generic, TypeVar
 
 from forerun.integrations.ray.messages import Prefix
 
-# Where prompts begin alike: keys of a body's beginnings, by its text alone, since the ingress has no tokenizer.
-
 PIECE = 256
-"""Characters of a piece: about a page of 64 tokens."""
+"""Characters per piece: about a page of 64 tokens."""
 _MOST_PIECES = 512
-"""Beginnings that are looked at; prompts that are alike up to there go to one replica whatever follows."""
+"""Maximum number of prefixes of a prompt; prompts with the same longest prefix go to the same replica."""
 
 
 def prefix_of(body: object, tenant: str | None, session: str) -> Prefix:
-    """How the prompt of a body begins; nothing of one that holds none, which a replica will refuse.
+    """Hash the prefixes of a body's prompt, by its text, since the ingress has no tokenizer; none without a prompt.
 
-    A chat's messages, and the pieces of a longer text, each end a beginning: a chat that goes on begins with all of
-    itself. Prompts of different tenants never begin alike, since they share no pages.
+    A prefix ends after each message of a chat, and after each piece of a longer text, so a continued chat has all
+    prefixes of its beginning. Prompts of different tenants have no common prefix, since they share no pages.
 
     Args:
-        session: the client's name of the conversation; empty if it gave none.
+        session: name of the conversation by the client; empty without one.
     """
     keys, lengths, length = [], [], 0
     key = blake2b(repr(tenant).encode(), digest_size=8).digest()
@@ -47,7 +45,7 @@ def _pieces(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _texts(body: Mapping[str, Any]) -> Iterator[str]:
-    """The parts of a prompt in the order in which a template writes them."""
+    """Yield the parts of a prompt in the order of chat templates."""
     for name in ("tools", "instructions"):
         if body.get(name):
             yield json.dumps(body[name])
@@ -65,16 +63,16 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str]:
 
 R = TypeVar("R", bound=Hashable)
 _MOST_KEYS = 1 << 17
-"""Beginnings that are remembered; the one that was used least recently goes first."""
+"""Maximum number of remembered prefixes; the least recently used one is dropped first."""
 
 
 class Affinity(Generic[R]):
-    """What was sent to which replica, as far as it is remembered.
+    """Remembers which prefixes each replica has computed.
 
     Args:
-        slack: a replica may have so many requests more than the one with the fewest, and still get those that begin
-            like others of its own.
-        most: beginnings that are remembered.
+        slack: a replica may have this many requests more than the least busy one, and still get requests with its
+            prefixes.
+        most: maximum number of remembered prefixes.
     """
 
     def __init__(self, slack: int, most: int = _MOST_KEYS) -> None:
@@ -83,33 +81,32 @@ class Affinity(Generic[R]):
         self._num_sent: dict[R, int] = {}
 
     def ranked(self, prefix: Prefix, queues: Mapping[R, int]) -> list[list[R]]:
-        """The replicas, the best first: those of one rank are equally good but for their queues.
+        """Return the replicas in ranks, the best first.
 
-        A session's replica comes first whatever its queue. A beginning counts from a page of tokens on.
+        A session's replica comes first regardless of its queue. A prefix counts from a page of tokens on.
 
         Args:
-            queues: requests that each replica has.
+            queues: number of requests of each replica.
         """
-        others = sorted(queues, key=lambda each: (queues[each], self._num_sent.get(each, 0)))
-        if not others:
+        by_load = sorted(queues, key=lambda each: (queues[each], self._num_sent.get(each, 0)))
+        if not by_load:
             return []
-        held = [each for each in others if each in self._holders.get(_session(prefix), ())]
+        held = [each for each in by_load if each in self._holders.get(_session(prefix), ())]
         if not held:
-            busiest = queues[others[0]] + self._slack
-            matched = {each: length for each in others if (length := self._matched(prefix, each)) >= PIECE}
+            busiest = queues[by_load[0]] + self._slack
+            matched = {each: length for each in by_load if (length := self._matched(prefix, each)) >= PIECE}
             longest = max(matched.values(), default=0)
-            held = [each for each in others if matched.get(each) == longest and queues[each] <= busiest]
-        rest = [each for each in others if each not in held]
-        return [[each] for each in (*held, *rest)]
+            held = [each for each in by_load if matched.get(each) == longest and queues[each] <= busiest]
+        return [[each] for each in dict.fromkeys((*held, *by_load))]
 
     def sent(self, prefix: Prefix, replica: R) -> None:
-        """A request with this beginning has gone to this replica."""
+        """Record that a request with this prefix was sent to this replica."""
         self._num_sent[replica] = self._num_sent.get(replica, 0) + 1
         if prefix.session:
             self._holders[_session(prefix)] = {replica}  # moved, if its former replica was full or is gone
         for key in prefix.keys:
             self._holders.setdefault(key, set()).add(replica)
-        for used in (*reversed(prefix.keys), _session(prefix)):  # the shortest beginnings are used last
+        for used in (*reversed(prefix.keys), _session(prefix)):  # the shortest prefixes are the most recently used
             if used in self._holders:
                 self._holders.move_to_end(used)
         while len(self._holders) > self._most:
@@ -117,18 +114,14 @@ class Affinity(Generic[R]):
 
     def keep(self, replicas: Mapping[R, object]) -> None:
         """Forget all other replicas."""
-        gone = self._num_sent.keys() - replicas.keys()
-        if not gone:
-            return
-        for replica in gone:
-            del self._num_sent[replica]
-        for each, holders in [*self._holders.items()]:
-            holders -= gone
+        self._num_sent = {each: count for each, count in self._num_sent.items() if each in replicas}
+        for key, holders in [*self._holders.items()]:
+            holders.intersection_update(replicas)
             if not holders:
-                del self._holders[each]
+                del self._holders[key]
 
     def _matched(self, prefix: Prefix, replica: R) -> int:
-        """Characters of the longest beginning that this replica has had."""
+        """Return the characters of the longest prefix that this replica has computed."""
         matched = 0
         for key, length in zip(prefix.keys, prefix.lengths, strict=True):
             if replica not in self._holders.get(key, ()):

@@ -1,4 +1,4 @@
-"""The application of Ray Serve's: an ingress without a CPU of its own, and engines."""
+"""The Ray Serve application: an ingress without reserved CPUs, and replicas with an engine each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from forerun.engine import LLM
-from forerun.integrations.ray.connect import metrics_addresses, translated
+from forerun.integrations.ray.connect import metrics_addresses, to_forerun_error
 from forerun.integrations.ray.ingress import Ingress
 from forerun.integrations.ray.messages import ForwardedRequest
-from forerun.integrations.ray.metrics import RayInstruments
+from forerun.integrations.ray.metrics import RayMetricFactory
 from forerun.integrations.ray.plan import ROUTERS, ServePlan, gpus_of
 from forerun.integrations.ray.replica import Replica
 from forerun.server.logs import log_as_json
@@ -26,9 +26,9 @@ from forerun.server.middleware import App, Message, Receive, Scope, Send
 from forerun.server.service import Service
 
 _LIVE_WITHIN = 5.0
-"""Seconds in which replicas must say what they do."""
+"""Seconds in which replicas must return their state."""
 _MARGIN = 16
-"""Requests beyond those that a replica takes: it is asked, and refuses them itself as `forerun serve` does."""
+"""Requests beyond the limit of a replica that still reach it: it refuses them as `forerun serve` does."""
 
 
 class RayEngine(Replica):
@@ -38,7 +38,7 @@ class RayEngine(Replica):
         torch.set_num_threads(plan.threads)
         log_as_json()
         llm = LLM(plan.model, drafter=plan.drafter, **plan.llm)
-        service = Service(llm, plan.name, plan.server, RayInstruments(plan.name))
+        service = Service(llm, plan.name, plan.server, RayMetricFactory(plan.name))
         super().__init__(service, f"{serve.get_replica_context().replica_id.unique_id}, process {os.getpid()}")
 
     def __del__(self) -> None:
@@ -47,33 +47,33 @@ class RayEngine(Replica):
 
 
 class RayReplicas:
-    """The engines, by Ray's handle of them. Ray's exceptions become forerun's here."""
+    """The replicas, by Ray's handle of them. Converts Ray's exceptions into forerun's."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def answer(self, asked: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
-        """What one of them answers, as it comes; perhaps nothing at first. To close it ends the request.
+    async def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
+        """Send a request to a replica and yield its messages. Closing the generator ends the request.
 
         Raises:
-            ReplicaError: it has ended, or there is none.
-            QueueFullError: all are busy, and too many wait.
+            ReplicaError: the replica has ended, or there is none.
+            QueueFullError: all replicas are busy, and too many requests wait.
         """
-        handle = self._handle.options(stream=True, session_id=asked.prefix.session)
-        answer = handle.answer.remote(asked)
+        handle = self._handle.options(stream=True, session_id=forwarded.prefix.session)
+        answer = handle.answer.remote(forwarded)
         complete = False
         try:
             async for messages in answer:
                 yield messages
             complete = True
         except Exception as error:
-            raise translated(error) from error
+            raise to_forerun_error(error) from error
         finally:
             if not complete:
                 answer.cancel()
 
     async def live(self) -> list[dict[str, Any]]:
-        """What the engine of each does now; those that do not answer are left out."""
+        """Return the state of each engine; without those that do not answer."""
         try:
             found = await self._handle.broadcast("state").results_async(timeout_s=_LIVE_WITHIN, return_exceptions=True)
         except TimeoutError:
@@ -87,7 +87,7 @@ class IngressReplica:
 
     def __init__(self, engines: DeploymentHandle, plan: ServePlan) -> None:
         log_as_json()
-        metrics = HTTPMetrics(RayInstruments(plan.name))
+        metrics = HTTPMetrics(RayMetricFactory(plan.name))
         self._ingress = Ingress(RayReplicas(engines), plan.server, metrics, lambda: metrics_addresses(ray.nodes()))
 
     def __serve_build_asgi_app__(self) -> App:
@@ -103,13 +103,13 @@ class IngressReplica:
         return app
 
     async def drain(self) -> int:
-        """Refuse new requests from now on; how many are under way."""
-        self._ingress.gate.draining = True
-        return self._ingress.gate.num_active
+        """Refuse new requests from now on; return the number of active ones."""
+        self._ingress.middleware.draining = True
+        return self._ingress.middleware.num_active
 
 
 def build(plan: ServePlan) -> serve.Application:
-    """The application."""
+    """Build the application."""
     options = plan.server
     ongoing = plan.max_batch + options.max_queue + _MARGIN
     router = ROUTERS[plan.routing]

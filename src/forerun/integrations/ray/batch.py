@@ -1,4 +1,4 @@
-"""Batches by workers on Ray: a file by ranges of bytes."""
+"""Batches by workers on Ray, each for ranges of the file of requests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     from forerun.integrations.ray.pool import WorkerPool
 
 
-# A worker of a batch: a model in an actor's process, and the requests of ranges of a file.
-
-
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """One answer, and what was computed since the one before it in its range."""
+    """One answer, with the tokens computed since the previous one of its range."""
 
     index: int
     answer: dict[str, Any]
@@ -36,7 +33,7 @@ class BatchAnswer:
 
 
 class RayWorker:
-    """Answers requests.
+    """An actor that answers the requests of ranges of a file with its model.
 
     Args:
         model, drafter, llm: of `LLM`.
@@ -66,12 +63,12 @@ class RayWorker:
             return self._loaded
 
     def answers(self, path: str, part: ByteRange, done: frozenset[int]) -> Iterator[BatchAnswer]:
-        """The answers to a range's requests but those that are done. Raises ConfigError as `requests_in`."""
+        """Yield the answers to a range's requests without those that are done. Raises ConfigError as `requests_in`."""
         llm, thread = self._model()
         run = BatchRun(llm, thread, self._name, self._seed)
-        asked = requests_in(Path(path), part, lambda index: index not in done, self._name, llm.target.context_length)
+        missing = requests_in(Path(path), part, lambda index: index not in done, self._name, llm.target.context_length)
         num_tokens = num_cached = 0
-        for index, answer in run.answers(asked):
+        for index, answer in run.answers(missing):
             yield BatchAnswer(index, answer, run.num_tokens - num_tokens, run.num_cached_tokens - num_cached)
             num_tokens, num_cached = run.num_tokens, run.num_cached_tokens
 
@@ -83,15 +80,15 @@ def answer_on_ray(
     worker: Mapping[str, Any],
     options: RayOptions,
     *,
-    loaded: Callable[[], None],
-    told: Callable[[int, int], None],
+    on_loaded: Callable[[], None],
+    on_answer: Callable[[int, int], None],
 ) -> None:
-    """Bring the answers that the journal lacks into it.
+    """Compute the answers that are not in the journal, and add them to it.
 
     Args:
         worker: arguments of `RayWorker` but the threads.
-        loaded: called when the models are loaded.
-        told: called after each answer, with the tokens generated and those of prompts found in memory so far.
+        on_loaded: called when the models are loaded.
+        on_answer: called after each answer, with the numbers of generated and of cached prompt tokens so far.
 
     Raises:
         ConfigError: as `connected`; a worker cannot read the file.
@@ -106,26 +103,25 @@ def answer_on_ray(
         return handle.answers.options(num_returns="streaming").remote(str(source.resolve()), part, done)
 
     with _pool(options, worker, begin) as pool:
-        loaded()
+        on_loaded()
         num_tokens = num_cached = 0
         for answered in pool.run(ranges_of(requests, options.replicas)):
             num_tokens, num_cached = num_tokens + answered.num_tokens, num_cached + answered.num_cached_tokens
             journal.add(answered.index, answered.answer)
-            told(num_tokens, num_cached)
+            on_answer(num_tokens, num_cached)
 
 
 @contextmanager
 def _pool(options: RayOptions, worker: Mapping[str, Any], begin: Callable[[Any, Any], Any]) -> Iterator[WorkerPool]:
-    """Workers that have loaded their models."""
+    """Start workers and yield their pool when they have loaded their models."""
     threads = threads_of(options)
     with connected(options):
         import ray
 
         from forerun.integrations.ray.pool import WorkerPool
 
-        actor = ray.remote(num_cpus=threads, num_gpus=gpus_of(worker["llm"]), max_concurrency=4, max_restarts=0)(
-            RayWorker
-        )
+        resources = {"num_cpus": threads, "num_gpus": gpus_of(worker["llm"])}
+        actor = ray.remote(**resources, max_concurrency=4, max_restarts=0)(RayWorker)
         pool = WorkerPool(options.replicas, lambda: actor.remote(**worker, threads=threads), begin)
         pool.load()
         yield pool

@@ -1,4 +1,4 @@
-"""The ingress: what `forerun serve` does before a request is read, and a replica's answer passed on as it comes."""
+"""The ingress: the request middleware of `forerun serve`, which forwards requests to replicas and streams answers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from starlette.responses import JSONResponse
 
 from forerun.errors import ReplicaError, RequestBodyError
 from forerun.integrations.ray.affinity import prefix_of
-from forerun.integrations.ray.messages import TOLD, ForwardedRequest
-from forerun.server.app import gated
+from forerun.integrations.ray.messages import LOG_FIELDS, ForwardedRequest
+from forerun.server.app import with_middleware
 from forerun.server.completions import while_connected
 from forerun.server.metrics import HTTPMetrics
-from forerun.server.middleware import App, Message, Receive, RequestMiddleware, Scope, Send
+from forerun.server.middleware import Message, Receive, Scope, Send
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.responses_api import RESPONSES_URL
 from forerun.server.service import parsed_body
 
 SESSION_HEADER = b"x-session-id"
-"""Ray Serve's own name of the header too."""
+"""Ray Serve's own name of the header."""
 _FORWARDED = (b"content-type", b"accept")
-_TAKEN_WITHIN = 30.0
-"""Seconds in which a replica must give a sign that it computes a request; while all are starting anew, none does."""
-_FACT_WITHIN = 5.0
-"""The same for what asks no engine: whoever probes the health of a server waits no longer."""
+_START_TIMEOUT = 30.0
+"""Seconds in which a replica must show that it computes a request; none does while all are restarting."""
+_SUMMARY_TIMEOUT = 5.0
+"""The same for requests without computation, such as health checks."""
 
 
 class Ingress:
@@ -38,98 +38,96 @@ class Ingress:
 
     Args:
         replicas: `application.RayReplicas`.
-        metrics_at: tells where the replicas' metrics are to be had.
+        metrics_at: returns the URLs of the replicas' metrics.
 
     Attributes:
-        app: what is to be called: the gate and what is behind it.
-        gate: with the account of requests under way.
+        app: the application with its middleware.
+        middleware: counts the active requests.
     """
 
     def __init__(
         self, replicas: Any, options: ServerOptions, metrics: HTTPMetrics, metrics_at: Callable[[], str]
     ) -> None:
         self._replicas, self._metrics_at = replicas, metrics_at
-        self.app: App
-        self.gate: RequestMiddleware
-        self.app, self.gate = gated(self._passed, options, metrics)
+        self.app, self.middleware = with_middleware(self._handle, options, metrics)
 
-    async def _passed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A request behind the gate. What is raised before an answer has begun is answered there."""
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request behind the middleware, which answers exceptions raised before an answer has begun."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "http":
             request = Request(scope, receive)
             if scope["method"] == "GET" and scope["path"] in ("/health", "/live", "/metrics"):
-                await JSONResponse(*await self._fact(scope["path"]))(scope, receive, send)
+                await JSONResponse(*await self._summary(scope["path"]))(scope, receive, send)
                 return
-            asked = await _asked(request)
-            relay = _Relay(self._replicas, asked, send, scope["state"]["told"])
-            await while_connected(request, relay.run(_TAKEN_WITHIN if scope["method"] == "POST" else _FACT_WITHIN))
+            forwarded = await _forwarded(request)
+            relay = _Relay(self._replicas, forwarded, send, scope["state"]["log_fields"])
+            await while_connected(request, relay.run(_START_TIMEOUT if scope["method"] == "POST" else _SUMMARY_TIMEOUT))
 
-    async def _fact(self, path: str) -> tuple[Any, int]:
-        """What is told of all replicas together."""
+    async def _summary(self, path: str) -> tuple[Any, int]:
+        """Answer /health, /live and /metrics for all replicas together."""
         if path == "/metrics":
             raise RequestBodyError(
-                f"Replicas on Ray give their metrics to Ray, which tells them on each node: {self._metrics_at()}.",
+                f"Replicas on Ray export their metrics by Ray, on each node: {self._metrics_at()}.",
                 status=404,
             )
-        if path == "/health" and self.gate.draining:
+        if path == "/health" and self.middleware.draining:
             return {"status": "draining"}, 503
         found = await self._replicas.live()
         if not found:
-            raise ReplicaError("No replica is there. Send it again later.")
+            raise ReplicaError("No replica is running. Send it again later.")
         if path == "/health":
             return {"status": "ok", "replicas": len(found), "cannot": found[0]["cannot"]}, 200
-        return _together([each["live"] for each in found]), 200
+        return _combined([each["live"] for each in found]), 200
 
 
 @dataclass(slots=True)
 class _Relay:
-    """One request, passed to a replica, and its answer, passed back."""
+    """One request, sent to a replica, and its answer, sent to the client."""
 
     replicas: Any
-    asked: ForwardedRequest
+    request: ForwardedRequest
     send: Send
-    told: dict[str, Any]
+    log_fields: dict[str, Any]
     head: Message | None = None
     begun: bool = False
     streams: bool = False
     num_events: int = 0
     complete: bool = False
 
-    async def run(self, taken_within: float) -> None:
-        """Pass on all of it.
+    async def run(self, start_timeout: float) -> None:
+        """Forward the whole answer.
 
         Raises:
-            Exception: it failed before anything of it was passed on.
+            Exception: the request failed before any part of the answer was forwarded.
         """
         try:
-            async with aclosing(self.replicas.answer(self.asked)) as messages:
+            async with aclosing(self.replicas.answer(self.request)) as messages:
                 try:
-                    async with asyncio.timeout(taken_within):
-                        await self._pass_on(await anext(messages))
+                    async with asyncio.timeout(start_timeout):
+                        await self._forward(await anext(messages))
                 except TimeoutError:
                     raise ReplicaError(
-                        f"No replica has taken the request within {taken_within:g} seconds. Send it again later."
+                        f"No replica has taken the request within {start_timeout:g} seconds. Send it again later."
                     ) from None
-                async for several in messages:
-                    await self._pass_on(several)
+                async for batch in messages:
+                    await self._forward(batch)
             if not self.complete:
-                raise ReplicaError("The replica has ended before its answer was whole. Send the request again.")
+                raise ReplicaError("The replica has ended before its answer was complete. Send the request again.")
         except Exception as error:
             if not (self.begun and self.streams) or self.complete:
                 raise
-            self.told["error"] = type(error).__name__
+            self.log_fields["error"] = type(error).__name__
             body = self._last_event(error)
             await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _pass_on(self, messages: list[Message]) -> None:
+    async def _forward(self, messages: list[Message]) -> None:
         for message in messages:
             kind = message["type"]
-            if kind == TOLD:
-                self.told.update(message["told"])
+            if kind == LOG_FIELDS:
+                self.log_fields.update(message["fields"])
             elif kind == "http.response.start":
-                self.head = message  # held back until there is a body: until then, a failure has a status of its own
+                self.head = message  # held back until there is a body, so that a failure until then has its own status
                 self.streams = dict(message["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
             else:
                 if not self.begun:
@@ -142,17 +140,17 @@ class _Relay:
                 await self.send(message)
 
     def _last_event(self, error: Exception) -> bytes:
-        """The event that ends a stream with an error, in place of those that it lacks."""
+        """Return the event that ends a stream with an error."""
         body = error_response(error)[1]
-        if self.asked.path != RESPONSES_URL:
+        if self.request.path != RESPONSES_URL:
             return b"data: " + _compact(body) + b"\n\n"
-        told = body["error"]
+        details = body["error"]
         event = {"type": "error", "sequence_number": self.num_events}
-        event |= {name: told[name] for name in ("code", "message", "param")}
+        event |= {name: details[name] for name in ("code", "message", "param")}
         return b"event: error\ndata: " + _compact(event) + b"\n\n"
 
 
-async def _asked(request: Request) -> ForwardedRequest:
+async def _forwarded(request: Request) -> ForwardedRequest:
     content = await request.body() if request.method == "POST" else b""
     given = request.headers.raw
     session = next((value.decode("latin-1") for name, value in given if name == SESSION_HEADER), "")
@@ -170,7 +168,7 @@ async def _asked(request: Request) -> ForwardedRequest:
 
 
 async def _parsed(content: bytes) -> Any:
-    """The body as far as it is JSON; a replica says what is wrong with one that is not."""
+    """Parse a body; None for an invalid one, which a replica will refuse."""
     if not content:
         return None
     try:
@@ -179,8 +177,8 @@ async def _parsed(content: bytes) -> Any:
         return None
 
 
-def _together(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """The state of several engines as one: counts are added, and the step is the busiest engine's."""
+def _combined(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Combine the states of batch engines: counts are added, the last step is that of the busiest engine."""
     busiest = max(states, key=lambda state: state["running"])
     counts = {name: sum(state[name] for state in states) for name in ("running", "waiting", "max_batch")}
     return {**counts, "last_step": busiest["last_step"], "replicas": len(states)}

@@ -1,20 +1,20 @@
-"""What ingress and replicas say to each other. The request's first argument is also all that a router sees of it."""
+"""Messages between ingress and replicas. A router sees only the first argument of a request."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-TOLD = "forerun.told"
-"""The type of the last message of an answer: its `told` is what the log line of the request is to tell."""
+LOG_FIELDS = "forerun.log_fields"
+"""The type of the last message of an answer: its `fields` are added to the log line of the request."""
 
 
 class Prefix(NamedTuple):
-    """How a prompt begins.
+    """The prefixes of a prompt.
 
     Attributes:
-        keys: of its beginnings, the shortest first: two prompts have a key in common if they begin alike up to there.
-        lengths: characters of each of these beginnings.
-        session: the client's name of the conversation.
+        keys: hashes of its prefixes, the shortest first: prompts with a common prefix have a common key.
+        lengths: characters of each prefix.
+        session: name of the conversation by the client.
     """
 
     keys: tuple[int, ...] = ()
@@ -23,10 +23,10 @@ class Prefix(NamedTuple):
 
 
 class ForwardedRequest(NamedTuple):
-    """A request that has passed the gate.
+    """A request that has passed the request middleware.
 
     Attributes:
-        tenant: whose it is, by its key.
+        tenant: owner of the request, by its key.
     """
 
     method: str

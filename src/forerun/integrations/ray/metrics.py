@@ -1,4 +1,4 @@
-"""A server's metrics as Ray's, which each node tells for Prometheus with `ray_` before their names."""
+"""Metrics of a server by Ray, which each node exports for Prometheus with the prefix `ray_`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ray.util import metrics
 from forerun.server.metrics import LABEL, Counts, Reading, TimeHistogram
 
 _INTERVAL = 5.0
-"""Seconds between two readings of the gauges: Ray tells what it was told last."""
+"""Seconds between two readings of the gauges."""
 
 
-class RayInstruments:
-    """Instruments of Ray's.
+class RayMetricFactory:
+    """Makes counters, histograms and gauges of Ray.
 
     Args:
-        model: name of the model.
+        model: its name, a label of all metrics.
     """
 
     def __init__(self, model: str) -> None:
@@ -32,10 +32,10 @@ class RayInstruments:
         return _Times(metrics.Histogram(_allowed(name), about, [*bounds], (LABEL,)), self._tags)
 
     def gauges(self, read: Callable[[], Iterator[Reading]]) -> None:
-        """Read every few seconds, in a thread that ends with the process."""
+        """Read the gauges every few seconds, in a thread that ends with the process."""
         wait = threading.Event().wait
 
-        def tell() -> None:
+        def export() -> None:
             while not wait(_INTERVAL):
                 for reading in read():
                     name = _allowed(reading.name)
@@ -43,7 +43,7 @@ class RayInstruments:
                         self._gauges[name] = metrics.Gauge(name, reading.about, (LABEL,))
                     self._gauges[name].set(reading.value, tags=self._tags)
 
-        threading.Thread(target=tell, name="forerun-gauges", daemon=True).start()
+        threading.Thread(target=export, name="forerun-gauges", daemon=True).start()
 
 
 class _Counts:
@@ -51,7 +51,7 @@ class _Counts:
         self._counter, self._tags = counter, tags
 
     def add(self, amount: float, **labels: str) -> None:
-        if amount > 0:  # Ray refuses to count nothing
+        if amount > 0:  # Ray refuses an amount of 0
             self._counter.inc(amount, tags={**self._tags, **labels})
 
 
@@ -64,5 +64,5 @@ class _Times:
 
 
 def _allowed(name: str) -> str:
-    """Ray has no colons in names."""
+    """Replace colons, which Ray does not allow in names."""
     return name.replace(":", "_")

@@ -1,4 +1,4 @@
-"""What a server on Ray serves, by how many replicas."""
+"""Options of Ray, and the plan of a server on Ray."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 from forerun.utils.fields import check_options, option
 
-# What commands may be told of Ray.
-
 ROUTERS: Mapping[str, str | None] = MappingProxyType(
     {
         "prefix": "forerun.integrations.ray.router.PrefixRouter",
@@ -22,7 +20,7 @@ ROUTERS: Mapping[str, str | None] = MappingProxyType(
         "balanced": None,
     }
 )
-"""By name, the class that Ray Serve is told of; None is its own choice: of two replicas the one with fewer requests."""
+"""Name -> router class of Ray Serve; None is its default: of two replicas the one with fewer requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +49,18 @@ class RayOptions:
         check_options(self, ConfigError)
         if self.routing not in ROUTERS:
             raise ConfigError(f"routing is {self.routing!r}, but must be one of {', '.join(ROUTERS)}.")
-        if self.ray:
-            return
         changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
-        if changed:
-            raise ConfigError(f"--{changed[0].replace('_', '-')} is for --ray. Add that, or leave it out.")
+        if changed and not self.ray:
+            raise ConfigError(f"The option {changed[0]} is for --ray. Add --ray, or leave it out.")
 
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """What is served, by how many replicas.
+    """A model with its options and its replicas.
 
     Attributes:
         drafter: texts of drafters, or one.
-        name: what requests call the model.
+        name: name of the model in requests.
         llm: other options of `LLM`.
         server: options of the server; host and port are those of Ray's own proxy.
         threads: of each replica; as many CPUs are reserved for it.
@@ -89,28 +85,30 @@ class ServePlan:
         server: ServerOptions,
         ray: RayOptions,
     ) -> ServePlan:
-        """As the command's options say.
+        """Make a plan from the options of the command.
 
         Raises:
-            ConfigError: an option that Ray's proxy has no place for.
+            ConfigError: an option is not supported on Ray.
         """
         if server.send_timeout != ServerOptions().send_timeout:
-            raise ConfigError("--send-timeout is for a server without --ray: Ray's proxy sends answers. Leave it out.")
+            raise ConfigError(
+                "The key send_timeout is for a server without --ray: Ray's proxy sends answers. Leave it out."
+            )
         if server.journal is not None:
-            raise ConfigError("--journal is one server's, and --ray starts several. Leave it out.")
+            raise ConfigError("--journal is for a single server, and --ray starts several. Leave it out.")
         return cls(model, name, drafter, llm, server, ray.replicas, threads_of(ray), ray.routing)
 
     @property
     def max_batch(self) -> int:
-        """Sequences that a replica computes together."""
+        """Return the number of sequences that a replica computes together."""
         return int(self.llm.get("max_batch", EngineConfig().max_batch))
 
 
 def threads_of(options: RayOptions) -> int:
-    """CPUs of each replica or worker."""
+    """Return the CPUs of each replica or worker."""
     return options.replica_threads or max(1, len(os.sched_getaffinity(0)) // options.replicas)
 
 
 def gpus_of(llm: Mapping[str, Any]) -> int:
-    """Of each replica or worker. llm: options of `LLM`."""
+    """Return the GPUs of each replica or worker. llm: options of `LLM`."""
     return int(str(llm.get("device", "cpu")).startswith("cuda"))

@@ -1,4 +1,4 @@
-"""Workers on Ray that answer jobs side by side; what a worker has not done when it dies, another one does."""
+"""A pool of workers on Ray; the jobs of a worker that dies go to others."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import ray
 
 from forerun.errors import ReplicaError
-from forerun.integrations.ray.connect import translated
+from forerun.integrations.ray.connect import to_forerun_error
 from forerun.server.batch.files import ByteRange
 
 _JOBS = 2
-"""That a worker has at a time: while one ends, the other fills the batch."""
+"""Jobs per worker at a time: while one ends, the other fills the batch."""
 _MOST_DEATHS = 3
-"""Of workers in one job, after which it is given up: it may be what kills them."""
+"""Workers that may die in one job before it fails: the job may be the cause."""
 
 
 class Call(NamedTuple):
-    """A job under way. Its generator is Ray's, of references."""
+    """A running job."""
 
     job: ByteRange
     worker: int
@@ -29,8 +29,8 @@ class WorkerPool:
     """Workers, each an actor in a process of its own.
 
     Args:
-        start: makes one; its model is loaded by its method `load`.
-        call: begins a job at a worker: what is not done of it yet; None if all of it is.
+        start: starts a worker; its model is loaded by its method `load`.
+        call: starts a job at a worker and returns its generator of references; None if the job is done already.
     """
 
     def __init__(self, num_workers: int, start: Callable[[], Any], call: Callable[[Any, ByteRange], Any]) -> None:
@@ -48,14 +48,14 @@ class WorkerPool:
         try:
             ray.get([worker.load.remote() for worker in self._workers.values()])
         except Exception as error:
-            raise translated(error) from None
+            raise to_forerun_error(error) from None
 
     def run(self, jobs: Iterator[ByteRange]) -> Iterator[Any]:
-        """What the jobs give, in the order in which it comes.
+        """Yield the results of the jobs, in the order of their completion.
 
         Raises:
-            ReplicaError: a job has ended several workers.
-            Exception: what a worker has raised.
+            ReplicaError: several workers have died in the same job.
+            Exception: raised by a worker.
         """
         self._hand_out(jobs)
         while self._calls:
@@ -71,7 +71,7 @@ class WorkerPool:
             self._hand_out(jobs)
 
     def _hand_out(self, jobs: Iterator[ByteRange]) -> None:
-        """Give jobs to workers that have room."""
+        """Give jobs to workers with fewer than _JOBS."""
         while True:
             busy = Counter(call.worker for call in self._calls.values())
             free = min(self._workers, key=lambda number: busy[number])
@@ -85,19 +85,18 @@ class WorkerPool:
                 self._calls[begun] = Call(job, free)
 
     def _failed(self, ready: Any, error: Exception) -> None:
-        """A worker has ended: its jobs go back to the others; whatever else it is, is raised."""
-        failure = translated(error)
+        """Requeue the jobs of a dead worker and replace it; raise other errors."""
+        failure = to_forerun_error(error)
         if not isinstance(failure, ReplicaError):
             raise failure from None
         gone = self._calls[ready].worker
-        lost = [each for each, call in self._calls.items() if call.worker == gone]
-        for each in lost:
+        for each in [each for each, call in self._calls.items() if call.worker == gone]:
             job = self._calls.pop(each).job
             self._deaths[job] += 1
             if self._deaths[job] == _MOST_DEATHS:
                 raise ReplicaError(
-                    f"{_MOST_DEATHS} workers have ended, one after another, in the same part of the work. What "
-                    "is done is kept, and the same command goes on. Where memory ends, give fewer --replicas."
+                    f"{_MOST_DEATHS} workers have ended, one after another, in the same part of the work. The "
+                    "answers so far are kept, and the same command resumes. If memory is short, give fewer --replicas."
                 )
             self._lost.append(job)
         del self._workers[gone]

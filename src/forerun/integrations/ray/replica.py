@@ -1,4 +1,4 @@
-"""A replica: an engine, and the paths of `forerun serve` in front of it, called without HTTP."""
+"""A replica: an engine behind the routes of `forerun serve`, which are called without HTTP."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
-from forerun.integrations.ray.messages import TOLD, ForwardedRequest
+from forerun.integrations.ray.messages import LOG_FIELDS, ForwardedRequest
 from forerun.server.app import make_app
 from forerun.server.middleware import App, Message
 from forerun.server.service import Service
 
-_SIGN_AFTER = 5.0
-"""Seconds without an answer after which a replica says that it is there."""
-_LEAVES_WITHIN = 1.0
-"""Seconds that a request has to end by itself when nobody waits for it any more."""
+_KEEP_ALIVE_AFTER = 5.0
+"""Seconds without an answer after which a replica shows that it computes the request."""
+_ABORT_TIMEOUT = 1.0
+"""Seconds in which an abandoned request may end by itself."""
 
 
 class Replica:
-    """Answers requests.
+    """Answers forwarded requests.
 
     Args:
         name: of this replica, for the log.
@@ -29,83 +29,87 @@ class Replica:
         self._service, self._name = service, name
         self._app: App = make_app(service, lambda: False)
 
-    async def answer(self, asked: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
-        """The answer, as the application sends it: all that is there at a time. To close it ends the request.
+    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
+        """Yield the messages of the application in lists of all that are ready. Closing the generator ends the request.
 
-        Where nothing is there for a while, nothing is given first, as a sign that the request is computed here.
+        If there is no message for a while, an empty list comes first, as a sign that the request is being computed.
         """
         outbox: asyncio.Queue[Message | None] = asyncio.Queue()
-        gone = asyncio.Event()
-        told: dict[str, Any] = {"replica": self._name}
-        task = asyncio.create_task(self._run(asked, told, outbox, gone))
-        sign = asyncio.get_running_loop().call_later(_SIGN_AFTER, outbox.put_nowait, {})
+        disconnected = asyncio.Event()
+        log_fields: dict[str, Any] = {"replica": self._name}
+        task = asyncio.create_task(self._run(request, log_fields, outbox, disconnected))
+        keep_alive = asyncio.get_running_loop().call_later(_KEEP_ALIVE_AFTER, outbox.put_nowait, {})
         try:
             ended = False
             while not ended:
-                several = [await outbox.get()]
-                sign.cancel()
+                batch = [await outbox.get()]
+                keep_alive.cancel()
                 while not outbox.empty():
-                    several.append(outbox.get_nowait())
-                ended = None in several
-                messages = [message for message in several if message]
-                yield [*messages, {"type": TOLD, "told": told}] if ended else messages
+                    batch.append(outbox.get_nowait())
+                ended = None in batch
+                messages = [message for message in batch if message]
+                yield [*messages, {"type": LOG_FIELDS, "fields": log_fields}] if ended else messages
             await task
         finally:
-            sign.cancel()
-            gone.set()
+            keep_alive.cancel()
+            disconnected.set()
             try:
-                await asyncio.wait((task,), timeout=_LEAVES_WITHIN)
+                await asyncio.wait((task,), timeout=_ABORT_TIMEOUT)
             finally:
                 task.cancel()
                 with suppress(asyncio.CancelledError, Exception):
                     await task
 
     async def state(self) -> dict[str, Any]:
-        """What the engine does now, and what the server cannot do."""
+        """Return the state of the engine, and what the server cannot do."""
         return {"live": self._service.live(), "cannot": dict(self._service.limits())}
 
     def check_health(self) -> None:
-        """Raise DeviceError if nothing can be computed here any more: Ray starts another replica in place of this."""
+        """Raise DeviceError if the device has failed: Ray then replaces this replica."""
         self._service.llm.engine.faults.check()
 
     def close(self) -> None:
-        """End what is being computed."""
+        """Abort all requests."""
         self._service.close()
 
     async def _run(
-        self, asked: ForwardedRequest, told: dict[str, Any], outbox: asyncio.Queue[Message | None], gone: asyncio.Event
+        self,
+        request: ForwardedRequest,
+        log_fields: dict[str, Any],
+        outbox: asyncio.Queue[Message | None],
+        disconnected: asyncio.Event,
     ) -> None:
-        """Call the application; None is the last that comes into the outbox."""
-        body: list[Message] = [{"type": "http.request", "body": asked.body, "more_body": False}]
+        """Call the application with the request; put its messages and then None into the outbox."""
+        body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
         async def receive() -> Message:
             if body:
                 return body.pop()
-            await gone.wait()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
             outbox.put_nowait(message)
 
         try:
-            await self._app(_scope(asked, told), receive, send)
+            await self._app(_scope(request, log_fields), receive, send)
         finally:
             outbox.put_nowait(None)
 
 
-def _scope(asked: ForwardedRequest, told: dict[str, Any]) -> dict[str, Any]:
+def _scope(request: ForwardedRequest, log_fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": asked.method,
+        "method": request.method,
         "scheme": "http",
-        "path": asked.path,
-        "raw_path": asked.path.encode(),
+        "path": request.path,
+        "raw_path": request.path.encode(),
         "root_path": "",
-        "query_string": asked.query,
-        "headers": [*asked.headers],
+        "query_string": request.query,
+        "headers": [*request.headers],
         "client": None,
         "server": None,
-        "state": {"told": told, "request_id": asked.request_id, "tenant": asked.tenant},
+        "state": {"log_fields": log_fields, "request_id": request.request_id, "tenant": request.tenant},
     }

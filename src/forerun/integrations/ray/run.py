@@ -1,4 +1,4 @@
-"""`forerun serve --ray`: Ray Serve started, the application deployed, a drain on SIGTERM, the end."""
+"""`forerun serve --ray`: start Ray Serve, deploy the application, and drain it on SIGTERM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def serve_on_ray(plan: ServePlan, server: ServerOptions, options: RayOptions) ->
     """Serve until a signal ends it.
 
     Raises:
-        ConfigError: the cluster cannot be had, Serve runs there already, or a replica could not load the model.
+        ConfigError: the cluster does not answer, Serve runs there already, or a replica could not load the model.
     """
     with connected(options):
         from ray import serve
@@ -41,18 +41,19 @@ def serve_on_ray(plan: ServePlan, server: ServerOptions, options: RayOptions) ->
         try:
             serve.start(proxy_location="EveryNode", http_options=http, logging_config=logs)
             ingress = _deploy(plan, logs)
-            with _signalled() as stop:
+            with _signals() as received:
                 url = url_of(server.host, server.port)
                 _log.info({"event": "ready", "url": url, "model": plan.name, "replicas": plan.replicas})
-                stop.wait()
-                _drain(ingress, stop, server.drain_timeout)
+                while not received:
+                    time.sleep(_TICK)
+                _drain(ingress, received, server.drain_timeout)
         finally:
             serve.shutdown()
             _log.info({"event": "ended"})
 
 
 def _deploy(plan: ServePlan, logs: dict[str, Any]) -> Any:
-    """The handle of the ingress, when all replicas have loaded the model."""
+    """Deploy the application; return the handle of the ingress when all replicas have loaded the model."""
     from ray import serve
 
     from forerun.integrations.ray.application import build
@@ -62,42 +63,32 @@ def _deploy(plan: ServePlan, logs: dict[str, Any]) -> Any:
     except RuntimeError as error:
         application = serve.status().applications.get(_APPLICATION)
         deployments = application.deployments.values() if application else ()
-        told = " ".join(each.message for each in deployments if each.message) or str(error)
-        raise ConfigError(f"The replicas could not be started: {reason_in(told)}") from None
-
-
-class _Stop:
-    """Counts signals: the first begins the drain, the second ends it at once."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.count = 0
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.name, self.count = signal.Signals(number).name, self.count + 1
-
-    def wait(self) -> None:
-        while not self.count:
-            time.sleep(_TICK)
+        messages = " ".join(each.message for each in deployments if each.message) or str(error)
+        raise ConfigError(f"The replicas could not be started: {reason_in(messages)}") from None
 
 
 @contextmanager
-def _signalled() -> Iterator[_Stop]:
-    stop = _Stop()
-    former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+def _signals() -> Iterator[list[str]]:
+    """Collect the names of signals instead of ending: the first one begins draining, the second ends it at once."""
+    received: list[str] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number).name)
+
+    former = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield received
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
 
 
-def _drain(ingress: Any, stop: _Stop, timeout: float) -> None:
-    """Let requests end that are under way, and refuse new ones."""
+def _drain(ingress: Any, received: list[str], timeout: float) -> None:
+    """Refuse new requests, and wait for the active ones."""
     end = time.monotonic() + timeout
     left = ingress.drain.remote().result(timeout_s=timeout + 1)
-    _log.info({"event": "draining", "signal": stop.name, "requests": left})
-    while left and time.monotonic() < end and stop.count < 2:
+    _log.info({"event": "draining", "signal": received[0], "requests": left})
+    while left and time.monotonic() < end and len(received) < 2:
         time.sleep(_TICK)
         left = ingress.drain.remote().result(timeout_s=timeout + 1)
     if left:

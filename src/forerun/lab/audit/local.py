@@ -60,11 +60,11 @@ def audit(
     if settings.samples:
         layers.append(rule_layer(target, chosen, settings.samples, settings.seed, level, acceptance, say))
     else:
-        layers.append(Layer("Rule", "Acceptance rules on cached distributions of the model.", reason="--samples is 0"))
+        layers.append(Layer("Rule", "Acceptance rules on cached distributions of the model.", reason="samples is 0"))
     if settings.requests:
         layers.append(engine_layer(audited, chosen, settings.requests, settings.seed, level, acceptance, say))
     else:
-        layers.append(Layer("Engine", "Real requests against exact probabilities.", reason="--requests is 0"))
+        layers.append(Layer("Engine", "Real requests against exact probabilities.", reason="requests is 0"))
     return Certificate(dict(subject or {}), layers, FAMILY_ERROR, time.perf_counter() - started)
 
 
@@ -80,7 +80,7 @@ def audit_prompts(prompts: Seq[Seq[int]], count: int, context_length: int, max_t
     if not usable or available < 2:
         raise ConfigError(
             f"There are {len(usable)} prompts, and a context of {context_length} leaves {max(available, 0)} tokens for "
-            f"one. Give a file with prompts, or fewer --max-tokens."
+            f"one. Give a file with prompts, or decrease the key max_tokens."
         )
     found: list[list[int]] = []
     for number in range(count):

@@ -184,7 +184,7 @@ def remote_audit(
     if settings.requests:
         _sampled(engine, speculative, plain, prompts, settings, level, say)
     else:
-        engine.reason = "--requests is 0"
+        engine.reason = "requests is 0"
     switch = _switch(speculative, plain)
     rules = Layer(
         "Rule", "Acceptance rules on cached distributions of the model.", reason="a server's rules cannot be called"
@@ -245,7 +245,7 @@ def _bits(
         layer.findings.append(f"Greedy texts: {note}, of {count}.")
     elif differing > noise or 2 * noise > count:
         verdict = "inconclusive"
-        layer.notes.append("More --num-prompts would show whether speculation adds to the difference.")
+        layer.notes.append("More prompts (key num_prompts) would tell whether speculation adds to the difference.")
     layer.tests.append(
         Check("greedy, batches of 8", verdict, "answers", count, None, p_value, level, share_found(count), note=note)
     )

@@ -148,16 +148,6 @@ def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, str(name))
 
 
-def weight_format(name: str | Path, dtype: str, quantize: str | None) -> str:
-    """Return the format that a model's weights will have when it is loaded so: int8 or int4 if requested or stored,
-    else `dtype`.
-
-    Raises:
-        ModelLoadError: the files do not say, for they are missing or damaged.
-    """
-    return quantize or find_source(name).quantisation() or dtype
-
-
 def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
     """Load a causal language model as Transformers computes it, with its default attention, in evaluation mode.
 

@@ -1,4 +1,4 @@
-"""Where a batch's answers go: OUT, its journal, and who may write them."""
+"""Files of a batch: the answers, their journal, and ranges of the requests for workers."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError
-from forerun.server.batch.lines import BatchFile, BatchLine, asked_of, broken_path
+from forerun.server.batch.lines import BatchFile, BatchLine, broken_path, parse_line
 from forerun.utils import journal
 from forerun.utils.files import locked, refuse_to_overwrite
 
 
 def journal_path(out: Path) -> Path:
-    """The journal beside OUT."""
+    """Return the path of the journal beside OUT."""
     return out.with_name(f"{out.name}.journal")
 
 
 @contextmanager
-def place_for(source: Path, out: Path, *, force: bool) -> Iterator[Path]:
-    """The journal of OUT, which no other process has meanwhile.
+def locked_journal(source: Path, out: Path, *, force: bool) -> Iterator[Path]:
+    """Lock OUT against other processes and yield the path of its journal.
 
     Args:
         source: the requests.
-        force: begin anew, and replace OUT.
+        force: start again, and replace OUT.
 
     Raises:
-        ConfigError: OUT is there and no journal of a run that was to write it; OUT, or a file beside it that a run
-            writes too, is the source; another process writes it.
+        ConfigError: OUT exists without the journal of an unfinished run; OUT, or a file beside it that a run writes
+            too, is the source; another process writes OUT.
     """
     journal = journal_path(out)
     for path in (out, journal, broken_path(out)):
@@ -50,17 +50,15 @@ def place_for(source: Path, out: Path, *, force: bool) -> Iterator[Path]:
         yield journal
 
 
-# The journal of a batch, which counts the answers that are errors.
-
 _SERVED = b'"response": {"status_code": 200,'
 """In the JSON of an answer that is no error, and of no other: inside a string, its quotes would be escaped."""
 
 
 class BatchJournal(journal.Journal):
-    """Answers to a batch's requests.
+    """The journal of a batch, which counts the answers that are errors.
 
     Attributes:
-        num_errors: how many of them are errors.
+        num_errors: number of errors.
     """
 
     def __init__(self, path: Path, run: Mapping[str, Any], num_lines: int) -> None:
@@ -72,21 +70,19 @@ class BatchJournal(journal.Journal):
         super()._keep(index, place, line)
 
 
-# A file of requests cut into ranges of bytes, each of whole lines, which workers read by themselves.
-
 _PARTS = 8
-"""Ranges for each worker: the last ones to end are then short beside the whole."""
+"""Ranges per worker: several, so that all workers end at about the same time."""
 _MOST_LINES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Some lines of a file.
+    """A range of bytes of a file that holds whole lines.
 
     Attributes:
-        first: index of the first of them, among the lines that are not blank.
-        count: how many are not blank.
-        start, end: bytes of the file.
+        first: index of its first line, among the lines that are not blank.
+        count: lines that are not blank.
+        start, end: byte offsets.
         digest: of these bytes.
     """
 
@@ -98,7 +94,7 @@ class ByteRange:
 
 
 def ranges_of(requests: BatchFile, num_workers: int) -> Iterator[ByteRange]:
-    """The whole file in ranges of about as many requests each, several for each worker."""
+    """Split the file into ranges of about the same number of requests, several for each worker."""
     most = min(_MOST_LINES, -(-requests.num_lines // (num_workers * _PARTS)))
     first, count, start, end, content = 0, 0, 0, 0, sha256()
     for line in requests.raw():
@@ -113,12 +109,12 @@ def ranges_of(requests: BatchFile, num_workers: int) -> Iterator[ByteRange]:
 
 
 def requests_in(
-    path: Path, part: ByteRange, wanted: Callable[[int], bool], model: str, context_length: int
+    path: Path, part: ByteRange, selected: Callable[[int], bool], model: str, context_length: int
 ) -> Iterator[BatchLine]:
-    """The lines of a range whose index is wanted; arguments as `BatchFile.requests`.
+    """Yield the lines of a range whose index is selected; arguments as `BatchFile.requests`.
 
     Raises:
-        ConfigError: the file cannot be read here, or is another one.
+        ConfigError: the file cannot be read here, or has another content.
     """
     try:
         with path.open("rb") as file:
@@ -126,13 +122,13 @@ def requests_in(
             content = file.read(part.end - part.start)
     except OSError as failure:
         raise ConfigError(
-            f"{path} cannot be read by a worker: {failure.strerror}. The file must be there on every machine."
+            f"{path} cannot be read by a worker: {failure.strerror}. The file must exist on every machine."
         ) from None
     if sha256(content).hexdigest() != part.digest:
         raise ConfigError(f"{path} holds other requests for a worker than for this command. Give all the same file.")
     index = part.first
     for line in BytesIO(content):  # with its line break, which errors depend on
         if line.strip():
-            if wanted(index):
-                yield asked_of(index, line, model, context_length)
+            if selected(index):
+                yield parse_line(index, line, model, context_length)
             index += 1

@@ -1,7 +1,7 @@
-"""The lines of a batch: what is asked, and the answer to it.
+"""The lines of a batch: requests, and their answers.
 
 A line is an object with "custom_id" (a string, unique in the file), "method" ("POST"), "url" and "body". Blank lines
-are passed over.
+are skipped.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class BatchLine:
 
     Attributes:
         index: among the lines that are not blank.
-        custom_id: None where the line has none.
-        request: None where it cannot be served.
-        error: why not.
+        custom_id: None if the line has none.
+        request: None if it is invalid.
+        error: the reason why it is invalid.
     """
 
     index: int
@@ -42,15 +42,15 @@ class BatchLine:
 
 
 class BatchFile:
-    """A file of requests, checked once, and read line by line, as answers are computed, a second time.
+    """A file of requests: checked once, then read line by line while answers are computed.
 
     Attributes:
         digest: of its content.
         num_lines: lines that are not blank.
-        num_broken: of these, lines without a custom_id that can be read: nobody could tell which answer is theirs.
+        num_broken: of these, lines without a readable custom_id, whose answers could not be assigned.
 
     Raises:
-        ConfigError: it cannot be read, holds no line, or two with one custom_id.
+        ConfigError: it cannot be read, has no line, or two with the same custom_id.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,30 +78,30 @@ class BatchFile:
     def close(self) -> None:
         self._file.close()
 
-    def requests(self, wanted: Callable[[int], bool], model: str, context_length: int) -> Iterator[BatchLine]:
-        """The lines whose index is wanted, each read when it is asked for.
+    def requests(self, selected: Callable[[int], bool], model: str, context_length: int) -> Iterator[BatchLine]:
+        """Yield the lines whose index is selected, read lazily.
 
         Args:
-            model: the name by which bodies call the model.
+            model: its name in bodies.
             context_length: of the target.
         """
         for index, _, line in self._lines():
-            if wanted(index):
-                yield asked_of(index, line, model, context_length)
+            if selected(index):
+                yield parse_line(index, line, model, context_length)
 
     def raw(self) -> Iterator[bytes]:
-        """All lines, blank ones too."""
+        """Yield all lines, blank ones too."""
         self._file.seek(0)
         yield from self._file
 
     def broken(self) -> Iterator[bytes]:
-        """The lines that `num_broken` counts."""
+        """Yield the lines that `num_broken` counts."""
         for _, _, line in self._lines():
             if _custom_id(line) is None:
                 yield line
 
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """(index, number of the line from 1 on, content)."""
+        """Yield (index, number of the line from 1 on, content)."""
         index = 0
         for number, line in enumerate(self.raw(), 1):
             if line.strip():
@@ -109,7 +109,7 @@ class BatchFile:
                 index += 1
 
     def _check_ids(self) -> int:
-        """How many lines there are. Raises ConfigError where there is none, or an id stands twice."""
+        """Count the lines. Raises ConfigError if there is none, or two have the same id."""
         seen: set[int] = set()  # of hashes, since a file may have millions of ids
         count = 0
         for index, number, line in self._lines():
@@ -138,32 +138,32 @@ class BatchFile:
 
 
 def answer(asked: BatchLine, status: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of the answers' file for a request."""
+    """Return the line of the answers' file for a request."""
     name = answer_name(asked)
     response = {"status_code": status, "request_id": f"req_{name}", "body": body}
     return {"id": f"batch_req_{name}", "custom_id": asked.custom_id, "response": response, "error": None}
 
 
 def answer_name(asked: BatchLine) -> str:
-    """What the answer's ids are made of: the same for the same line, so that the same file has the same answers."""
+    """Return the base of the answer's ids: the same for the same line, so that the same file has the same answers."""
     return digest(f"{asked.index} {asked.custom_id}".encode())[:24]
 
 
 def refusal(asked: BatchLine, error: BaseException) -> dict[str, Any]:
-    """The answer to a line that an error has ended, or kept from being served."""
+    """Return the answer to a line that failed or is invalid."""
     return answer(asked, *error_response(error))
 
 
 def _custom_id(line: bytes) -> str | None:
-    """The line's custom_id; None where there is none that can be read."""
+    """Return the line's custom_id; None without a readable one."""
     try:
         return Fields.parse(line, "", RequestBodyError).string("custom_id")
     except RequestBodyError:
         return None
 
 
-def asked_of(index: int, line: bytes, model: str, context_length: int) -> BatchLine:
-    """A line that is not blank, whatever it holds."""
+def parse_line(index: int, line: bytes, model: str, context_length: int) -> BatchLine:
+    """Parse a line that is not blank; an invalid one has an error."""
     custom_id = _custom_id(line)
     try:
         return BatchLine(index, custom_id, _request(line, model, context_length))
@@ -172,7 +172,7 @@ def asked_of(index: int, line: bytes, model: str, context_length: int) -> BatchL
 
 
 def _request(line: bytes, model: str, context_length: int) -> CompletionRequest:
-    """Raises RequestBodyError, whatever the line holds."""
+    """Parse the request of a line. Raises RequestBodyError."""
     values = Fields.parse(line, error=RequestBodyError, private=True, **_LINE).values
     odd = sorted(set(values) - set(_FIELDS))
     if odd:
@@ -194,16 +194,13 @@ def _request(line: bytes, model: str, context_length: int) -> CompletionRequest:
     return request
 
 
-# Lines that are no requests, written aside as they are, so that they can be mended and sent again.
-
-
 def broken_path(out: Path) -> Path:
-    """The file of such lines beside OUT."""
+    """Return the path of the file beside OUT with the lines that have no readable custom_id."""
     return out.with_name(f"{out.name}.broken")
 
 
 def write_broken(requests: BatchFile, out: Path) -> Path | None:
-    """The file that was written; None, and no file, where every line has a custom_id that can be read.
+    """Write the lines without a readable custom_id to a file and return its path; None if there are none.
 
     Raises:
         ConfigError: it cannot be written.

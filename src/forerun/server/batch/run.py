@@ -1,4 +1,4 @@
-"""The answers to a batch's requests. In the engine are as many at a time as it computes together, and as many again."""
+"""Computation of a batch's answers. Twice as many choices as one step computes are submitted at a time."""
 
 from __future__ import annotations
 
@@ -17,193 +17,199 @@ from forerun.server.protocol.responses import Responses
 from forerun.utils.files import digest
 
 _SEED_DIGITS = 15
-"""Hexadecimal digits of a seed that is made from the batch's: below MAX_SEED."""
+"""Hexadecimal digits of a seed that is derived from the batch's: below MAX_SEED."""
 
 
 @dataclass(slots=True, eq=False)
 class _ActiveLine:
-    """A request of the batch, under way.
+    """A request of the batch that is being computed.
 
     Attributes:
-        generations: of its prompts that are answered, by their place.
-        num_left: prompts that are not.
-        error: the first that came.
-        inside: ids of its prompts in the engine.
+        generations: of its finished prompts, by their index.
+        num_left: unfinished prompts.
+        error: the first error.
+        active: ids of its prompts in the engine.
     """
 
-    asked: BatchLine
+    batch_line: BatchLine
     request: CompletionRequest
     num_left: int
     generations: dict[int, Generation] = field(default_factory=dict)
     error: Exception | None = None
-    inside: set[int] = field(default_factory=set)
+    active: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
-class _Piece:
-    """One prompt of a request: what the engine computes.
+class _Prompt:
+    """One prompt of a request.
 
     Attributes:
-        place: among the request's prompts.
+        index: among the request's prompts.
         id: in the engine thread; -1 outside.
-        alone: nothing else was in the engine when it entered.
-        outputs: of its choices that have ended.
+        alone: the engine was empty when it was submitted.
+        outputs: of its finished choices.
     """
 
-    line: _ActiveLine
-    place: int
-    prompt: list[int]
+    active_line: _ActiveLine
+    index: int
+    token_ids: list[int]
     id: int = -1
     alone: bool = False
     outputs: list[StepOutput] = field(default_factory=list)
 
     @property
     def num_choices(self) -> int:
-        return self.line.request.params.n
+        return self.active_line.request.params.n
 
 
 _NO_MORE = object()
 
 
 class BatchRun:
-    """Computes answers.
+    """Computes the answers of a batch.
 
     Args:
         thread: drives the LLM's engine.
-        model: the name of the model in answers.
-        seed: requests without a seed get one made from this and their custom_id; None: they get none.
+        model: its name in answers.
+        seed: requests without a seed get one derived from this and their custom_id; None: they get none.
 
     Attributes:
-        num_tokens: generated so far.
-        num_cached_tokens: of the prompts so far, tokens that were in memory already.
+        num_tokens: tokens generated so far.
+        num_cached_tokens: prompt tokens found in the cache so far.
     """
 
     def __init__(self, llm: LLM, thread: EngineThread, model: str, seed: int | None) -> None:
         self._llm, self._thread, self._model, self._seed = llm, thread, model, seed
         self._responses = Responses(llm.tokenizer)
         self._most = 2 * llm.engine.config.max_batch
-        self._room = self._most  # choices that may be in the engine: fewer while it refuses them
-        self._inside = 0  # choices that are
-        self._ended: SimpleQueue[tuple[_Piece, StepOutput]] = SimpleQueue()
-        self._next: deque[_Piece] = deque()  # read, and not in the engine: the next, and those that found no room
+        self._max_active = self._most  # choices that may be in the engine: fewer after it has refused some
+        self._num_active = 0  # choices in the engine
+        self._ended: SimpleQueue[tuple[_Prompt, StepOutput]] = SimpleQueue()
+        self._next: deque[_Prompt] = deque()  # read, and not in the engine: the next, and those that it has refused
         self._done: deque[tuple[int, dict[str, Any]]] = deque()
         self.num_tokens = self.num_cached_tokens = 0
 
     def answers(self, requests: Iterable[BatchLine]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(index, answer) of each request, in the order in which they are done.
+        """Yield (index, answer) of each request, in the order of their completion.
 
         Raises:
             DeviceError: the device that computes it has failed.
         """
         pieces, more = self._pieces(requests), True
         while True:
-            while self._next and self._has_room(self._next[0]):
+            while self._next and self._fits(self._next[0]):
                 self._submit(self._next.popleft())
-            yield from self._taken()
+            yield from self._take_done()
             if more and not self._next:
-                piece = next(pieces, _NO_MORE)
-                if isinstance(piece, _Piece):
-                    self._next.append(piece)
-                more = piece is not _NO_MORE
-            elif self._inside:
+                prompt = next(pieces, _NO_MORE)
+                if isinstance(prompt, _Prompt):
+                    self._next.append(prompt)
+                more = prompt is not _NO_MORE
+            elif self._num_active:
                 self._settle(*self._ended.get())
             elif not self._next:
                 return
 
-    def _taken(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _take_done(self) -> Iterator[tuple[int, dict[str, Any]]]:
         while self._done:
             yield self._done.popleft()
 
-    def _has_room(self, piece: _Piece) -> bool:
-        return not self._inside or self._inside + piece.num_choices <= self._room
+    def _fits(self, prompt: _Prompt) -> bool:
+        return not self._num_active or self._num_active + prompt.num_choices <= self._max_active
 
-    def _pieces(self, requests: Iterable[BatchLine]) -> Iterator[_Piece | None]:
-        """The prompts of the requests; None after a request that cannot be served, which is answered at once."""
-        for asked in requests:
+    def _pieces(self, requests: Iterable[BatchLine]) -> Iterator[_Prompt | None]:
+        """Yield the prompts of the requests; None after an invalid request, which is answered at once."""
+        for batch_line in requests:
             try:
-                if asked.error is not None:
-                    raise asked.error
-                assert asked.request is not None
-                request = asked.request if self._seed is None else with_seed(asked.request, self._seed_of(asked))
+                if batch_line.error is not None:
+                    raise batch_line.error
+                assert batch_line.request is not None
+                request = (
+                    batch_line.request
+                    if self._seed is None
+                    else with_seed(batch_line.request, self._seed_of(batch_line))
+                )
                 prompts = request.encode(self._llm.tokenizer, self._llm.target.name)
             except ForerunError as error:
-                self._done.append((asked.index, refusal(asked, error)))
+                self._done.append((batch_line.index, refusal(batch_line, error)))
                 yield None
                 continue
-            line = _ActiveLine(asked, request, len(prompts))
-            yield from (_Piece(line, place, prompt) for place, prompt in enumerate(prompts))
+            active_line = _ActiveLine(batch_line, request, len(prompts))
+            yield from (_Prompt(active_line, index, token_ids) for index, token_ids in enumerate(prompts))
 
-    def _seed_of(self, asked: BatchLine) -> int:
-        return int(digest(f"{self._seed} {asked.custom_id}".encode())[:_SEED_DIGITS], 16)
+    def _seed_of(self, batch_line: BatchLine) -> int:
+        return int(digest(f"{self._seed} {batch_line.custom_id}".encode())[:_SEED_DIGITS], 16)
 
-    def _submit(self, piece: _Piece) -> None:
-        line = piece.line
-        if line.error is not None:
-            self._leave(piece)
+    def _submit(self, prompt: _Prompt) -> None:
+        active_line = prompt.active_line
+        if active_line.error is not None:
+            self._leave(prompt)
             return
-        piece.outputs.clear()
-        piece.alone = not self._inside
+        prompt.outputs.clear()
+        prompt.alone = not self._num_active
         try:
-            piece.id = self._thread.submit(piece.prompt, line.request.params, partial(self._arrived, piece))
+            prompt.id = self._thread.submit(
+                prompt.token_ids, active_line.request.params, partial(self._arrived, prompt)
+            )
         except DeviceError:  # nothing more can be computed, and what failed by it is no answer
             raise
         except ForerunError as error:
-            self._fail(line, error)
-            self._leave(piece)
+            self._fail(active_line, error)
+            self._leave(prompt)
             return
-        line.inside.add(piece.id)
-        self._inside += piece.num_choices
+        active_line.active.add(prompt.id)
+        self._num_active += prompt.num_choices
 
-    def _arrived(self, piece: _Piece, output: StepOutput) -> None:
-        """The sink of a piece, in another thread."""
-        self._ended.put((piece, output))
+    def _arrived(self, prompt: _Prompt, output: StepOutput) -> None:
+        """Queue an output of a prompt; called in the engine thread."""
+        self._ended.put((prompt, output))
 
-    def _settle(self, piece: _Piece, output: StepOutput) -> None:
-        """A choice has ended."""
-        piece.outputs.append(output)
-        if len(piece.outputs) < piece.num_choices:
+    def _settle(self, prompt: _Prompt, output: StepOutput) -> None:
+        """Handle a finished choice."""
+        prompt.outputs.append(output)
+        if len(prompt.outputs) < prompt.num_choices:
             return
-        line = piece.line
-        self._inside -= piece.num_choices
-        line.inside.discard(piece.id)
-        error = next((each.error for each in piece.outputs if each.error is not None), None)
-        if isinstance(error, QueueFullError) and not piece.alone:
-            self._room = max(self._inside, 1)
-            self._next.appendleft(piece)
+        active_line = prompt.active_line
+        self._num_active -= prompt.num_choices
+        active_line.active.discard(prompt.id)
+        error = next((each.error for each in prompt.outputs if each.error is not None), None)
+        if isinstance(error, QueueFullError) and not prompt.alone:
+            self._max_active = max(self._num_active, 1)
+            self._next.appendleft(prompt)
             return
         if isinstance(error, DeviceError):
             raise error
-        self._room = min(self._room + 1, self._most)
+        self._max_active = min(self._max_active + 1, self._most)
         if error is not None:
-            self._fail(line, error)
-        elif line.error is None:
-            self._count(piece, Generation.of(piece.prompt, piece.outputs))
-        self._leave(piece)
+            self._fail(active_line, error)
+        elif active_line.error is None:
+            self._count(prompt, Generation.of(prompt.token_ids, prompt.outputs))
+        self._leave(prompt)
 
-    def _count(self, piece: _Piece, answered: Generation) -> None:
-        piece.line.generations[piece.place] = answered
+    def _count(self, prompt: _Prompt, answered: Generation) -> None:
+        prompt.active_line.generations[prompt.index] = answered
         self.num_tokens += sum(len(choice.token_ids) for choice in answered.choices)
         self.num_cached_tokens += answered.stats.num_cached_tokens
 
-    def _fail(self, line: _ActiveLine, error: Exception) -> None:
-        """The request has failed: what else of it is in the engine need not be computed."""
-        line.error = line.error or error
-        for request_id in line.inside:
+    def _fail(self, active_line: _ActiveLine, error: Exception) -> None:
+        """Record the failure of a request and abort its other prompts."""
+        active_line.error = active_line.error or error
+        for request_id in active_line.active:
             self._thread.abort(request_id)
 
-    def _leave(self, piece: _Piece) -> None:
-        line = piece.line
-        line.num_left -= 1
-        if line.num_left:
+    def _leave(self, prompt: _Prompt) -> None:
+        active_line = prompt.active_line
+        active_line.num_left -= 1
+        if active_line.num_left:
             return
-        if line.error is not None:
-            made = refusal(line.asked, line.error)
+        if active_line.error is not None:
+            made = refusal(active_line.batch_line, active_line.error)
         else:
-            generations = [line.generations[place] for place in sorted(line.generations)]
-            name = answer_name(line.asked)
-            # nothing in it depends on the clock or on other requests, so that the same batch has the same answers
+            generations = [active_line.generations[place] for place in sorted(active_line.generations)]
+            name = answer_name(active_line.batch_line)
+            # it depends neither on the clock nor on other requests, so that the same batch has the same answers
             body = self._responses.body(
-                line.request, generations, model=self._model, name=name, created=0, details=False
+                active_line.request, generations, model=self._model, name=name, created=0, details=False
             )
-            made = answer(line.asked, 200, body)
-        self._done.append((line.asked.index, made))
+            made = answer(active_line.batch_line, 200, body)
+        self._done.append((active_line.batch_line.index, made))

@@ -1,4 +1,4 @@
-"""Exceptions as OpenAI's error bodies, with the status of the HTTP response."""
+"""Conversion of exceptions into OpenAI's error bodies with HTTP statuses."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
 
 
 def error_response(error: BaseException) -> tuple[int, dict[str, Any]]:
-    """The status and the body that tell a client of an exception.
+    """Return the status and the body of an exception.
 
-    What is not forerun's own is named by its type alone, since its text may hold what a request held.
+    Of an exception that is not forerun's only the type is named, since its text may contain parts of a request.
     """
     if isinstance(error, RequestBodyError):
         return error.status, _body(str(error), "invalid_request_error", error.param, error.code)

@@ -1,4 +1,4 @@
-"""Bodies of /v1/chat/completions and /v1/completions as requests: prompts, options, and how to answer."""
+"""Parsing of the bodies of /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 from forerun.config import SamplingParams
 from forerun.engine.chat_template import Prompt, encode
 from forerun.errors import PromptError, RequestBodyError, SamplingError
-from forerun.server.protocol import fields as speculative, structured, tools
-from forerun.server.protocol.fields import checked_body, field
+from forerun.server.protocol import structured, tools
+from forerun.server.protocol.fields import SPECULATIVE, checked_body, field, speculative_options
 from forerun.utils.fields import described
-
-# Sampling options of a body. Each is checked alone first, so that an error names the field at fault.
 
 _OTHERWISE_NAMED = (
     "max_tokens",
@@ -29,15 +27,15 @@ _OTHERWISE_NAMED = (
 """Fields of SamplingParams that a body gives by another name, in another form, or not at all."""
 
 SAME_NAMES = tuple(name for name in described(SamplingParams) if name not in _OTHERWISE_NAMED)
-"""Fields that a body gives as SamplingParams has them: OpenAI's, and what its client sends as `extra_body`."""
+"""Fields that have the same name in a body: OpenAI's, and those that its client sends as `extra_body`."""
 
 _ANY_LENGTH = 2**62
 _MOST_STOPS = 256
-"""Strings, and token ids, that end an answer. All of them are looked for after every token."""
+"""Strings, and token ids, that end an answer. All are checked after every token."""
 
 
 def sampling_params(body: Mapping[str, Any], others: Mapping[str, tuple[str, Any]]) -> SamplingParams:
-    """The options of a body.
+    """Read the sampling options of a body; each is checked alone first, so that an error names its field.
 
     Args:
         others: field of SamplingParams -> (field of the body, value).
@@ -74,7 +72,7 @@ _COMMON = (
     "max_tokens",
     "logprobs",
     "prediction",
-    speculative.NAME,
+    SPECULATIVE,
     *structured.FIELDS,
     *SAME_NAMES,
 )
@@ -86,21 +84,21 @@ _COMPLETION = (*_COMMON, "prompt", "echo", "best_of")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CompletionRequest:
-    """What a body asks for.
+    """A parsed body.
 
     Attributes:
         url: CHAT_URL or COMPLETIONS_URL: the form of prompts and answers.
-        model: the name that the body gives; None without one.
+        model: its name in the body; None without one.
         prompts: a chat has one, its messages; completions may have several, each with choices of its own.
         params: options of each prompt.
         echo: the answer begins with the prompt.
-        stream: the answer is wanted in chunks.
-        include_usage: the last chunk of a stream tells the usage.
-        include_drafts: each chunk tells its tokens' texts, and who drafted them.
-        template_options: what the chat template is given beside the messages.
+        stream: the answer is streamed.
+        include_usage: the last chunk of a stream holds the usage.
+        include_drafts: each chunk holds its tokens' texts and their drafters.
+        template_options: variables of the chat template beside the messages.
         repeated: fields of the body that the answer repeats.
         tools: functions that the model may call.
-        has_calls: the messages tell of calls.
+        has_calls: the messages contain tool calls.
     """
 
     url: str
@@ -118,18 +116,18 @@ class CompletionRequest:
 
     @property
     def prompt_field(self) -> str:
-        """The body's field that holds the prompts."""
+        """Return the name of the field that holds the prompts."""
         return {CHAT_URL: "messages", COMPLETIONS_URL: "prompt"}.get(self.url, "input")
 
     def encode(self, tokenizer: Any, name: str) -> list[list[int]]:
-        """The token ids of each prompt.
+        """Tokenize each prompt.
 
         Args:
             tokenizer: of the target; None if it has none.
             name: of the target, for messages.
 
         Raises:
-            RequestBodyError: a prompt cannot be read by this model.
+            RequestBodyError: the model cannot read a prompt.
         """
         options = self.template_options
         check_template_options(options, tokenizer)
@@ -143,7 +141,7 @@ class CompletionRequest:
 
 
 def parse_body(url: str, body: object, context_length: int) -> CompletionRequest:
-    """A body as a request.
+    """Parse a body.
 
     Args:
         url: CHAT_URL or COMPLETIONS_URL.
@@ -151,13 +149,13 @@ def parse_body(url: str, body: object, context_length: int) -> CompletionRequest
         context_length: of the target.
 
     Raises:
-        RequestBodyError: naming the field that is missing, malformed, or cannot be honoured.
+        RequestBodyError: naming the field that is missing, malformed, or unsupported.
     """
     return _PARSERS[url](body, context_length)
 
 
 def with_seed(request: CompletionRequest, seed: int) -> CompletionRequest:
-    """The same request with this seed, if it has none."""
+    """Return the request with this seed if it has none."""
     if request.params.seed is not None:
         return request
     return replace(request, params=replace(request.params, seed=seed))
@@ -218,7 +216,7 @@ _PARSERS: Mapping[str, Callable[[object, int], CompletionRequest]] = {CHAT_URL: 
 
 
 def _prompts(body: Mapping[str, Any]) -> list[Prompt]:
-    """A string, a list of strings, a list of token ids, or a list of such lists."""
+    """Return the prompts: the body has a string, strings, token ids, or lists of token ids."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [prompt]
@@ -239,7 +237,7 @@ def _are_token_ids(entries: list[Any]) -> bool:
 
 
 def _max_chat_tokens(body: Mapping[str, Any], context_length: int) -> tuple[str, Any]:
-    """(field, number): max_completion_tokens, or max_tokens as it was called before."""
+    """Return (field, number) of max_completion_tokens, or of its older name max_tokens."""
     new, old = body.get("max_completion_tokens"), body.get("max_tokens")
     if new is not None and old is not None and new != old:
         raise RequestBodyError(
@@ -251,21 +249,21 @@ def _max_chat_tokens(body: Mapping[str, Any], context_length: int) -> tuple[str,
 
 
 def drafting_options(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Fields that say how to draft."""
-    found = speculative.speculative_options(body)
+    """Return the options of drafting: field of SamplingParams -> (field of the body, value)."""
+    found = speculative_options(body)
     if "prediction" in body:
         found["prediction"] = ("prediction", _prediction(body))
     return found
 
 
 def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """What the answer must be, as an option."""
+    """Return the grammar as an option, if there is one."""
     found = structured.grammar_of(body)
     return {} if found is None else {"grammar": found}
 
 
 def _prediction(body: Mapping[str, Any]) -> str:
-    """The text of {"type": "content", "content": TEXT or parts of text}."""
+    """Return the text of {"type": "content", "content": TEXT or parts of text}."""
     wrong = field(body, "prediction").wrong(
         "prediction", '{"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": ...}'
     )
@@ -280,7 +278,7 @@ def _prediction(body: Mapping[str, Any]) -> str:
 
 
 def _streaming(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether to stream, and what the stream tells beside the text."""
+    """Return whether to stream, and what the stream holds beside the text."""
     stream = field(body, "stream").flag("stream", False)
     options = field(body, "stream_options").fields("stream_options", None)
     if options is None:
@@ -294,13 +292,13 @@ def _streaming(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the chat template is given beside the messages. Raises RequestBodyError where it is no object."""
+    """Return the variables of the chat template. Raises RequestBodyError if the field is not an object."""
     options = field(body, "chat_template_kwargs").fields("chat_template_kwargs", None)
     return {} if options is None else options.values
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
-    """Raise RequestBodyError where an option is none of the template's, but of the function that fills it in."""
+    """Raise RequestBodyError if an option is a parameter of `apply_chat_template` itself."""
     taken = inspect.signature(tokenizer.apply_chat_template).parameters if options and tokenizer is not None else ()
     for option in options:
         if option in taken:
@@ -311,5 +309,5 @@ def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
 
 
 def model_of(body: Mapping[str, Any]) -> str | None:
-    """The model that the body names."""
+    """Return the model that the body names."""
     return field(body, "model").string("model", None)

@@ -1,4 +1,4 @@
-"""Results as bodies of responses."""
+"""Bodies of responses, with token names, log-probabilities and usage."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from forerun.server.protocol.speculation import speculation_metrics
 from forerun.server.protocol.tools import as_message
 from forerun.utils.vocabulary import special_tokens, token_bytes, tokens_by_id
 
-# Tokens as text and bytes, one by one, as reports of log-probabilities name them.
-
 
 class TokenNames:
-    """What each token is called.
+    """Names of tokens in reports of log-probabilities.
 
-    A token that is no whole characters is called by its bytes, `bytes:\\xe2\\x80`, as OpenAI does; a special token,
-    which adds nothing to a text, by its name.
+    A token that is not a whole number of characters is named by its bytes, `bytes:\\xe2\\x80`, as OpenAI does; a
+    special token by its text.
 
-    tokenizer: of the target; None if it has none: then a token is called by its id.
+    Args:
+        tokenizer: of the target; None if it has none: then a token is named by its id.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -37,12 +36,12 @@ class TokenNames:
             self._names = tokens_by_id(tokenizer) | special
 
     def data(self, token_id: int) -> bytes:
-        """The bytes that the token stands for."""
+        """Return the bytes of a token."""
         found = self._bytes.get(token_id)
         return self._names.get(token_id, f"token_id:{token_id}").encode() if found is None else found
 
     def text(self, token_id: int) -> str:
-        """What the token is called."""
+        """Return the name of a token."""
         data = self.data(token_id)
         try:
             return data.decode("utf-8")
@@ -50,14 +49,12 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-# Log-probabilities in OpenAI's two formats: that of chats, a list of objects, and that of completions, four lists.
-
 _LOWEST = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON does not have."""
 
 
 def chat_logprobs(entries: Iterable[TokenLogprob], names: TokenNames) -> dict[str, Any]:
-    """The `logprobs` of a chat's choice."""
+    """Return the `logprobs` of a chat's choice: a list of objects."""
 
     def named(token_id: int, logprob: float) -> dict[str, Any]:
         return {"token": names.text(token_id), "logprob": _number(logprob), "bytes": list(names.data(token_id))}
@@ -72,12 +69,12 @@ def chat_logprobs(entries: Iterable[TokenLogprob], names: TokenNames) -> dict[st
 def completion_logprobs(
     token_ids: Seq[int], entries: Seq[TokenLogprob | None], offsets: Seq[int], names: TokenNames
 ) -> dict[str, Any]:
-    """The `logprobs` of a completion's choice.
+    """Return the `logprobs` of a completion's choice: four lists.
 
     Args:
-        token_ids: [n] of the text: the answer's, after the prompt's where it is echoed.
-        entries: [n] their reports; None of the prompt's first token.
-        offsets: [n] where in the text each begins.
+        token_ids: [n] of the answer, after those of an echoed prompt.
+        entries: [n] their log-probabilities; None for the prompt's first token.
+        offsets: [n] start of each in the text.
     """
     return {
         "tokens": [names.text(token_id) for token_id in token_ids],
@@ -88,10 +85,10 @@ def completion_logprobs(
 
 
 def text_offsets(token_ids: Seq[int], before: Seq[int], texts: TokenTexts | None, length: int) -> list[int]:
-    """Where in their text each of the tokens begins, in characters; of a token inside a character, where that begins.
+    """Return the start of each token in the text, in characters; a token within a character starts with it.
 
     Args:
-        before: tokens before the text, which decoding may depend on.
+        before: tokens before the text, on which decoding may depend.
         texts: None if the model has no tokenizer, and so no text.
         length: of the text, which may end before the last tokens do.
     """
@@ -99,14 +96,14 @@ def text_offsets(token_ids: Seq[int], before: Seq[int], texts: TokenTexts | None
 
 
 class Offsets:
-    """The same for a text that grows. Arguments as `text_offsets`."""
+    """Starts of tokens in a growing text. Arguments as `text_offsets`."""
 
     def __init__(self, before: Seq[int], texts: TokenTexts | None) -> None:
         self._detokenizer = None if texts is None else Detokenizer(texts, before)
         self._at = 0
 
     def push(self, token_ids: Seq[int]) -> list[int]:
-        """Where each of the next tokens begins."""
+        """Return the starts of the next tokens."""
         if self._detokenizer is None:
             return [0] * len(token_ids)
         offsets = []
@@ -117,7 +114,7 @@ class Offsets:
 
 
 def _top(entry: TokenLogprob, names: TokenNames) -> dict[str, float]:
-    """The most probable tokens and the chosen one. Of several with one name, the most probable counts."""
+    """Return the most probable tokens and the chosen one; of several with the same name, the most probable."""
     found: dict[str, float] = {}
     for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
         found.setdefault(names.text(token_id), _number(logprob))
@@ -131,7 +128,8 @@ def _number(logprob: float) -> float:
 class Responses:
     """Makes the bodies of one target's answers.
 
-    tokenizer: the target's; None if it has none.
+    Args:
+        tokenizer: the target's; None if it has none.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -147,15 +145,15 @@ class Responses:
         created: int,
         details: bool = True,
     ) -> dict[str, Any]:
-        """The answer to a request.
+        """Return the body of the answer to a request.
 
         Args:
             generations: of each of the request's prompts.
             model: the name of the model.
             name: unique among answers.
             created: Unix time in seconds.
-            details: whether to tell what depends on other requests and on speculation: tokens of the prompt that were
-                in memory, tokens of a prediction that were accepted, what speculation gave.
+            details: include what depends on other requests and on speculation: cached prompt tokens, accepted tokens of
+                a prediction, figures of speculation.
         """
         chat = request.url == CHAT_URL
         choices = []
@@ -182,12 +180,12 @@ class Responses:
 
     @cached_property
     def names(self) -> TokenNames:
-        """What tokens are called."""
+        """Return the names of tokens."""
         return TokenNames(self._tokenizer)
 
     @cached_property
     def texts(self) -> TokenTexts | None:
-        """What tokens add to a text; None if the model has no tokenizer."""
+        """Return the texts of tokens; None if the model has no tokenizer."""
         return None if self._tokenizer is None else TokenTexts(self._tokenizer)
 
     def _chat_choice(self, request: CompletionRequest, choice: Choice, name: str) -> dict[str, Any]:
@@ -217,7 +215,7 @@ class Responses:
         return {"text": text, "logprobs": completion_logprobs(token_ids, entries, offsets, self.names)}
 
     def prompt_text(self, request: CompletionRequest, number: int, prompt_ids: list[int]) -> str:
-        """The text of one of the prompts, as it is echoed."""
+        """Return the text of one of the prompts, as it is echoed."""
         prompt = request.prompts[number]
         return prompt if isinstance(prompt, str) else self._text(prompt_ids)
 
@@ -231,7 +229,7 @@ class Responses:
 
 
 def usage(request: CompletionRequest, generations: Seq[Generation], *, details: bool) -> dict[str, Any]:
-    """Tokens of prompts and answers, as `Responses.body`. Choices of one prompt count it once."""
+    """Count the tokens of prompts and answers; arguments as `Responses.body`. Choices of one prompt count it once."""
     every = list(chain.from_iterable(generation.choices for generation in generations))
     prompt_tokens = sum(len(generation.prompt_token_ids) for generation in generations)
     completion_tokens = sum(len(choice.token_ids) for choice in every)

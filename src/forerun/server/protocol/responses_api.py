@@ -1,4 +1,4 @@
-"""Answers of /v1/responses: the whole, and the events of a stream."""
+"""Requests and answers of /v1/responses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
-from forerun.server.protocol import fields as speculative, structured
-from forerun.server.protocol.fields import checked_body, field
+from forerun.server.protocol import structured
+from forerun.server.protocol.fields import SPECULATIVE, checked_body, field
 from forerun.server.protocol.requests import (
     SAME_NAMES,
     CompletionRequest,
@@ -21,12 +21,12 @@ from forerun.server.protocol.responses import Responses, chat_logprobs
 from forerun.server.protocol.speculation import speculation_metrics
 from forerun.utils.json_file import Fields
 
-_PLACE = {"output_index": 0, "content_index": 0}
+_POSITION = {"output_index": 0, "content_index": 0}
 """Of the only text of the only message."""
 
 
 class ResponseEvents:
-    """Makes what one answer consists of.
+    """Makes the body or the events of one answer.
 
     Args:
         model, name, created: as `Responses.body`.
@@ -61,12 +61,12 @@ class ResponseEvents:
         self._number = 0
 
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         (generation,) = generations
         (choice,) = generation.choices
         whole = choice.finish_reason == "stop"
         details = {} if whole else {"reason": "max_output_tokens"}
-        told = speculation_metrics([choice.stats])
+        metrics = speculation_metrics([choice.stats])
         return {
             **self._unfinished("completed" if whole else "incomplete"),
             "incomplete_details": details or None,
@@ -78,37 +78,37 @@ class ResponseEvents:
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": len(generation.prompt_token_ids) + len(choice.token_ids),
             },
-            "metrics": {"speculative_decoding": told},
+            "metrics": {"speculative_decoding": metrics},
         }
 
     def of(self, place: int, output: StepOutput) -> Iterator[dict[str, Any]]:
-        """The events of one output."""
+        """Yield the events of one output."""
         if not self._number:
             yield self._event("response.created", response=self._unfinished("in_progress"))
             yield self._event("response.in_progress", response=self._unfinished("in_progress"))
             message = {"id": self._item, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
             yield self._event("response.output_item.added", output_index=0, item=message)
-            yield self._event("response.content_part.added", item_id=self._item, **_PLACE, part=_part("", []))
+            yield self._event("response.content_part.added", item_id=self._item, **_POSITION, part=_part("", []))
         chunk = output.chunk
         if chunk.text or chunk.logprobs:
             logprobs = self._logprobs(chunk.logprobs)
             yield self._event(
-                "response.output_text.delta", item_id=self._item, **_PLACE, delta=chunk.text, logprobs=logprobs
+                "response.output_text.delta", item_id=self._item, **_POSITION, delta=chunk.text, logprobs=logprobs
             )
 
     def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
-        """The events that end the stream."""
+        """Yield the events that end the stream."""
         whole = self.whole(generations)
         (message,) = whole["output"]
         (part,) = message["content"]
         text, logprobs = part["text"], part["logprobs"]
-        yield self._event("response.output_text.done", item_id=self._item, **_PLACE, text=text, logprobs=logprobs)
-        yield self._event("response.content_part.done", item_id=self._item, **_PLACE, part=part)
+        yield self._event("response.output_text.done", item_id=self._item, **_POSITION, text=text, logprobs=logprobs)
+        yield self._event("response.content_part.done", item_id=self._item, **_POSITION, part=part)
         yield self._event("response.output_item.done", output_index=0, item=message)
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def failure(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The event that ends a stream with an error. body: as `error_response` makes it."""
+        """Return the event that ends a stream with an error. body: as `error_response` makes it."""
         error = body["error"]
         return self._event("error", code=error["code"], message=error["message"], param=error["param"])
 
@@ -139,7 +139,7 @@ def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 RESPONSES_URL = "/v1/responses"
 
-_HONOURED = (
+_SUPPORTED = (
     "model",
     "input",
     "instructions",
@@ -150,10 +150,10 @@ _HONOURED = (
     "chat_template_kwargs",
     "text",
     "prediction",
-    speculative.NAME,
+    SPECULATIVE,
     *(name for name in SAME_NAMES if name != "n"),
 )
-_NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = {
+_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),
     "stream_options": ({"include_obfuscation": False}, {}),
@@ -167,12 +167,12 @@ _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_iden
 
 
 def parse_response(value: object, context_length: int) -> CompletionRequest:
-    """A body as a request for one answer to a chat.
+    """Parse a body: a request for one answer to a chat.
 
     Raises:
-        RequestBodyError: naming the field that is missing, malformed, or cannot be honoured.
+        RequestBodyError: naming the field that is missing, malformed, or unsupported.
     """
-    body = checked_body(value, _HONOURED, _NOTHING_ASKED)
+    body = checked_body(value, _SUPPORTED, _WITHOUT_EFFECT)
     length = body.get("max_output_tokens", context_length)
     others = {**drafting_options(body), **_grammar(body), "max_tokens": ("max_output_tokens", length)}
     if _wants_logprobs(body):
@@ -191,7 +191,7 @@ def parse_response(value: object, context_length: int) -> CompletionRequest:
 
 
 def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """What the answer must be: `text.format`, which chats call `response_format`; the schema stands elsewhere in it."""
+    """Return the grammar of `text.format`, which is `response_format` of chats with the schema at another key."""
     text = field(body, "text").fields("text", None)
     if text is None:
         return {}
@@ -228,12 +228,12 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     items = field(body, "input").list_of("input", dict)
     if not items:
         raise field(body, "input").wrong("input", "a text, or a list of messages that is not empty")
-    return [*messages, *(_message(item, place) for place, item in enumerate(items))]
+    return [*messages, *(_message(item, index) for index, item in enumerate(items))]
 
 
-def _message(item: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """A message, as the client writes it or as an earlier answer had it."""
-    where = f"Item {place} of the input"
+def _message(item: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return a message of the client or of an earlier answer."""
+    where = f"Item {index} of the input"
     fields = Fields(where, item, lambda text: RequestBodyError(text, param="input"), "Give messages of text.", True)
     fields.string("type", "message", choices=("message",))
     role = _ROLES[fields.string("role", choices=tuple(_ROLES))]

@@ -1,4 +1,4 @@
-"""What speculation gave an answer: `metrics.speculative_decoding` of a response, by vLLM's names, and the decisions."""
+"""Figures of speculation in a response: `metrics.speculative_decoding`, by vLLM's names, and the decisions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from forerun.engine.stats import SequenceStats
 
 
 def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
-    """The figures of a response's choices together.
+    """Return the figures of all choices of a response together.
 
-    `mean_acceptance_length` is tokens per speculative step, bonus token included. `acceptance_histogram` has at place i
-    the speculative steps of which i draft tokens were accepted. `num_spec_tokens` is the deepest draft. `decisions` are
-    steps by what was decided for them and why; `sources` are drafted and accepted tokens by drafter.
+    `mean_acceptance_length` is tokens per speculative step, bonus token included. `acceptance_histogram` has at index i
+    the speculative steps in which i draft tokens were accepted. `num_spec_tokens` is the deepest draft. `decisions` are
+    counts of steps by decision and reason; `sources` are drafted and accepted tokens by drafter.
     """
     stats = list(every)
     reached = _summed([each.reached_per_position for each in stats])
@@ -43,9 +43,9 @@ def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
 
 
 def _summed(rows: list[list[int]]) -> list[int]:
-    """By position, of lists of different lengths."""
+    """Sum lists of different lengths by position."""
     length = max(map(len, rows), default=0)
-    return [sum(row[place] for row in rows if place < len(row)) for place in range(length)]
+    return [sum(row[position] for row in rows if position < len(row)) for position in range(length)]
 
 
 def _counted(counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Answers as chunks of a stream, by the outputs of the engine's steps."""
+"""Answers of chats and completions, whole or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forerun.server.protocol.tools import CallReader, numbered
 
 
 class Chunks:
-    """Makes what one answer consists of: the whole, or chunks.
+    """Makes the body or the chunks of one answer.
 
     Args:
         responses: of the target.
@@ -50,24 +50,25 @@ class Chunks:
         self._stats: list[SequenceStats] = []  # of those that have ended
 
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         return self._responses.body(self._request, generations, **self._named)
 
-    def of(self, place: int, output: StepOutput) -> Iterator[dict[str, Any]]:
-        """The chunks of one output; none where there is nothing to show yet.
+    def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of one output; none if there is nothing to show yet.
 
-        place: of the prompt that it answers.
+        Args:
+            prompt: index of the prompt that it answers.
         """
         chunk = output.chunk
-        index = place * self._request.params.n + chunk.index
+        index = prompt * self._request.params.n + chunk.index
         if index not in self._offsets:
-            yield from self._opening(place, index)
+            yield from self._opening(prompt, index)
         drafts = self._request.include_drafts and chunk.token_ids
         if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs or drafts):
             return
         made = self._made(index, chunk)
         if self._request.include_drafts:
-            made["choices"][0]["drafts"] = self._drafts(place, index, chunk)
+            made["choices"][0]["drafts"] = self._drafts(prompt, index, chunk)
         if output.choice is not None:
             self._stats.append(output.choice.stats)
             last = len(self._stats) == len(self._prompts) * self._request.params.n
@@ -76,20 +77,20 @@ class Chunks:
         yield made
 
     def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
-        """For a request that wants to know the usage, a last chunk; it has no choices."""
+        """Yield a last chunk, without choices, if the request includes the usage."""
         if self._request.include_usage:
-            told = usage(self._request, generations, details=True)
-            yield {**self._head, "choices": [], "usage": told, **self._metrics()}
+            total = usage(self._request, generations, details=True)
+            yield {**self._head, "choices": [], "usage": total, **self._metrics()}
 
     def failure(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What ends a stream with an error. body: as `error_response` makes it."""
+        """Return the chunk that ends a stream with an error. body: as `error_response` makes it."""
         return body
 
     def _metrics(self) -> dict[str, Any]:
         return {"metrics": {"speculative_decoding": speculation_metrics(self._stats)}}
 
     def _made(self, index: int, chunk: StreamChunk) -> dict[str, Any]:
-        """The chunk of what a step has added; of a text that may hold calls, its content and its calls."""
+        """Return the chunk of one step; of a text that may contain tool calls, its content and calls."""
         logprobs = self._logprobs(index, chunk)
         if not self._request.tools:
             return self._chunk(index, chunk.text, logprobs, chunk.finish_reason)
@@ -101,12 +102,12 @@ class Chunks:
         more = {"tool_calls": numbered(calls, reader.num_calls - len(calls))} if calls else {}
         return self._chunk(index, content, logprobs, reason, **more)
 
-    def _drafts(self, place: int, index: int, chunk: StreamChunk) -> list[list[str | None]]:
-        """[text, drafter] of each token; no drafter where the model gave it itself, "draft" for one without a name."""
+    def _drafts(self, prompt: int, index: int, chunk: StreamChunk) -> list[list[str | None]]:
+        """Return [text, drafter] of each token; None for the target's own tokens, "draft" for an unnamed drafter."""
         if self._responses.texts is None:
             return []
         if index not in self._texts:
-            self._texts[index] = Detokenizer(self._responses.texts, self._prompts[place])
+            self._texts[index] = Detokenizer(self._responses.texts, self._prompts[prompt])
         sources = chunk.sources or ("draft",) * chunk.num_accepted_draft
         drafters = [*sources, *[None] * (len(chunk.token_ids) - len(sources))]
         texts = [self._texts[index].push((token_id,)) for token_id in chunk.token_ids]
@@ -114,15 +115,15 @@ class Chunks:
             texts[-1] += self._texts[index].flush()
         return [[text, drafter] for text, drafter in zip(texts, drafters, strict=True)]
 
-    def _opening(self, place: int, index: int) -> Iterator[dict[str, Any]]:
-        """What a choice begins with: the role, or the prompt where it is echoed."""
-        prompt = self._prompts[place]
-        offsets = self._offsets[index] = Offsets([] if self._request.echo else prompt, self._responses.texts)
+    def _opening(self, prompt: int, index: int) -> Iterator[dict[str, Any]]:
+        """Yield the beginning of a choice: the role, or the echoed prompt."""
+        token_ids = self._prompts[prompt]
+        offsets = self._offsets[index] = Offsets([] if self._request.echo else token_ids, self._responses.texts)
         if self._chat:
             yield self._chunk(index, "", None, None, role="assistant")
         elif self._request.echo:
-            offsets.push(prompt)
-            yield self._chunk(index, self._responses.prompt_text(self._request, place, prompt), None, None)
+            offsets.push(token_ids)
+            yield self._chunk(index, self._responses.prompt_text(self._request, prompt, token_ids), None, None)
 
     def _logprobs(self, index: int, chunk: StreamChunk) -> dict[str, Any] | None:
         if chunk.logprobs is None:
@@ -136,6 +137,6 @@ class Chunks:
     def _chunk(
         self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None, **delta: Any
     ) -> dict[str, Any]:
-        said = {"delta": {**delta, "content": text}} if self._chat else {"text": text}
-        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish_reason}
+        content = {"delta": {**delta, "content": text}} if self._chat else {"text": text}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
         return {**self._head, "choices": [choice]}

@@ -1,4 +1,4 @@
-"""What a body says of the form of its answers: `response_format`, and `structured_outputs` as vLLM takes it."""
+"""Structured outputs: the fields `response_format` and, as in vLLM, `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _REMEDY = "Correct it, or leave it out."
 
 
 def grammar_of(body: Mapping[str, Any]) -> tuple[str, Grammar] | None:
-    """The field of the body that asks for a grammar, and the grammar; None where no field does.
+    """Return the field of the body that sets a grammar, and the grammar; None without one.
 
     Raises:
-        RequestBodyError: one is malformed, asks for what is not supported, or there are two.
+        RequestBodyError: one is malformed or unsupported, or there are two.
     """
     found = [
         (name, grammar)
@@ -34,7 +34,7 @@ def grammar_of(body: Mapping[str, Any]) -> tuple[str, Grammar] | None:
     ]
     if len(found) > 1:
         raise RequestBodyError(
-            "response_format and structured_outputs both say what the answer must be. Give one of them.",
+            "response_format and structured_outputs both constrain the answer. Give one of them.",
             param=STRUCTURED_OUTPUTS,
         )
     return found[0] if found else None
@@ -87,7 +87,7 @@ def _structured_outputs(body: Mapping[str, Any]) -> Grammar | None:
 
 
 def _check_keys(name: str, values: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise RequestBodyError where there are keys that would be ignored."""
+    """Raise RequestBodyError for keys that would be ignored."""
     odd = [key for key, value in values.items() if key not in known and value is not None]
     if odd:
         shown = ascii(odd[0][:60])

@@ -1,6 +1,6 @@
-"""Tools, as far as the model's chat template carries them: what is told to it, and the calls in what it writes.
+"""Tool calls, for models whose chat template supports them: definitions in the prompt, calls in the answer.
 
-One format is known, Hermes' (Qwen's too): the model writes `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+The only format is Hermes' (Qwen's too): the model writes `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCK = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
 def check_template_carries(tokenizer: Any, param: str) -> None:
-    """Raise RequestBodyError where the chat template does not carry tools in the known format."""
+    """Raise RequestBodyError if the chat template does not support tools in this format."""
     template = getattr(tokenizer, "chat_template", None)
     if not isinstance(template, str) or "tools" not in template or _OPEN not in template:
         raise RequestBodyError(
@@ -30,10 +30,10 @@ def check_template_carries(tokenizer: Any, param: str) -> None:
 
 
 def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The functions that the model may call; none where the body has none, or lets it call none.
+    """Return the functions that the model may call; none if the body has none or disables calls.
 
     Raises:
-        RequestBodyError: they are malformed, or the body forces or forbids calls in a way that cannot be kept.
+        RequestBodyError: they are malformed, or the body forces or forbids calls in an unsupported way.
     """
     tools = field(body, "tools").list_of("tools", dict, [])
     for tool in tools:
@@ -59,7 +59,7 @@ def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_messages(messages: Seq[dict[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
-    """The messages as templates read them, arguments of calls as objects; and whether calls are among them.
+    """Return the messages with the arguments of calls as objects, and whether there are calls.
 
     Raises:
         RequestBodyError: a call is malformed.
@@ -94,12 +94,12 @@ def _read_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class CallReader:
-    """Parts a growing text into content and calls; what may become a call is held back.
+    """Splits a growing text into content and calls; text that may become a call is held back.
 
-    What looks like a call and is none stays content.
+    Text that resembles a call but is none stays content.
 
     Args:
-        name: makes the calls' ids.
+        name: prefix of the calls' ids.
 
     Attributes:
         num_calls: so far.
@@ -111,7 +111,7 @@ class CallReader:
         self.num_calls = 0
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, list[dict[str, Any]]]:
-        """The content and the calls that this completes. last: nothing follows."""
+        """Add text; return the content and the calls that it completes. last: nothing follows."""
         self._held += text
         content, calls = "", []
         while (block := _BLOCK.search(self._held)) is not None:
@@ -140,7 +140,7 @@ class CallReader:
 
 
 def as_message(text: str, name: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """The content of an answer, None where it is nothing but calls; and the calls."""
+    """Return the content of an answer, None if it only has calls; and the calls."""
     content, calls = CallReader(name).push(text, last=True)
     if calls:
         content = content.strip()
@@ -148,12 +148,12 @@ def as_message(text: str, name: str) -> tuple[str | None, list[dict[str, Any]]]:
 
 
 def numbered(calls: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any]]:
-    """Calls as a stream's chunks have them."""
-    return [{"index": place, **call} for place, call in enumerate(calls, first)]
+    """Return calls with their index, as in chunks of a stream."""
+    return [{"index": index, **call} for index, call in enumerate(calls, first)]
 
 
 def _safe_length(text: str) -> int:
-    """Characters that cannot belong to a call."""
+    """Return the number of characters that cannot belong to a call."""
     at = text.find(_OPEN)
     if at >= 0:
         return at

@@ -112,11 +112,11 @@ def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bo
     """
     share = options.mixture_share
     if share and not chat:
-        raise ConfigError("--mixture-share makes users' messages, but the target has no chat template. Leave it out.")
+        raise ConfigError("mixture_share makes users' messages, but the target has no chat template. Leave it out.")
     if share is None:
         share = 0.0 if given or not chat else MIXTURE_SHARE
     if share == 1 and not text:
-        raise ConfigError("--mixture-share is 1, but there is no text to make prompts of. Give text with --data.")
+        raise ConfigError("mixture_share is 1, but there is no text to make prompts of. Give text with --data.")
     turns = sum(max(1, len(case.turns)) for case in given)
     total = options.answers or (round(turns / (1 - share)) if given and share < 1 else ANSWERS)
     mixed = round(total * share)

@@ -79,7 +79,7 @@ def mix(prose: Sequence[Passage], code: Sequence[Passage], kinds: Sequence[str],
         raise ConfigError(f"There is no kind of prompts {unknown[0]!r}. Choose from {', '.join(KINDS)}.")
     possible = [kind for kind in kinds if (code if kind == "code" else prose)]
     if not possible:
-        raise ConfigError(f"There is no text for {', '.join(kinds)}. Give text with --text.")
+        raise ConfigError(f"There is no text for {', '.join(kinds)}. Give text with --data.")
     made = []
     for number in range(count):
         kind = possible[number % len(possible)]

@@ -52,7 +52,7 @@ def check_size(draft_parameters: int, target_parameters: int) -> None:
         raise ConfigError(
             f"a draft that computes each token with {draft_parameters:,} parameters has more than a quarter of its "
             f"target's {target_parameters:,}, and would cost more than it saves. Keep fewer layers (--prune-layers), "
-            "channels (--prune-width) or output tokens (--output-tokens)."
+            "channels (prune_width) or output tokens (output_tokens)."
         )
 
 
@@ -132,7 +132,7 @@ def pruned_copy(target: PreTrainedModel, pruning: Pruning, text: Tensor) -> PreT
 def _width(pruning: Pruning, intermediate: int) -> int:
     width = intermediate if pruning.width is None else pruning.width
     if width > intermediate:
-        raise ConfigError(f"--prune-width is {width:,}, but the target's layers have {intermediate:,} such channels.")
+        raise ConfigError(f"prune_width is {width:,}, but the target's layers have {intermediate:,} such channels.")
     return width
 
 

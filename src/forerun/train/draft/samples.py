@@ -154,7 +154,7 @@ def frequent_tokens(samples: Path, num_shards: int, count: int, vocab_size: int,
         ConfigError: there are fewer in the vocabulary.
     """
     if count > vocab_size:
-        raise ConfigError(f"--output-tokens is {count:,}, but the vocabulary has {vocab_size:,} tokens.")
+        raise ConfigError(f"output_tokens is {count:,}, but the vocabulary has {vocab_size:,} tokens.")
     mass = np.zeros(vocab_size)
     for number in range(num_shards):
         probs = read_shard(samples, number).probs
@@ -177,7 +177,7 @@ def restrict(model: PreTrainedModel, tokens: Tensor) -> None:
     if refusal is not None:
         raise ConfigError(
             f"A reduced output vocabulary is served for the Llama family, and this draft is not of it: {refusal}. "
-            "Leave --output-tokens out."
+            "Leave output_tokens out."
         )
     setattr(model.config, OUTPUT_TOKENS, tokens.tolist())
 

@@ -177,7 +177,7 @@ class BlockTraining(HeadTraining):
     shape: BlockShape = field(default_factory=BlockShape)
     start: str = option(
         "",
-        "Folder of an EAGLE-3 head of the same target and sizes, whose layer a head with --context-tokens begins as.",
+        "Folder of an EAGLE-3 head of the same target and sizes, whose layer a head with context_tokens begins as.",
         metavar="FOLDER",
         default_text="random weights",
     )

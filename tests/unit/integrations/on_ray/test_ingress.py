@@ -72,7 +72,7 @@ def running(**options: Any) -> Iterator[tuple[Replicas, Ingress, httpx.Client]]:
     replicas = Replicas(service)
     ingress = Ingress(replicas, made, HTTPMetrics(Prometheus(NAME)), lambda: "http://node:1/metrics")
     config = uvicorn.Config(ingress.app, log_config=None, lifespan="on", ws="none")
-    server = DrainingServer(config, ingress.gate, 1.0, NAME)
+    server = DrainingServer(config, ingress.middleware, 1.0, NAME)
     with bound_socket(made) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
@@ -157,7 +157,7 @@ def test_keys_limits_and_the_drain_are_the_ingress_s() -> None:
         (asked,) = replicas.asked
         assert asked.tenant == "key 1" and asked.prefix.session == "key 1 s" and len(asked.prefix.keys) == 1
         assert b"two" not in repr(asked).encode()  # the key itself goes no further
-        ingress.gate.draining = True
+        ingress.middleware.draining = True
         refused = http.post(COMPLETIONS, json=SHORT, headers=headers)
         assert refused.status_code == 503 and http.get("/health").status_code == 503
 
@@ -223,8 +223,8 @@ def test_all_replicas_are_full() -> None:
 
 
 def test_no_replica_takes_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.integrations.ray.ingress._TAKEN_WITHIN", 0.05)
-    monkeypatch.setattr("forerun.integrations.ray.ingress._FACT_WITHIN", 0.05)
+    monkeypatch.setattr("forerun.integrations.ray.ingress._START_TIMEOUT", 0.05)
+    monkeypatch.setattr("forerun.integrations.ray.ingress._SUMMARY_TIMEOUT", 0.05)
     with running() as (replicas, _, http):
 
         async def never(asked: ForwardedRequest) -> AsyncGenerator[list[Message], None]:

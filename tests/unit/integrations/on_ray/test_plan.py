@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import ConfigError, PromptError, QueueFullError, ReplicaError
-from forerun.integrations.ray.connect import connected, metrics_addresses, reason_in, translated
+from forerun.integrations.ray.connect import connected, metrics_addresses, reason_in, to_forerun_error
 from forerun.integrations.ray.plan import RayOptions, ServePlan, gpus_of, threads_of
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.errors import error_response
@@ -23,7 +23,7 @@ def plan(server: ServerOptions | None = None, **options: Any) -> ServePlan:
 def test_flags_of_ray_are_for_ray() -> None:
     assert not RayOptions().ray
     for changed, value in {"replicas": 3, "ray_address": "a:1", "routing": "balanced", "replica_threads": 2}.items():
-        with pytest.raises(ConfigError, match=f"--{changed.replace('_', '-')} is for --ray"):
+        with pytest.raises(ConfigError, match=f"The option {changed} is for --ray"):
             RayOptions(**{changed: value})  # type: ignore[arg-type]
     for wrong in ({"replicas": 0}, {"ray_timeout": 0.0}, {"routing": "random"}, {"replica_threads": 0}):
         with pytest.raises(ConfigError):
@@ -38,9 +38,9 @@ def test_what_replicas_are_made_by() -> None:
 
 
 def test_no_option_is_ignored() -> None:
-    with pytest.raises(ConfigError, match="--send-timeout"):
+    with pytest.raises(ConfigError, match="send_timeout"):
         plan(ServerOptions(send_timeout=3.0))
-    with pytest.raises(ConfigError, match="--journal is one server's"):
+    with pytest.raises(ConfigError, match="--journal is for a single server"):
         plan(ServerOptions(journal=Path("file")))
 
 
@@ -62,15 +62,15 @@ def named(name: str, *bases: type[Exception]) -> type[Exception]:
     ids=lambda value: type(value).__name__,
 )
 def test_failures(error: Exception, kind: type[Exception], status: int) -> None:
-    made = translated(error)
+    made = to_forerun_error(error)
     assert type(made) is kind and error_response(made)[0] == status
-    assert ("want of memory" in str(made)) == (type(error).__name__ == "OutOfMemoryError")
+    assert ("lack of memory" in str(made)) == (type(error).__name__ == "OutOfMemoryError")
 
 
 def test_a_worker_s_own_error_is_unwrapped() -> None:
     wrapped = named("RayTaskError")("a traceback")
     wrapped.cause = ConfigError("the reason")  # type: ignore[attr-defined]
-    assert str(translated(wrapped)) == "the reason"
+    assert str(to_forerun_error(wrapped)) == "the reason"
 
 
 def test_the_reason_in_a_traceback() -> None:

@@ -98,7 +98,7 @@ def test_a_batch(llm: LLM, tmp_path: Path, deaths: int) -> None:
     told: list[tuple[int, int]] = []
     with BatchFile(tmp_path / "in") as asked, BatchJournal(tmp_path / "journal", {}, 60) as journal:
         journal.add(7, {"is": "there"})
-        more: dict[str, Any] = {"loaded": lambda: None, "told": lambda *numbers: told.append(numbers)}
+        more: dict[str, Any] = {"on_loaded": lambda: None, "on_answer": lambda *numbers: told.append(numbers)}
         answer_on_ray(tmp_path / "in", asked, journal, WORKER, OPTIONS, **more)
         assert journal.num_done == 60 and journal.get(7) == {"is": "there"}
         assert [journal.get(index)["custom_id"] for index in range(60) if index != 7] == [
@@ -111,7 +111,7 @@ def test_work_that_ends_every_worker_is_given_up(llm: LLM, tmp_path: Path) -> No
     requests(tmp_path / "in", 60)
     Handle.deaths = 1000
     with BatchFile(tmp_path / "in") as asked, BatchJournal(tmp_path / "journal", {}, 60) as journal:
-        more: dict[str, Any] = {"loaded": lambda: None, "told": lambda *numbers: None}
+        more: dict[str, Any] = {"on_loaded": lambda: None, "on_answer": lambda *numbers: None}
         with pytest.raises(ReplicaError, match="3 workers have ended, one after another"):
             answer_on_ray(tmp_path / "in", asked, journal, WORKER, OPTIONS, **more)
         assert journal.num_done
@@ -120,6 +120,6 @@ def test_work_that_ends_every_worker_is_given_up(llm: LLM, tmp_path: Path) -> No
 def test_what_a_worker_raises_is_raised_here(llm: LLM, tmp_path: Path) -> None:
     requests(tmp_path / "in", 60)
     with BatchFile(tmp_path / "in") as asked, BatchJournal(tmp_path / "journal", {}, 60) as journal:
-        more: dict[str, Any] = {"loaded": lambda: None, "told": lambda *numbers: None}
+        more: dict[str, Any] = {"on_loaded": lambda: None, "on_answer": lambda *numbers: None}
         with pytest.raises(ConfigError, match="cannot be read by a worker"):
             answer_on_ray(tmp_path / "nowhere", asked, journal, WORKER, OPTIONS, **more)

@@ -8,7 +8,7 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.errors import RequestBodyError
-from forerun.server.protocol.fields import LABELS, NOTHING_ASKED
+from forerun.server.protocol.fields import LABELS, WITHOUT_EFFECT
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body, with_seed
 from forerun.utils.fields import described
 from small_tokenizers import byte_level
@@ -64,7 +64,7 @@ def test_what_the_defaults_are() -> None:
 
 
 def test_null_is_left_out() -> None:
-    nulls = dict.fromkeys([*SAME, *LABELS, *NOTHING_ASKED, "max_tokens", "stream", "stream_options", "model"])
+    nulls = dict.fromkeys([*SAME, *LABELS, *WITHOUT_EFFECT, "max_tokens", "stream", "stream_options", "model"])
     assert chat(**nulls) == chat() and completion(**nulls) == completion()
 
 
@@ -144,9 +144,9 @@ def test_labels_change_nothing(name: str) -> None:
     assert chat(**{name: "x"}) == chat() and completion(**{name: {"x": 1}}) == completion()
 
 
-@pytest.mark.parametrize("name", NOTHING_ASKED)
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_fields_that_ask_for_nothing(name: str) -> None:
-    for value in NOTHING_ASKED[name]:
+    for value in WITHOUT_EFFECT[name]:
         assert chat(**{name: value}) == chat()
     with pytest.raises(RequestBodyError, match=f"{name} is (not supported|an object, but must be)") as caught:
         chat(**{name: {"type": "json_object"}})
