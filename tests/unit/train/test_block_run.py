@@ -24,10 +24,10 @@ from forerun.drafters.heads.folder import load_head
 from forerun.errors import ConfigError
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.heads import run as heads_run
 from forerun.train.heads.commands import PreparedRun, evaluate_head, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.heads.options import BlockShape, BlockTraining
+from forerun.train.heads.run import train
 from forerun.train.loop import Loop
 
 GATE = "midlayer.mlp.gate_proj.weight"
@@ -79,12 +79,12 @@ def run(start: PreparedRun, folder: Path, options: BlockTraining = TINY) -> tupl
     kind = BlockKind(options)
     head = kind.module(start.head.config)  # type: ignore[arg-type]
     kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
-    during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, kind.guess)
+    during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, kind.predict)
 
     def score(head: Any) -> float:
         return during.score(head).expected_length
 
-    state = heads_run.train(head, start.target, start.rows, folder, options, QUIET, score, kind.loss)
+    state = train(head, start.target, start.rows, folder, kind, QUIET, score)
     return head.state_dict(), state
 
 
@@ -163,7 +163,7 @@ def test_a_head_that_reads_tokens_begins_as_an_eagle_head(start: PreparedRun) ->
     for width in (704, 40):
         shape = BlockShape(block_size=3, context_tokens=True, intermediate_size=width, markov_rank=2, draft_vocab=200)
         kind = BlockKind(BlockTraining(shape=shape, start=str(ASSETS / "heads" / "eagle" / "bundled")))
-        config = kind.config(BUNDLED_TARGET, start.served, 48)
+        config = kind.config(BUNDLED_TARGET, start.inference_target, 48)
         head = kind.module(config)
         kind.set_first_weights(head, torch.randn(9, 256), torch.randn(200, 256))
         found = {name: parameter.detach() for name, parameter in head.named_parameters()}
@@ -195,7 +195,7 @@ def test_a_head_that_is_no_such_start_is_refused(
         shape=BlockShape(context_tokens=True, **shape), start=str(ASSETS / "heads" / folder / "bundled")
     )
     with pytest.raises(ConfigError, match=said):
-        BlockKind(options).config(BUNDLED_TARGET, start.served, 48)
+        BlockKind(options).config(BUNDLED_TARGET, start.inference_target, 48)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,9 @@ def test_what_a_head_that_reads_tokens_has_not_is_refused(
     changed: dict[str, Any], said: str, start: PreparedRun
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        BlockKind(BlockTraining(shape=BlockShape(context_tokens=True, **changed))).config("bundled", start.served, 48)
+        BlockKind(BlockTraining(shape=BlockShape(context_tokens=True, **changed))).config(
+            "bundled", start.inference_target, 48
+        )
 
 
 OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -228,7 +230,7 @@ def test_other_shapes_weights_and_losses_train(start: PreparedRun, tmp_path: Pat
     shape, more = OTHERS[number]
     options = replace(TINY, shape=replace(TINY.shape, **shape), **more)
     made = prepare_head(BUNDLED_TARGET, start.rows.folder, tmp_path, BlockKind(options), QUIET)
-    state = heads_run.train(made.head, made.target, made.rows, tmp_path, options, QUIET, None, made.kind.loss)
+    state = train(made.head, made.target, made.rows, tmp_path, made.kind, QUIET, None)
     assert state.losses[-1] < state.losses[0]
 
 

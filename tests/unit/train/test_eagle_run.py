@@ -73,12 +73,14 @@ def fresh(start: PreparedRun) -> EagleHead:
 
 def run(start: PreparedRun, folder: Path, options: EagleTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
     head = fresh(start)
-    during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, start.kind.guess)
+    during = HeldOut(
+        start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, start.kind.predict
+    )
 
     def score(head: EagleHead) -> float:
         return during.score(head).expected_length
 
-    state = train(head, start.target, start.rows, folder, options, QUIET, score, EagleKind(options).loss)
+    state = train(head, start.target, start.rows, folder, EagleKind(options), QUIET, score)
     return head.state_dict(), state
 
 
@@ -136,7 +138,7 @@ def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: PreparedRun,
 
     head = fresh(start)
     options = replace(TINY, evaluate_every=1, patience=1)
-    state = train(head, start.target, start.rows, tmp_path, options, QUIET, falling, start.kind.loss)
+    state = train(head, start.target, start.rows, tmp_path, EagleKind(options), QUIET, falling)
     assert [score for _, score in state.scores] == [1.2, 1.5, 1.4] and state.best_step == 2
     assert all(torch.equal(tensor, kept[1][name]) for name, tensor in head.state_dict().items())
 
@@ -156,7 +158,7 @@ def test_the_command_writes_a_head_that_drafts_with_its_card(start: PreparedRun,
     )
     stored = load_head(out)
     assert stored.config.layers == (2, 8, 16) and len(stored.tensors["norm.weight"]) == 256
-    EagleModel(stored, start.served)
+    EagleModel(stored, start.inference_target)
     card = (out / "README.md").read_text()
     assert "EAGLE-3 head" in card and "mean acceptance length" in card
     record = json.loads((out / "training.json").read_text())
@@ -177,9 +179,9 @@ def test_other_versions_and_losses_train(start: PreparedRun, tmp_path: Path) -> 
     ):
         options = replace(TINY, shape=shape, max_steps=1, **more)
         made = prepare_head(BUNDLED_TARGET, start.rows.folder, tmp_path / f"{number}", EagleKind(options), QUIET)
-        state = train(made.head, made.target, made.rows, tmp_path / f"{number}", options, QUIET, None, made.kind.loss)
+        state = train(made.head, made.target, made.rows, tmp_path / f"{number}", made.kind, QUIET, None)
         assert state.step == 1
-        held_out = HeldOut(made.target, made.rows.held_out(), 2, made.vocabulary, 2, made.kind.guess)
+        held_out = HeldOut(made.target, made.rows.held_out(), 2, made.vocabulary, 2, made.kind.predict)
         assert len(measure(made, held_out, 2).speedups) == 2
 
 

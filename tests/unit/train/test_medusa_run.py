@@ -70,7 +70,7 @@ def run(start: PreparedRun, folder: Path, options: MedusaTraining = TINY) -> tup
     assert isinstance(start.head.config, MedusaConfig)
     head = MedusaHead(start.head.config)
     start.kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
-    state = train(head, start.target, start.rows, folder, options, QUIET, None, MedusaKind(options).loss)
+    state = train(head, start.target, start.rows, folder, MedusaKind(options), QUIET, None)
     return head.state_dict(), state
 
 
@@ -126,7 +126,7 @@ def test_the_command_writes_heads_that_draft_with_their_card(start: PreparedRun,
     card, record = (out / "README.md").read_text(), json.loads((out / "training.json").read_text())
     assert "Medusa head" in card and "mean acceptance length" in card and "speed-up" in card
     assert record["training"]["steps"] == 2 and record["held_out"]["documents"] > 0
-    llm = LLM(start.served, MedusaTree(out), num_draft_tokens=4)
+    llm = LLM(start.inference_target, MedusaTree(out), num_draft_tokens=4)
     result: Any = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     assert result[0].stats.num_draft_tokens > 0
     with pytest.raises(ConfigError, match="holds another run"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Annotated
+from typing import Annotated, Any
 
 from forerun.cli import options
 from forerun.cli.bench.shared import (
@@ -60,17 +60,10 @@ def acceptance(
 
     plain, most = open_plain(model, llm), compared.max_tokens
     prompts, rows = prepare(plain, cases, most), []
+    fixed: dict[str, Any] = {"seed": 0, "max_batch": MAX_BATCH, "prefix_reuse": OFF}
     for (name, spec), k in product(chosen.items(), counts):
         say(f"{name}, K={k}")
-        engine = LLM(
-            plain.target,
-            spec,
-            num_draft_tokens=k,
-            tokenizer=plain.tokenizer,
-            seed=0,
-            max_batch=MAX_BATCH,
-            prefix_reuse=OFF,
-        )
+        engine = LLM(plain.target, spec, num_draft_tokens=k, tokenizer=plain.tokenizer, **fixed)
         rows += bench.measure(engine, name, k, prompts, most, heats, settings.ignore_eos)
     target = target_facts(model, plain.target)
     tables = [

@@ -1,4 +1,4 @@
-"""What `forerun train eagle`, `block`, `medusa` and `mtp` may be told, with every default, range and line of help."""
+"""The options of `forerun train eagle`, `block`, `medusa` and `mtp`: every default, range and line of help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD_OPTIMISATION = Optimisation(
 
 
 def layer_numbers(text: str) -> tuple[int, ...]:
-    """Layers of the target as they are written; none of an empty text.
+    """Parse layers of the target, such as "3,15,27,30"; an empty text gives none.
 
     Raises:
         ConfigError: it is no list of numbers.
@@ -34,7 +34,7 @@ def layer_numbers(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HeadTraining(RunOptions):
-    """What the training of every head may be told."""
+    """Options of the training of every head."""
 
     optimisation: Optimisation = HEAD_OPTIMISATION
     epochs: float = option(1.0, "Times that the data is read.", low=0, above=True)
