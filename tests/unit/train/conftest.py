@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from forerun.train.corpus import SourceFile, read_python_files, split
+from forerun.train.heads import commands
+from forerun.train.loop import Loop
 from tools.lm import Architecture, LmTraining
 
 TINY = Architecture(
@@ -43,9 +45,16 @@ def number_of_threads() -> Iterator[None]:
 
 
 @pytest.fixture
-def source_folder(tmp_path: Path) -> Path:
+def few_timed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time few steps of the engine, and none before a run."""
+    monkeypatch.setattr(commands, "TOKENS", 4)
+    monkeypatch.setattr(Loop, "announce", lambda self, state, console: None)
+
+
+@pytest.fixture(scope="module")
+def source_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hundred small Python files."""
-    root = tmp_path / "source"
+    root = tmp_path_factory.mktemp("files") / "source"
     for index in range(100):
         path = root / f"package{index % 4}" / f"module{index + 150}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +63,7 @@ def source_folder(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def files(source_folder: Path) -> list[SourceFile]:
     """The training side of those files."""
     return split(read_python_files(source_folder))[0]

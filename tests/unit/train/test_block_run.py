@@ -31,6 +31,7 @@ from forerun.train.heads.run import train
 from forerun.train.loop import Loop
 
 GATE = "midlayer.mlp.gate_proj.weight"
+pytestmark = pytest.mark.usefixtures("few_timed_steps")
 QUIET = Console(quiet=True)
 TINY = BlockTraining(
     shape=BlockShape(
@@ -42,11 +43,11 @@ TINY = BlockTraining(
         markov_rank=4,
         confidence=True,
     ),
-    max_steps=6,
+    max_steps=4,
     tokens_per_step=96,
     window=48,
     anchors=9,
-    evaluate_every=3,
+    evaluate_every=2,
     held_out_rows=1,
     num_draft_tokens=2,
     checkpoint_seconds=1e9,
@@ -92,15 +93,15 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
     start: PreparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, state = run(start, tmp_path / "whole")
-    assert state.step == 6 and len(state.scores) == 2 and state.losses[-1] < state.losses[0]
+    assert state.step == 4 and len(state.scores) == 2 and state.losses[-1] < state.losses[0]
     original = Loop._step
 
     def dying_step(self: Loop, batch, progress: float):
         if progress > 0.6:
             raise Killed
         found = original(self, batch, progress)
-        if progress < 0.3:  # the checkpoint is older than the death: the steps between are lost and done again
-            done = round(progress * 6) + 1
+        if progress < 0.2:  # the checkpoint is older than the death: the steps between are lost and done again
+            done = round(progress * 4) + 1
             save_checkpoint(self.folder, self.model, self.optimisers, LoopState(done, 96 * done))
         return found
 

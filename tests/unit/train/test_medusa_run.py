@@ -31,10 +31,11 @@ from forerun.train.loop import Loop
 from forerun.train.medusa import MedusaHead, MedusaKind
 from forerun.utils.files import locked, sealed_file
 
+pytestmark = pytest.mark.usefixtures("few_timed_steps")
 QUIET = Console(quiet=True)
 TINY = MedusaTraining(
     shape=MedusaShape(num_heads=2, draft_vocab=200, sequential=True),
-    max_steps=6,
+    max_steps=4,
     tokens_per_step=96,
     window=48,
     evaluate_every=0,
@@ -78,15 +79,15 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
     start: PreparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, state = run(start, tmp_path / "whole")
-    assert state.step == 6 and state.losses[-1] < state.losses[0]
+    assert state.step == 4 and state.losses[-1] < state.losses[0]
     original = Loop._step
 
     def dying_step(self: Loop, batch, progress: float):
         if progress > 0.6:
             raise Killed
         found = original(self, batch, progress)
-        if progress < 0.3:  # the checkpoint is older than the death: the steps between are lost and done again
-            done = round(progress * 6) + 1
+        if progress < 0.2:  # the checkpoint is older than the death: the steps between are lost and done again
+            done = round(progress * 4) + 1
             save_checkpoint(self.folder, self.model, self.optimisers, LoopState(done, 96 * done))
         return found
 

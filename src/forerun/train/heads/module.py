@@ -84,7 +84,8 @@ class HeadLayer(Generic[Shape]):
         prefix: str = "",
         kept: str | None = None,
     ) -> None:
-        self.config, self.rows = config, rows
+        self.config: Shape = config
+        self.rows = rows
         self.weights = {
             name.removeprefix(prefix).removesuffix(".weight"): (
                 weight if weight.ndim != 2 or (kept is not None and name.startswith(kept)) else weight.to(dtype)
