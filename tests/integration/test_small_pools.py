@@ -15,7 +15,7 @@ from forerun.utils import workloads
 from forerun.utils.machine import GIB
 from heads import text_of
 
-NUM_NEW, K = 24, 6
+NUM_NEW, K = 40, 6
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
 PARAMS = [GREEDY, replace(GREEDY, temperature=0.9, seed=4), replace(GREEDY, logprobs=1), replace(GREEDY, priority=1)]
 SHARED, LONG = 70, 120

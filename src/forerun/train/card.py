@@ -62,11 +62,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return read_tokenizer(folder)
 
 
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write `training.json`, the content of the card for programs."""
-    write_json(folder / TRAINING_RECORD, record, error=ConfigError)
-
-
 def read_record(folder: Path) -> dict[str, Any]:
     """Read `training.json`; an empty dictionary without one. Raises ModelLoadError where it is damaged."""
     path = folder / TRAINING_RECORD
@@ -123,7 +118,7 @@ def build_record(
 
 def write_card(folder: Path, record: dict[str, Any]) -> None:
     """Write `README.md` and `training.json` into a model folder."""
-    write_record(folder, record)
+    write_json(folder / TRAINING_RECORD, record, error=ConfigError)
     write_bytes(folder / CARD, render(record).encode(), error=ConfigError)
 
 
@@ -145,7 +140,7 @@ def render(record: dict[str, Any]) -> str:
         f"- Data: {data['description']}; {data['training_files']} {unit}; licence: {data['licence']}.",
         f"- Held out: {data['held_out_files']} {unit}, {data['split']}. Not used for the tokenizer either.",
         f"- Command: `{record['command']}`",
-        *_start_line(record["started_from"]),
+        *([_start_line(record["started_from"])] if record["started_from"] else []),
         f"- Seed: {record['seed']}",
         f"- Held-out bits per byte: {held_out['bits_per_byte']:.4f}",
         f"- Held-out perplexity per token: {held_out['perplexity']:.3f} ({held_out['tokens']:,} tokens)",
@@ -166,12 +161,10 @@ def render(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _start_line(record: dict[str, Any] | None) -> list[str]:
-    """Return the card's line on the draft that the run started from; none without one."""
-    if not record:
-        return []
+def _start_line(record: dict[str, Any]) -> str:
+    """Return the card's line on the draft that the run started from."""
     stages = ", ".join(f"{name} {stage['tokens']:,} tokens" for name, stage in record["stages"].items())
-    return [f"- Started from a draft made by `{record['command']}` ({stages})."]
+    return f"- Started from a draft made by `{record['command']}` ({stages})."
 
 
 def _acceptance_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -78,7 +78,14 @@ def train_draft(
             command=command,
             seed=options.seed,
             model=stored,
-            data=_data_record(rows, held_out),
+            data={
+                "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
+                "licence": "that of the data",
+                "unit": "documents",
+                "training_files": rows.num_documents,
+                "held_out_files": held_out.num_documents,
+                "split": "by a hash of the prompt",
+            },
             options=asdict(options),
             stages={"distillation": state},
             started_from=read_record(start) if start is not None else None,
@@ -91,18 +98,6 @@ def train_draft(
             console.print(
                 f"{out}: acceptance rate {row.rate:.3f} at temperature {row.temperature:g}, K={row.num_draft_tokens}"
             )
-
-
-def _data_record(rows: PackedShard, held_out: PackedShard) -> dict[str, Any]:
-    """Return the card's entry of a draft's data."""
-    return {
-        "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
-        "licence": "that of the data",
-        "unit": "documents",
-        "training_files": rows.num_documents,
-        "held_out_files": held_out.num_documents,
-        "split": "by a hash of the prompt",
-    }
 
 
 def evaluate_pair(

@@ -7,7 +7,7 @@ import hashlib
 import re
 import sysconfig
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,13 +92,9 @@ def standard_library_root() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def split(files: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+def split(files: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
     """Split into (training, held out): disjoint by name, and by content since duplicates are gone."""
-    training: list[SourceFile] = []
-    held_out: list[SourceFile] = []
-    for file in files:
-        (held_out if is_held_out(file.name) else training).append(file)
-    return training, held_out
+    return [file for file in files if not is_held_out(file.name)], [file for file in files if is_held_out(file.name)]
 
 
 def read_held_out(path: Path = HELD_OUT_FILE) -> list[SourceFile]:

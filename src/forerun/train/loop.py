@@ -137,7 +137,7 @@ class Loop:
             (self.folder / METRICS).open("a") as metrics,
         ):
             task = progress.add_task(title, total=self.total_steps, completed=state.step, loss=0.0, speed=0.0)
-            while not self._is_done(state) and not held.pending:
+            while state.step < self.total_steps and not self._ended_early(state) and not held.pending:
                 speed = self._several_steps(state)
                 self._evaluate(state, metrics)
                 recent = state.losses[-32:]
@@ -158,9 +158,8 @@ class Loop:
             load_best(self.folder, self.model, state.best_step)
         return state
 
-    def _is_done(self, state: LoopState) -> bool:
-        is_over = self.evaluations is not None and self.evaluations.are_over(state.scores)
-        return state.step >= self.total_steps or is_over
+    def _ended_early(self, state: LoopState) -> bool:
+        return self.evaluations is not None and self.evaluations.are_over(state.scores)
 
     def _evaluate(self, state: LoopState, metrics: TextIO) -> None:
         """Evaluate every so many steps and after the last one, and keep the weights if they are the best."""

@@ -9,7 +9,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +36,6 @@ MIXTURE_SHARE = 0.4
 """Share of the mixture in runs without prompts: small chat models write few prompts of its kinds themselves."""
 _QUESTION_WORDS = 40
 """Words of a prompt that may stand as the question about its answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswersPlan:
-    """The numbers and origins of prompts.
-
-    Attributes:
-        given: prompts of the user's.
-        own: prompts for the target to write, or to be cut from text for a raw target.
-        mixed: prompts to be made by templates.
-    """
-
-    given: list[Case]
-    own: int
-    mixed: int
 
 
 def make_answers(
@@ -102,8 +87,12 @@ def make_answers(
     return record
 
 
-def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bool) -> AnswersPlan:
+def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bool) -> tuple[list[Case], int, int]:
     """Choose the number of prompts of each origin.
+
+    Returns:
+        The given prompts to answer; the number of prompts for the target to write, or to be cut from text for a raw
+        target; and the number to be made by templates.
 
     Raises:
         ConfigError: a share that the target cannot have.
@@ -119,36 +108,36 @@ def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bo
     total = options.answers or (round(turns / (1 - share)) if given and share < 1 else ANSWERS)
     mixed = round(total * share)
     if not given:
-        return AnswersPlan([], total - mixed, mixed)
+        return [], total - mixed, mixed
     kept: list[Case] = []
     for case in given:
         if sum(max(1, len(each.turns)) for each in kept) >= total - mixed:
             break
         kept.append(case)
-    return AnswersPlan(kept, 0 if chat or not text else max(0, total - turns), mixed)
+    return kept, 0 if chat or not text else max(0, total - turns), mixed
 
 
 def _compute(
     stages: Stages,
     llm: LLM,
-    planned: AnswersPlan,
+    planned: tuple[list[Case], int, int],
     text: list[Path],
     options: AnswerMaking,
     overlap: Overlap,
     console: Console,
 ) -> list[AnswerLine]:
     """Run all stages, one after another."""
-    cases = list(planned.given)
-    if planned.own:
+    cases, own, count = planned
+    if own:
         chat = stages.chat.has_template
-        cases += stages.own_prompts(planned.own) if chat else cut_prompts(text, llm.tokenizer, planned.own)
+        cases = [*cases, *(stages.own_prompts(own) if chat else cut_prompts(text, llm.tokenizer, own))]
     cases = _without_overlap(cases, overlap, options, console, "prompts")
-    if not cases and not planned.mixed:
+    if not cases and not count:
         raise ConfigError("The data holds no usable prompt. Give other or more data with --data.")
     made = stages.answers("answers", cases) if cases else []
-    if planned.mixed:
+    if count:
         prose, code = _passages(text, made)
-        mixed = mix(prose, code, options.kind or tuple(KINDS), planned.mixed, options.seed)
+        mixed = mix(prose, code, options.kind or tuple(KINDS), count, options.seed)
         made += stages.answers("mixture", _without_overlap(mixed, overlap, options, console, "prompts of the mixture"))
     kept = [each for each in made if options.keep_overlap or (each.answer or "") not in overlap]
     if len(kept) < len(made):

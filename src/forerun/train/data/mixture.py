@@ -189,9 +189,7 @@ _MARKUP = re.compile(r"<\||\|>|\[/?INST\]|^\s*(?:assistant|system)\s*:", re.IGNO
 
 def writer(number: int) -> tuple[str, str]:
     """Return (kind, system message) of the prompt that is written as the `number`-th."""
-    kinds = list(WRITERS)
-    kind = kinds[number % len(kinds)]
-    return kind, WRITERS[kind]
+    return list(WRITERS.items())[number % len(WRITERS)]
 
 
 def fault(text: str, language: str = "en") -> str | None:

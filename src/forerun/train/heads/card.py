@@ -10,11 +10,11 @@ from typing import Any
 from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.speculation.predictor import StepCosts
-from forerun.train.card import CARD, stage_record, versions, write_record
+from forerun.train.card import CARD, TRAINING_RECORD, stage_record, versions
 from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedShard
 from forerun.train.heads.evaluate import HeadScore, shown
-from forerun.utils.files import write_bytes
+from forerun.utils.files import write_bytes, write_json
 
 PICTURE = "curves.png"
 REMEDY = "no picture of the curves: Matplotlib is not installed (pip install 'forerun[curves]')"
@@ -118,7 +118,7 @@ def build_record(
 
 def write_card(folder: Path, record: dict[str, Any], report: HeadReport, picture: str | None) -> None:
     """Write `README.md` and `training.json` into a head's folder."""
-    write_record(folder, record)
+    write_json(folder / TRAINING_RECORD, record, error=ConfigError)
     data, training = record["data"], record["training"]
     head = record["head"]
     tokens = f"{head['draft_vocab_size']:,} of {head['vocab_size']:,} tokens"
