@@ -71,7 +71,7 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
+def start(tmp_path_factory: pytest.TempPathFactory, float32_products: None) -> PreparedRun:
     folder = tmp_path_factory.mktemp("block")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, BlockKind(TINY), QUIET)
 
@@ -119,8 +119,10 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
 
 @pytest.mark.parametrize("reads_tokens", [False, True])
 def test_the_command_writes_a_head_that_drafts_with_its_card(
-    reads_tokens: bool, start: PreparedRun, tmp_path: Path
+    reads_tokens: bool, start: PreparedRun, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if not reads_tokens:
+        request.getfixturevalue("bfloat16_products")
     out, work = tmp_path / "head", tmp_path / "work"
     shape = replace(TINY.shape, context_tokens=reads_tokens)
     options = replace(TINY, shape=shape, max_steps=1, evaluate_every=0)

@@ -61,7 +61,7 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
+def start(tmp_path_factory: pytest.TempPathFactory, float32_products: None) -> PreparedRun:
     folder = tmp_path_factory.mktemp("eagle")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, EagleKind(TINY), QUIET)
 
@@ -144,6 +144,7 @@ def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: PreparedRun,
     assert all(torch.equal(tensor, kept[1][name]) for name, tensor in head.state_dict().items())
 
 
+@pytest.mark.usefixtures("bfloat16_products")
 def test_the_command_writes_a_head_that_drafts_with_its_card(start: PreparedRun, tmp_path: Path) -> None:
     out, work = tmp_path / "head", tmp_path / "work"
     options = replace(TINY, max_steps=1, evaluate_every=0)

@@ -62,7 +62,7 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
+def start(tmp_path_factory: pytest.TempPathFactory, float32_products: None) -> PreparedRun:
     folder = tmp_path_factory.mktemp("medusa")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, MedusaKind(TINY), QUIET)
 
@@ -116,6 +116,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(start: 
     assert (tmp_path / CHECKPOINT).read_bytes() == poisoned
 
 
+@pytest.mark.usefixtures("bfloat16_products")
 def test_the_command_writes_heads_that_draft_with_their_card(start: PreparedRun, tmp_path: Path) -> None:
     out, work = tmp_path / "heads", tmp_path / "work"
     options = replace(TINY, max_steps=2, shape=replace(TINY.shape, sequential=False))
