@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -54,10 +55,7 @@ def train_draft(
     Args:
         data: see `read_rows`.
         command: the command line, for the card.
-        start: folder of a model to go on from, in place of a pruned copy of the target.
-
-    Raises:
-        ConfigError: two starts are given, or none.
+        start: folder of a model to go on from, in place of a pruned copy of the target (`check_start_given`).
     """
     check_start_given(start, options.pruning)
     where = training_device(options.device)
@@ -77,14 +75,7 @@ def train_draft(
             command=command,
             seed=options.seed,
             model=stored,
-            data={
-                "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
-                "licence": "that of the data",
-                "unit": "documents",
-                "training_files": rows.num_documents,
-                "held_out_files": held_out.num_documents,
-                "split": "by a hash of the prompt",
-            },
+            data=_data_record(rows, held_out),
             options=asdict(options),
             stages={"distillation": state},
             started_from=read_record(start) if start is not None else None,
@@ -94,9 +85,20 @@ def train_draft(
         )
         write_card(out, record)
         for row in rates:
-            console.print(
-                f"{out}: acceptance rate {row.rate:.3f} at temperature {row.temperature:g}, K={row.num_draft_tokens}"
-            )
+            setting = f"temperature {row.temperature:g}, K={row.num_draft_tokens}"
+            console.print(f"{out}: acceptance rate {row.rate:.3f} at {setting}")
+
+
+def _data_record(rows: PackedShard, held_out: PackedShard) -> dict[str, Any]:
+    """Return the card's entry of a draft's data."""
+    return {
+        "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
+        "licence": "that of the data",
+        "unit": "documents",
+        "training_files": rows.num_documents,
+        "held_out_files": held_out.num_documents,
+        "split": "by a hash of the prompt",
+    }
 
 
 def evaluate_pair(

@@ -34,6 +34,7 @@ PROMPT_POSITIONS = 48
 """Positions of a prompt that are trained beside its answer: cheap, and text of another kind."""
 HELD_OUT_SHARE = 0.02
 """Share of the prompts that are never trained on."""
+_REMEDY = "Give files or folders of answers or text."
 OVERLAP = f"{OVERLAP_WORDS} words in a row of prompts for evaluation"
 _PATTERNS = (*(f"*{suffix}" for suffix in SUFFIXES), *TEXT_PATTERNS)
 """Patterns of files that are read from a folder."""
@@ -59,7 +60,6 @@ def pack_answers(
         sources: files of answers (.jsonl, .jsonl.gz), any other file as text, and folders of answers, text or source.
         tokenizer, name, vocab_size: the target's; the name is for messages.
         window: tokens of a row, less one.
-        prompt_positions: see `PROMPT_POSITIONS`.
         held_out: share of prompts and texts that go to the held-out part, chosen by a hash.
         evaluation: workloads beside the bundled ones; what shares 13 words in a row with their prompts is left out.
         target: its fingerprint, which answers of another target lack.
@@ -68,8 +68,7 @@ def pack_answers(
     Raises:
         ConfigError: nothing usable, a broken line (file and line are named), or a full disk.
     """
-    given = [sources] if isinstance(sources, Path) else sources
-    files = find_files(given, _PATTERNS, remedy="Give files or folders of answers or text.")
+    files = find_files([sources] if isinstance(sources, Path) else sources, _PATTERNS, remedy=_REMEDY)
     made_from = {
         "tokenizer": fingerprint(tokenizer),
         "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
@@ -83,10 +82,7 @@ def pack_answers(
     former = _former(out, made_from)
     if former is not None:
         return former
-    for path, _ in files:
-        answerer = answered_by(path) if target and is_answer_file(path) else ""
-        if answerer and not same_target(answerer, target):
-            report(f"{path}: another target than {name} gave these answers; a drafter learns less of them")
+    _report_foreign_answers(files, target, name, report)
     documents = _Documents(ChatText(tokenizer, name), prompt_positions, held_out, Overlap(evaluation))
     made = (document for path, named in files for document in documents.of(path, named))
     rows = pack(made, out, window=window, vocab_size=vocab_size, made_from=made_from)
@@ -94,6 +90,15 @@ def pack_answers(
         report(f"{times:,} lines or texts left out: {why}")
     report(f"{rows.num_documents:,} documents of {rows.num_tokens:,} tokens in {len(rows):,} rows of {window:,}")
     return rows
+
+
+def _report_foreign_answers(
+    files: Sequence[tuple[Path, bool]], target: str, name: str, report: Callable[[str], None]
+) -> None:
+    for path, _ in files:
+        answerer = answered_by(path) if target and is_answer_file(path) else ""
+        if answerer and not same_target(answerer, target):
+            report(f"{path}: another target than {name} gave these answers; a drafter learns less of them")
 
 
 class _Documents:

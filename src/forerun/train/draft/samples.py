@@ -176,7 +176,7 @@ def restrict(model: PreTrainedModel, tokens: Tensor) -> None:
     refusal = llama_refusal(model.config)
     if refusal is not None:
         raise ConfigError(
-            f"A reduced output vocabulary is served for the Llama family, and this draft is not of it: {refusal}. "
+            f"A reduced output vocabulary is supported for the Llama family, and this draft is not of it: {refusal}. "
             "Leave --output-tokens out."
         )
     setattr(model.config, OUTPUT_TOKENS, tokens.tolist())

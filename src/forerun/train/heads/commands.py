@@ -221,8 +221,7 @@ def evaluate_head(
     Args:
         name: of the target, as `load_model` takes it.
         data: as for training, of which the held-out part is read. None: the target's greedy continuations of the
-            bundled prompts.
-        new_tokens: of such a continuation.
+            bundled prompts, by `new_tokens` each.
 
     Raises:
         ModelLoadError: there is no head, or it is damaged.
