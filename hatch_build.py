@@ -14,7 +14,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SRC = Path(__file__).parent / "src"
 STATIC = ("-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-Wl,--as-needed")
-"""For Linux: of the C++ library what is used, seen by nobody else; GCC's own library is on every system."""
+"""For Linux: link the used parts of the C++ library statically and hide them; GCC's own library is on every system."""
 
 
 class NativeLibrary(BuildHookInterface[Any]):
@@ -33,8 +33,8 @@ class NativeLibrary(BuildHookInterface[Any]):
         self._folder = TemporaryDirectory(prefix="forerun-wheel-")
         built = Path(self._folder.name) / PREBUILT.name
         compile_into(built, compiler, extra=STATIC if sys.platform == "linux" else ())
-        place = PREBUILT.relative_to(SRC).as_posix()
-        build_data["force_include"] |= {str(built / name): f"{place}/{name}" for name in (LIBRARY, FACTS)}
+        folder = PREBUILT.relative_to(SRC).as_posix()
+        build_data["force_include"] |= {str(built / name): f"{folder}/{name}" for name in (LIBRARY, FACTS)}
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_tag(built / LIBRARY)}"
 

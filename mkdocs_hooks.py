@@ -1,4 +1,4 @@
-"""What MkDocs is told beside mkdocs.yml: pages from outside docs/, links that leave it, and the page of the public API.
+"""Hooks of MkDocs: pages from outside docs/, links that leave it, and the page of the public API.
 
 The Markdown files are written for a code host: their links name files of the repository. Here a link to a page of the
 site becomes one, a link to another file of the repository becomes the file's name, and a link to nothing is an error.
@@ -45,12 +45,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links of the pages in docs/."""
+    """Rewrite the links of the pages in docs/."""
     return markdown if page.file.generated_by else with_links(markdown, f"docs/{page.file.src_uri}")
 
 
 def with_links(text: str, source: str) -> str:
-    """The text of a file of the repository with links of the site. Raises PluginError of a link to nothing."""
+    """Rewrite the links of a file of the repository for the site. Raises PluginError for a link to nothing."""
     parts = _FENCED.split(text)  # every other one is a block of code
     parts[::2] = [_LINK.sub(lambda found: _linked(found, source), part) for part in parts[::2]]
     return "".join(parts)
@@ -61,23 +61,23 @@ def _linked(found: re.Match[str], source: str) -> str:
     if re.match(r"[a-z]+:|#", target):
         return found[0]
     path, hash_, anchor = target.partition("#")
-    place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-    if not (ROOT / place).exists():
+    path_in_root = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+    if not (ROOT / path_in_root).exists():
         raise PluginError(f"{source} links to {target}, which is not there.")
-    if place in PAGES or (place.startswith("docs/") and place.endswith(".md")):
-        label = title_of(ROOT / place) if label in (path, place, posixpath.basename(path)) else label
-        return f"[{label}]({PAGES.get(place) or posixpath.relpath(place, 'docs')}{hash_}{anchor})"
-    return label if f"`{place}`" in label or label == place else f"{label} (`{place}`)"
+    if path_in_root in PAGES or (path_in_root.startswith("docs/") and path_in_root.endswith(".md")):
+        label = title_of(ROOT / path_in_root) if label in (path, path_in_root, posixpath.basename(path)) else label
+        return f"[{label}]({PAGES.get(path_in_root) or posixpath.relpath(path_in_root, 'docs')}{hash_}{anchor})"
+    return label if f"`{path_in_root}`" in label or label == path_in_root else f"{label} (`{path_in_root}`)"
 
 
 def title_of(path: Path) -> str:
-    """The first heading of a file."""
+    """Return the first heading of a file."""
     heading = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return heading[1] if heading else path.name
 
 
 def api_page() -> str:
-    """Every public name of forerun, by group."""
+    """Return the page of all public names of forerun, by group."""
     sys.path.insert(0, str(ROOT / "src"))
     import forerun
     from forerun.drafters.registry import DRAFTERS
@@ -104,7 +104,7 @@ def _api_lines(errors: list[str], drafters: list[str]) -> Iterator[str]:
 
 
 def _shown(name: str) -> str:
-    """Options for one name; a class of options has a table of its fields, with their help, in place of members."""
+    """Return the page's options for one name; classes of options get a table of fields instead of members."""
     from forerun import config
     from forerun.utils.fields import described
 

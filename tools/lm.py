@@ -102,7 +102,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def build_model(sizes: Architecture, end_token: int, seed: int) -> LlamaForCausalLM:
-    """A Llama with random float32 weights; output projections start small, by depth, as in GPT-2."""
+    """Build a Llama with random float32 weights; output projections start small, by depth, as in GPT-2."""
     config = LlamaConfig(
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
@@ -132,7 +132,7 @@ def build_model(sizes: Architecture, end_token: int, seed: int) -> LlamaForCausa
 def inherit_embeddings(draft: LlamaForCausalLM, target: PreTrainedModel) -> None:
     """Start the draft's (tied) embeddings as the target's, on their principal axes.
 
-    Two thirds of so small a draft are embeddings, and they are what little data teaches slowest. They are scaled to the
+    Two thirds of so small a draft are embeddings, which are learnt slowest from little data. They are scaled to the
     standard deviation of random ones, so that the first loss is near ln V whatever the target's scale is.
     Nothing happens if the draft is wider than the target.
     """
@@ -147,7 +147,7 @@ def inherit_embeddings(draft: LlamaForCausalLM, target: PreTrainedModel) -> None
 
 
 def next_token_loss(model: nn.Module, batch: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of each token after its prefix; `batch` int64 [B, T + 1]."""
+    """Compute the mean cross-entropy in nats of each token after its prefix; `batch` int64 [B, T + 1]."""
     where = device_of(model)
     batch = to_device(batch, where)
     with torch.autocast(where.type, dtype=torch.bfloat16):
@@ -162,7 +162,7 @@ def train(
     console: Console,
     prepare: Callable[[LlamaForCausalLM], None] = lambda model: None,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase, LoopState]:
-    """Train to the end of the budget, going on from `run_folder`'s checkpoint if it has one.
+    """Train for all of `options.tokens`, going on from `run_folder`'s checkpoint if it has one.
 
     The tokenizer is that of `run_folder`; where there is none, it is learnt and saved there. `prepare` may change the
     random weights before the first step.

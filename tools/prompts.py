@@ -1,7 +1,7 @@
 """The held-out files, and the prompts of the bundled workloads cut from them: code, prose, copying, a high temperature.
 
-A hash of the file's name decides which files are taken, where a prompt starts and how long it is, so that nobody picks
-prompts that look good. A code prompt ends at the end of a line. A prompt of prose or of copying ends before the end of
+A hash of the file's name decides which files are taken, where a prompt starts and how long it is, so that prompts are
+not picked by hand. A code prompt ends at the end of a line. A prompt of prose or of copying ends before the end of
 its line: the tokenizer writes it and the next line's indentation as one token.
 """
 
@@ -28,7 +28,7 @@ PROMPTS_PER_WORKLOAD = 40
 HIGH_TEMPERATURE = 1.5
 MIN_PROSE_WORDS = 45
 PROSE_PROMPT_LINES = 24
-"""Lines before the place where a prose prompt ends, its docstring's lines included."""
+"""Lines of a prose prompt before its end, its docstring's lines included."""
 SPAN_LINES = (20, 32)
 SHOWN_LINES = 4
 """Lines of the second span that a copying prompt holds."""
@@ -39,7 +39,7 @@ _WORD = re.compile(r"[A-Za-z]+[,.;:]?(?:\s|$)")
 
 
 def code_prompts(files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerBase) -> list[Case]:
-    """Up to `PROMPTS_PER_FILE` prompts from every file long enough, in the order of a hash of name and number."""
+    """Cut up to `PROMPTS_PER_FILE` prompts from every file long enough, in the order of a hash of name and number."""
     wanted = [(file, number) for file in files for number in range(PROMPTS_PER_FILE)]
     wanted.sort(key=lambda pair: hash_fraction(f"{pair[1]} of {pair[0].name}"))
     cut = [code_prompt(file, tokenizer, number) for file, number in wanted]
@@ -47,7 +47,7 @@ def code_prompts(files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerBase
 
 
 def prose_prompts(files: Sequence[SourceFile], limit: int = PROMPTS_PER_WORKLOAD) -> list[Case]:
-    """Prompts that end a third into a long docstring, the longest of each file; at most one a file."""
+    """Cut prompts that end a third into a long docstring, the longest of each file; at most one a file."""
     prompts = []
     for file in _in_order(files, "prose"):
         found = max(_docstrings(file.text), key=lambda each: each[2] - each[1], default=None)
@@ -61,7 +61,7 @@ def prose_prompts(files: Sequence[SourceFile], limit: int = PROMPTS_PER_WORKLOAD
 
 
 def copying_prompts(files: Sequence[SourceFile], limit: int = PROMPTS_PER_WORKLOAD) -> list[Case]:
-    """Prompts with a span of a file and the first lines of its copy, unchanged or edited; the copy goes on."""
+    """Cut prompts with a span of a file and the first lines of its copy, unchanged or edited; the copy goes on."""
     prompts = []
     for file in _in_order(files, "copying"):
         lines = file.text.split("\n")
@@ -79,7 +79,7 @@ def copying_prompts(files: Sequence[SourceFile], limit: int = PROMPTS_PER_WORKLO
 
 
 def high_temperature_prompts(code: Sequence[Case], limit: int = PROMPTS_PER_WORKLOAD) -> list[Case]:
-    """The last code prompts, to be sampled at a temperature where few tokens can be guessed."""
+    """Return the last code prompts with a temperature at which few tokens are predictable."""
     return [replace(case, temperature=HIGH_TEMPERATURE) for case in code[-limit:]]
 
 
@@ -88,7 +88,7 @@ def _in_order(files: Sequence[SourceFile], kind: str) -> list[SourceFile]:
 
 
 def _docstrings(text: str) -> Iterator[tuple[list[str], int, int]]:
-    """(lines of the file, first line and line after the last) of every docstring that is long prose."""
+    """Yield (lines of the file, first line and line after the last) of every docstring that is long prose."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -1,8 +1,8 @@
-"""From files to windows of tokens: repeated and edited spans, and the order in which training reads the corpus.
+"""The stream of training text: files with repeated and edited spans, in an order of epochs, as windows of tokens.
 
 People edit code by copying: the same function again with a name changed, a line added, a line gone. The standard
 library itself shows little of it, and a model that cannot copy serves editing badly. The order depends on the seed and
-the corpus only, never on the budget, so a run that is resumed with another budget goes on exactly where it stopped.
+the corpus alone, not on the run's tokens, so a run that is resumed with more tokens continues exactly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RENAMED_AT_MOST = 0.5
 
 
 def renamed(lines: list[str], rng: random.Random) -> list[str]:
-    """`lines` with one to three identifiers renamed throughout."""
+    """Return `lines` with one to three identifiers renamed throughout."""
     text = "\n".join(lines)
     names = sorted({n for n in _IDENTIFIER.findall(text) if not keyword.iskeyword(n)})
     for name in rng.sample(names, min(len(names), rng.randint(1, 3))):
@@ -43,7 +43,7 @@ def renamed(lines: list[str], rng: random.Random) -> list[str]:
 
 
 def edited(lines: list[str], rng: random.Random) -> list[str]:
-    """`lines` with renamed identifiers, or a line deleted, or one inserted, or unchanged (a third)."""
+    """Return `lines` with renamed identifiers, or a line deleted, or one inserted, or unchanged (a third)."""
     kind = rng.random()
     if kind < 1 / 3:
         return list(lines)
@@ -58,7 +58,7 @@ def edited(lines: list[str], rng: random.Random) -> list[str]:
 
 
 def with_copies(text: str, rng: random.Random) -> str:
-    """`text` with some of its spans repeated, exactly or edited, at once or up to thirty lines further on.
+    """Return `text` with some of its spans repeated, exactly or edited, at once or up to thirty lines further on.
 
     One to three spans, in long texts up to one in 80 lines. Texts shorter than two spans come back unchanged.
     """
@@ -75,20 +75,20 @@ def with_copies(text: str, rng: random.Random) -> str:
 
 
 def defined_names(text: str) -> list[str]:
-    """The names that `text` itself defines or binds, sorted, without `self`, builtins and dunder names."""
+    """Return the names that `text` itself defines or binds, sorted, without `self`, builtins and dunder names."""
     found = {name for pair in _DEFINED.findall(text) for name in pair if name}
     return sorted(name for name in found if name not in _KEPT and not name.startswith("__"))
 
 
 def name_pool(texts: Iterable[str]) -> list[str]:
-    """Every name defined in some text, sorted: what names are renamed to."""
+    """Return every name defined in some text, sorted."""
     return sorted({name for text in texts for name in defined_names(text)})
 
 
 def renamed_throughout(text: str, rng: random.Random, pool: Sequence[str]) -> str:
-    """`text` with up to half of the names it defines replaced, wherever they stand, by names from `pool`.
+    """Return `text` with up to half of the names it defines replaced, wherever they stand, by names from `pool`.
 
-    A name can then not be learnt by heart; it has to be read from the text before it.
+    Such names cannot be memorised; the model has to copy them from the text before.
     """
     names = defined_names(text)
     chosen = rng.sample(names, round(rng.random() * _RENAMED_AT_MOST * len(names)))
@@ -98,7 +98,7 @@ def renamed_throughout(text: str, rng: random.Random, pool: Sequence[str]) -> st
 
 @dataclass(frozen=True, slots=True)
 class EpochTexts:
-    """What an epoch reads: the files in a fresh order, some with other names, some with repeated spans.
+    """The texts of an epoch: the files in a fresh order, some with other names, some with repeated spans.
 
     `copy_share` of the files carry copies (see `with_copies`), `rename_share` other names.
     """
@@ -111,19 +111,19 @@ class EpochTexts:
 
     @classmethod
     def make(cls, files: Sequence[SourceFile], seed: int, copy_share: float, rename_share: float) -> EpochTexts:
-        """From any order of files."""
+        """Sort the files, and collect the names for renaming."""
         ordered = tuple(sorted(files, key=lambda file: file.name))
         pool = tuple(name_pool(file.text for file in ordered)) if rename_share else ()
         return cls(ordered, seed, copy_share, rename_share if pool else 0.0, pool)
 
     def of(self, epoch: int) -> list[str]:
-        """The texts of epoch `epoch`, in its order."""
+        """Return the texts of epoch `epoch`, in its order."""
         order = list(self.files)
         random.Random(f"{self.seed}:{epoch}").shuffle(order)
         return [self.document(file, epoch) for file in order]
 
     def document(self, file: SourceFile, epoch: int) -> str:
-        """One file's text in epoch `epoch`."""
+        """Return one file's text in epoch `epoch`."""
         rng = random.Random(f"{self.seed}:{epoch}:{file.name}")
         text = file.text
         if rng.random() < self.rename_share:
@@ -132,13 +132,13 @@ class EpochTexts:
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest id, added tokens included."""
+    """Return one more than the largest id, added tokens included."""
     largest: int = max(tokenizer.get_vocab().values())
     return largest + 1
 
 
 def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """All texts one after the other as token ids (uint16 or uint32), each ended by the end-of-text token."""
+    """Encode all texts one after the other as token ids (uint16 or uint32), each ended by the end-of-text token."""
     end, kind = end_of_text(tokenizer), id_type(vocabulary_size(tokenizer))
     encoded = (tokenizer(text, verbose=False)["input_ids"] for text in texts)
     parts = [np.asarray([*ids, end], dtype=kind) for ids in encoded]
@@ -158,7 +158,7 @@ class Windows:
             )
 
     def batch(self, first: int, count: int) -> Tensor:
-        """Windows `first` to `first + count` of the endless order: int64 [count, length + 1]."""
+        """Return windows `first` to `first + count` of the endless order: int64 [count, length + 1]."""
         rows = []
         for index in range(first, first + count):
             start = int(self._order[index % len(self._order)]) * self.length
@@ -167,7 +167,7 @@ class Windows:
 
 
 class TwoStageStream:
-    """Short windows first, long ones for the last part of the budget, over fresh epochs.
+    """Short windows first, long ones for the last part of the run, over fresh epochs.
 
     Attention costs less in short windows; the long ones at the end train the late positions. Every epoch
     counts as many steps as the first one fills.
@@ -192,7 +192,7 @@ class TwoStageStream:
         self.tokens_per_epoch = len(self._epoch[1])
 
     def batch(self, step: int, total_steps: int) -> Tensor:
-        """The batch of step `step` (from 0) of a run of `total_steps`: int64 [B, window + 1]."""
+        """Return the batch of step `step` (from 0) of a run of `total_steps`: int64 [B, window + 1]."""
         length = self._windows[step >= total_steps - int(total_steps * self._long_share)]
         epoch, index = divmod(step, max(1, self.tokens_per_epoch // self._tokens_per_step))
         if self._epoch[0] != epoch:

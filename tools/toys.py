@@ -1,4 +1,4 @@
-"""`python -m tools.toys`: the bundled models, cost-padded ones, the bundled prompts and held-out files, made again."""
+"""`python -m tools.toys`: make the bundled models, cost-padded ones, the bundled prompts and held-out files again."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from forerun.engine import LLM
 from forerun.errors import ConfigError
 from forerun.lab.bench.widened import make_wide
 from forerun.models.loading.load import adopt
-from forerun.train import card, card as folder
 from forerun.train.accelerator import device_name, model_vocabulary, training_device
+from forerun.train.card import CARD, build_record, load, load_tokenizer, save, write_card
 from forerun.train.checkpoint import LoopState, run_in
 from forerun.train.commands import train_draft
 from forerun.train.corpus import SourceFile, read_held_out, read_python_files, split, standard_library_root
@@ -42,7 +42,7 @@ earlier. With one layer of 192, slightly more parameters, and more steps, the ac
 PROMPT, WRITTEN, TOGETHER = 256, 128, 64
 """Tokens of text that a target continues, those that it writes, and how many such texts are continued together."""
 TRIED = 64
-"""Tokens that a model in memory generates to be tried."""
+"""Tokens that a model in memory generates as a trial."""
 ROWS_PER_DOCUMENT = 16
 """Samples begin and end anywhere; joined, they teach no end of text where there is none."""
 
@@ -59,7 +59,7 @@ app = typer.Typer(help=__doc__, cls=Commands, no_args_is_help=True, pretty_excep
 
 
 def read_corpus(data: Path | None) -> tuple[list[SourceFile], list[SourceFile]]:
-    """The Python files of a folder, or of the standard library: to train on, and held out.
+    """Read the Python files of a folder, or of the standard library: to train on, and held out.
 
     Raises:
         ConfigError: the folder holds no usable Python file for one of the two sides.
@@ -77,7 +77,7 @@ def read_corpus(data: Path | None) -> tuple[list[SourceFile], list[SourceFile]]:
 def samples(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, files: list[SourceFile], tokens: int, seed: int
 ) -> Iterator[list[int]]:
-    """Pieces of the files with what the target writes after them, half at temperature 0 and half at 1: [384] ids."""
+    """Continue pieces of the files by the target, half at temperature 0 and half at 1: [384] ids."""
     windows = Windows(tokenize(EpochTexts.make(files, seed, 0.0, 0.0).of(0), tokenizer), PROMPT, seed)
     for number in range(max(1, round(tokens / (WRITTEN * TOGETHER)))):
         texts = windows.batch(number * TOGETHER, TOGETHER)[:, :-1].to(target.device)
@@ -93,12 +93,12 @@ def _write(
     options: LmTraining,
     sides: tuple[list[SourceFile], list[SourceFile]],
 ) -> None:
-    """The model's folder, with its measurement on the held-out files and its card."""
-    folder.save(model, tokenizer, out)
-    stored, where = folder.load(out)[0], training_device(options.device)
+    """Write the model's folder, with its measurement on the held-out files and its card."""
+    save(model, tokenizer, out)
+    stored, where = load(out)[0], training_device(options.device)
     stored.to(where)
     score = text_score(stored, tokenizer, [file.text for file in sides[1]])
-    record: dict[str, Any] = card.build_record(
+    record: dict[str, Any] = build_record(
         kind=kind,
         command=" ".join(["python -m tools.toys", *(Path(part).name for part in sys.argv[1:])]),
         seed=options.seed,
@@ -116,7 +116,7 @@ def _write(
         acceptance=[],
         device=device_name(where),
     )
-    card.write_card(out, record)
+    write_card(out, record)
     typer.echo(f"{out}: held-out bits per byte {score.bits_per_byte:.4f}, perplexity {score.perplexity:.3f}")
 
 
@@ -137,7 +137,7 @@ def train_lm(
     with run_in(work, out, console, resume=resume, force=force):
         sides = read_corpus(data)
         if tokenizer is not None:
-            given = folder.load_tokenizer(tokenizer)
+            given = load_tokenizer(tokenizer)
             given.save_pretrained(work)
             sizes = replace(sizes, vocab_size=vocabulary_size(given))
         options = replace(options, architecture=sizes)
@@ -163,12 +163,12 @@ def draft(
     start, packed = work / "model", work / "packed"
     with run_in(work, out, console, resume=resume, force=force):
         training, _ = read_corpus(data)
-        model, tokenizer = folder.load(target)
+        model, tokenizer = load(target)
         model.to(training_device(options.device))
         tokenizer.save_pretrained(work)
         options = replace(options, architecture=replace(sizes, vocab_size=model_vocabulary(model)))
         learnt, _, _ = lm.train(training, work, options, console, lambda each: lm.inherit_embeddings(each, model))
-        folder.save(learnt, tokenizer, start)
+        save(learnt, tokenizer, start)
         rows = samples(model, tokenizer, training, sample_tokens, options.seed)
         documents = (PackedDocument(row, [True] * len(row), number % 50 == 0) for number, row in enumerate(rows))
         made_from = {"tokenizer": fingerprint(tokenizer)}
@@ -196,7 +196,7 @@ def other_vocab(
     work, console = out.with_name(out.name + ".run"), Console()
     with run_in(work, out, console, resume=resume, force=force):
         sides = read_corpus(data)
-        model, tokenizer = folder.load(target)
+        model, tokenizer = load(target)
         model.to(training_device(options.device))
         options = replace(options, architecture=sizes)
         if not (work / "tokenizer.json").exists():
@@ -222,7 +222,7 @@ def padded(
         refuse_to_overwrite(out, ConfigError)
     model = make_wide(source, parameters, "bfloat16", "cpu")
     model.config.forerun_cost_padded = True
-    folder.save(model, folder.load_tokenizer(source), out)
+    save(model, load_tokenizer(source), out)
     text = (
         f"# Cost-padded model: {model.num_parameters():,} parameters\n\n"
         f"It writes the text of the model `{source.name}`, with the same acceptance, at the cost of "
@@ -230,7 +230,7 @@ def padded(
         "added is computed and adds nothing.\n\nIt is for measuring speed at a realistic ratio of costs. Say that it "
         "is cost-padded wherever a figure\nmeasured with it appears.\n"
     )
-    write_bytes(out / folder.CARD, text.encode(), error=ConfigError)
+    write_bytes(out / CARD, text.encode(), error=ConfigError)
     typer.echo(text.splitlines()[0].removeprefix("# "))
 
 
@@ -280,7 +280,7 @@ def workloads(out: Out, force: Force = False) -> None:
 def held_out(out: Out, data: Data = None) -> None:
     """Write the held-out files anew, and the bundled prompts of code cut from them."""
     count = cut.write_held_out(read_corpus(data)[1], out / "heldout.jsonl.gz")
-    files, tokenizer = read_held_out(out / "heldout.jsonl.gz"), folder.load_tokenizer(ASSETS / "target")
+    files, tokenizer = read_held_out(out / "heldout.jsonl.gz"), load_tokenizer(ASSETS / "target")
     prompts.save(cut.code_prompts(files, tokenizer), out / "code.jsonl")
     typer.echo(f"{out}: {count} files")
 

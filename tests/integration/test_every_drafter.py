@@ -54,7 +54,7 @@ DRAWN: dict[str, dict[str, Any]] = {
         "grammar": FORM,
     },
 }
-NUM_NEW, K = 16, 10
+NUM_NEW, K = 12, 10
 CASES = [
     *((name, SamplingParams(temperature=0, max_tokens=NUM_NEW, **options)) for name, options in GREEDY.items()),
     *((name, SamplingParams(**{"seed": 3, "max_tokens": NUM_NEW, **options})) for name, options in DRAWN.items()),

@@ -1,4 +1,4 @@
-"""What training must know of devices and vocabularies: where tensors live, what a forward holds, types of ids."""
+"""Devices and vocabularies in training: where tensors live, sizes of a forward, types of ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GLIBC_TRIM, _GLIBC_TOP_PAD, _GLIBC_MMAP, _GLIBC_ARENAS = -1, -2, -3, -8
 def reuse_memory() -> None:
     """Have the C library keep freed memory, where it is glibc.
 
-    By default it gives every large tensor back to the system and asks for it anew, and the pages are cleared each time:
+    By default every large tensor is returned to the system and allocated again, and its pages are cleared each time:
     elementwise operations on logits took three times as long.
     """
     try:
@@ -45,7 +45,7 @@ def reuse_memory() -> None:
 
 
 def training_device(name: str | None) -> torch.device:
-    """The device of this name; None stands for the first CUDA device, or the CPU without one.
+    """Return the device of this name; None stands for the first CUDA device, or the CPU without one.
 
     Raises:
         ConfigError: there is no such device.
@@ -54,59 +54,53 @@ def training_device(name: str | None) -> torch.device:
 
 
 def device_name(where: torch.device) -> str:
-    """What trains, for the card."""
+    """Return the device's name, for the card."""
     return torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters lie."""
+    """Return the device of a model's parameters."""
     return next(model.parameters()).device
 
 
 def micro_tokens(model: PreTrainedModel) -> int:
-    """Largest number of tokens in one forward that keeps all logits."""
+    """Return the largest number of tokens in one forward that keeps all logits."""
     where = device_of(model).type
     return max(1, min(MICRO_TOKENS[where], _LOGITS[where] // len(model.get_input_embeddings().weight)))
 
 
 def to_device(tensor: Tensor, where: torch.device) -> Tensor:
-    """`tensor` on `where`, without waiting for what is queued there."""
+    """Copy `tensor` to `where`, without waiting for work that is queued there."""
     if where.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(where)
     return tensor.pin_memory().to(where, non_blocking=True)
 
 
 def id_type(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """uint16 where every id fits, else uint32."""
+    """Return uint16 where every id fits, else uint32."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def stored_ids(ids: Tensor, vocab_size: int) -> np.ndarray:
-    """Token ids of a tensor on any device, as they are kept on disk."""
+    """Convert token ids of a tensor on any device to the type that is kept on disk."""
     stored: np.ndarray = ids.cpu().numpy().astype(id_type(vocab_size))
     return stored
 
 
 def columns_of(tokens: Tensor, vocab_size: int) -> Tensor:
-    """int64 [vocab_size]: each token's place among these, -1 for the others."""
+    """Return int64 [vocab_size]: each token's index among these, -1 for the others."""
     columns = torch.full((vocab_size,), -1)
     columns[tokens] = torch.arange(len(tokens))
     return columns
 
 
-def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest id, added tokens included."""
-    largest: int = max(tokenizer.get_vocab().values())
-    return largest + 1
-
-
 def model_vocabulary(model: PreTrainedModel) -> int:
-    """How many tokens the model's logits speak of; some models have more than their tokenizer."""
+    """Return the number of the model's logits; some models have more than their tokenizer has tokens."""
     return len(model.get_input_embeddings().weight)
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of the token that ends a text.
+    """Return the id of the token that ends a text.
 
     Raises:
         ConfigError: the tokenizer has none.
@@ -114,7 +108,7 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
     end = tokenizer.eos_token_id
     if end is None:
         raise ConfigError(
-            f"The tokenizer of {tokenizer.name_or_path} has no end-of-text token, which parts the training texts. "
+            f"The tokenizer of {tokenizer.name_or_path} has no end-of-text token, which separates the training texts. "
             "Set eos_token in its tokenizer_config.json."
         )
     return int(end)

@@ -1,4 +1,9 @@
-"""Block heads as a kind of head that is trained: their loss, and their first weights."""
+"""The training of block heads: blocks at many anchors of some documents at once, their loss and first weights.
+
+The tensors, their names and their meaning are those of `BlockConfig`, and the rows those of `heads/module.py`: row i
+reads the target's state of token i, and the block of an active row i is anchored at token i + 1. Its slots attend to
+the rows of the document up to i, and to each other, as in drafting.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.block.drafter import Block
@@ -19,119 +24,25 @@ from forerun.errors import ConfigError
 from forerun.models import LanguageModel, Model
 from forerun.train.accelerator import device_of
 from forerun.train.data.packed import NO_DOCUMENT
+from forerun.train.heads.evaluate import LogitParts
 from forerun.train.heads.loss import ChainTargets, Parts, chain_loss
-from forerun.train.heads.module import Augmentation, DocumentRows, HeadLayer, HeadModule, HeadRows, predicted, rotated
+from forerun.train.heads.module import (
+    Augmentation,
+    DocumentRows,
+    HeadLayer,
+    HeadModule,
+    HeadRows,
+    context_mask,
+    predicted,
+    rotated,
+)
 from forerun.train.heads.options import DECAY, BlockTraining
-from forerun.train.heads.run import COMPUTE, HeadLoss, Read, TrainingTarget
 from forerun.train.heads.start import HeadKind, shape_for
+from forerun.train.heads.target_states import COMPUTE, HeadInputs, TrainingTarget
 from forerun.train.loop import Batch
-
-# A block head as training computes it: blocks at many anchors of some documents at once.
-#
-# The tensors, their names and their meaning are those of `BlockConfig`. The rows are those of `heads/module.py`:
-# row i
-# reads the target's state of token i, and the block of an active row i is anchored at token i + 1. Its slots attend
-# to
-# the rows of the document up to i, and to each other: these are the rows that drafting would have there.
 
 Keys = tuple[Tensor, Tensor]
 """Keys and values."""
-
-
-def attended(config: BlockConfig, rows: HeadRows, query: Tensor, own: Keys, context: Keys) -> Tensor:
-    """[A, slots, heads * head_dim].
-
-    Args:
-        query: [A, slots, heads, head_dim].
-        own: [A, slots, kv heads, head_dim] each. context: [R, kv heads, head_dim] each.
-    """
-    return torch.cat([_of_document(config, rows, query, own, context, segment) for segment in rows.segments])
-
-
-def _of_document(
-    config: BlockConfig, rows: HeadRows, query: Tensor, own: Keys, context: Keys, segment: DocumentRows
-) -> Tensor:
-    """Of one document's blocks, [a, slots, heads * head_dim]."""
-    here = slice(segment.first_active, segment.last_active)
-    key, value = (part[here] for part in own)
-    group, width = config.num_heads // config.num_kv_heads, config.head_dim
-    count, slots = key.shape[:2]
-    # [kv heads, group, a, slots, head_dim]
-    q = query[here].view(count, slots, config.num_kv_heads, group, width).permute(2, 3, 0, 1, 4)
-    before, after = (part[segment.first : segment.last].transpose(0, 1) for part in context)
-    scores = torch.einsum("hgasd,hrd->hgasr", q, before) * width**-0.5
-    scores = scores + hidden_rows(config, rows, segment, slots, query)
-    inside = torch.einsum("hgasd,athd->hgast", q, key) * width**-0.5
-    weights = torch.softmax(torch.cat([scores, inside], -1), -1)
-    mixed = torch.einsum("hgasr,hrd->hgasd", weights[..., : before.shape[1]], after)
-    mixed = mixed + torch.einsum("hgast,athd->hgasd", weights[..., before.shape[1] :], value)
-    return mixed.permute(2, 3, 0, 1, 4).reshape(count, slots, -1)
-
-
-def hidden_rows(config: BlockConfig, rows: HeadRows, segment: DocumentRows, slots: int, like: Tensor) -> Tensor:
-    """[a, 1, r], 0 where the slots of a block attend to a row of the context, and minus infinity elsewhere."""
-    last = rows.active[segment.first_active : segment.last_active, None] - segment.first
-    columns = torch.arange(segment.last - segment.first, device=last.device)
-    hidden = columns > last
-    if config.sliding_window is not None:  # counted from the last slot
-        hidden |= last + slots - columns >= config.sliding_window
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=last.device).masked_fill_(hidden, -torch.inf)[:, None]
-
-
-def blocks_of_pairs(
-    head: HeadModule,
-    config: BlockConfig,
-    rows: HeadRows,
-    states: Tensor,
-    embeddings: Tensor,
-    dtype: torch.dtype,
-    augment: Augmentation | None,
-) -> Tensor:
-    """As `blocks`, of a head with `context_tokens`."""
-    layer = _PairLayer(head, config, dtype, rows)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    fused, following = layer.fused(states[rows.states].to(wide), augment), embeddings.to(wide)[rows.states + 1]
-    keys, values = layer.keys(layer.read(following, fused), rows.positions)
-    own_embeddings = following[rows.active][:, None] + layer.weights["slot_embeddings"][: rows.steps].to(wide)
-    own_states = fused[rows.active][:, None] + layer.weights["slot_states"][: rows.steps].to(wide)
-    return layer.forward(own_embeddings, own_states, keys, values)
-
-
-class _PairLayer(HeadLayer[BlockConfig]):
-    """The layer; the slots' vectors keep their type."""
-
-    def __init__(self, head: HeadModule, config: BlockConfig, dtype: torch.dtype, rows: HeadRows) -> None:
-        super().__init__(head, config, dtype, prefix="midlayer.", kept="slot_")
-        self.rows = rows
-
-    def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
-        """[R, layers, H] -> [R, H]. There may be one layer more."""
-        return self.linear("fc", self.joined(states, augment))
-
-    def read(self, embeddings: Tensor, states: Tensor) -> Tensor:
-        """[..., 2 H], what queries, keys and values are computed from."""
-        return torch.cat([self.norm("input_layernorm", embeddings), self.norm("hidden_norm", states)], -1)
-
-    def keys(self, read: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., kv heads, head_dim] keys and values of rows at these positions."""
-        key, value = self.heads("k", read), self.heads("v", read)
-        return rotated(key, positions, self.config.rope_theta), value
-
-    def heads(self, kind: str, read: Tensor) -> Tensor:
-        """[..., heads, head_dim]."""
-        found = self.linear(f"self_attn.{kind}_proj", read)
-        return found.view(*read.shape[:-1], -1, self.config.head_dim)
-
-    def forward(self, embeddings: Tensor, states: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """[A, slots, H], what the output layer reads. embeddings, states: [A, slots, H]. keys, values: of all rows."""
-        rows = self.rows
-        read = self.read(embeddings, states)
-        positions = rows.positions[rows.active, None] + 1 + torch.arange(read.shape[1], device=read.device)
-        query = rotated(self.heads("q", read), positions, self.config.rope_theta)
-        own = self.keys(read, positions)
-        x = self.norm("hidden_norm", states) + self.linear("embedding_residual", embeddings)
-        x = x + self.linear("self_attn.o_proj", attended(self.config, rows, query, own, (keys, values)))
-        return self.norm("norm", self.feed_forward(x))
 
 
 class BlockHead(HeadModule):
@@ -149,26 +60,25 @@ def blocks(
     dtype: torch.dtype = torch.bfloat16,
     augment: Augmentation | None = None,
 ) -> Tensor:
-    """[A, K, hidden], what the output layer reads for the K tokens of each active row's block.
+    """Compute the output layer's inputs, [A, K, hidden], for the K tokens of each active row's block.
 
     Args:
         rows: unrolled as many steps as tokens are drafted.
         states: [N, layers, hidden] of the documents' tokens; there may be one more, which is not read.
         embeddings: [N, hidden] of the same, unscaled.
-        mask: [hidden], what stands in the slots after the first; None where they hold no mask.
+        mask: [hidden], the embedding of the slots after the first; None for a head with `context_tokens`.
         dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
 
     Raises:
         ConfigError: a block has fewer tokens than there are steps.
     """
-    if rows.steps > head.config.block_size:
-        size = head.config.block_size
+    config, size = head.config, head.config.block_size
+    if rows.steps > size:
         raise ConfigError(f"blocks of {size} tokens draft no {rows.steps} tokens. Ask for {size}.")
-    config = head.config
     if config.context_tokens:
         return blocks_of_pairs(head, config, rows, states, embeddings, dtype, augment)
     assert mask is not None
-    layer = _Layers(head, dtype, rows)
+    layer = _Layers(head, config, dtype, rows)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     context = layer.fused(states[rows.states].to(wide), augment)
     slots = rows.steps + config.first_slot
@@ -180,18 +90,14 @@ def blocks(
 
 
 class _Layers(HeadLayer[BlockConfig]):
-    """The decoder layers with their weights in `dtype`."""
-
-    def __init__(self, head: BlockHead, dtype: torch.dtype, rows: HeadRows) -> None:
-        super().__init__(head, head.config, dtype)
-        self.rows = rows
+    """Computes the decoder layers."""
 
     def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
-        """[R, layers, H] -> [R, H]: the context. There may be one layer more."""
+        """Fuse states [R, layers, H] to the context [R, H]. There may be one layer more."""
         return self.norm("hidden_norm", self.linear("fc", self.joined(states, augment)))
 
     def forward(self, name: str, context: Tensor, x: Tensor) -> Tensor:
-        """x: [A, slots, H]."""
+        """Compute the layer of this name. x: [A, slots, H]."""
         normed = self.norm(f"{name}input_layernorm", x)
         positions = self.rows.positions[self.rows.active, None] + 1 + torch.arange(x.shape[1], device=x.device)
         query = self.heads(name, "q", normed, positions)
@@ -201,7 +107,7 @@ class _Layers(HeadLayer[BlockConfig]):
         return self.feed_forward(x + self.linear(f"{name}self_attn.o_proj", found), name)
 
     def heads(self, name: str, kind: str, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """[..., heads, head_dim], normed and rotated where there are positions, [...]."""
+        """Project to [..., heads, head_dim], normalised and rotated where positions, [...], are given."""
         found = self.linear(f"{name}self_attn.{kind}_proj", x)
         found = found.view(*x.shape[:-1], -1, self.config.head_dim)
         if positions is None:
@@ -209,17 +115,104 @@ class _Layers(HeadLayer[BlockConfig]):
         return rotated(self.norm(f"{name}self_attn.{kind}_norm", found), positions, self.config.rope_theta)
 
 
+def blocks_of_pairs(
+    head: HeadModule,
+    config: BlockConfig,
+    rows: HeadRows,
+    states: Tensor,
+    embeddings: Tensor,
+    dtype: torch.dtype,
+    augment: Augmentation | None,
+) -> Tensor:
+    """Compute `blocks` of a head with `context_tokens`."""
+    layer = _PairLayer(head, config, dtype, rows, prefix="midlayer.", kept="slot_")
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    fused, following = layer.fused(states[rows.states].to(wide), augment), embeddings.to(wide)[rows.states + 1]
+    keys, values = layer.keys(layer.read(following, fused), rows.positions)
+    own_embeddings = following[rows.active][:, None] + layer.weights["slot_embeddings"][: rows.steps].to(wide)
+    own_states = fused[rows.active][:, None] + layer.weights["slot_states"][: rows.steps].to(wide)
+    return layer.forward(own_embeddings, own_states, keys, values)
+
+
+class _PairLayer(HeadLayer[BlockConfig]):
+    """Computes the one layer of a head with `context_tokens`; the slots' vectors keep their type."""
+
+    def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
+        """Fuse states [R, layers, H] to [R, H]. There may be one layer more."""
+        return self.linear("fc", self.joined(states, augment))
+
+    def read(self, embeddings: Tensor, states: Tensor) -> Tensor:
+        """Return [..., 2 H], the input of queries, keys and values."""
+        return torch.cat([self.norm("input_layernorm", embeddings), self.norm("hidden_norm", states)], -1)
+
+    def keys(self, read: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute keys and values, [..., kv heads, head_dim], of rows at these positions."""
+        key, value = self.heads("k", read), self.heads("v", read)
+        return rotated(key, positions, self.config.rope_theta), value
+
+    def heads(self, kind: str, read: Tensor) -> Tensor:
+        """Project to [..., heads, head_dim]."""
+        found = self.linear(f"self_attn.{kind}_proj", read)
+        return found.view(*read.shape[:-1], -1, self.config.head_dim)
+
+    def forward(self, embeddings: Tensor, states: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Compute the output layer's inputs, [A, slots, H].
+
+        Args:
+            embeddings, states: [A, slots, H].
+            keys, values: of all rows.
+        """
+        rows = self.rows
+        read = self.read(embeddings, states)
+        positions = rows.positions[rows.active, None] + 1 + torch.arange(read.shape[1], device=read.device)
+        query = rotated(self.heads("q", read), positions, self.config.rope_theta)
+        own = self.keys(read, positions)
+        x = self.norm("hidden_norm", states) + self.linear("embedding_residual", embeddings)
+        x = x + self.linear("self_attn.o_proj", attended(self.config, rows, query, own, (keys, values)))
+        return self.norm("norm", self.feed_forward(x))
+
+
+def attended(config: BlockConfig, rows: HeadRows, query: Tensor, own: Keys, context: Keys) -> Tensor:
+    """Attend from all blocks: [A, slots, heads * head_dim].
+
+    Args:
+        query: [A, slots, heads, head_dim].
+        own: [A, slots, kv heads, head_dim] each. context: [R, kv heads, head_dim] each.
+    """
+    return torch.cat([_attend_in_document(config, rows, query, own, context, segment) for segment in rows.segments])
+
+
+def _attend_in_document(
+    config: BlockConfig, rows: HeadRows, query: Tensor, own: Keys, context: Keys, segment: DocumentRows
+) -> Tensor:
+    """Attend from one document's blocks: [a, slots, heads * head_dim]."""
+    here = slice(segment.first_active, segment.last_active)
+    key, value = (part[here] for part in own)
+    group, width = config.num_heads // config.num_kv_heads, config.head_dim
+    count, slots = key.shape[:2]
+    # [kv heads, group, a, slots, head_dim]
+    q = query[here].view(count, slots, config.num_kv_heads, group, width).permute(2, 3, 0, 1, 4)
+    before, after = (part[segment.first : segment.last].transpose(0, 1) for part in context)
+    scores = torch.einsum("hgasd,hrd->hgasr", q, before) * width**-0.5
+    scores = scores + context_mask(rows, segment, slots, config.sliding_window, query)[:, None]
+    inside = torch.einsum("hgasd,athd->hgast", q, key) * width**-0.5
+    weights = torch.softmax(torch.cat([scores, inside], -1), -1)
+    mixed = torch.einsum("hgasr,hrd->hgasd", weights[..., : before.shape[1]], after)
+    mixed = mixed + torch.einsum("hgast,athd->hgasd", weights[..., before.shape[1] :], value)
+    return mixed.permute(2, 3, 0, 1, 4).reshape(count, slots, -1)
+
+
 def choose_anchors(
     rows: HeadRows, wanted: Tensor, documents: Tensor, numbers: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Active rows, at most `count` of each packed row, drawn without replacement.
+    """Draw active rows, at most `count` of each packed row, without replacement.
 
     Args:
         wanted, documents: [packed rows, window + 1], that `rows` were made of.
-        numbers: [packed rows], what each row's draws depend on.
+        numbers: [packed rows], the seeds of each row's draws.
 
     Returns:
-        [a] their indices among the active rows, rising; [a] what each counts: of a packed row together as much as its
+        [a] their indices among the active rows, rising; [a] the weight of each: those of a packed row add up to its
         wanted tokens.
     """
     used = documents != NO_DOCUMENT
@@ -235,8 +228,8 @@ def choose_anchors(
     return torch.cat(chosen), torch.cat(counts)
 
 
-def restricted(rows: HeadRows, chosen: Tensor) -> HeadRows:
-    """With these active rows alone. `predictors`, `rows` and `valid` stay those of all. chosen: [a], rising."""
+def keep_active(rows: HeadRows, chosen: Tensor) -> HeadRows:
+    """Keep only these active rows. `predictors`, `rows` and `valid` stay those of all. chosen: [a], rising."""
     ends = torch.searchsorted(chosen, torch.tensor([segment.last_active for segment in rows.segments])).tolist()
     segments = [
         replace(segment, first_active=first, last_active=last)
@@ -250,50 +243,21 @@ def restricted(rows: HeadRows, chosen: Tensor) -> HeadRows:
     )
 
 
-class BlockLoss(HeadLoss[BlockTraining]):
-    """Of a block head."""
-
-    def steps(self, model: nn.Module) -> int:
-        """The tokens of a block."""
-        assert isinstance(model, BlockHead)
-        return model.config.block_size
-
-    def summed(self, model: nn.Module, read: Read, piece: Batch) -> Tensor:
-        """As `HeadLoss.summed`, as if there were a block for each wanted token."""
-        assert isinstance(model, BlockHead)
-        options, where = self.options, device_of(model)
-        _, wanted, documents, _, numbers = piece
-        chosen, counts = choose_anchors(read.rows, wanted, documents, numbers, options.anchors)
-        there = (predicted(read.rows)[chosen] * counts[:, None]).to(where)
-        rows = restricted(read.rows, chosen).to(where)
-        outputs, before = block_outputs(model, rows, read)
-        decays = options.position_weights == DECAY
-        weights = there * position_weights(options, rows.steps).to(where) if decays else there
-        targets = ChainTargets.of(read, rows, weights, options)
-        total, overlaps = chain_loss(logit_parts(model, read.target, outputs.flatten(0, 1), before.flatten()), targets)
-        if model.config.confidence and options.confidence_weight:
-            decayed = there * position_weights(options, rows.steps).to(where)
-            total = total + options.confidence_weight * confidence_loss(
-                model, read.target, outputs, before, overlaps, decayed
-            )
-        return total
-
-
 def position_weights(options: BlockTraining, steps: int) -> Tensor:
-    """[K] of the tokens of a block, exp(-(k - 1) / gamma), of sum 1."""
+    """Return [K] weights of the tokens of a block, exp(-(k - 1) / gamma), of sum 1."""
     weights = torch.exp(-torch.arange(steps, dtype=torch.float32) / options.gamma)
     return weights / weights.sum()
 
 
-def block_outputs(head: BlockHead, rows: HeadRows, read: Read) -> tuple[Tensor, Tensor]:
-    """[A, K, H] what the output layer reads of each block, and [A, K] the token before each."""
-    mask = mask_of(head, read.target)
-    outputs = blocks(head, rows, read.states, read.embeddings, mask, COMPUTE[read.states.device.type], read.augment)
+def block_outputs(head: BlockHead, rows: HeadRows, inputs: HeadInputs) -> tuple[Tensor, Tensor]:
+    """Compute the output layer's inputs of each block, [A, K, H], and the token before each, [A, K]."""
+    mask, dtype = mask_of(head, inputs.target), COMPUTE[inputs.states.device.type]
+    outputs = blocks(head, rows, inputs.states, inputs.embeddings, mask, dtype, inputs.augment)
     return outputs, rows.token_ids[rows.tokens.T]
 
 
 def mask_of(head: BlockHead, target: TrainingTarget) -> Tensor | None:
-    """[H] what stands in the slots after the first; None where they hold no mask."""
+    """Return [H], the embedding of the slots after the first; None for a head with `context_tokens`."""
     if head.config.context_tokens:
         return None
     if head.config.mask_token_id is None:
@@ -302,7 +266,7 @@ def mask_of(head: BlockHead, target: TrainingTarget) -> Tensor | None:
 
 
 def logit_parts(head: BlockHead, target: TrainingTarget, outputs: Tensor, before: Tensor) -> Parts:
-    """What the logits are made of: outputs by the output layer, and the tokens before by the Markov bias.
+    """Return the summands of the logits: outputs by the output layer, and the tokens before by the Markov bias.
 
     outputs: [n, H]. before: [n].
     """
@@ -317,7 +281,7 @@ def logit_parts(head: BlockHead, target: TrainingTarget, outputs: Tensor, before
 
 
 def markov_before(head: BlockHead, target: TrainingTarget, before: Tensor) -> Tensor:
-    """[..., rank], what the Markov bias is a map of. before: tokens."""
+    """Return the input of the Markov bias, [..., rank]. before: tokens."""
     first = head.get_parameter("markov_head.markov_w1.weight")
     if not head.config.markov_shared:
         return F.embedding(before, first)
@@ -327,8 +291,10 @@ def markov_before(head: BlockHead, target: TrainingTarget, before: Tensor) -> Te
 def confidence_loss(
     head: BlockHead, target: TrainingTarget, outputs: Tensor, before: Tensor, overlaps: Tensor, weights: Tensor
 ) -> Tensor:
-    """Sum of weight times the cross-entropy of the confidence against the overlap, 1 - total variation. It does not
-    alter what it is estimated from. All [A, K], outputs [A, K, H]."""
+    """Sum weight times the cross-entropy of the confidence against the overlap, 1 - total variation.
+
+    No gradient reaches the features that it is estimated from. All [A, K], outputs [A, K, H].
+    """
     features = outputs.detach()
     if head.config.markov_rank and head.config.confidence_with_markov:
         embedded = markov_before(head, target, before).detach()
@@ -341,20 +307,21 @@ def confidence_loss(
 
 _OUTPUT, _OUTWARD = "lm_head.weight", "down_proj.weight"
 SLOT_SHARE = 0.3
-"""Size of the slots' own vectors before training, over that of what they are added to."""
+"""Size of the slots' own vectors before training, over that of the vectors that they are added to."""
 
 
-def start_of(folder: Path, config: BlockConfig, served: LanguageModel) -> dict[str, Tensor]:
-    """What a head with `context_tokens` takes over from a trained EAGLE head: all but the output rows. Of a wider
-    feed-forward part, the channels of the largest weights.
+def load_start(folder: Path, config: BlockConfig, inference_target: LanguageModel) -> dict[str, Tensor]:
+    """Load the tensors that a head with `context_tokens` takes over from a trained EAGLE head: all but the output rows.
+
+    Of a wider feed-forward part, the channels of the largest weights are kept.
 
     Raises:
         ModelLoadError: there is no head, or it is damaged.
         IncompatibleDrafterError: it is one for another target.
         ConfigError: it is of another kind or other sizes.
     """
-    stored = load_head(folder, served.num_layers if isinstance(served, Model) else None)
-    check_target(stored.fingerprint, served, str(folder))
+    stored = load_head(folder, inference_target.num_layers if isinstance(inference_target, Model) else None)
+    check_target(stored.fingerprint, inference_target, str(folder))
     wanted, found = config.layer_of_pairs, stored.config
     if not isinstance(found, EagleConfig):
         raise ConfigError(
@@ -362,17 +329,19 @@ def start_of(folder: Path, config: BlockConfig, served: LanguageModel) -> dict[s
         )
     free = {"draft_vocab_size", "own_output_rows", "rms_norm_eps", "max_positions", "norm_output", "sliding_window"}
     for name, value in asdict(wanted).items():
-        there = getattr(found, name)
-        if name not in free and (there < value if name == "intermediate_size" else there != value):
+        given = getattr(found, name)
+        if name not in free and (given < value if name == "intermediate_size" else given != value):
             raise ConfigError(
-                f"the head in {folder} has {name} {there}, but the one to be trained {value}: their layers are not "
+                f"the head in {folder} has {name} {given}, but the one to be trained {value}: their layers are not "
                 "alike. Train both with the same sizes and states (the EAGLE head may have a wider feed-forward part)."
             )
-    return _narrowed({name: each for name, each in stored.tensors.items() if name != _OUTPUT}, config.intermediate_size)
+    return _narrow_feed_forward(
+        {name: each for name, each in stored.tensors.items() if name != _OUTPUT}, config.intermediate_size
+    )
 
 
-def _narrowed(tensors: dict[str, Tensor], width: int) -> dict[str, Tensor]:
-    """With so many channels of the feed-forward part: those whose weights, in and out, have the largest product."""
+def _narrow_feed_forward(tensors: dict[str, Tensor], width: int) -> dict[str, Tensor]:
+    """Keep so many channels of the feed-forward part: those whose weights, in and out, have the largest product."""
     parts = {name: each for name, each in tensors.items() if ".mlp." in name}
     inward = [each.norm(dim=1) for name, each in parts.items() if not name.endswith(_OUTWARD)]
     outward = [each.norm(dim=0) for name, each in parts.items() if name.endswith(_OUTWARD)]
@@ -380,38 +349,27 @@ def _narrowed(tensors: dict[str, Tensor], width: int) -> dict[str, Tensor]:
     return tensors | {name: each[:, kept] if name.endswith(_OUTWARD) else each[kept] for name, each in parts.items()}
 
 
-def block_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
-    """As `evaluate.Guess`: of a block at every active row, as many tokens as there are steps, each after the text's
-    token before it."""
-    assert isinstance(head, BlockHead)
-    outputs, before = block_outputs(head, read.rows, read)
-    parts = logit_parts(head, read.target, outputs.flatten(0, 1), before.flatten())
-    return [(features.view(*before.shape, -1).transpose(0, 1), layer) for features, layer in parts]
-
-
 class BlockKind(HeadKind[BlockTraining]):
-    """Block heads."""
-
-    loss = BlockLoss
-    guess = staticmethod(block_guess)
+    """Trains block heads."""
 
     module, drafter = BlockHead, Block
 
     def __init__(self, options: BlockTraining) -> None:
-        super().__init__(options, options.shape.block_size)
+        super().__init__(options, options.shape.block_size, options.shape.block_size)
         if options.start and not options.shape.context_tokens:
             raise ConfigError("start is given, but only a head with context_tokens has the layer of an EAGLE head.")
         self._start: Mapping[str, Tensor] = {}
 
-    def config(self, name: str, served: LanguageModel, max_positions: int) -> BlockConfig:
-        """As `HeadKind.config`.
+    def config(self, name: str, inference_target: LanguageModel, max_positions: int) -> BlockConfig:
+        """Return the head's shape for a target, and load the head to start from.
 
         Raises:
-            ModelLoadError, IncompatibleDrafterError, ConfigError: the head to start from is none, or not such a one.
+            ConfigError: the shape or the head to start from does not fit.
+            ModelLoadError, IncompatibleDrafterError: there is no head to start from, or it is another target's.
         """
         shape = self.options.shape
         config = BlockConfig(
-            **shape_for(name, served, shape, max_positions),
+            **shape_for(name, inference_target, shape, max_positions),
             num_layers=shape.num_layers,
             block_size=shape.block_size,
             context_tokens=shape.context_tokens,
@@ -424,11 +382,11 @@ class BlockKind(HeadKind[BlockTraining]):
             own_output_rows=shape.own_output_rows,
         )
         if self.options.start:
-            self._start = start_of(Path(self.options.start), config, served)
+            self._start = load_start(Path(self.options.start), config, inference_target)
         return config
 
     def first_value(self, name: str, shape: torch.Size, scale: float, generator: torch.Generator) -> Tensor | None:
-        """As `HeadKind.first_value`: bias and confidence say nothing yet, and small vectors tell slots apart."""
+        """Return zeros for bias and confidence, and small vectors that distinguish the slots."""
         if name in self._start:
             return self._start[name].float()
         if name.startswith("confidence_head") or name.endswith("markov_w2.weight"):
@@ -441,3 +399,26 @@ class BlockKind(HeadKind[BlockTraining]):
         value = SLOT_SHARE * of_row * torch.randn(shape, generator=generator)
         value[0] = 0  # it begins as the context's last row
         return value
+
+    def summed_loss(self, head: BlockHead, inputs: HeadInputs, piece: Batch) -> Tensor:
+        """Sum the loss as if there were a block for each wanted token."""
+        options, where = self.options, device_of(head)
+        _, wanted, documents, _, numbers = piece
+        chosen, counts = choose_anchors(inputs.rows, wanted, documents, numbers, options.anchors)
+        weights = (predicted(inputs.rows)[chosen] * counts[:, None]).to(where)
+        rows = keep_active(inputs.rows, chosen).to(where)
+        decayed = weights * position_weights(options, rows.steps).to(where)
+        outputs, before = block_outputs(head, rows, inputs)
+        targets = ChainTargets.of(inputs, rows, decayed if options.position_weights == DECAY else weights, options)
+        parts = logit_parts(head, inputs.target, outputs.flatten(0, 1), before.flatten())
+        total, overlaps = chain_loss(parts, targets)
+        if head.config.confidence and options.confidence_weight:
+            confidence = confidence_loss(head, inputs.target, outputs, before, overlaps, decayed)
+            total = total + options.confidence_weight * confidence
+        return total
+
+    def predict(self, head: BlockHead, inputs: HeadInputs) -> LogitParts:
+        """Predict a block at every active row, each token after the text's token before it."""
+        outputs, before = block_outputs(head, inputs.rows, inputs)
+        parts = logit_parts(head, inputs.target, outputs.flatten(0, 1), before.flatten())
+        return [(features.view(*before.shape, -1).transpose(0, 1), layer) for features, layer in parts]

@@ -1,4 +1,4 @@
-"""The card beside a trained model: its training data, its training, and its measurements."""
+"""Folders of trained models: weights, tokenizer, and the card with data, training and measurements."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from forerun.train.evaluate import HeldOutAcceptance, TextScore
 from forerun.utils.files import REMEDY, new_files, write_bytes, write_json
 from forerun.utils.json_file import Fields
 
-# Model folders: reading and writing ordinary Transformers folders with a card beside the weights.
-
 TRAINING_RECORD = "training.json"
 CARD = "README.md"
 
@@ -43,9 +41,9 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
 
 
 def load(name: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal language model and its tokenizer, in evaluation mode.
+    """Load a causal language model and its tokenizer, in evaluation mode.
 
-    name: a local folder, a GGUF file, or what `forerun fetch` brings. Weights in codes become numbers.
+    name: a local folder, a GGUF file, or what `forerun fetch` brings. Quantized weights are dequantized.
 
     Raises:
         ModelLoadError: it is missing, or Transformers cannot read a model from it.
@@ -54,7 +52,7 @@ def load(name: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[PreTrainedMod
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a local folder.
+    """Load the tokenizer of a local folder.
 
     Raises:
         ModelLoadError: there is none, or it is damaged.
@@ -64,25 +62,20 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return read_tokenizer(folder)
 
 
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write `training.json`: what the card says, for programs."""
-    write_json(folder / TRAINING_RECORD, record, error=ConfigError)
-
-
 def read_record(folder: Path) -> dict[str, Any]:
-    """What `write_record` wrote, or an empty dictionary if the folder has no record. Raises ModelLoadError: damaged."""
+    """Read `training.json`; an empty dictionary without one. Raises ModelLoadError where it is damaged."""
     path = folder / TRAINING_RECORD
     return dict(Fields.read(path, ModelLoadError, remedy="Remove it or put it right.").values) if path.exists() else {}
 
 
 def versions() -> dict[str, str]:
-    """The versions that a run depends on."""
+    """Return the versions of Python and the libraries that a run depends on."""
     found = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
     return {"python": platform.python_version(), **found}
 
 
 def stage_record(state: LoopState) -> dict[str, Any]:
-    """How far a stage went and how fast."""
+    """Return steps, tokens, speed and loss of a stage."""
     return {
         "steps": state.step,
         "tokens": state.tokens,
@@ -106,7 +99,7 @@ def build_record(
     started_from: dict[str, Any] | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Everything the card says, as plain values."""
+    """Collect the content of the card, as JSON values."""
     return {
         "kind": kind,
         "command": command,
@@ -125,12 +118,12 @@ def build_record(
 
 def write_card(folder: Path, record: dict[str, Any]) -> None:
     """Write `README.md` and `training.json` into a model folder."""
-    write_record(folder, record)
+    write_json(folder / TRAINING_RECORD, record, error=ConfigError)
     write_bytes(folder / CARD, render(record).encode(), error=ConfigError)
 
 
 def render(record: dict[str, Any]) -> str:
-    """The card as Markdown."""
+    """Render the card as Markdown."""
     data, held_out = record["data"], record["held_out"]
     unit = data.get("unit", "files")
     lines = [
@@ -147,7 +140,7 @@ def render(record: dict[str, Any]) -> str:
         f"- Data: {data['description']}; {data['training_files']} {unit}; licence: {data['licence']}.",
         f"- Held out: {data['held_out_files']} {unit}, {data['split']}. Not used for the tokenizer either.",
         f"- Command: `{record['command']}`",
-        *_former(record["started_from"]),
+        *([_start_line(record["started_from"])] if record["started_from"] else []),
         f"- Seed: {record['seed']}",
         f"- Held-out bits per byte: {held_out['bits_per_byte']:.4f}",
         f"- Held-out perplexity per token: {held_out['perplexity']:.3f} ({held_out['tokens']:,} tokens)",
@@ -168,12 +161,10 @@ def render(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _former(record: dict[str, Any] | None) -> list[str]:
-    """Where the run started, if not from random weights."""
-    if not record:
-        return []
+def _start_line(record: dict[str, Any]) -> str:
+    """Return the card's line on the draft that the run started from."""
     stages = ", ".join(f"{name} {stage['tokens']:,} tokens" for name, stage in record["stages"].items())
-    return [f"- Started from a draft made by `{record['command']}` ({stages})."]
+    return f"- Started from a draft made by `{record['command']}` ({stages})."
 
 
 def _acceptance_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where a run stands, on disk: weights and counts in one file with a checksum, options, its folder's lock."""
+"""The state of a run on disk: weights and counts in one file with a checksum, options, and the folder's lock."""
 
 from __future__ import annotations
 
@@ -25,11 +25,27 @@ METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.pt"
 BEST = "best.pt"
 _REMEDY = "Remove it, and --resume begins this stage again."
+FILE_NAME = "options.json"
+_OTHER = "Set the key work to another folder, or give --force to begin anew."
+TARGET = "target"
+"""Key of the target's fingerprint in the options of a run."""
+_STAGES = ("", "samples", "distil", "states")
+_FILES = (
+    FILE_NAME,
+    CHECKPOINT,
+    BEST,
+    METRICS,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "shard-*.npy",
+    "row-*.safetensors",
+)
+"""Files of a run in the folders of its stages, which another run would mistake for its own."""
 
 
 @dataclass(slots=True)
 class LoopState:
-    """Where a run stands: steps done, tokens seen, seconds spent training (over all its lives)."""
+    """Progress of a run: steps done, tokens seen, seconds spent training (over all its lives)."""
 
     step: int = 0
     tokens: int = 0
@@ -40,7 +56,7 @@ class LoopState:
 
     @property
     def best_step(self) -> int:
-        """Of the best evaluation, the last of several; 0 without one."""
+        """Return the step of the best evaluation, the last of several; 0 without one."""
         return max(((score, step) for step, score in self.scores), default=(0.0, 0))[1]
 
 
@@ -63,7 +79,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers, stat
 
 
 def save_best(folder: Path, model: nn.Module, step: int) -> None:
-    """Keep the weights of the best evaluation yet. Raises ConfigError as `save_checkpoint`."""
+    """Keep the weights of the best evaluation so far. Raises ConfigError as `save_checkpoint`."""
     _write(folder / BEST, {"model": model.state_dict(), "step": step})
 
 
@@ -81,7 +97,7 @@ def load_best(folder: Path, model: nn.Module, step: int) -> None:
 
 @contextmanager
 def _read(path: Path, fault: str) -> Iterator[dict[str, Any]]:
-    """What `_write` wrote, for a block whose failures mean that it is something else."""
+    """Load a file of `_write` for a block whose failures mean that the file holds something else."""
     check_seal(path, ConfigError, _REMEDY)
     try:
         yield torch.load(path, map_location="cpu", weights_only=True)
@@ -113,14 +129,8 @@ def load_checkpoint(folder: Path, model: nn.Module, optimisers: Optimisers) -> L
         return LoopState(content["step"], content["tokens"], content["seconds"], list(content["losses"]), scores)
 
 
-FILE_NAME = "options.json"
-_OTHER = "Set the key work to another folder, or give --force to begin anew."
-TARGET = "target"
-"""In the options of a run, the fingerprint of its target."""
-
-
 class Weights:
-    """A Transformers model as fingerprints look at it."""
+    """A Transformers model with the interface that fingerprints are computed by."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -160,7 +170,7 @@ def pin(folder: Path, options: dict[str, Any]) -> None:
     """Write `options` into `folder`, or compare them with those a former run wrote there.
 
     Raises:
-        ConfigError: the file is damaged, or some differ: what is in the folder would not fit what is added to it.
+        ConfigError: the file is damaged, or some differ.
     """
     path = folder / FILE_NAME
     plain = json.loads(json.dumps(options))
@@ -177,28 +187,14 @@ def pin(folder: Path, options: dict[str, Any]) -> None:
         )
 
 
-_STAGES = ("", "samples", "distil", "states")
-_FILES = (
-    FILE_NAME,
-    CHECKPOINT,
-    BEST,
-    METRICS,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "shard-*.npy",
-    "row-*.safetensors",
-)
-"""What a run leaves in the folders of its stages, and what another run would take for its own."""
-
-
 @contextmanager
 def run_in(work: Path, out: Path, console: Console, *, resume: bool, force: bool) -> Iterator[None]:
-    """Train inside this block: checks, the folder's lock, and what is said after Ctrl-C.
+    """Check and lock the folder of a run for this block, and print how to resume after Ctrl-C.
 
     Args:
         work: the run's folder, for checkpoints and samples.
         out: the model folder that will be written.
-        resume: go on with the run in `work`.
+        resume: continue the run in `work`.
         force: begin anew, and replace the model in `out`.
 
     Raises:
@@ -233,5 +229,5 @@ def run_in(work: Path, out: Path, console: Console, *, resume: bool, force: bool
 
 
 def _files(work: Path) -> list[Path]:
-    """What a run has left in its folder."""
+    """List the files that a run has left in its folder."""
     return [path for stage in _STAGES for pattern in _FILES for path in (work / stage).glob(pattern)]

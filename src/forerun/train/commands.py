@@ -1,4 +1,4 @@
-"""`forerun train draft` and `eval`: from data to a draft's folder with its card, and measurements."""
+"""The commands that train and measure drafts: from data to a draft's folder with its card."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.errors import ConfigError
-from forerun.train import card, card as folder
 from forerun.train.accelerator import device_name, micro_tokens, training_device
+from forerun.train.card import build_record, load, read_record, save, write_card
 from forerun.train.checkpoint import Weights, run_in
 from forerun.train.corpus import read_held_out
 from forerun.train.data.answer_rows import read_rows
 from forerun.train.data.packed import PackedBatch, PackedShard
 from forerun.train.defaults import DraftTraining
 from forerun.train.draft import distil
-from forerun.train.draft.samples import restricted
+from forerun.train.draft.prune import check_start_given
+from forerun.train.draft.samples import mask_unproposed
 from forerun.train.evaluate import HeldOutAcceptance, TextScore, acceptance, acceptance_of, document_mask, text_score
 from forerun.utils import workloads
 
@@ -31,7 +31,7 @@ HELD_OUT_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A pair on held-out code."""
+    """The scores of a pair on held-out code."""
 
     target: TextScore
     draft: TextScore
@@ -55,31 +55,22 @@ def train_draft(
     Args:
         data: see `read_rows`.
         command: the command line, for the card.
-        start: folder of a model to go on from, in place of a pruned copy of the target.
-
-    Raises:
-        ConfigError: two starts are given, or none.
+        start: folder of a model to go on from, in place of a pruned copy of the target (`check_start_given`).
     """
-    if start is not None and options.pruning.layers is not None:
-        raise ConfigError("--start and --prune-layers are two starts of one draft. Leave one of the two out.")
-    if start is None and options.pruning.layers is None:
-        raise ConfigError(
-            "A draft starts from trained weights. Give layers of the target to keep (--prune-layers) or a trained "
-            "draft (--start)."
-        )
+    check_start_given(start, options.pruning)
     where = training_device(options.device)
     console = Console()
     with run_in(work, out, console, resume=resume, force=force):
-        target, tokenizer = folder.load(target_folder)
+        target, tokenizer = load(target_folder)
         rows = read_rows(data, Weights(target), tokenizer, work / "packed", options.window, console)
-        former = folder.load(start, torch.float32) if start is not None else None
+        former = load(start, torch.float32) if start is not None else None
         draft, state = distil.train(target, tokenizer, rows, work, options, console, former)
-        folder.save(draft, tokenizer, out)
-        stored, _ = folder.load(out)
+        save(draft, tokenizer, out)
+        stored, _ = load(out)
         stored.to(where)
         held_out = rows.held_out()
         rates = packed_acceptance(target, stored, held_out)
-        record = card.build_record(
+        record = build_record(
             kind="draft",
             command=command,
             seed=options.seed,
@@ -87,20 +78,19 @@ def train_draft(
             data=_data_record(rows, held_out),
             options=asdict(options),
             stages={"distillation": state},
-            started_from=folder.read_record(start) if start is not None else None,
+            started_from=read_record(start) if start is not None else None,
             held_out=text_score(stored, tokenizer, packed_texts(held_out, tokenizer)),
             acceptance=rates,
             device=device_name(where),
         )
-        card.write_card(out, record)
+        write_card(out, record)
         for row in rates:
-            console.print(
-                f"{out}: acceptance rate {row.rate:.3f} at temperature {row.temperature:g}, K={row.num_draft_tokens}"
-            )
+            setting = f"temperature {row.temperature:g}, K={row.num_draft_tokens}"
+            console.print(f"{out}: acceptance rate {row.rate:.3f} at {setting}")
 
 
 def _data_record(rows: PackedShard, held_out: PackedShard) -> dict[str, Any]:
-    """The card's entry of what a draft learns from."""
+    """Return the card's entry of a draft's data."""
     return {
         "description": f"packed rows ({rows.num_tokens:,} tokens, {rows.num_wanted:,} of them learnt)",
         "licence": "that of the data",
@@ -124,8 +114,8 @@ def evaluate_pair(
     where = training_device(device)
     if threads:
         torch.set_num_threads(threads)
-    target, tokenizer = folder.load(target_folder)
-    draft, _ = folder.load(draft_folder)
+    target, tokenizer = load(target_folder)
+    draft, _ = load(draft_folder)
     target.to(where)
     draft.to(where)
     texts = [file.text for file in read_held_out()]
@@ -143,9 +133,9 @@ def pair_acceptance(
     num_draft_tokens: int = 4,
     new_tokens: int = 128,
 ) -> list[HeldOutAcceptance]:
-    """Acceptance on the bundled prompts at temperatures 0 and 1."""
+    """Measure acceptance on the bundled prompts at temperatures 0 and 1."""
     prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
-    with restricted(draft):
+    with mask_unproposed(draft):
         return [
             acceptance(
                 target,
@@ -163,7 +153,7 @@ def pair_acceptance(
 def packed_acceptance(
     target: PreTrainedModel, draft: PreTrainedModel, rows: PackedShard, num_draft_tokens: int = 4
 ) -> list[HeldOutAcceptance]:
-    """Acceptance along the wanted tokens of held-out rows, at temperatures 0 and 1; nothing where there are none.
+    """Measure acceptance along the wanted tokens of held-out rows, at temperatures 0 and 1; none without such rows.
 
     At temperature 0 a token is accepted where the most probable ones of both models agree, whatever the text says next.
     """
@@ -171,12 +161,12 @@ def packed_acceptance(
     size = max(1, micro_tokens(target) // rows.window)
     for first in range(0, min(len(rows), HELD_OUT_ROWS), size):
         batch = rows.rows(list(range(first, min(first + size, len(rows), HELD_OUT_ROWS))))
-        with restricted(draft):
-            guessed = _logits(draft, batch)
+        with mask_unproposed(draft):
+            drafted = _logits(draft, batch)
         wanted = _logits(target, batch)
         agreed = {
-            0.0: (wanted.argmax(-1) == guessed.argmax(-1)).float(),
-            1.0: torch.minimum(wanted.softmax(-1), guessed.softmax(-1)).sum(-1),
+            0.0: (wanted.argmax(-1) == drafted.argmax(-1)).float(),
+            1.0: torch.minimum(wanted.softmax(-1), drafted.softmax(-1)).sum(-1),
         }
         for temperature, values in agreed.items():
             found[temperature] += _runs(values.cpu(), batch, num_draft_tokens)
@@ -184,7 +174,7 @@ def packed_acceptance(
 
 
 def _logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """float32 [rows, window, V]."""
+    """Compute logits, float32 [rows, window, V]."""
     tokens = batch.tokens[:, :-1].to(model.device)
     mask = document_mask(batch.documents[:, :-1].to(model.device))
     logits: Tensor = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
@@ -192,7 +182,7 @@ def _logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
 
 
 def _runs(values: Tensor, batch: PackedBatch, longer_than: int) -> list[Tensor]:
-    """The parts of values [rows, window] at the wanted tokens that follow one another, which answers are."""
+    """Split values [rows, window] into runs at consecutive wanted tokens, which answers are."""
     runs = []
     for row, wanted, documents in zip(values, batch.wanted[:, 1:], batch.documents[:, 1:], strict=True):
         breaks = (wanted[1:] != wanted[:-1]) | (documents[1:] != documents[:-1])
@@ -203,7 +193,7 @@ def _runs(values: Tensor, batch: PackedBatch, longer_than: int) -> list[Tensor]:
 
 
 def packed_texts(rows: PackedShard, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The documents of held-out rows as text."""
+    """Decode the documents of held-out rows."""
     texts: list[str] = []
     for number in range(min(len(rows), HELD_OUT_ROWS)):
         batch = rows.rows([number])

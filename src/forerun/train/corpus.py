@@ -1,4 +1,4 @@
-"""The text that prompts and passages are made of without other data: the standard library; and the held-out files."""
+"""The default source of text, the standard library of the interpreter, and the bundled held-out files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import hashlib
 import re
 import sysconfig
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.config import ASSETS
 from forerun.errors import ConfigError
 from forerun.utils.workloads import read_records
+
+HELD_OUT_FILE = ASSETS / "heldout.jsonl.gz"
 
 HELD_OUT_SHARE = 0.05
 """Share of the files never trained on."""
@@ -34,24 +36,24 @@ class SourceFile:
 
 
 def hash_fraction(name: str) -> float:
-    """A number in [0, 1) that depends on `name` alone: the first 8 bytes of its sha256."""
+    """Return a number in [0, 1) that depends on `name` alone: the first 8 bytes of its sha256."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:8], "big") / 2**64
 
 
 def is_held_out(name: str, share: float = HELD_OUT_SHARE) -> bool:
-    """Whether the file called `name` is kept for evaluation and never trained on."""
+    """Return whether the file called `name` is kept for evaluation and never trained on."""
     return hash_fraction(name) < share
 
 
 def is_data_table(text: str) -> bool:
-    """Whether a long file is mostly digits and backslash escapes (a generated table, not a program)."""
+    """Return whether a long file is mostly digits and backslash escapes (a generated table, not a program)."""
     if len(text) < _TABLE_MIN_BYTES:
         return False
     return sum(map(text.count, "0123456789\\")) > _MAX_TABLE_SHARE * len(text)
 
 
 def is_generated(text: str) -> bool:
-    """Whether the head of a file says that a program wrote it."""
+    """Return whether the head of a file says that a program wrote it."""
     return _GENERATED.search(text[:500]) is not None
 
 
@@ -63,7 +65,7 @@ def _is_wanted(relative: Path) -> bool:
 
 
 def read_python_files(root: Path) -> list[SourceFile]:
-    """Every Python file under `root` that is UTF-8 and hand-written, without exact duplicates.
+    """Read every Python file under `root` that is UTF-8 and hand-written, without exact duplicates.
 
     Sorted by name, so that the corpus does not depend on the order the file system lists it in.
     """
@@ -86,24 +88,17 @@ def read_python_files(root: Path) -> list[SourceFile]:
 
 
 def standard_library_root() -> Path:
-    """The folder of the running interpreter's standard library."""
+    """Return the folder of the running interpreter's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def split(files: Iterable[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
-    """(trained on, held out): disjoint by name, and by content since duplicates are gone."""
-    training: list[SourceFile] = []
-    held_out: list[SourceFile] = []
-    for file in files:
-        (held_out if is_held_out(file.name) else training).append(file)
-    return training, held_out
-
-
-HELD_OUT_FILE = ASSETS / "heldout.jsonl.gz"
+def split(files: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+    """Split into (training, held out): disjoint by name, and by content since duplicates are gone."""
+    return [file for file in files if not is_held_out(file.name)], [file for file in files if is_held_out(file.name)]
 
 
 def read_held_out(path: Path = HELD_OUT_FILE) -> list[SourceFile]:
-    """Files that were never trained on.
+    """Read the files that were never trained on.
 
     Raises:
         ConfigError: `path` is missing or is not such a file.

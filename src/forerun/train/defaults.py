@@ -1,4 +1,4 @@
-"""What the training commands may be told, with every default, range and line of help."""
+"""The options of the training commands, with every default, range and line of help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.utils.fields import Checked, option
 
 @dataclass(frozen=True, slots=True)
 class RunOptions(Checked):
-    """What every training run may be told."""
+    """Options of every training run."""
 
     seed: int = option(0, "Seed of weights, order and noise.", low=0)
     checkpoint_seconds: float = option(60.0, "Seconds of training between checkpoints.", low=0)
@@ -35,9 +35,9 @@ class Optimisation(Checked):
     decay: float = 0.8
     final_factor: float = 0.02
     matrices: str = "muon"
-    """What steps the hidden matrices: "muon", or "adam" as everything else."""
+    """Optimiser of the hidden matrices: "muon", or "adam" as everything else."""
     shape: str = "linear"
-    """Of the decay: "linear" or "cosine"."""
+    """Shape of the decay: "linear" or "cosine"."""
 
 
 DISTILLATION = Optimisation(muon_lr=0.01, adam_lr=2e-3, warmup=0.02, decay=0.9, weight_decay=0.0)
@@ -45,14 +45,14 @@ LossName = Literal[
     "kl-then-tv", "forward-kl", "reverse-kl", "jensen-shannon", "total-variation", "hybrid", "log-overlap"
 ]
 LOSSES: tuple[str, ...] = get_args(LossName)
-"""What a draft may be distilled by (`losses.py`); `kl-then-tv` is forward KL first and total variation later."""
+"""Losses of distillation (`losses.py`); `kl-then-tv` is forward KL first and total variation later."""
 CHANNEL_SCORES = ("activation", "weight")
-"""What decides which channels of the feed-forward part a pruned copy keeps (`prune.py`)."""
+"""Measures that rank the feed-forward channels of a pruned copy (`prune.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning(Checked):
-    """The pruned copy of its target that a draft starts from; without layers it starts from something else."""
+    """Options of the pruned copy that a draft starts from; without layers there is no such copy."""
 
     layers: str | None = option(
         None,
@@ -84,12 +84,12 @@ class Pruning(Checked):
 
 @dataclass(frozen=True, slots=True)
 class DraftTraining(RunOptions):
-    """`forerun train draft`: on what the target says of packed rows."""
+    """Options of `forerun train draft`: distillation from the target's soft labels of packed rows."""
 
     distillation: Optimisation = DISTILLATION
     window: int = option(512, "Tokens of a row into which answers are packed.", low=8)
     text_batch: int = 64
-    """Rows of a shard of the target's distributions."""
+    """Rows of a shard of soft labels."""
     top: int = 32
     """Tokens of each of the target's distributions that are kept."""
     tokens: int = option(10_000_000, "Tokens of distillation, counted with repetitions.", low=1)
@@ -117,7 +117,7 @@ class DraftTraining(RunOptions):
 
 @dataclass(frozen=True, slots=True)
 class AnswerMaking(Checked):
-    """`forerun train answers`: prompts, and the target's answers to them."""
+    """Options of `forerun train answers`: prompts, and the target's answers to them."""
 
     answers: int | None = option(
         None, "Answers to make, at most.", low=1, default_text="one for each prompt that is given, else 2000"

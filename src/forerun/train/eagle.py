@@ -1,37 +1,40 @@
-"""EAGLE heads as a kind of head that is trained: their tensors, loss and first weights."""
+"""The training of EAGLE heads and MTP layers: their forward over documents, loss and configuration."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.drafter import Eagle
 from forerun.models import LanguageModel
 from forerun.train.accelerator import device_of
+from forerun.train.heads.evaluate import LogitParts
 from forerun.train.heads.loss import ChainTargets, Targets, chain_loss, step_weights, weighted_loss
-from forerun.train.heads.module import Augmentation, DocumentRows, HeadLayer, HeadModule, HeadRows, predicted, rotated
+from forerun.train.heads.module import (
+    Augmentation,
+    DocumentRows,
+    HeadLayer,
+    HeadModule,
+    HeadRows,
+    context_mask,
+    predicted,
+    rotated,
+)
 from forerun.train.heads.options import DECAY, EagleTraining
-from forerun.train.heads.run import COMPUTE, HeadLoss, Read
 from forerun.train.heads.start import HeadKind, hidden_size, shape_for
+from forerun.train.heads.target_states import COMPUTE, HeadInputs
 from forerun.train.loop import Batch
+
+Keys = tuple[Tensor, Tensor]
+"""Keys and values: [R, kv heads, head_dim] of step 0, [A, kv heads, head_dim] of a later step."""
 
 
 class EagleHead(HeadModule):
     """The trained tensors of an EAGLE head."""
 
     config: EagleConfig
-
-
-@dataclass(slots=True)
-class _Keys:
-    """Keys and values, [R, kv heads, head_dim] of step 0, and [A, kv heads, head_dim] of each later step."""
-
-    first: tuple[Tensor, Tensor]
-    later: list[tuple[Tensor, Tensor]]
 
 
 def unrolled(
@@ -42,18 +45,18 @@ def unrolled(
     dtype: torch.dtype = torch.bfloat16,
     augment: Augmentation | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What the output layer reads, and what the next row reads: [J, A, hidden] each.
+    """Compute the inputs of the output layer and of the next row, [J, A, hidden] each.
 
     Args:
         states: [N, layers, target hidden] of the documents' tokens; there may be one more, which is not read.
         embeddings: [N, target hidden] of the same, unscaled.
         dtype: of products; sums, norms and the residual are in float32, or float64 for float64.
     """
-    layer = _EagleLayer(head, dtype, rows)
+    layer = _EagleLayer(head, head.config, dtype, rows, prefix="layers.0." if head.config.version == 1 else "midlayer.")
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     embeddings = embeddings.to(wide)
     state = layer.fused(states[rows.states].to(wide), augment)
-    keys = _Keys(layer.keys(layer.read(embeddings[rows.states + 1], state), rows.positions), [])
+    keys = [layer.keys(layer.read(embeddings[rows.states + 1], state), rows.positions)]
     state = state[rows.active]
     positions = rows.positions[rows.active]
     outputs, fed_back = [], []
@@ -61,7 +64,7 @@ def unrolled(
         embedding = embeddings[rows.tokens[step]]
         read = layer.read(embedding, state)
         if step:
-            keys.later.append(layer.keys(read, positions + step))
+            keys.append(layer.keys(read, positions + step))
         output, state = layer.forward(embedding, state, read, keys, positions + step)
         outputs.append(output)
         fed_back.append(state)
@@ -69,46 +72,38 @@ def unrolled(
 
 
 class _EagleLayer(HeadLayer[EagleConfig]):
-    """The decoder layer with its weights in `dtype`."""
-
-    def __init__(self, head: EagleHead, dtype: torch.dtype, rows: HeadRows) -> None:
-        config = head.config
-        self.is_first_version = config.version == 1
-        super().__init__(head, config, dtype, prefix="layers.0." if self.is_first_version else "midlayer.")
-        self.segments = rows.segments
-        self.window = config.sliding_window
-        self.local = (rows.active, rows.positions)
+    """Computes the decoder layer."""
 
     def fused(self, states: Tensor, augment: Augmentation | None) -> Tensor:
-        """[R, layers, T] -> [R, H]; version 1 reads its one state as it is. There may be one layer more."""
+        """Fuse states [R, layers, T] to [R, H]; version 1 reads its one state as it is. There may be one layer more."""
         joined = self.joined(states, augment)
-        return joined if self.is_first_version else self.linear("fc", joined)
+        return joined if self.config.version == 1 else self.linear("fc", joined)
 
     def read(self, embedding: Tensor, state: Tensor) -> Tensor:
-        """What queries, keys and values are computed from; of an MTP layer, what enters it."""
+        """Return the input of queries, keys and values; of an MTP layer, the input of the whole layer."""
         if self.config.is_mtp:
             embedding, state = self.norm("enorm", embedding), self.norm("hnorm", state)
-        if self.is_first_version:
+        if self.config.version == 1:
             return self.linear("fc", torch.cat([embedding, state], -1))
         return torch.cat([self.norm("input_layernorm", embedding), self.norm("hidden_norm", state)], -1)
 
     def normed(self, read: Tensor) -> Tensor:
-        """The same behind the norm with which an MTP layer begins."""
+        """Apply the norm with which an MTP layer begins."""
         return self.norm("input_layernorm", read) if self.config.is_mtp else read
 
     def keys(self, read: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of rows at these positions."""
+        """Compute keys and values of rows at these positions."""
         read = self.normed(read)
         shape = (len(read), self.config.num_kv_heads, self.config.head_dim)
         key = rotated(self.linear("self_attn.k_proj", read).view(shape), positions, self.config.rope_theta)
         return key, self.linear("self_attn.v_proj", read).view(shape)
 
     def forward(
-        self, embedding: Tensor, state: Tensor, read: Tensor, keys: _Keys, positions: Tensor
+        self, embedding: Tensor, state: Tensor, read: Tensor, keys: list[Keys], positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[A, H] what the output layer reads, and what goes to the next row."""
+        """Compute the inputs of the output layer and of the next row, [A, H] each."""
         config = self.config
-        if self.is_first_version:
+        if config.version == 1:
             residual = read
         else:
             residual = self.norm("hidden_norm", state) if config.norm_before_residual else state
@@ -116,84 +111,46 @@ class _EagleLayer(HeadLayer[EagleConfig]):
                 residual = residual + self.linear("embedding_residual", embedding)
         query = self.linear("self_attn.q_proj", self.normed(read)).view(len(read), config.num_heads, config.head_dim)
         query = rotated(query, positions, self.config.rope_theta)
-        attended = torch.cat([self.attended(query, keys, segment) for segment in self.segments])
+        attended = torch.cat([self.attended(query, keys, segment) for segment in self.rows.segments])
         x = self.feed_forward(residual + self.linear("self_attn.o_proj", attended.flatten(1)))
-        if self.is_first_version and not config.is_mtp:
+        if config.version == 1 and not config.is_mtp:
             return x, x
         output = self.norm("norm", x)
         return output, output if config.norm_output else x
 
-    def attended(self, query: Tensor, keys: _Keys, segment: DocumentRows) -> Tensor:
-        """Of one document's active rows: [a, heads, head_dim]. Not in bfloat16: so small and so many different products
-        take longer to compile for each shape than to compute."""
-        config = self.config
+    def attended(self, query: Tensor, keys: list[Keys], segment: DocumentRows) -> Tensor:
+        """Attend from one document's active rows: [a, heads, head_dim].
+
+        Not in bfloat16: products so small and of so many shapes take longer to compile than to compute.
+        """
+        config, (first, *later_keys) = self.config, keys
         group, width = config.num_heads // config.num_kv_heads, config.head_dim
         own = slice(segment.first_active, segment.last_active)
-        count, step = own.stop - own.start, len(keys.later)
-        key, value = (part[segment.first : segment.last].transpose(0, 1) for part in keys.first)
+        count, step = own.stop - own.start, len(later_keys)
+        key, value = (part[segment.first : segment.last].transpose(0, 1) for part in first)
         # [kv heads, group * a, head_dim]
         q = query[own].view(count, config.num_kv_heads, group * width).transpose(0, 1)
         q = q.reshape(config.num_kv_heads, count, group, width).transpose(1, 2).reshape(config.num_kv_heads, -1, width)
         scores = torch.bmm(q, key.transpose(1, 2)).view(config.num_kv_heads, group, count, -1)
-        scores = scores * width**-0.5 + self.mask(segment, step, scores)
+        scores = scores * width**-0.5 + context_mask(self.rows, segment, step, config.sliding_window, scores)
         later = [
             (q.view(config.num_kv_heads, group, count, width) * k[own].transpose(0, 1)[:, None]).sum(-1, keepdim=True)
-            for k, _ in keys.later
+            for k, _ in later_keys
         ]
         whole = torch.cat([scores, *(part * width**-0.5 for part in later)], -1)
         weights = torch.softmax(whole, -1)
         result = torch.bmm(weights[..., : key.shape[1]].flatten(1, 2), value).view(-1, group, count, width)
-        for index, (_, v) in enumerate(keys.later):
+        for index, (_, v) in enumerate(later_keys):
             result = result + weights[..., key.shape[1] + index, None] * v[own].transpose(0, 1)[:, None]
         return result.permute(2, 0, 1, 3).reshape(count, config.num_heads, width)
 
-    def mask(self, segment: DocumentRows, step: int, scores: Tensor) -> Tensor:
-        """[a, r], 0 where a row attends to a row of step 0, and minus infinity elsewhere."""
-        rows = self.local[0][segment.first_active : segment.last_active, None] - segment.first
-        columns = torch.arange(segment.last - segment.first, device=rows.device)
-        hidden = columns > rows
-        if self.window is not None:
-            hidden |= rows + step - columns >= self.window
-        return torch.zeros(hidden.shape, dtype=scores.dtype, device=rows.device).masked_fill_(hidden, float("-inf"))
-
-
-class EagleLoss(HeadLoss[EagleTraining]):
-    """Of an EAGLE head."""
-
-    def steps(self, model: nn.Module) -> int:
-        """The unrolled ones."""
-        return self.options.unroll
-
-    def summed(self, model: nn.Module, read: Read, piece: Batch) -> Tensor:
-        """As `HeadLoss.summed`."""
-        assert isinstance(model, EagleHead)
-        options, target, states, where = self.options, read.target, read.states, device_of(model)
-        rows = read.rows.to(where)
-        outputs, fed_back = unrolled(model, rows, states, read.embeddings, COMPUTE[where.type], read.augment)
-        own = model.get_parameter("lm_head.weight") if model.config.own_output_rows else None
-        weights = step_weights(options.step_weight, rows.steps).to(where)
-        last = states[rows.predictors, -1]
-        targets = Targets(last, target.output_rows, rows.rows, weights[:, None] * rows.valid, options.loss)  # type: ignore[arg-type]
-        if options.position_weights != DECAY:
-            total = self._by_chains(outputs, target.output_rows if own is None else own, read, rows)
-        else:
-            total = weighted_loss(outputs, own, targets)
-        if options.feature_weight:
-            total = total + options.feature_weight * feature_loss(fed_back, last, targets)
-        return total
-
-    def _by_chains(self, outputs: Tensor, layer: Tensor, read: Read, rows: HeadRows) -> Tensor:
-        """The sum with weights that follow acceptance, chain by chain. outputs: [J, A, H]."""
-        targets = ChainTargets.of(read, rows, predicted(rows).float(), self.options)
-        return chain_loss([(outputs.transpose(0, 1).flatten(0, 1), layer)], targets)[0]
-
 
 def feature_loss(fed_back: Tensor, states: Tensor, targets: Targets) -> Tensor:
-    """Sum of weight times the smooth L1 distance of the head's states to the target's next ones (EAGLE-1).
+    """Sum weight times the smooth L1 distance of the head's states to the target's next ones (EAGLE-1).
 
     Args:
         fed_back: [J, A, H].
-        states: [W, H], the target's, of the places that predict: what the head's row stands for.
+        states: [W, H], the target's at the predicting positions, which the head's rows approximate.
     """
     total = torch.zeros((), dtype=fed_back.dtype, device=fed_back.device)
     for step in range(len(fed_back)):
@@ -203,29 +160,22 @@ def feature_loss(fed_back: Tensor, states: Tensor, targets: Targets) -> Tensor:
     return total
 
 
-def unrolled_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
-    """As `evaluate.Guess`, of an EAGLE head."""
-    assert isinstance(head, EagleHead)
-    outputs, _ = unrolled(head, read.rows, read.states, read.embeddings, COMPUTE[read.states.device.type])
-    own = head.config.own_output_rows
-    return [(outputs, head.get_parameter("lm_head.weight") if own else read.target.output_rows)]
-
-
 class EagleKind(HeadKind[EagleTraining]):
-    """EAGLE heads."""
+    """Trains EAGLE heads, and MTP layers, which are EAGLE-1 layers behind two norms."""
 
-    loss = EagleLoss
-    guess = staticmethod(unrolled_guess)
     module, drafter = EagleHead, Eagle
 
-    def config(self, name: str, served: LanguageModel, max_positions: int) -> EagleConfig:
-        """As `HeadKind.config`."""
+    def __init__(self, options: EagleTraining) -> None:
+        super().__init__(options, options.unroll)
+
+    def config(self, name: str, inference_target: LanguageModel, max_positions: int) -> EagleConfig:
+        """Return the head's shape for a target."""
         shape = self.options.shape
         is_third = shape.version == 3
         return EagleConfig(
-            **shape_for(name, served, shape, max_positions, shape.version),
+            **shape_for(name, inference_target, shape, max_positions, shape.version),
             version=shape.version,
-            target_hidden_size=hidden_size(served),
+            target_hidden_size=hidden_size(inference_target),
             norm_before_fc=is_third,
             norm_before_residual=is_third,
             norm_output=is_third,
@@ -233,3 +183,29 @@ class EagleKind(HeadKind[EagleTraining]):
             own_output_rows=(is_third or shape.is_mtp) and shape.own_output_rows,
             is_mtp=shape.is_mtp,
         )
+
+    def summed_loss(self, head: EagleHead, inputs: HeadInputs, piece: Batch) -> Tensor:
+        """Sum the loss over the unrolled steps."""
+        options, target, where = self.options, inputs.target, device_of(head)
+        rows = inputs.rows.to(where)
+        outputs, fed_back = unrolled(head, rows, inputs.states, inputs.embeddings, COMPUTE[where.type], inputs.augment)
+        own = head.get_parameter("lm_head.weight") if head.config.own_output_rows else None
+        weights = step_weights(options.step_weight, rows.steps).to(where)[:, None] * rows.valid
+        last = inputs.states[rows.predictors, -1]
+        targets = Targets(last, target.output_rows, rows.rows, weights, options.loss)  # type: ignore[arg-type]
+        if options.position_weights == DECAY:
+            total = weighted_loss(outputs, own, targets)
+        else:
+            chains = ChainTargets.of(inputs, rows, predicted(rows).float(), options)
+            layer = target.output_rows if own is None else own
+            total, _ = chain_loss([(outputs.transpose(0, 1).flatten(0, 1), layer)], chains)
+        if options.feature_weight:
+            total = total + options.feature_weight * feature_loss(fed_back, last, targets)
+        return total
+
+    def predict(self, head: EagleHead, inputs: HeadInputs) -> LogitParts:
+        """Predict by the unrolled steps, each on the text's token."""
+        where = inputs.states.device
+        outputs, _ = unrolled(head, inputs.rows, inputs.states, inputs.embeddings, COMPUTE[where.type])
+        own = head.config.own_output_rows
+        return [(outputs, head.get_parameter("lm_head.weight") if own else inputs.target.output_rows)]

@@ -1,4 +1,4 @@
-"""Measurements of a model and a pair on held-out code: bits per byte, perplexity, acceptance.
+"""Measurement of a model and a pair on held-out code: bits per byte, perplexity, acceptance.
 
 Acceptance is read from one forward of the draft over the target's own continuations. At temperature 0
 that is exact: the draft's greedy chain and the target's text are the same tokens until the first
@@ -19,13 +19,16 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.train.accelerator import micro_tokens, model_vocabulary, stored_ids
 
+_LOGITS = 1 << 17
+"""Logits of prompts of one position that are computed at once, at most: of 32 prompts where there are 4,096 tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopProbs:
     """The target's most probable tokens at every position, [B, T, k], most probable first.
 
     `ids` uint16 or uint32, `probabilities` float16; row t is the distribution of token t + 1. The tail is left out: it
-    holds a few hundredths of the mass, and a draft so small cannot learn it.
+    holds a few hundredths of the mass, which a small draft cannot learn.
     """
 
     ids: np.ndarray
@@ -33,7 +36,7 @@ class TopProbs:
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """What each position may see where a row holds several documents: itself, and those before it in its document.
+    """Return the mask of attention within documents: each position sees itself and those before it in its document.
 
     documents: [B, T]; returns bool [B, 1, T, T], as Transformers takes it for attention_mask.
     """
@@ -41,7 +44,7 @@ def document_mask(documents: Tensor) -> Tensor:
 
 
 def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """One token a row from logits [B, V]: the most probable at temperature 0, otherwise drawn."""
+    """Select one token a row from logits [B, V]: the most probable at temperature 0, otherwise drawn."""
     if temperature == 0:
         return logits.argmax(dim=-1)
     distribution = torch.softmax(logits.float() / temperature, dim=-1)
@@ -50,7 +53,7 @@ def next_tokens(logits: Tensor, temperature: float, generator: torch.Generator) 
 
 @torch.inference_mode()
 def top_probs_of(model: PreTrainedModel, tokens: Tensor, top: int, documents: Tensor | None = None) -> TopProbs:
-    """The target's distributions at every position but the last of given text [B, T + 1]: [B, T, top].
+    """Compute the target's distributions at every position but the last of given text [B, T + 1]: [B, T, top].
 
     documents: [B, T + 1], where a row holds several (`samples.Shard`).
     """
@@ -76,10 +79,6 @@ def write_on(model: PreTrainedModel, prompts: Tensor, new_tokens: int, temperatu
         fed = next_tokens(logits[:, -1], temperature, generator).unsqueeze(1)
         tokens.append(fed)
     return torch.cat(tokens, dim=1)
-
-
-_LOGITS = 1 << 17
-"""Logits of prompts of one position that are computed at once, at most: of 32 prompts where there are 4,096 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +139,9 @@ def _document_nats(model: PreTrainedModel, ids: Tensor, window: int) -> float:
 
 
 def greedy_chains(matches: Tensor, length: int) -> Iterator[tuple[int, int]]:
-    """Walk one text as speculation would: where each chain starts, and how many of its tokens are accepted.
+    """Step over one text as speculation would: yield where each chain starts, and how many of its tokens are accepted.
 
-    Chains that would run over the end are not counted, since nothing tells what they would have met.
+    Chains that would run over the end are not counted, since their tokens have no counterpart.
 
     Args:
         matches: bool [K, T], whether the k-th token of a draft is the text's; column c at row k belongs to the chain
@@ -157,7 +156,7 @@ def greedy_chains(matches: Tensor, length: int) -> Iterator[tuple[int, int]]:
 
 
 def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
-    """The same in expectation, from every start: how many there are, and how many survive each position.
+    """Return the number of starts of chains, and the expected number of chains that survive each position.
 
     overlaps: float [K, T] in [0, 1], as `matches` of `greedy_chains`.
     """
@@ -171,7 +170,7 @@ def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
 
 
 def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> HeldOutAcceptance:
-    """From the acceptance of each position of some texts, float32 [T] each."""
+    """Aggregate the acceptance of each position of some texts, float32 [T] each."""
     steps, accepted = 0, torch.zeros(num_draft_tokens, dtype=torch.float64)
     for row in agreement:
         each = row.expand(num_draft_tokens, -1)
@@ -206,19 +205,19 @@ def acceptance(
     new_tokens: int = 128,
     seed: int = 0,
 ) -> HeldOutAcceptance:
-    """Acceptance on the target's own continuations of `prompts` (token ids), at temperature 0 or above."""
+    """Measure acceptance on the target's own continuations of `prompts` (token ids), at temperature 0 or above."""
     rows: list[Tensor] = []
     size = max(1, min(32, _LOGITS // model_vocabulary(target)))
     for batch in batches_of_one_length(prompts, size):
         tokens = write_on(target, batch.to(target.device), new_tokens, temperature, seed)
         first = batch.shape[1] - 1
         wanted = target(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:].float()
-        guessed = draft(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:, : wanted.shape[-1]].float()
+        drafted = draft(input_ids=tokens[:, :-1], use_cache=False).logits[:, first:, : wanted.shape[-1]].float()
         if temperature == 0:
             # The text itself, not a second argmax: a batched forward may break a near-tie the other way.
-            agreed = (guessed.argmax(-1) == tokens[:, first + 1 :]).float()
+            agreed = (drafted.argmax(-1) == tokens[:, first + 1 :]).float()
         else:
-            probs = (torch.softmax(logits / temperature, dim=-1) for logits in (wanted, guessed))
+            probs = (torch.softmax(logits / temperature, dim=-1) for logits in (wanted, drafted))
             agreed = torch.minimum(*probs).sum(-1)
         lengths = lengths_to_end(tokens[:, first + 1 :], target.config.eos_token_id)
         rows.extend(row[:length] for row, length in zip(agreed.cpu(), lengths, strict=True))
@@ -226,7 +225,7 @@ def acceptance(
 
 
 def lengths_to_end(tokens: Tensor, end_token: int | list[int] | None) -> list[int]:
-    """How many tokens of each row of [B, T] come up to the first end-of-text token, that one included."""
+    """Count the tokens of each row of [B, T] up to the first end-of-text token, that one included."""
     ends = torch.tensor([-1] if end_token is None else end_token, device=tokens.device).view(-1)
     is_end = torch.isin(tokens, ends)
     before = torch.cumsum(is_end, dim=1) - is_end.long()
@@ -234,7 +233,7 @@ def lengths_to_end(tokens: Tensor, end_token: int | list[int] | None) -> list[in
 
 
 def batches_of_one_length(prompts: Sequence[Sequence[int]], size: int = 32, grain: int = 64) -> list[Tensor]:
-    """Prompts cut at the front to a multiple of `grain` tokens and batched with those of the same length."""
+    """Cut prompts at the front to a multiple of `grain` tokens and batch those of the same length."""
     groups: dict[int, list[Sequence[int]]] = {}
     for prompt in prompts:
         length = max(len(prompt) // grain * grain, min(len(prompt), grain))

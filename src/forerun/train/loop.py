@@ -1,7 +1,7 @@
-"""The loop every training command runs: steps, progress, checkpoints, resume after a kill.
+"""The loop of every training command: steps, progress, checkpoints, resume after a kill.
 
-A batch depends on the number of its step alone and nothing is drawn but by it, so a run that was
-killed and resumed ends with the same weights as one that was not.
+A batch and its random draws depend on the number of its step alone, so a run that was killed and resumed ends with
+the same weights as one that was not.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from forerun.train.optim import Optimisers
 
 Batch = tuple[Tensor, ...]
 """Tensors that agree in their first dimension; the first holds token ids, [rows, tokens + 1]."""
+
+_TIMED_STEPS = 2
+"""Steps that are timed before a run to estimate its duration; the first of them is slower than the others."""
 
 
 class Workers:
@@ -69,13 +72,9 @@ class Workers:
         return total
 
 
-_TIMED_STEPS = 2
-"""Steps that are tried before a run to tell how long it will take; the first of them is slower than the others."""
-
-
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """What a run is judged by on its way.
+    """The evaluations of a run in progress.
 
     Attributes:
         score: of the model; higher is better. It draws nothing.
@@ -88,7 +87,7 @@ class Evaluations:
     patience: int = 0
 
     def are_over(self, scores: list[tuple[int, float]]) -> bool:
-        """Whether the run ends by them."""
+        """Return whether they end the run."""
         values = [score for _, score in scores]
         return self.patience > 0 and len(values) > self.patience and max(values) not in values[-self.patience :]
 
@@ -110,7 +109,7 @@ class Loop:
     evaluations: Evaluations | None = None
 
     def announce(self, state: LoopState, console: Console) -> None:
-        """Say how long the rest of the run will take, by steps that are tried and change nothing."""
+        """Print how long the remaining run will take, by timing steps that change nothing."""
         left = self.total_steps - state.step
         if left <= _TIMED_STEPS:
             return
@@ -138,7 +137,7 @@ class Loop:
             (self.folder / METRICS).open("a") as metrics,
         ):
             task = progress.add_task(title, total=self.total_steps, completed=state.step, loss=0.0, speed=0.0)
-            while not self._is_done(state) and not held.pending:
+            while state.step < self.total_steps and not self._ended_early(state) and not held.pending:
                 speed = self._several_steps(state)
                 self._evaluate(state, metrics)
                 recent = state.losses[-32:]
@@ -159,18 +158,17 @@ class Loop:
             load_best(self.folder, self.model, state.best_step)
         return state
 
-    def _is_done(self, state: LoopState) -> bool:
-        is_over = self.evaluations is not None and self.evaluations.are_over(state.scores)
-        return state.step >= self.total_steps or is_over
+    def _ended_early(self, state: LoopState) -> bool:
+        return self.evaluations is not None and self.evaluations.are_over(state.scores)
 
     def _evaluate(self, state: LoopState, metrics: TextIO) -> None:
-        """Where a step's number asks for it, and after the last one. The weights are kept if they are the best."""
-        asked = self.evaluations
+        """Evaluate every so many steps and after the last one, and keep the weights if they are the best."""
+        due = self.evaluations
         last = state.scores[-1][0] if state.scores else 0
-        if asked is None or (state.step // asked.every == last // asked.every and state.step < self.total_steps):
+        if due is None or (state.step // due.every == last // due.every and state.step < self.total_steps):
             return
         self.model.eval()
-        score = asked.score(self.model)
+        score = due.score(self.model)
         self.model.train()
         state.scores.append((state.step, score))
         metrics.write(json.dumps({"step": state.step, "score": round(score, 4)}) + "\n")
@@ -178,7 +176,7 @@ class Loop:
             save_best(self.folder, self.model, state.step)
 
     def _several_steps(self, state: LoopState) -> float:
-        """As many steps as losses are read at once; their tokens per second."""
+        """Do as many steps as losses are read at once; return their tokens per second."""
         started, former = time.monotonic(), state.tokens
         values = []
         count = min(LOSSES_READ_EVERY[device_of(self.model).type], self.total_steps - state.step)
@@ -199,12 +197,12 @@ class Loop:
         return (state.tokens - former) / seconds
 
     def _step(self, batch: Batch, progress: float) -> tuple[float | Tensor, Tensor]:
-        """The loss, and the norm of its gradient."""
+        """Do one step; return the loss, and the norm of its gradient."""
         loss = self._gradients(batch, progress)
         return loss, self.optimisers.step(progress, self.workers.pool)
 
     def _gradients(self, batch: Batch, progress: float) -> float | Tensor:
-        """The loss; its gradients are added to the model's."""
+        """Compute the loss, and add its gradients to the model's."""
         count = len(batch[0])
         most = max(1, MICRO_TOKENS[device_of(self.model).type] // (batch[0].shape[1] - 1))
         rows = min(most, math.ceil(count / self.workers.count))
@@ -232,7 +230,7 @@ class Loop:
 
 
 def _in_words(seconds: float) -> str:
-    """A duration."""
+    """Format a duration."""
     minutes = seconds / 60
     return (
         f"{minutes / 60:.1f} hours"

@@ -1,20 +1,20 @@
-"""Losses that teach a draft to agree with its target.
+"""Losses that train a draft to agree with its target.
 
 The acceptance rate of a drawn draft is the sum of min(target, draft) at each position, so total variation is the loss
-that speaks of it directly, and its negative logarithm has the same optimum with a gradient that does not vanish where
-the two distributions are still far apart; forward KL has the better gradient there, and for drafts that are not drawn
-what matters is which tokens are most probable, which it teaches as well. The hybrid passes from forward KL to total
+that measures it directly, and its negative logarithm has the same optimum with a gradient that does not vanish where
+the two distributions are still far apart. Forward KL has the better gradient there, and it also trains the ranking of
+tokens, which is what matters for greedy drafts. The hybrid passes from forward KL to total
 variation as acceptance rises (2602.23881).
 
 Every loss compares two arrays over the same tokens, [..., k]: the draft's log-probabilities, of its whole softmax, and
-the target's probabilities, of its own. The tokens are the target's `k` most probable ones where its distributions come
-from disk (`draft/samples.py`), or a head's whole vocabulary. What the two have elsewhere is known as a sum alone, and
-that biases each loss in a way of its own:
+the target's probabilities, of its own. The tokens are the target's `k` most probable ones where its soft labels come
+from disk (`draft/samples.py`), or a head's whole vocabulary. Of the other tokens only the sum is known, which biases
+each loss differently:
 
-- forward KL leaves it out: the best draft is the target's distribution renormalised over the tokens given.
+- forward KL ignores them: the best draft is the target's distribution renormalised over the tokens given.
 - reverse KL and Jensen-Shannon compare the sums as if they were one more token, a lower bound of the divergence.
-- total variation and the negative log overlap count nothing there as accepted: acceptance is underrated by at most the
-  smaller of the two sums, and no gradient says what the draft does there.
+- total variation and the negative log overlap count none of them as accepted: acceptance is underestimated by at most
+  the smaller of the two sums, and no gradient reaches the draft there.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from forerun.train.defaults import LOSSES as LOSSES, LossName as LossName
 HYBRID_RATE = 3.0
 """The hybrid's share of forward KL is exp(-HYBRID_RATE * acceptance rate)."""
 _LEAST = 2.0**-24
-"""Smallest positive number in float16, as which the target's probabilities are kept: a stored 0 may be anything below.
+"""Smallest positive number in float16, the type of stored target probabilities: a stored 0 may be anything below.
 Also the least sum outside the tokens given, which rounding can make 0 or negative."""
 _NONE = math.log(torch.finfo(torch.float32).tiny)
 
 
 def at_tokens(draft_logits: Tensor, token_ids: Tensor) -> Tensor:
-    """The draft's log-probabilities of the tokens given. draft_logits [..., V]; token_ids int64 [..., k].
+    """Return the draft's log-probabilities of the tokens given. draft_logits [..., V]; token_ids int64 [..., k].
 
     A token of which the draft has no logit is -1, and gets the smallest probability there is.
     """
@@ -46,7 +46,7 @@ def at_tokens(draft_logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def forward_kl(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
-    """KL(target || draft) up to a constant, the target's entropy: the draft's cross-entropy under the target, in nats.
+    """Return KL(target || draft) up to a constant, the target's entropy: the cross-entropy, in nats.
 
     Arguments [..., k], as of all losses; returns [...].
     """
@@ -54,7 +54,7 @@ def forward_kl(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
 
 
 def reverse_kl(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
-    """KL(draft || target) in nats, with all other tokens as one."""
+    """Return KL(draft || target) in nats, with all other tokens as one."""
     draft_probs = draft_logprobs.exp()
     inside = (draft_probs * (draft_logprobs - target_probs.clamp(min=_LEAST).log())).sum(-1)
     draft_rest = (1 - draft_probs.sum(-1)).clamp(min=_LEAST)
@@ -63,8 +63,7 @@ def reverse_kl(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
 
 
 def jensen_shannon(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
-    """Mean of the divergences of target and draft from the middle between them in nats, with all other tokens as one:
-    0 to log 2."""
+    """Return the mean divergence of target and draft from their middle, 0 to log 2 nats, all other tokens as one."""
     draft_probs = draft_logprobs.exp()
     target = target_probs.clamp(min=_LEAST)
     middle = (0.5 * (draft_probs + target)).log()
@@ -77,23 +76,23 @@ def jensen_shannon(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
 
 
 def overlap(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
-    """Sum of min(target, draft): the probability that a drawn draft token is accepted."""
+    """Return the sum of min(target, draft): the probability that a drawn draft token is accepted."""
     return torch.minimum(target_probs, draft_logprobs.exp()).sum(-1)
 
 
 def total_variation(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
-    """1 - overlap: the probability that a drawn draft token is rejected."""
+    """Return 1 - overlap: the probability that a drawn draft token is rejected."""
     return 1 - overlap(draft_logprobs, target_probs)
 
 
 def log_overlap(draft_logprobs: Tensor, target_probs: Tensor) -> Tensor:
-    """-log overlap. Its gradient is total variation's over the overlap, so that it teaches from the first step on."""
+    """Return -log overlap. Its gradient is total variation's over the overlap, and does not vanish at first."""
     target_logprobs = target_probs.clamp(min=torch.finfo(target_probs.dtype).tiny).log()
     return -torch.minimum(target_logprobs, draft_logprobs).logsumexp(-1)
 
 
 def hybrid_share(acceptance: Tensor) -> Tensor:
-    """Forward KL's share of the hybrid, exp(-HYBRID_RATE * acceptance); no gradient goes through it."""
+    """Return forward KL's share of the hybrid, exp(-HYBRID_RATE * acceptance); no gradient goes through it."""
     return torch.exp(-HYBRID_RATE * acceptance.detach())
 
 
@@ -114,7 +113,7 @@ def divergence(
     variation_share: float = 0.0,
     acceptance: Tensor | None = None,
 ) -> Tensor:
-    """The loss of this name at every position, [...]. Arguments [..., k].
+    """Compute the loss of this name at every position, [...]. Arguments [..., k].
 
     Args:
         variation_share: of total variation in `kl-then-tv`; forward KL has the rest.
@@ -143,7 +142,7 @@ def distillation_loss(
     *,
     variation_share: float = 0.0,
 ) -> Tensor:
-    """Mean over positions of the loss of this name.
+    """Return the mean over positions of the loss of this name.
 
     draft_logits [..., V]; target_ids and target_probs [..., k]; an id is -1 where the draft does not have the token.
     """
@@ -152,11 +151,10 @@ def distillation_loss(
 
 
 def reach_weights(drafted: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
-    """[C, K] weights of a draft's tokens by the chance that the head's own draft gets there: of the prefixes that it
-    draws, those that are accepted.
+    """Return [C, K] weights of a draft's tokens by the probability that the head's own draft is accepted up to them.
 
-    A drawn token x is drafted and accepted with the chance min(q(x), p(x)), and stands in a text drawn from the target
-    with the chance p(x). So a text's tokens, each weighted by min(1, q(x) / p(x)), give the expectation over the
+    A token x is drafted and accepted with probability min(q(x), p(x)), and stands in a text drawn from the target with
+    probability p(x). So a text's tokens, each weighted by min(1, q(x) / p(x)), give the expectation over the
     accepted prefixes of the head's own drafts, with no forward of the target beside that over the text. A token's
     weight is the product over those before it in the draft, divided by K. No gradient goes through it.
 
@@ -172,12 +170,12 @@ def reach_weights(drafted: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
 
 
 def survival_weights(acceptance: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
-    """[C, K] weights of a draft's tokens that follow acceptance (D-PACE: 2605.18810): what is learnt where the expected
-    accepted length would gain most.
+    """Return [C, K] weights of a draft's tokens that follow acceptance (D-PACE: 2605.18810): tokens weigh most where
+    the expected accepted length would gain most.
 
-    With c_k the chance that token k is accepted if all before it were, smoothed by (1 - smoothing) c + smoothing, a
-    token's weight is the sum over m >= k of the product of the first m of them. They are divided by what they would sum
-    up to if all were accepted. No gradient goes through them.
+    With c_k the probability that token k is accepted if all before it were, smoothed by (1 - smoothing) c + smoothing,
+    a token's weight is the sum over m >= k of the product of the first m of them. They are divided by their sum if all
+    were accepted. No gradient goes through them.
 
     Args:
         acceptance: [C, K], by chain.

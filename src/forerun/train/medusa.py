@@ -1,4 +1,4 @@
-"""Medusa heads as a kind of head that is trained."""
+"""The training of Medusa heads: their forward, loss, accuracies and configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerun.drafters.medusa.config import RANKS, MedusaConfig
 from forerun.drafters.medusa.drafter import Medusa
@@ -15,12 +15,12 @@ from forerun.drafters.medusa.model import EMBEDDING_EPS
 from forerun.errors import ConfigError
 from forerun.models import LanguageModel
 from forerun.train.accelerator import device_of
-from forerun.train.heads.evaluate import HeldOut
+from forerun.train.heads.evaluate import HeldOut, LogitParts
 from forerun.train.heads.loss import ChainTargets, Targets, chain_loss, step_weights, weighted_loss
 from forerun.train.heads.module import Augmentation, HeadModule, HeadRows, predicted, product
 from forerun.train.heads.options import DECAY, MedusaTraining
-from forerun.train.heads.run import COMPUTE, HeadLoss, Read
 from forerun.train.heads.start import HeadKind, hidden_size, target_config
+from forerun.train.heads.target_states import COMPUTE, HeadInputs
 from forerun.train.loop import Batch
 
 
@@ -38,14 +38,14 @@ def head_outputs(
     dtype: torch.dtype = torch.bfloat16,
     augment: Augmentation | None = None,
 ) -> Tensor:
-    """[J, A, hidden] what the output layer reads of the first J heads.
+    """Compute the inputs of the output layer of the first J heads, [J, A, hidden].
 
     Args:
         rows: of J steps.
         states: [N, layers, hidden] of the documents' tokens; the last layer's are read.
         embeddings: [N, hidden] of the same, unscaled.
         dtype: of products; the rest is in float32, or float64 for float64.
-        augment: of what the heads' first layers read; what is passed by them stays as it is.
+        augment: noise and dropout of the first layers' input; the residual stays as it is.
 
     Raises:
         ConfigError: there are fewer heads than steps.
@@ -55,7 +55,8 @@ def head_outputs(
         raise ConfigError(f"{config.num_heads} heads draft no {rows.steps} tokens. Ask for {config.num_heads}.")
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     state = states[rows.states[rows.active], -1].to(wide)
-    read = [state if augment is None else _augmented(state, augment)]
+    size = state.square().mean(-1, keepdim=True).sqrt()
+    read = [state if augment is None else augment(state / size) * size]
     outputs = []
     for k in range(rows.steps):
         if config.sequential:
@@ -71,7 +72,7 @@ def head_outputs(
 
 
 def output_layers(head: MedusaHead, output_rows: Tensor) -> list[Tensor]:
-    """[V, hidden] of the heads' output layers: one of all, or one of each. output_rows: the target's."""
+    """Return the heads' output layers, [V, hidden]: one for all, or one for each. output_rows: the target's."""
     config = head.config
     if config.output_rows == "target":
         return [output_rows]
@@ -79,17 +80,11 @@ def output_layers(head: MedusaHead, output_rows: Tensor) -> list[Tensor]:
     return [head.get_parameter(f"{name}.weight") for name in names]
 
 
-def _augmented(state: Tensor, augment: Augmentation) -> Tensor:
-    """With noise and dropout of the state over its size."""
-    size = state.square().mean(-1, keepdim=True).sqrt()
-    return augment(state / size) * size
-
-
 def accuracies(found: Iterable[tuple[HeadRows, Tensor]], num_heads: int) -> tuple[float, ...]:
-    """As `MedusaConfig.accuracies`; none where nothing was found.
+    """Measure `MedusaConfig.accuracies`; none where nothing was found.
 
     Args:
-        found: rows and [K, N] ranks of the token that comes among what each head guesses, at the place from whose state
+        found: rows and [K, N] ranks of the text's token among each head's predictions, at the position from whose state
             the target predicts it; below 0 where it does not count.
     """
     tried, right = torch.zeros(num_heads), torch.zeros(num_heads, RANKS)
@@ -97,9 +92,9 @@ def accuracies(found: Iterable[tuple[HeadRows, Tensor]], num_heads: int) -> tupl
         starts = rows.states[rows.active].to(ranks.device)
         alive = torch.ones(len(starts), dtype=torch.bool, device=ranks.device)
         for k in range(num_heads):
-            places = starts + 1 + k
-            rank = ranks[k, places.clamp(max=ranks.shape[1] - 1)]
-            alive = alive & (places < ranks.shape[1]) & (rank >= 0)
+            offsets = starts + 1 + k
+            rank = ranks[k, offsets.clamp(max=ranks.shape[1] - 1)]
+            alive = alive & (offsets < ranks.shape[1]) & (rank >= 0)
             tried[k] += int(alive.sum())
             alive = alive & (rank < RANKS)
             right[k] += torch.bincount(rank[alive].cpu(), minlength=RANKS)
@@ -108,69 +103,21 @@ def accuracies(found: Iterable[tuple[HeadRows, Tensor]], num_heads: int) -> tupl
     return tuple(round(float(value), 4) for value in (right / tried.clamp(min=1)[:, None]).flatten())
 
 
-class MedusaLoss(HeadLoss[MedusaTraining]):
-    """Of Medusa heads."""
-
-    def steps(self, model: nn.Module) -> int:
-        """One for each head."""
-        assert isinstance(model, MedusaHead)
-        return model.config.num_heads
-
-    def summed(self, model: nn.Module, read: Read, piece: Batch) -> Tensor:
-        """As `HeadLoss.summed`."""
-        assert isinstance(model, MedusaHead)
-        where = device_of(model)
-        rows = read.rows.to(where)
-        outputs = head_outputs(model, rows, read.states, read.embeddings, COMPUTE[where.type], read.augment)
-        layers = output_layers(model, read.target.output_rows)
-        loss, of_target = self.options.loss, read.target.output_rows
-        if self.options.position_weights != DECAY:
-            paced = ChainTargets.of(read, rows, predicted(rows).float(), self.options)
-            return chain_loss([(outputs.transpose(0, 1).flatten(0, 1), layers[0])], paced)[0]
-        weights = step_weights(self.options.step_weight, rows.steps).to(where)[:, None] * rows.valid
-        targets = Targets(read.states[rows.predictors, -1], of_target, rows.rows, weights, loss)  # type: ignore[arg-type]
-        own = [None if model.config.output_rows == "target" else layer for layer in layers]
-        if len(own) == 1:
-            return weighted_loss(outputs, own[0], targets)
-        total = torch.zeros((), dtype=outputs.dtype, device=where)
-        for k, layer in enumerate(own):
-            part = replace(targets, rows=rows.rows[k : k + 1], weights=weights[k : k + 1])
-            total = total + weighted_loss(outputs[k : k + 1], layer, part)
-        return total
-
-
-def medusa_guess(head: HeadModule, read: Read) -> list[tuple[Tensor, Tensor]]:
-    """As `evaluate.Guess`, of the first heads."""
-    assert isinstance(head, MedusaHead)
-    outputs = head_outputs(head, read.rows, read.states, read.embeddings, COMPUTE[read.states.device.type])
-    layers = output_layers(head, read.target.output_rows)[: len(outputs)]
-    if len(layers) == 1:
-        return [(outputs, layers[0])]
-    # one part for each head, which has features at its step alone
-    parts = [torch.zeros_like(outputs) for _ in layers]
-    for k, part in enumerate(parts):
-        part[k] = outputs[k]
-    return list(zip(parts, layers, strict=True))
-
-
 class MedusaKind(HeadKind[MedusaTraining]):
-    """Medusa heads, also in Hydra's order."""
-
-    loss = MedusaLoss
-    guess = staticmethod(medusa_guess)
+    """Trains Medusa heads, also in Hydra's order."""
 
     module, drafter = MedusaHead, Medusa
 
     def __init__(self, options: MedusaTraining) -> None:
-        super().__init__(options, options.shape.num_heads)
+        super().__init__(options, options.shape.num_heads, options.shape.num_heads)
 
-    def config(self, name: str, served: LanguageModel, max_positions: int) -> MedusaConfig:
-        """As `HeadKind.config`."""
+    def config(self, name: str, inference_target: LanguageModel, max_positions: int) -> MedusaConfig:
+        """Return the heads' shape for a target."""
         shape = self.options.shape
         return MedusaConfig(
-            vocab_size=served.vocab_size,
-            draft_vocab_size=min(shape.draft_vocab, served.vocab_size),
-            target_hidden_size=hidden_size(served),
+            vocab_size=inference_target.vocab_size,
+            draft_vocab_size=min(shape.draft_vocab, inference_target.vocab_size),
+            target_hidden_size=hidden_size(inference_target),
             num_heads=shape.num_heads,
             layers=(target_config(name).num_hidden_layers,),
             num_layers=shape.num_layers,
@@ -180,12 +127,45 @@ class MedusaKind(HeadKind[MedusaTraining]):
 
     @torch.no_grad()
     def set_first_weights(self, head: MedusaHead, last_states: Tensor, output_rows: Tensor) -> None:
-        """Set all tensors: each head gives the target's state as it is, and output rows are the target's."""
+        """Set all tensors: each head returns the target's state as it is, and output rows are the target's."""
         for name, parameter in head.named_parameters():
             parameter.copy_(output_rows if name.startswith("lm_head") else torch.zeros_like(parameter))
         head.check()
 
     def finish(self, head: MedusaHead, held_out_of: Callable[[int], HeldOut]) -> None:
-        """Keep the accuracies that shape trees."""
+        """Measure the accuracies that shape trees."""
         found = accuracies(held_out_of(head.config.num_heads).ranks(head), head.config.num_heads)
         head.config = replace(head.config, accuracies=found)
+
+    def summed_loss(self, head: MedusaHead, inputs: HeadInputs, piece: Batch) -> Tensor:
+        """Sum the loss over the heads."""
+        options, of_target, where = self.options, inputs.target.output_rows, device_of(head)
+        rows = inputs.rows.to(where)
+        outputs = head_outputs(head, rows, inputs.states, inputs.embeddings, COMPUTE[where.type], inputs.augment)
+        layers = output_layers(head, of_target)
+        if options.position_weights != DECAY:
+            chains = ChainTargets.of(inputs, rows, predicted(rows).float(), options)
+            return chain_loss([(outputs.transpose(0, 1).flatten(0, 1), layers[0])], chains)[0]
+        weights = step_weights(options.step_weight, rows.steps).to(where)[:, None] * rows.valid
+        last = inputs.states[rows.predictors, -1]
+        targets = Targets(last, of_target, rows.rows, weights, options.loss)  # type: ignore[arg-type]
+        if len(layers) == 1:
+            return weighted_loss(outputs, None if head.config.output_rows == "target" else layers[0], targets)
+        total = torch.zeros((), dtype=outputs.dtype, device=where)
+        for k, layer in enumerate(layers):
+            part = replace(targets, rows=rows.rows[k : k + 1], weights=weights[k : k + 1])
+            total = total + weighted_loss(outputs[k : k + 1], layer, part)
+        return total
+
+    def predict(self, head: MedusaHead, inputs: HeadInputs) -> LogitParts:
+        """Predict by the first heads, one for each step."""
+        where = inputs.states.device
+        outputs = head_outputs(head, inputs.rows, inputs.states, inputs.embeddings, COMPUTE[where.type])
+        layers = output_layers(head, inputs.target.output_rows)[: len(outputs)]
+        if len(layers) == 1:
+            return [(outputs, layers[0])]
+        # one part for each head, which has features at its step alone
+        parts = [torch.zeros_like(outputs) for _ in layers]
+        for k, part in enumerate(parts):
+            part[k] = outputs[k]
+        return list(zip(parts, layers, strict=True))

@@ -44,7 +44,7 @@ class Optimisers:
         self._all.append((torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, fused=fused), rate))
 
     def step(self, progress: float, pool: Executor | None = None) -> Tensor:
-        """One update at `progress` in [0, 1] of the run; clips and clears the gradients.
+        """Update the weights at `progress` in [0, 1] of the run; clips and clears the gradients.
 
         With a `pool` the optimisers step at the same time: they share no parameter. Returns the gradients' norm.
         """
@@ -58,7 +58,7 @@ class Optimisers:
         return norm
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """State of both, tensors and plain values only."""
+        """Return the state of both, tensors and plain values only."""
         return [optimiser.state_dict() for optimiser, _ in self._all]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
@@ -73,7 +73,7 @@ def _step_and_clear(optimiser: torch.optim.Optimizer) -> None:
 
 
 def schedule(progress: float, options: Optimisation) -> float:
-    """Factor on the peak learning rate: linear warm-up, flat, then a decay to `final_factor`, linear or as a cosine."""
+    """Return the factor on the peak learning rate: linear warm-up, flat, then a decay to `final_factor`."""
     if progress < options.warmup:
         return max(progress / options.warmup, 1e-2)
     decay_start = 1 - options.decay

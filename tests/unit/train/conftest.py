@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from forerun.models import load_transformers_model
 from forerun.train.corpus import SourceFile, read_python_files, split
+from forerun.train.heads import commands
+from forerun.train.heads.target_states import COMPUTE, frozen_model
+from forerun.train.loop import Loop
 from tools.lm import Architecture, LmTraining
 
 TINY = Architecture(
@@ -42,10 +47,37 @@ def number_of_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def float32_products() -> Iterator[None]:
+    """Train heads in float32: without instructions for bfloat16, a processor is several times as fast at it."""
+
+    def load(name: str, where: torch.device) -> Any:
+        return load_transformers_model(name, "float32").eval().requires_grad_(False).to(where)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(COMPUTE, "cpu", torch.float32)
+        patch.setattr(commands, "frozen_model", load)
+        yield
+
+
 @pytest.fixture
-def source_folder(tmp_path: Path) -> Path:
+def bfloat16_products(float32_products: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train heads in bfloat16, as users do."""
+    monkeypatch.setitem(COMPUTE, "cpu", torch.bfloat16)
+    monkeypatch.setattr(commands, "frozen_model", frozen_model)
+
+
+@pytest.fixture
+def few_timed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time few steps of the engine, and none before a run."""
+    monkeypatch.setattr(commands, "TOKENS", 4)
+    monkeypatch.setattr(Loop, "announce", lambda self, state, console: None)
+
+
+@pytest.fixture(scope="module")
+def source_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hundred small Python files."""
-    root = tmp_path / "source"
+    root = tmp_path_factory.mktemp("files") / "source"
     for index in range(100):
         path = root / f"package{index % 4}" / f"module{index + 150}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +86,7 @@ def source_folder(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def files(source_folder: Path) -> list[SourceFile]:
     """The training side of those files."""
     return split(read_python_files(source_folder))[0]

@@ -108,7 +108,7 @@ def test_answers_in_a_folder_are_found_beside_text(tmp_path: Path, chatty: Any) 
     written(folder / "prompts.jsonl", {"prompt": "Why?"})
     written(folder / "metrics.jsonl", {"loss": 1.0})
     told: list[str] = []
-    rows = pack(folder, chatty, told=told.append)
+    rows = pack(folder, chatty, report=told.append)
     assert told[0] == "2 lines or texts left out: files without answers"
     assert {wanted for _, wanted in documents(rows, chatty)} == {"0!<|im_end|>", "1!<|im_end|>", " text."}
 
@@ -140,7 +140,7 @@ def test_what_is_measured_on_is_left_out_and_answers_of_another_target_are_told(
     )
     told: list[str] = []
     (tmp_path / "answers.jsonl.json").write_text(json.dumps({"run": {"target": "5000-8-1--"}}))
-    rows = pack(source, chatty, told=told.append, target="4000-8-1--")
+    rows = pack(source, chatty, report=told.append, target="4000-8-1--")
     assert rows.num_documents == 1
     assert "another target than it" in told[0] and told[1].startswith("2 lines or texts left out: 13 words in a row")
 

@@ -173,7 +173,7 @@ def test_the_target_writes_prompts_of_which_usable_ones_are_answered(
     compute = answer_stages.compute
 
     def written(llm: LLM, waiting: Any, request: Any) -> Iterator[Any]:
-        if request.__name__ != "_writing":
+        if request.__name__ != "_writing_request":
             yield from compute(llm, waiting, request)
             return
         while waiting:

@@ -24,13 +24,14 @@ from forerun.drafters.heads.folder import load_head
 from forerun.errors import ConfigError
 from forerun.train.block import BlockKind
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
-from forerun.train.heads import run as heads_run
 from forerun.train.heads.commands import PreparedRun, evaluate_head, prepare_head, train_head
 from forerun.train.heads.evaluate import HeldOut
 from forerun.train.heads.options import BlockShape, BlockTraining
+from forerun.train.heads.run import train
 from forerun.train.loop import Loop
 
 GATE = "midlayer.mlp.gate_proj.weight"
+pytestmark = pytest.mark.usefixtures("few_timed_steps")
 QUIET = Console(quiet=True)
 TINY = BlockTraining(
     shape=BlockShape(
@@ -42,11 +43,11 @@ TINY = BlockTraining(
         markov_rank=4,
         confidence=True,
     ),
-    max_steps=6,
+    max_steps=4,
     tokens_per_step=96,
     window=48,
     anchors=9,
-    evaluate_every=3,
+    evaluate_every=2,
     held_out_rows=1,
     num_draft_tokens=2,
     checkpoint_seconds=1e9,
@@ -70,7 +71,7 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
+def start(tmp_path_factory: pytest.TempPathFactory, float32_products: None) -> PreparedRun:
     folder = tmp_path_factory.mktemp("block")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, BlockKind(TINY), QUIET)
 
@@ -79,12 +80,12 @@ def run(start: PreparedRun, folder: Path, options: BlockTraining = TINY) -> tupl
     kind = BlockKind(options)
     head = kind.module(start.head.config)  # type: ignore[arg-type]
     kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
-    during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, kind.guess)
+    during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, kind.predict)
 
     def score(head: Any) -> float:
         return during.score(head).expected_length
 
-    state = heads_run.train(head, start.target, start.rows, folder, options, QUIET, score, kind.loss)
+    state = train(head, start.target, start.rows, folder, kind, QUIET, score)
     return head.state_dict(), state
 
 
@@ -92,15 +93,15 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
     start: PreparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, state = run(start, tmp_path / "whole")
-    assert state.step == 6 and len(state.scores) == 2 and state.losses[-1] < state.losses[0]
+    assert state.step == 4 and len(state.scores) == 2 and state.losses[-1] < state.losses[0]
     original = Loop._step
 
     def dying_step(self: Loop, batch, progress: float):
         if progress > 0.6:
             raise Killed
         found = original(self, batch, progress)
-        if progress < 0.3:  # the checkpoint is older than the death: the steps between are lost and done again
-            done = round(progress * 6) + 1
+        if progress < 0.2:  # the checkpoint is older than the death: the steps between are lost and done again
+            done = round(progress * 4) + 1
             save_checkpoint(self.folder, self.model, self.optimisers, LoopState(done, 96 * done))
         return found
 
@@ -118,8 +119,10 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
 
 @pytest.mark.parametrize("reads_tokens", [False, True])
 def test_the_command_writes_a_head_that_drafts_with_its_card(
-    reads_tokens: bool, start: PreparedRun, tmp_path: Path
+    reads_tokens: bool, start: PreparedRun, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if not reads_tokens:
+        request.getfixturevalue("bfloat16_products")
     out, work = tmp_path / "head", tmp_path / "work"
     shape = replace(TINY.shape, context_tokens=reads_tokens)
     options = replace(TINY, shape=shape, max_steps=1, evaluate_every=0)
@@ -163,7 +166,7 @@ def test_a_head_that_reads_tokens_begins_as_an_eagle_head(start: PreparedRun) ->
     for width in (704, 40):
         shape = BlockShape(block_size=3, context_tokens=True, intermediate_size=width, markov_rank=2, draft_vocab=200)
         kind = BlockKind(BlockTraining(shape=shape, start=str(ASSETS / "heads" / "eagle" / "bundled")))
-        config = kind.config(BUNDLED_TARGET, start.served, 48)
+        config = kind.config(BUNDLED_TARGET, start.inference_target, 48)
         head = kind.module(config)
         kind.set_first_weights(head, torch.randn(9, 256), torch.randn(200, 256))
         found = {name: parameter.detach() for name, parameter in head.named_parameters()}
@@ -195,7 +198,7 @@ def test_a_head_that_is_no_such_start_is_refused(
         shape=BlockShape(context_tokens=True, **shape), start=str(ASSETS / "heads" / folder / "bundled")
     )
     with pytest.raises(ConfigError, match=said):
-        BlockKind(options).config(BUNDLED_TARGET, start.served, 48)
+        BlockKind(options).config(BUNDLED_TARGET, start.inference_target, 48)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,9 @@ def test_what_a_head_that_reads_tokens_has_not_is_refused(
     changed: dict[str, Any], said: str, start: PreparedRun
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        BlockKind(BlockTraining(shape=BlockShape(context_tokens=True, **changed))).config("bundled", start.served, 48)
+        BlockKind(BlockTraining(shape=BlockShape(context_tokens=True, **changed))).config(
+            "bundled", start.inference_target, 48
+        )
 
 
 OTHERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -228,7 +233,7 @@ def test_other_shapes_weights_and_losses_train(start: PreparedRun, tmp_path: Pat
     shape, more = OTHERS[number]
     options = replace(TINY, shape=replace(TINY.shape, **shape), **more)
     made = prepare_head(BUNDLED_TARGET, start.rows.folder, tmp_path, BlockKind(options), QUIET)
-    state = heads_run.train(made.head, made.target, made.rows, tmp_path, options, QUIET, None, made.kind.loss)
+    state = train(made.head, made.target, made.rows, tmp_path, made.kind, QUIET, None)
     assert state.losses[-1] < state.losses[0]
 
 

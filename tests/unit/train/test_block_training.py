@@ -21,8 +21,8 @@ from forerun.drafters.block.model import BlockInput, BlockModel
 from forerun.drafters.heads.config import StoredHead
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
-from forerun.train import block as block_loss, block as block_module
-from forerun.train.block import BlockHead, blocks, choose_anchors, confidence_loss, logit_parts, restricted
+from forerun.train import block as block_module
+from forerun.train.block import BlockHead, blocks, choose_anchors, confidence_loss, keep_active, logit_parts
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.module import HeadRows, head_rows, predicted
 
@@ -146,12 +146,12 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch, HeadRows], HeadRows]] = {
 def shifted_mask(patch: pytest.MonkeyPatch, rows: HeadRows, shift: int) -> HeadRows:
     """The same rows, under a mask that shows this many more."""
 
-    def hidden_rows(config: Any, rows: HeadRows, segment: Any, slots: int, like: Tensor) -> Tensor:
+    def context_mask(rows: HeadRows, segment: Any, slots: int, window: int | None, like: Tensor) -> Tensor:
         last = rows.active[segment.first_active : segment.last_active, None] - segment.first
         hidden = torch.arange(segment.last - segment.first) > last + shift
-        return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)[:, None]
+        return torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, -torch.inf)
 
-    patch.setattr(block_module, "hidden_rows", hidden_rows)
+    patch.setattr(block_module, "context_mask", context_mask)
     return rows
 
 
@@ -194,13 +194,13 @@ def test_anchors_depend_on_their_row_alone(packed: tuple[Tensor, Tensor, Tensor]
     chosen, counts = choose_anchors(rows, wanted, documents, numbers, 3)
     assert len(chosen) == 6 and chosen.tolist() == sorted(set(chosen.tolist()))
     assert counts.sum() == wanted.sum()
-    few = restricted(rows, chosen)
+    few = keep_active(rows, chosen)
     places = [(of, place) for _, of, place in anchored(few)]
     assert places == [each[1:] for each in anchored(rows) if each[0] in chosen.tolist()]
     assert places[:3] != [(of, place) for _, of, place in anchored(rows)][:3]  # not the first ones
     alone = head_rows(tokens[1:], wanted[1:], documents[1:], K)
     own, _ = choose_anchors(alone, wanted[1:], documents[1:], numbers[1:], 3)
-    assert [place for _, _, place in anchored(restricted(alone, own))] == [place for of, place in places if of == 2]
+    assert [place for _, _, place in anchored(keep_active(alone, own))] == [place for of, place in places if of == 2]
     every, _ = choose_anchors(rows, wanted, documents, numbers, 100)
     assert every.tolist() == list(range(len(rows.active)))
     drawn = {tuple(choose_anchors(rows, wanted, documents, torch.tensor([n, n]), 2)[0].tolist()) for n in range(30)}
@@ -210,7 +210,7 @@ def test_anchors_depend_on_their_row_alone(packed: tuple[Tensor, Tensor, Tensor]
 def test_blocks_at_some_anchors_are_those_at_all(target: Model, packed: tuple[Tensor, Tensor, Tensor]) -> None:
     head, rows = random_block(target, **KINDS["everything"]), head_rows(*packed, K)
     chosen = torch.tensor([0, 3, 4, len(rows.active) - 1])
-    few, *_ = trained(head, target, restricted(rows, chosen))
+    few, *_ = trained(head, target, keep_active(rows, chosen))
     assert torch.allclose(few, trained(head, target, rows)[0][chosen])
 
 
@@ -247,7 +247,7 @@ def test_what_is_wanted_of_a_chain(packed: tuple[Tensor, Tensor, Tensor]) -> Non
 def test_weights_decay_as_told() -> None:
     from forerun.train.heads.options import BlockTraining
 
-    weights = block_loss.position_weights(BlockTraining(gamma=2.0), 3)
+    weights = block_module.position_weights(BlockTraining(gamma=2.0), 3)
     assert weights.sum() == pytest.approx(1)
     assert (weights[1:] / weights[:-1]).tolist() == pytest.approx([0.60653] * 2, 1e-4)
 

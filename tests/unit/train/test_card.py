@@ -55,8 +55,9 @@ def made(command: str, out: Path, *flags: str) -> None:
     assert done.exit_code == 0, done.output
 
 
-@pytest.fixture
-def target(source_folder: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def target(source_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair") / "target"
     wide = [
         "--vocab-size",
         "320",
@@ -71,8 +72,8 @@ def target(source_folder: Path, tmp_path: Path) -> Path:
         "--head-dim",
         "16",
     ]
-    made("lm", tmp_path / "target", *wide, "--data", str(source_folder))
-    return tmp_path / "target"
+    made("lm", folder, *wide, "--data", str(source_folder))
+    return folder
 
 
 def test_a_pair_is_trained_from_files_to_folders_with_cards(target: Path, source_folder: Path, tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_pair_is_trained_from_files_to_folders_with_cards(target: Path, source
         assert f"{record['held_out']['bits_per_byte']:.4f}" in text
         for word in ("licence", "tools.toys", "Seed: 0", "torch", "perplexity"):
             assert word in text
-        assert str(tmp_path) not in text + json.dumps(record)
+        assert str(path.parent) not in text + json.dumps(record)
         assert not list(path.glob("*.bin")) and (path / "model.safetensors").exists()
         assert len(tokenizer) <= 320
     rates = folder.read_record(draft)["acceptance"]

@@ -21,7 +21,7 @@ from forerun.train.data.packed import PackedDocument, PackedShard, pack
 from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
 from forerun.train.draft import distil as distil_loss
 from forerun.train.draft.distil import DistillationLoss
-from forerun.train.draft.samples import Shard, frequent_tokens, output_tokens_of, restrict, restricted, write_shard
+from forerun.train.draft.samples import Shard, frequent_tokens, mask_unproposed, output_tokens_of, restrict, write_shard
 from forerun.train.evaluate import TopProbs, top_probs_of
 from forerun.train.loop import Loop
 from forerun.utils.vocabulary import fingerprint
@@ -194,7 +194,7 @@ def test_a_pruned_draft_is_killed_resumed_saved_and_served(
     assert (stored.config.num_hidden_layers, stored.config.intermediate_size) == (2, 24)
     served = load_draft_model(draft, "float32")
     logits = served.forward([Rows(served.new_cache(), [5, 6, 7])]).logits
-    with restricted(stored), torch.inference_mode():
+    with mask_unproposed(stored), torch.inference_mode():
         wanted = stored(torch.tensor([[5, 6, 7]])).logits[0]
     torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
     assert folder.read_record(draft)["command"] == COMMAND

@@ -16,12 +16,12 @@ from forerun.models import Model, Rows, load_model
 from forerun.speculation.predictor import StepCosts
 from forerun.train import eagle as eagle_kind
 from forerun.train.data.packed import NO_DOCUMENT, PackedDocument, PackedShard, pack
-from forerun.train.eagle import EagleHead
+from forerun.train.eagle import EagleHead, EagleKind
 from forerun.train.heads import evaluate as heads_evaluate
 from forerun.train.heads.card import HeadReport
 from forerun.train.heads.evaluate import HeldOut, answers_alone
-from forerun.train.heads.run import TrainingTarget
-from forerun.train.heads.target_states import served_states
+from forerun.train.heads.options import EagleTraining
+from forerun.train.heads.target_states import TrainingTarget, inference_states
 from heads import random_head
 
 K, PROMPT, TOKENS = 3, 4, 40
@@ -35,7 +35,7 @@ class Served:
 
     def of(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
         return torch.cat(
-            [served_states(self.target, part.tolist(), self.layers) for part in token_ids.split(list(lengths))]
+            [inference_states(self.target, part.tolist(), self.layers) for part in token_ids.split(list(lengths))]
         ).clone()
 
 
@@ -58,7 +58,7 @@ def greedy_text(target: Model, seed: int) -> list[int]:
 
 def drafted(head: EagleModel, target: Model, text: list[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
     """Reached and accepted by position, and (context, accepted) of each chain, by drafting along a text."""
-    states = head.fuse(served_states(target, text, head.config.layers).clone())
+    states = head.fuse(inference_states(target, text, head.config.layers).clone())
     reached, accepted, chains = [0] * K, [0] * K, []
     end = PROMPT + 1  # tokens that are committed
     while end + K <= len(text):
@@ -97,7 +97,7 @@ def test_chains_along_an_answer_are_those_that_are_drafted(
     module = EagleHead(head.config).double()
     module.load_state_dict({name: tensor.double() for name, tensor in head.tensors.items()})
     of = TrainingTarget(target, Served(target, head.config.layers), target.output_rows(common).double(), common)  # type: ignore[arg-type]
-    score = HeldOut(of, PackedShard(rows.folder), 9, common, K, eagle_kind.unrolled_guess).score(module)
+    score = HeldOut(of, PackedShard(rows.folder), 9, common, K, EagleKind(EagleTraining()).predict).score(module)
     served = EagleModel(head, target)
     parts = [drafted(served, target, text) for text in texts]
     assert score.reached == [sum(part[0][step] for part in parts) for step in range(K)]

@@ -30,13 +30,14 @@ from forerun.train.heads.run import train
 from forerun.train.loop import Loop
 from forerun.utils.files import locked, sealed_file
 
+pytestmark = pytest.mark.usefixtures("few_timed_steps")
 QUIET = Console(quiet=True)
 TINY = EagleTraining(
     shape=EagleShape(draft_vocab=200, intermediate_size=32, layers="2,8,16"),
-    max_steps=6,
+    max_steps=4,
     tokens_per_step=96,
     window=48,
-    evaluate_every=3,
+    evaluate_every=2,
     held_out_rows=1,
     num_draft_tokens=2,
     checkpoint_seconds=1e9,
@@ -60,7 +61,7 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
+def start(tmp_path_factory: pytest.TempPathFactory, float32_products: None) -> PreparedRun:
     folder = tmp_path_factory.mktemp("eagle")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, EagleKind(TINY), QUIET)
 
@@ -73,12 +74,14 @@ def fresh(start: PreparedRun) -> EagleHead:
 
 def run(start: PreparedRun, folder: Path, options: EagleTraining = TINY) -> tuple[dict[str, Tensor], LoopState]:
     head = fresh(start)
-    during = HeldOut(start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, start.kind.guess)
+    during = HeldOut(
+        start.target, start.rows.held_out(), options.held_out_rows, start.vocabulary, 2, start.kind.predict
+    )
 
     def score(head: EagleHead) -> float:
         return during.score(head).expected_length
 
-    state = train(head, start.target, start.rows, folder, options, QUIET, score, EagleKind(options).loss)
+    state = train(head, start.target, start.rows, folder, EagleKind(options), QUIET, score)
     return head.state_dict(), state
 
 
@@ -86,15 +89,15 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
     start: PreparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, state = run(start, tmp_path / "whole")
-    assert state.step == 6 and len(state.scores) == 2 and state.losses[-1] < state.losses[0]
+    assert state.step == 4 and len(state.scores) == 2 and state.losses[-1] < state.losses[0]
     original = Loop._step
 
     def dying_step(self: Loop, batch, progress: float):
         if progress > 0.6:
             raise Killed
         found = original(self, batch, progress)
-        if progress < 0.3:  # the checkpoint is older than the death: the steps between are lost and done again
-            done = round(progress * 6) + 1
+        if progress < 0.2:  # the checkpoint is older than the death: the steps between are lost and done again
+            done = round(progress * 4) + 1
             save_checkpoint(self.folder, self.model, self.optimisers, LoopState(done, 96 * done))
         return found
 
@@ -136,11 +139,12 @@ def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: PreparedRun,
 
     head = fresh(start)
     options = replace(TINY, evaluate_every=1, patience=1)
-    state = train(head, start.target, start.rows, tmp_path, options, QUIET, falling, start.kind.loss)
+    state = train(head, start.target, start.rows, tmp_path, EagleKind(options), QUIET, falling)
     assert [score for _, score in state.scores] == [1.2, 1.5, 1.4] and state.best_step == 2
     assert all(torch.equal(tensor, kept[1][name]) for name, tensor in head.state_dict().items())
 
 
+@pytest.mark.usefixtures("bfloat16_products")
 def test_the_command_writes_a_head_that_drafts_with_its_card(start: PreparedRun, tmp_path: Path) -> None:
     out, work = tmp_path / "head", tmp_path / "work"
     options = replace(TINY, max_steps=1, evaluate_every=0)
@@ -156,7 +160,7 @@ def test_the_command_writes_a_head_that_drafts_with_its_card(start: PreparedRun,
     )
     stored = load_head(out)
     assert stored.config.layers == (2, 8, 16) and len(stored.tensors["norm.weight"]) == 256
-    EagleModel(stored, start.served)
+    EagleModel(stored, start.inference_target)
     card = (out / "README.md").read_text()
     assert "EAGLE-3 head" in card and "mean acceptance length" in card
     record = json.loads((out / "training.json").read_text())
@@ -177,9 +181,9 @@ def test_other_versions_and_losses_train(start: PreparedRun, tmp_path: Path) -> 
     ):
         options = replace(TINY, shape=shape, max_steps=1, **more)
         made = prepare_head(BUNDLED_TARGET, start.rows.folder, tmp_path / f"{number}", EagleKind(options), QUIET)
-        state = train(made.head, made.target, made.rows, tmp_path / f"{number}", options, QUIET, None, made.kind.loss)
+        state = train(made.head, made.target, made.rows, tmp_path / f"{number}", made.kind, QUIET, None)
         assert state.step == 1
-        held_out = HeldOut(made.target, made.rows.held_out(), 2, made.vocabulary, 2, made.kind.guess)
+        held_out = HeldOut(made.target, made.rows.held_out(), 2, made.vocabulary, 2, made.kind.predict)
         assert len(measure(made, held_out, 2).speedups) == 2
 
 

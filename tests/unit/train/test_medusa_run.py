@@ -31,10 +31,11 @@ from forerun.train.loop import Loop
 from forerun.train.medusa import MedusaHead, MedusaKind
 from forerun.utils.files import locked, sealed_file
 
+pytestmark = pytest.mark.usefixtures("few_timed_steps")
 QUIET = Console(quiet=True)
 TINY = MedusaTraining(
     shape=MedusaShape(num_heads=2, draft_vocab=200, sequential=True),
-    max_steps=6,
+    max_steps=4,
     tokens_per_step=96,
     window=48,
     evaluate_every=0,
@@ -61,7 +62,7 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
+def start(tmp_path_factory: pytest.TempPathFactory, float32_products: None) -> PreparedRun:
     folder = tmp_path_factory.mktemp("medusa")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, MedusaKind(TINY), QUIET)
 
@@ -70,7 +71,7 @@ def run(start: PreparedRun, folder: Path, options: MedusaTraining = TINY) -> tup
     assert isinstance(start.head.config, MedusaConfig)
     head = MedusaHead(start.head.config)
     start.kind.set_first_weights(head, torch.ones(1, 256), start.target.output_rows)
-    state = train(head, start.target, start.rows, folder, options, QUIET, None, MedusaKind(options).loss)
+    state = train(head, start.target, start.rows, folder, MedusaKind(options), QUIET, None)
     return head.state_dict(), state
 
 
@@ -78,15 +79,15 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
     start: PreparedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, state = run(start, tmp_path / "whole")
-    assert state.step == 6 and state.losses[-1] < state.losses[0]
+    assert state.step == 4 and state.losses[-1] < state.losses[0]
     original = Loop._step
 
     def dying_step(self: Loop, batch, progress: float):
         if progress > 0.6:
             raise Killed
         found = original(self, batch, progress)
-        if progress < 0.3:  # the checkpoint is older than the death: the steps between are lost and done again
-            done = round(progress * 6) + 1
+        if progress < 0.2:  # the checkpoint is older than the death: the steps between are lost and done again
+            done = round(progress * 4) + 1
             save_checkpoint(self.folder, self.model, self.optimisers, LoopState(done, 96 * done))
         return found
 
@@ -115,6 +116,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(start: 
     assert (tmp_path / CHECKPOINT).read_bytes() == poisoned
 
 
+@pytest.mark.usefixtures("bfloat16_products")
 def test_the_command_writes_heads_that_draft_with_their_card(start: PreparedRun, tmp_path: Path) -> None:
     out, work = tmp_path / "heads", tmp_path / "work"
     options = replace(TINY, max_steps=2, shape=replace(TINY.shape, sequential=False))
@@ -126,7 +128,7 @@ def test_the_command_writes_heads_that_draft_with_their_card(start: PreparedRun,
     card, record = (out / "README.md").read_text(), json.loads((out / "training.json").read_text())
     assert "Medusa head" in card and "mean acceptance length" in card and "speed-up" in card
     assert record["training"]["steps"] == 2 and record["held_out"]["documents"] > 0
-    llm = LLM(start.served, MedusaTree(out), num_draft_tokens=4)
+    llm = LLM(start.inference_target, MedusaTree(out), num_draft_tokens=4)
     result: Any = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     assert result[0].stats.num_draft_tokens > 0
     with pytest.raises(ConfigError, match="holds another run"):

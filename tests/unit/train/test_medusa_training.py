@@ -23,9 +23,9 @@ from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.loss import step_weights
 from forerun.train.heads.module import HeadRows, head_rows
 from forerun.train.heads.options import MedusaShape, MedusaTraining
-from forerun.train.heads.run import Read, TrainingTarget
+from forerun.train.heads.target_states import HeadInputs, TrainingTarget
 from forerun.train.losses import divergence
-from forerun.train.medusa import MedusaHead, MedusaLoss, accuracies, head_outputs, output_layers
+from forerun.train.medusa import MedusaHead, MedusaKind, accuracies, head_outputs, output_layers
 from medusa_heads import last_states, random_medusa, reference_logits
 
 HEADS = 3
@@ -160,9 +160,8 @@ def test_the_loss_is_that_of_each_prediction_alone(
     columns = torch.full((VOCAB,), -1)
     columns[vocabulary(head)] = torch.arange(len(of_target))
     fixed: Any = TrainingTarget(served, served, of_target, columns)
-    read = Read(fixed, rows, states, target.embedding_rows(rows.token_ids).clone(), None)
-    loss = MedusaLoss(options, [], [])
-    total = loss.summed(module(head), read, packed)
+    read = HeadInputs(fixed, rows, states, target.embedding_rows(rows.token_ids).clone(), None)
+    total = MedusaKind(options).summed_loss(module(head), read, packed)
     total.backward()
     if pace != "decay":
         assert float(total.detach()) > 0

@@ -6,7 +6,7 @@ A file holds JSON lines, gzipped where its name ends in .gz:
 
 A line holds one of `prompt` (a user's message), `messages` (a chat) and `text` (raw text), and `answer`, which is the
 target's. Without an answer, `text` is text that exists: the target's predictions are learnt at all of its tokens.
-A template is a program; what it does is found by rendering messages that hold marks.
+A template is a program; its effect is found by rendering messages that hold marks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AnswerLine:
     """One line.
 
     Attributes:
-        kind: what sort of prompt it is; empty if nobody says.
+        kind: category of the prompt; empty if unknown.
         temperature: at which the answer was drawn; 0 is greedy.
         prompt: raw text, or a chat, each message with "role" and "content".
         system: the template's usual system message stands before a chat that has none of its own.
@@ -52,39 +52,39 @@ class AnswerLine:
     complete: bool = False
 
     @property
-    def asked(self) -> str:
-        """The prompt as one text: the messages of a chat, one after another."""
+    def prompt_text(self) -> str:
+        """Return the prompt as one text: the messages of a chat, one after another."""
         if isinstance(self.prompt, str):
             return self.prompt
         return "\n".join(message["content"] for message in self.prompt)
 
     def record(self) -> dict[str, Any]:
-        """The line's object."""
+        """Return the line's JSON object."""
         head: dict[str, Any] = {"kind": self.kind, "temp": self.temperature}
         if isinstance(self.prompt, str):
-            asked: dict[str, Any] = {"text": self.prompt}
+            prompt: dict[str, Any] = {"text": self.prompt}
         else:
             *first, last = self.prompt
-            asked = {"system": self.system, "prompt": last["content"]}
+            prompt = {"system": self.system, "prompt": last["content"]}
             if first and [message["role"] for message in first] == ["system"]:
-                asked["system"] = first[0]["content"]
+                prompt["system"] = first[0]["content"]
             elif first or last["role"] != "user":
-                asked = {"messages": self.prompt}
-        return {**head, **asked, "answer": self.answer, "complete": self.complete}
+                prompt = {"messages": self.prompt}
+        return {**head, **prompt, "answer": self.answer, "complete": self.complete}
 
 
 def is_answer_file(path: Path) -> bool:
-    """Whether the name is one of JSON lines."""
+    """Return whether the name is one of JSON lines."""
     return path.name.endswith(SUFFIXES)
 
 
 def record_path(path: Path) -> Path:
-    """Where it is written what the answers of a file depend on, and how many there are of which kind."""
+    """Return the path of a file's record: the inputs that its answers depend on, and counts by kind."""
     return path.with_name(f"{path.name}.json")
 
 
 def answered_by(path: Path) -> str:
-    """The fingerprint of the target that gave a file's answers; empty where nobody says.
+    """Return the fingerprint of the target that gave a file's answers; empty if unknown.
 
     Raises:
         ConfigError: the file's record cannot be read.
@@ -97,7 +97,7 @@ def answered_by(path: Path) -> str:
 
 
 def read_answers(path: Path) -> Iterator[AnswerLine]:
-    """The lines of a file.
+    """Read the lines of a file.
 
     Raises:
         ConfigError: it cannot be read, or a line is not of this form; the message names file and line.
@@ -111,7 +111,7 @@ def read_answers(path: Path) -> Iterator[AnswerLine]:
 
 
 def holds_answers(path: Path) -> bool:
-    """Whether the first line is of this form: folders hold prompts and measurements in JSON lines too."""
+    """Return whether the first line is of this form: folders hold prompts and measurements in JSON lines too."""
     try:
         return next(read_answers(path), None) is not None
     except ConfigError:
@@ -156,7 +156,7 @@ def _message(record: Fields, number: int, value: Mapping[str, Any]) -> dict[str,
 
 
 _SYSTEM, _USER = "QxSystemxQ", "QxUserxQ"
-"""Marks, of which no template makes anything else."""
+"""Marks that no template changes."""
 
 
 class ChatText:
@@ -171,7 +171,7 @@ class ChatText:
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
 
     def encode(self, prompt: str | Sequence[Mapping[str, str]], *, system: bool = True) -> list[int]:
-        """Token ids of a raw text, or of a chat that is to be answered.
+        """Encode a raw text, or a chat that is to be answered.
 
         Args:
             system: the template may add a system message where the chat has none.
@@ -186,10 +186,10 @@ class ChatText:
         return encode_text(self.tokenizer, text, special=False)
 
     def user_opening(self, system: str | None) -> str:
-        """What stands before a user's first message, whose system message is given.
+        """Return the text before a user's first message, with this system message.
 
         Raises:
-            ConfigError: the template has no place for a user's message.
+            ConfigError: the template shows no user's message.
         """
         messages = [{"role": "user", "content": _USER}]
         if system is not None and self._takes_system:
@@ -201,14 +201,14 @@ class ChatText:
 
     @cached_property
     def closing(self) -> str:
-        """What stands between a message and the next; empty where that cannot be told."""
+        """Return the text between a message and the next; empty if unknown."""
         if not self.has_template:
             return ""
         return self._render([{"role": "user", "content": _USER}]).partition(_USER)[2]
 
     @cached_property
     def end_token_id(self) -> int:
-        """The token by which an answer ends.
+        """Return the token that ends an answer.
 
         Raises:
             ConfigError: the tokenizer has none.
@@ -220,10 +220,10 @@ class ChatText:
 
     @cached_property
     def bare_opening(self) -> str | None:
-        """What stands before a user's first message where there is no system message; None if it cannot be told.
+        """Return the text before a user's first message without a system message; None if unknown.
 
-        Templates that add a system message write none of their own accord without it: what opens the user's turn is
-        what stands between a system message and the user's, less the closing of the former.
+        Some templates always add a system message. The opening of the user's turn is then the text between a system
+        message and the user's, without the closing of the former.
         """
         if not self._takes_system:
             return None
@@ -238,13 +238,13 @@ class ChatText:
 
     @cached_property
     def _takes_system(self) -> bool:
-        """Whether the template shows a system message before the user's."""
+        """Return whether the template shows a system message before the user's."""
         if not self.has_template:
             return False
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
         try:
             text = self._render(messages)
-        except Exception:  # a template raises what it likes
+        except Exception:  # a template may raise anything
             return False
         return 0 <= text.find(_SYSTEM) < text.find(_USER)
 

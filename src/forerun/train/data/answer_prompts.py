@@ -1,4 +1,4 @@
-"""Prompts as a user gives them: JSON lines with prompts, chats or turns; for raw text, pieces of files."""
+"""Prompts that a user gives: JSON lines with prompts, chats or turns; for raw text, pieces of files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,18 @@ from forerun.utils.files import digest, file_digest
 from forerun.utils.text_files import find_files, read_documents
 from forerun.utils.workloads import Case, word_runs
 
+_PROMPTS = ".jsonl"
+GIVEN = "given"
+"""Kind of prompts that are given without a category."""
+CUT = "text"
+"""Kind of prompts that are cut from text."""
+MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 60, 400
+REFERENCE_TOKENS = 256
+"""Tokens of a code prompt's reference, the text that follows it in its file."""
+
 
 class Overlap:
-    """The runs of 13 words of the prompts of workloads.
+    """The set of runs of 13 words of the prompts of workloads.
 
     Args:
         evaluation: workloads beside the bundled ones, and paths of JSONL files with prompts.
@@ -41,28 +50,18 @@ class Overlap:
         self._runs = {run for case in cases for text in case.texts for run in word_runs(text)}
 
     def __contains__(self, text: str) -> bool:
-        """Whether a text shares 13 words in a row with one of the prompts."""
+        """Return whether a text shares 13 words in a row with one of the prompts."""
         return any(run in self._runs for run in word_runs(text))
 
 
-_PROMPTS = ".jsonl"
-GIVEN = "given"
-"""Kind of prompts that are given without a category."""
-CUT = "text"
-"""Kind of prompts that are cut from text."""
-MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 60, 400
-REFERENCE_TOKENS = 256
-"""Tokens of a code prompt's reference, the text that follows it in its file."""
-
-
-def parted(data: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """(files of prompts, everything else: files and folders of text or source)."""
+def split_by_kind(data: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Split into (files of prompts, files and folders of text or source)."""
     prompts = [path for path in data if path.suffix == _PROMPTS]
     return prompts, [path for path in data if path.suffix != _PROMPTS]
 
 
 def read_prompts(files: Sequence[Path], *, chat: bool) -> list[Case]:
-    """The prompts of files, each once.
+    """Read the prompts of files, each once.
 
     Args:
         chat: the target has a chat template: a raw prompt is a user's message.
@@ -75,13 +74,13 @@ def read_prompts(files: Sequence[Path], *, chat: bool) -> list[Case]:
         for case in workloads.load(str(path)):
             if chat and case.prompt:
                 case = replace(case, prompt="", messages=({"role": "user", "content": case.prompt},))
-            asked = case.prompt, tuple(tuple(message.items()) for message in case.messages), case.turns
-            found.setdefault(asked, replace(case, category=case.category or GIVEN))
+            key = case.prompt, tuple(tuple(message.items()) for message in case.messages), case.turns
+            found.setdefault(key, replace(case, category=case.category or GIVEN))
     return list(found.values())
 
 
 def cut_prompts(sources: Sequence[Path], tokenizer: Any, count: int) -> list[Case]:
-    """Up to `count` prompts of 60 to 400 tokens, cut at line ends from files, in the order of a hash.
+    """Cut up to `count` prompts of 60 to 400 tokens, ending at line ends of files, in the order of a hash.
 
     Without sources, of the standard library's files that are not held out.
 
@@ -112,7 +111,7 @@ def cut_prompts(sources: Sequence[Path], tokenizer: Any, count: int) -> list[Cas
 
 
 def code_prompt(file: SourceFile, tokenizer: Any, number: int = 0) -> Case | None:
-    """Prompt `number` of a file: 60 to 400 tokens ending at a line end, or None if the file is too short.
+    """Cut prompt `number` of a file: 60 to 400 tokens ending at a line end, or None if the file is too short.
 
     A second prompt and more are only cut from files long enough for all of them not to crowd.
     """
@@ -133,7 +132,7 @@ def code_prompt(file: SourceFile, tokenizer: Any, number: int = 0) -> Case | Non
 
 
 def _take(counts: Sequence[int], start: int, tokens: int) -> int:
-    """The line before which about `tokens` tokens from line `start` on are taken (at least one line)."""
+    """Return the line before which about `tokens` tokens from line `start` on are taken (at least one line)."""
     size, end = 0, start
     while end < len(counts) and (end == start or size + counts[end] <= tokens):
         size += counts[end]
@@ -142,7 +141,7 @@ def _take(counts: Sequence[int], start: int, tokens: int) -> int:
 
 
 def _last_start(counts: Sequence[int], needed: int) -> int:
-    """The last line after which at least `needed` tokens follow; 0 if the file is shorter."""
+    """Return the last line after which at least `needed` tokens follow; 0 if the file is shorter."""
     following = 0
     for index in range(len(counts) - 1, -1, -1):
         following += counts[index]
@@ -152,7 +151,7 @@ def _last_start(counts: Sequence[int], needed: int) -> int:
 
 
 def files_digest(files: Iterable[Path]) -> str:
-    """Of the contents of files, in their order. Raises ConfigError where one cannot be read."""
+    """Digest the contents of files, in their order. Raises ConfigError where one cannot be read."""
     parts = []
     for path in files:
         try:

@@ -1,4 +1,4 @@
-"""From answers, and text that exists, to packed rows in the target's tokens."""
+"""The packing of answers and of existing text into rows of the target's tokens."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from forerun.utils.vocabulary import encode_text, fingerprint
 from forerun.utils.workloads import OVERLAP_WORDS
 
 PROMPT_POSITIONS = 48
-"""Positions of a prompt that are trained beside its answer: they cost little and add text of another kind."""
+"""Positions of a prompt that are trained beside its answer: cheap, and text of another kind."""
 HELD_OUT_SHARE = 0.02
 """Share of the prompts that are never trained on."""
+_REMEDY = "Give files or folders of answers or text."
 OVERLAP = f"{OVERLAP_WORDS} words in a row of prompts for evaluation"
 _PATTERNS = (*(f"*{suffix}" for suffix in SUFFIXES), *TEXT_PATTERNS)
-"""What is taken from a folder."""
+"""Patterns of files that are read from a folder."""
 
 
 def pack_answers(
@@ -51,52 +52,57 @@ def pack_answers(
     held_out: float = HELD_OUT_SHARE,
     evaluation: Sequence[str] = (),
     target: str = "",
-    told: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> PackedShard:
     """Pack files of answers, files of text and folders; rows that `out` holds of the same data are taken as they are.
 
     Args:
         sources: files of answers (.jsonl, .jsonl.gz), any other file as text, and folders of answers, text or source.
-        tokenizer: the target's, with its chat template.
-        name: the target's, for messages.
-        vocab_size: the target's.
+        tokenizer, name, vocab_size: the target's; the name is for messages.
         window: tokens of a row, less one.
-        prompt_positions: see `PROMPT_POSITIONS`.
         held_out: share of prompts and texts that go to the held-out part, chosen by a hash.
         evaluation: workloads beside the bundled ones; what shares 13 words in a row with their prompts is left out.
-        target: its fingerprint, by which answers of another target are told.
-        told: takes a line on what was left out.
+        target: its fingerprint, which answers of another target lack.
+        report: receives lines for the user.
 
     Raises:
         ConfigError: nothing usable, a broken line (file and line are named), or a full disk.
     """
-    given = [sources] if isinstance(sources, Path) else sources
-    files = find_files(given, _PATTERNS, remedy="Give files or folders of answers or text.")
-    options = {"prompt_positions": prompt_positions, "held_out": held_out, "evaluation": sorted(evaluation)}
+    files = find_files([sources] if isinstance(sources, Path) else sources, _PATTERNS, remedy=_REMEDY)
     made_from = {
         "tokenizer": fingerprint(tokenizer),
         "template": digest(str(getattr(tokenizer, "chat_template", None)).encode()),
         "data": files_digest(path for path, _ in files),
         "vocab_size": vocab_size,
         "window": window,
-        **options,
+        "prompt_positions": prompt_positions,
+        "held_out": held_out,
+        "evaluation": sorted(evaluation),
     }
     former = _former(out, made_from)
     if former is not None:
         return former
-    _tell_of_others(files, target, name, told)
-    overlap = Overlap(evaluation)
-    documents = _Documents(ChatText(tokenizer, name), prompt_positions, held_out, overlap)
+    _report_foreign_answers(files, target, name, report)
+    documents = _Documents(ChatText(tokenizer, name), prompt_positions, held_out, Overlap(evaluation))
     made = (document for path, named in files for document in documents.of(path, named))
     rows = pack(made, out, window=window, vocab_size=vocab_size, made_from=made_from)
     for why, times in documents.left_out.most_common():
-        told(f"{times:,} lines or texts left out: {why}")
-    told(f"{rows.num_documents:,} documents of {rows.num_tokens:,} tokens in {len(rows):,} rows of {window:,}")
+        report(f"{times:,} lines or texts left out: {why}")
+    report(f"{rows.num_documents:,} documents of {rows.num_tokens:,} tokens in {len(rows):,} rows of {window:,}")
     return rows
 
 
+def _report_foreign_answers(
+    files: Sequence[tuple[Path, bool]], target: str, name: str, report: Callable[[str], None]
+) -> None:
+    for path, _ in files:
+        answerer = answered_by(path) if target and is_answer_file(path) else ""
+        if answerer and not same_target(answerer, target):
+            report(f"{path}: another target than {name} gave these answers; a drafter learns less of them")
+
+
 class _Documents:
-    """Documents of lines and texts, and a count of what had none.
+    """Makes documents of lines and texts, and counts those that it leaves out.
 
     Attributes:
         left_out: why -> how many lines and texts.
@@ -107,7 +113,7 @@ class _Documents:
         self.left_out: Counter[str] = Counter({OVERLAP: 0})
 
     def of(self, path: Path, named: bool) -> Iterator[PackedDocument]:
-        """Of one file. named: by the user; a file of a folder that holds something else is left out."""
+        """Make the documents of one file. named: by the user; other files of a folder may hold something else."""
         if not named and is_answer_file(path) and not holds_answers(path):
             self.left_out["files without answers"] += 1
             return
@@ -115,7 +121,7 @@ class _Documents:
         texts = () if is_answer_file(path) else read_documents(path, named, "text", skipped)
         lines = read_answers(path) if is_answer_file(path) else (AnswerLine("", 0, each.text, None) for each in texts)
         for line in lines:
-            if line.asked in self._overlap or (line.answer or "") in self._overlap:
+            if line.prompt_text in self._overlap or (line.answer or "") in self._overlap:
                 self.left_out[OVERLAP] += 1
                 continue
             try:
@@ -129,31 +135,23 @@ class _Documents:
             self.left_out["not UTF-8"] += len(skipped)
 
     def _line(self, line: AnswerLine) -> PackedDocument:
-        """Of an answer all is wanted, of its prompt some positions; of text that exists, all."""
-        held_out, tokenizer = hash_fraction(line.asked) < self._held_out, self._chat.tokenizer
+        """Make a document: all of an answer is wanted, and some positions of its prompt; of existing text, all."""
+        held_out, tokenizer = hash_fraction(line.prompt_text) < self._held_out, self._chat.tokenizer
         if line.answer is None:
-            tokens = encode_text(tokenizer, line.asked, special=True)
+            tokens = encode_text(tokenizer, line.prompt_text, special=True)
             return PackedDocument(tokens, [True] * len(tokens), held_out)
         prompt = self._chat.encode(line.prompt, system=line.system)
         answer = encode_text(tokenizer, line.answer, special=False)
         if line.complete:
             answer.append(self._chat.end_token_id)
         some = range(1, len(prompt))
-        chosen = set(random.Random(line.asked).sample(some, min(len(some), self._prompt_positions)))
-        wanted = [place in chosen for place in range(len(prompt))] + [True] * len(answer)
+        chosen = set(random.Random(line.prompt_text).sample(some, min(len(some), self._prompt_positions)))
+        wanted = [position in chosen for position in range(len(prompt))] + [True] * len(answer)
         return PackedDocument([*prompt, *answer], wanted, held_out)
 
 
-def _tell_of_others(files: Sequence[tuple[Path, bool]], target: str, name: str, told: Callable[[str], None]) -> None:
-    """A line on each file whose answers are another target's. target: the fingerprint of this one; may be empty."""
-    for path, _ in files:
-        answerer = answered_by(path) if target and is_answer_file(path) else ""
-        if answerer and not same_target(answerer, target):
-            told(f"{path}: another target than {name} gave these answers; a drafter learns less of them")
-
-
 def _former(out: Path, made_from: dict[str, Any]) -> PackedShard | None:
-    """The rows that are there, if they are of the same data and sound."""
+    """Return the rows in `out`, if they are of the same data and sound."""
     if not (out / INDEX).is_file():
         return None
     try:
@@ -164,7 +162,7 @@ def _former(out: Path, made_from: dict[str, Any]) -> PackedShard | None:
 
 
 def tokenizer_of(target: str) -> Any:
-    """Raises ConfigError where the target has none."""
+    """Load the tokenizer of a target. Raises ConfigError where it has none."""
     tokenizer = find_tokenizer(target)
     if tokenizer is None:
         raise ConfigError(f"{target} has no tokenizer, by which text becomes tokens. Give the folder of a whole model.")
@@ -172,13 +170,12 @@ def tokenizer_of(target: str) -> Any:
 
 
 def read_rows(
-    data: Path, served: FingerprintedTarget, tokenizer: Any, packed: Path, window: int, console: Console
+    data: Path, target: FingerprintedTarget, tokenizer: Any, packed: Path, window: int, console: Console
 ) -> PackedShard:
-    """A folder of packed rows as it is; files of answers, texts and folders of them are packed first.
+    """Open a folder of packed rows; files of answers, texts and folders of them are packed first.
 
     Args:
-        served: the target.
-        packed: the folder for rows that are packed here, which are taken again if they are of the same data.
+        packed: the folder for rows that are packed here, which are reused if they are of the same data.
         window: tokens of such a row.
 
     Raises:
@@ -189,17 +186,17 @@ def read_rows(
             data,
             tokenizer,
             packed,
-            name=served.name,
-            vocab_size=served.vocab_size,
+            name=target.name,
+            vocab_size=target.vocab_size,
             window=window,
-            target=target_fingerprint(served),
-            told=lambda line: console.print(line, highlight=False),
+            target=target_fingerprint(target),
+            report=lambda line: console.print(line, highlight=False),
         )
     rows = PackedShard(data)
     of_rows, of_target = rows.made_from.get("tokenizer"), fingerprint(tokenizer)
-    if of_rows != of_target or rows.vocab_size != served.vocab_size:
+    if of_rows != of_target or rows.vocab_size != target.vocab_size:
         raise ConfigError(
-            f"{data} was packed with another tokenizer than that of {served.name}: fingerprint {of_rows} and "
-            f"{rows.vocab_size:,} tokens, not {of_target} and {served.vocab_size:,}. Pack the answers anew."
+            f"{data} was packed with another tokenizer than that of {target.name}: fingerprint {of_rows} and "
+            f"{rows.vocab_size:,} tokens, not {of_target} and {target.vocab_size:,}. Pack the answers anew."
         )
     return rows

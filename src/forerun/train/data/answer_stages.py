@@ -1,4 +1,4 @@
-"""The stages of making answers: each keeps a journal, so that a killed run goes on where it was and ends alike."""
+"""The stages of making answers: each keeps a journal, so that a killed run resumes and ends with the same answers."""
 
 from __future__ import annotations
 
@@ -24,22 +24,33 @@ from forerun.utils.journal import Journal
 from forerun.utils.vocabulary import encode_text
 from forerun.utils.workloads import Case
 
-K = TypeVar("K")
+Key = TypeVar("Key")
+PROMPT_TOKENS = 256
+"""Tokens of a prompt that the target writes, at most; one that does not end within them is left out."""
+_TOP_K = 50
+"""top_k of prompts that the target writes: cheaper than top_p, which sorts a whole vocabulary at every token."""
+_MOST_TRIES = 8
+"""Times as many prompts are written at most as are wanted."""
+_WAVE = 1.3
+"""Times as many prompts are written in a wave as are still wanted."""
+_SEED_DIGITS = 15
+"""Hexadecimal digits of a request's seed: below MAX_SEED."""
+_PROGRESS_SECONDS = 10.0
 
 
 def compute(
-    llm: LLM, waiting: deque[K], request: Callable[[K], tuple[list[int], SamplingParams]]
-) -> Iterator[tuple[K, Choice | PromptError | SamplingError]]:
-    """Each request's answer as soon as it is there, or why it cannot be served.
+    llm: LLM, waiting: deque[Key], request: Callable[[Key], tuple[list[int], SamplingParams]]
+) -> Iterator[tuple[Key, Choice | PromptError | SamplingError]]:
+    """Yield each request's answer as soon as it is complete, or why it cannot be computed.
 
     Args:
-        waiting: what is asked, taken from the front. More may be appended while answers are taken.
+        waiting: keys of requests, taken from the front. More may be appended while answers are taken.
         request: the prompt's token ids and the options of one of them, n being 1; it may raise PromptError.
 
     Raises:
         ForerunError: a step failed. What was unfinished is forgotten.
     """
-    engine, inside = llm.engine, dict[int, K]()
+    engine, inside = llm.engine, dict[int, Key]()
     most = 2 * engine.config.max_batch
     try:
         while waiting or inside:
@@ -61,25 +72,12 @@ def compute(
             engine.step()
 
 
-PROMPT_TOKENS = 256
-"""Tokens of a prompt that the target writes, at most; one that does not end within them is left out."""
-_TOP_K = 50
-"""Of prompts that the target writes. Cheaper than top_p, which sorts a whole vocabulary at every token."""
-_MOST_TRIES = 8
-"""Times as many prompts are written at most as are wanted."""
-_WAVE = 1.3
-"""Times as many prompts are written in a wave as are still wanted."""
-_SEED_DIGITS = 15
-"""Hexadecimal digits of a request's seed: below MAX_SEED."""
-_PROGRESS_SECONDS = 10.0
-
-
 class Stages:
-    """What a run computes.
+    """The stages of one run.
 
     Args:
         folder: of the journals.
-        head: what the answers depend on, as JSON values: journals of another run are refused.
+        head: the inputs that the answers depend on, as JSON values: journals of another run are refused.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class Stages:
         self.chat = ChatText(llm.tokenizer, llm.target.name)
 
     def own_prompts(self, count: int) -> list[Case]:
-        """`count` prompts that the target writes, of all kinds alike; fewer if too many are unusable.
+        """Have the target write `count` prompts, evenly of all kinds; fewer if too many are unusable.
 
         Raises:
             ConfigError: none is usable; or the journal cannot be written.
@@ -101,12 +99,12 @@ class Stages:
             progress = _Progress(self._console, "prompts", count, self._options.max_batch)
             while len(kept) < count and number < most:
                 wave = range(number, min(most, number + max(32, round(_WAVE * (count - len(kept))))))
-                missing = deque(place for place in wave if not journal.has(place))
-                for place, choice in compute(self._llm, missing, self._writing):
-                    journal.add(place, _written(choice))
+                missing = deque(number for number in wave if not journal.has(number))
+                for index, choice in compute(self._llm, missing, self._writing_request):
+                    journal.add(index, _entry(choice))
                     progress.show(min(count, journal.num_done), choice)
-                for place in wave:
-                    found = journal.get(place)
+                for index in wave:
+                    found = journal.get(index)
                     text = found.get("answer", "").strip()
                     why = "length" if not found.get("complete") else fault(text, self._options.language)
                     if why is None and likeness(text) in kept:
@@ -114,31 +112,31 @@ class Stages:
                     if why is not None:
                         faults[why] += 1
                     elif len(kept) < count:
-                        case = Case("", messages=({"role": "user", "content": text},), category=writer(place)[0])
+                        case = Case("", messages=({"role": "user", "content": text},), category=writer(index)[0])
                         kept[likeness(text)] = case
                 number = wave.stop
-        told = ", ".join(f"{name} {times:,}" for name, times in faults.most_common())
-        self._console.print(f"prompts: {len(kept):,} of {number:,} kept; left out for {told or 'nothing'}")
+        reasons = ", ".join(f"{name} {times:,}" for name, times in faults.most_common())
+        self._console.print(f"prompts: {len(kept):,} of {number:,} kept; left out for {reasons or 'nothing'}")
         if not kept:
             raise ConfigError(
-                f"{self._llm.target.name} wrote {number:,} prompts of which none can be used ({told}). Give prompts "
+                f"{self._llm.target.name} wrote {number:,} prompts of which none can be used ({reasons}). Give prompts "
                 "or text with --data."
             )
         return list(kept.values())
 
     def answers(self, stage: str, cases: Sequence[Case]) -> list[AnswerLine]:
-        """The target's answers to all turns of all cases; those that it cannot be asked are left out.
+        """Answer all turns of all cases; those that cannot be computed are left out.
 
         Raises:
             ConfigError: the journal cannot be written.
         """
-        turns = [_Turn(case, place) for case in cases for place in range(max(1, len(case.turns)))]
-        asked = digest(*(repr(case).encode() for case in cases))
-        with self._journal(stage, {"asked": asked}, len(turns)) as journal:
+        turns = [_Turn(case, number) for case in cases for number in range(max(1, len(case.turns)))]
+        fingerprint = digest(*(repr(case).encode() for case in cases))
+        with self._journal(stage, {"asked": fingerprint}, len(turns)) as journal:
             progress = _Progress(self._console, stage, len(turns), self._options.max_batch)
 
             def follows(index: int) -> bool:
-                return index < len(turns) and turns[index].place > 0
+                return index < len(turns) and turns[index].number > 0
 
             waiting = deque(
                 index
@@ -147,10 +145,13 @@ class Stages:
             )
 
             def request(index: int) -> tuple[list[int], SamplingParams]:
-                return self._asking(stage, index, turns[index], self._before(journal, index, turns[index]))
+                before = self._before(journal, index, turns[index])
+                if before is None:
+                    raise PromptError("The turn before was not answered.")
+                return self.chat.encode(turns[index].prompt(before)), self._params(stage, index, turns[index])
 
             for index, choice in compute(self._llm, waiting, request):
-                journal.add(index, _written(choice))
+                journal.add(index, _entry(choice))
                 progress.show(journal.num_done, choice)
                 if follows(index + 1) and not journal.has(index + 1):
                     waiting.append(index + 1)
@@ -170,23 +171,16 @@ class Stages:
             self._console.print(f"{stage}: {times:,} left out: {why}", soft_wrap=True, highlight=False)
         return made
 
-    def _writing(self, place: int) -> tuple[list[int], SamplingParams]:
-        opening = self.chat.user_opening(writer(place)[1])
+    def _writing_request(self, index: int) -> tuple[list[int], SamplingParams]:
+        opening = self.chat.user_opening(writer(index)[1])
         params = SamplingParams(
             temperature=1.0,
             top_k=_TOP_K,
             max_tokens=PROMPT_TOKENS,
-            seed=self._seed("prompts", place),
+            seed=self._seed("prompts", index),
             stop_token_ids=(self.chat.end_token_id,),
         )
         return encode_text(self._llm.tokenizer, opening, special=False), params
-
-    def _asking(
-        self, stage: str, index: int, turn: _Turn, before: list[dict[str, str]] | None
-    ) -> tuple[list[int], SamplingParams]:
-        if before is None:
-            raise PromptError("The turn before was not answered.")
-        return self.chat.encode(turn.prompt(before)), self._params(stage, index, turn)
 
     def _params(self, stage: str, index: int, turn: _Turn) -> SamplingParams:
         temperature = turn.case.temperature
@@ -200,20 +194,20 @@ class Stages:
         return int(digest(f"{self._options.seed} {stage} {index}".encode())[:_SEED_DIGITS], 16)
 
     def _before(self, journal: Journal, index: int, turn: _Turn) -> list[dict[str, str]] | None:
-        """The messages of the turns before; None if one of them has no answer."""
+        """Return the messages of the turns before; None if one of them has no answer."""
         messages = []
-        for place in range(turn.place):
-            answer = journal.get(index - turn.place + place).get("answer")
+        for number in range(turn.number):
+            answer = journal.get(index - turn.number + number).get("answer")
             if not answer:
                 return None
-            messages.append({"role": "user", "content": turn.case.turns[place]})
+            messages.append({"role": "user", "content": turn.case.turns[number]})
             messages.append({"role": "assistant", "content": answer})
         return messages
 
     @contextmanager
-    def _journal(self, stage: str, more: Mapping[str, Any], num_lines: int) -> Iterator[Journal]:
+    def _journal(self, stage: str, own_head: Mapping[str, Any], num_lines: int) -> Iterator[Journal]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with Journal(self._folder / f"{stage}.journal", {**self._head, **more}, num_lines) as journal:
+        with Journal(self._folder / f"{stage}.journal", {**self._head, **own_head}, num_lines) as journal:
             if journal.num_done:
                 self._console.print(f"{stage}: {journal.num_done:,} are there already")
             yield journal
@@ -221,20 +215,20 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One answer that is wanted: turn `place` of a case."""
+    """One requested answer: turn `number` of a case."""
 
     case: Case
-    place: int
+    number: int
 
     def prompt(self, before: list[dict[str, str]] | None) -> str | list[dict[str, str]]:
-        """What the target is asked, after these messages."""
+        """Return the prompt that follows these messages."""
         if not self.case.turns:
             return self.case.opening
-        return [*(before or []), {"role": "user", "content": self.case.turns[self.place]}]
+        return [*(before or []), {"role": "user", "content": self.case.turns[self.number]}]
 
 
-def _written(choice: Choice | Exception) -> dict[str, Any]:
-    """What a journal keeps of an answer."""
+def _entry(choice: Choice | Exception) -> dict[str, Any]:
+    """Return the journal's entry of an answer."""
     if isinstance(choice, Exception):
         return {"error": str(choice)}
     complete = choice.finish_reason == "stop"
@@ -243,9 +237,9 @@ def _written(choice: Choice | Exception) -> dict[str, Any]:
 
 
 class _Progress:
-    """How far a stage has come, every ten seconds.
+    """Prints the progress of a stage every ten seconds.
 
-    enough: answers after which the time that is left is told: the first of a batch come after the whole time of one.
+    enough: answers after which the remaining time is estimated: the first of a batch take the whole time of one.
     """
 
     def __init__(self, console: Console, stage: str, total: int, enough: int) -> None:
@@ -254,7 +248,7 @@ class _Progress:
         self._done = self._tokens = 0
 
     def show(self, count: int, choice: Choice | Exception) -> None:
-        """Another answer is there."""
+        """Count another answer, and print the progress if it is due."""
         self._done += 1
         self._tokens += len(choice.token_ids) if isinstance(choice, Choice) else 0
         now = time.monotonic()

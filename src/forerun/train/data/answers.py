@@ -1,6 +1,6 @@
-"""`forerun train answers`: prompts that are given, written by the target or made of text, and the target's answers.
+"""The making of answers: prompts that are given, written by the target or made of text, and the target's answers.
 
-Everything that a run computes is kept in journals in OUT.run; OUT and its record are written at the end, whole.
+All results of a run are kept in journals in OUT.run; OUT and its record are written at the end, atomically.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.engine import LLM
 from forerun.errors import ConfigError
 from forerun.train.data.answer_file import SUFFIXES, AnswerLine, is_answer_file, record_path
-from forerun.train.data.answer_prompts import Overlap, cut_prompts, files_digest, parted, read_prompts
+from forerun.train.data.answer_prompts import Overlap, cut_prompts, files_digest, read_prompts, split_by_kind
 from forerun.train.data.answer_stages import Stages
 from forerun.train.data.mixture import KINDS, mix
 from forerun.train.data.passages import Passage, prose_pieces, read_passages
@@ -33,26 +33,9 @@ from forerun.utils.workloads import Case
 
 ANSWERS = 2_000
 MIXTURE_SHARE = 0.4
-"""Of runs without prompts: what small chat models write of their own accord holds little of these kinds."""
+"""Share of the mixture in runs without prompts: small chat models write few prompts of its kinds themselves."""
 _QUESTION_WORDS = 40
 """Words of a prompt that may stand as the question about its answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswersPlan:
-    """How many answers, and to what.
-
-    Attributes:
-        given: prompts of the user's.
-        text: files and folders of text at hand.
-        own: prompts that the target is to write, or that are to be cut from text for a raw target.
-        mixed: prompts that are to be made by templates.
-    """
-
-    given: list[Case]
-    text: list[Path]
-    own: int
-    mixed: int
 
 
 def make_answers(
@@ -81,12 +64,12 @@ def make_answers(
     with locked(out, ConfigError, wait=False, remedy="Wait until that run ends, or give another OUT."):
         if force:
             remove(folder)
-        prompts, text = parted(data)
+        prompts, text = split_by_kind(data)
         overlap = Overlap(options.evaluation)
         llm = open_llm()
         if llm.tokenizer is None:
             raise ConfigError(
-                f"{llm.target.name} has no tokenizer, so it can be asked nothing. Put it beside its weights."
+                f"{llm.target.name} has no tokenizer, so it cannot be prompted. Put it beside its weights."
             )
         head = _head(llm, prompts, text, options)
         if not force and out.exists() and not folder.exists():
@@ -95,8 +78,8 @@ def make_answers(
         chat = stages.chat.has_template
         given = read_prompts(prompts, chat=chat)
         if not chat:
-            given = _answerable(given, console)
-        made = _compute(stages, llm, plan(given, text, options, chat=chat), options, overlap, console)
+            given = _without_chats(given, console)
+        made = _compute(stages, llm, plan(given, text, options, chat=chat), text, options, overlap, console)
         record = _write(out, made, head)
         remove(folder)
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in record["kinds"].items())
@@ -104,8 +87,12 @@ def make_answers(
     return record
 
 
-def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bool) -> AnswersPlan:
-    """How many prompts of each origin.
+def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bool) -> tuple[list[Case], int, int]:
+    """Choose the number of prompts of each origin.
+
+    Returns:
+        The given prompts to answer; the number of prompts for the target to write, or to be cut from text for a raw
+        target; and the number to be made by templates.
 
     Raises:
         ConfigError: a share that the target cannot have.
@@ -121,30 +108,36 @@ def plan(given: list[Case], text: list[Path], options: AnswerMaking, *, chat: bo
     total = options.answers or (round(turns / (1 - share)) if given and share < 1 else ANSWERS)
     mixed = round(total * share)
     if not given:
-        return AnswersPlan([], text, total - mixed, mixed)
+        return [], total - mixed, mixed
     kept: list[Case] = []
     for case in given:
         if sum(max(1, len(each.turns)) for each in kept) >= total - mixed:
             break
         kept.append(case)
-    return AnswersPlan(kept, text, 0 if chat or not text else max(0, total - turns), mixed)
+    return kept, 0 if chat or not text else max(0, total - turns), mixed
 
 
 def _compute(
-    stages: Stages, llm: LLM, planned: AnswersPlan, options: AnswerMaking, overlap: Overlap, console: Console
+    stages: Stages,
+    llm: LLM,
+    planned: tuple[list[Case], int, int],
+    text: list[Path],
+    options: AnswerMaking,
+    overlap: Overlap,
+    console: Console,
 ) -> list[AnswerLine]:
-    """All stages, one after another."""
-    cases = list(planned.given)
-    if planned.own:
+    """Run all stages, one after another."""
+    cases, own, count = planned
+    if own:
         chat = stages.chat.has_template
-        cases += stages.own_prompts(planned.own) if chat else cut_prompts(planned.text, llm.tokenizer, planned.own)
+        cases = [*cases, *(stages.own_prompts(own) if chat else cut_prompts(text, llm.tokenizer, own))]
     cases = _without_overlap(cases, overlap, options, console, "prompts")
-    if not cases and not planned.mixed:
+    if not cases and not count:
         raise ConfigError("The data holds no usable prompt. Give other or more data with --data.")
     made = stages.answers("answers", cases) if cases else []
-    if planned.mixed:
-        prose, code = _passages(planned.text, made)
-        mixed = mix(prose, code, options.kind or tuple(KINDS), planned.mixed, options.seed)
+    if count:
+        prose, code = _passages(text, made)
+        mixed = mix(prose, code, options.kind or tuple(KINDS), count, options.seed)
         made += stages.answers("mixture", _without_overlap(mixed, overlap, options, console, "prompts of the mixture"))
     kept = [each for each in made if options.keep_overlap or (each.answer or "") not in overlap]
     if len(kept) < len(made):
@@ -155,13 +148,13 @@ def _compute(
 
 
 def _passages(text: list[Path], made: Iterable[AnswerLine]) -> tuple[list[Passage], list[Passage]]:
-    """(prose, code): of the text at hand; without any, of the target's own answers and of the standard library."""
+    """Read (prose, code) of the given text; without any, of the target's own answers and of the standard library."""
     if text:
         return read_passages(text)
     own = []
     for each in made:
-        asked = each.prompt[-1]["content"] if isinstance(each.prompt, list) else each.prompt
-        question = asked if len(asked.split()) <= _QUESTION_WORDS else ""
+        prompt = each.prompt[-1]["content"] if isinstance(each.prompt, list) else each.prompt
+        question = prompt if len(prompt.split()) <= _QUESTION_WORDS else ""
         own += [Passage(piece, question=question) for piece in prose_pieces(each.answer or "")]
     prose, code = read_passages([])
     return own or prose, code
@@ -170,7 +163,7 @@ def _passages(text: list[Path], made: Iterable[AnswerLine]) -> tuple[list[Passag
 def _without_overlap(
     cases: list[Case], overlap: Overlap, options: AnswerMaking, console: Console, what: str
 ) -> list[Case]:
-    """The cases that share nothing with those for evaluation, and a line on how many do."""
+    """Leave out the cases that share text with those for evaluation, and print how many do."""
     sharing = [
         any(text in overlap for text in (case.prompt, *(each["content"] for each in case.messages), *case.turns))
         for case in cases
@@ -185,8 +178,8 @@ def _without_overlap(
     return kept
 
 
-def _answerable(cases: list[Case], console: Console) -> list[Case]:
-    """The cases that a target without a chat template can be asked."""
+def _without_chats(cases: list[Case], console: Console) -> list[Case]:
+    """Leave out the chats, which a target without a chat template cannot answer."""
     kept = [case for case in cases if not case.is_chat]
     if len(kept) < len(cases):
         console.print(f"prompts: {len(cases) - len(kept):,} chats left out: the target has no chat template")
@@ -194,7 +187,7 @@ def _answerable(cases: list[Case], console: Console) -> list[Case]:
 
 
 def _head(llm: LLM, prompts: Sequence[Path], text: Sequence[Path], options: AnswerMaking) -> dict[str, Any]:
-    """What the answers depend on."""
+    """Return the inputs that the answers depend on."""
     read = find_files(text, remedy="Give files or folders of text or source.") if text else []
     plain = {key: value for key, value in asdict(options).items() if key != "max_batch"}
     return {
@@ -210,7 +203,7 @@ def _head(llm: LLM, prompts: Sequence[Path], text: Sequence[Path], options: Answ
 
 
 def _former(out: Path, head: dict[str, Any], console: Console) -> dict[str, Any]:
-    """The record of a file that the same run has written. Raises ConfigError for any other file."""
+    """Return the record of a file that the same run has written. Raises ConfigError for any other file."""
     path = record_path(out)
     if path.exists():
         record = dict(Fields.read(path, ConfigError).values)

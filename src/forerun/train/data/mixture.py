@@ -1,4 +1,4 @@
-"""Prompts made of passages by templates, and those that a chat model writes itself."""
+"""Prompts made of passages by templates, and the checks of those that a chat model writes itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from forerun.errors import ConfigError
@@ -67,7 +68,7 @@ _CODE = (
 
 
 def mix(prose: Sequence[Passage], code: Sequence[Passage], kinds: Sequence[str], count: int, seed: int) -> list[Case]:
-    """`count` prompts, of each kind alike; kinds of which there is no text are left out.
+    """Make `count` prompts, evenly of each kind; kinds without text are left out.
 
     Prompt i depends on the passages, the seed and i alone.
 
@@ -103,16 +104,16 @@ def _translation(rng: random.Random, passages: Sequence[Passage]) -> str:
     )
 
 
-def _summary(rng: random.Random, passages: Sequence[Passage]) -> str:
-    return rng.choice(_SUMMARIES).format(text=rng.choice(passages).text, count=rng.randint(2, 4))
+def _filled(templates: Sequence[str], rng: random.Random, passages: Sequence[Passage]) -> str:
+    return rng.choice(templates).format(text=rng.choice(passages).text, count=rng.randint(2, 4))
 
 
 def _retrieval(rng: random.Random, passages: Sequence[Passage]) -> str:
-    asked = rng.choice(passages)
-    shown = [asked, *(rng.choice(passages) for _ in range(rng.randrange(RETRIEVED_PASSAGES)))]
+    passage = rng.choice(passages)
+    shown = [passage, *(rng.choice(passages) for _ in range(rng.randrange(RETRIEVED_PASSAGES)))]
     rng.shuffle(shown)
-    numbered = "\n\n".join(f"Passage {place}: {passage.text}" for place, passage in enumerate(shown, 1))
-    question = asked.question or rng.choice(_QUESTIONS)
+    numbered = "\n\n".join(f"Passage {number}: {each.text}" for number, each in enumerate(shown, 1))
+    question = passage.question or rng.choice(_QUESTIONS)
     return rng.choice(_RETRIEVALS).format(passages=numbered, question=question)
 
 
@@ -120,10 +121,6 @@ def _editing(rng: random.Random, passages: Sequence[Passage]) -> str:
     text = rng.choice(passages).text
     words = sorted(set(re.findall(r"[A-Za-z]{4,}", text))) or ["text"]
     return rng.choice(_EDITS).format(text=text, word=rng.choice(words), other=rng.choice(words).lower() + "s")
-
-
-def _extraction(rng: random.Random, passages: Sequence[Passage]) -> str:
-    return rng.choice(_EXTRACTIONS).format(text=rng.choice(passages).text)
 
 
 def _continuation(rng: random.Random, passages: Sequence[Passage]) -> str:
@@ -140,10 +137,10 @@ def _code(rng: random.Random, passages: Sequence[Passage]) -> str:
 
 KINDS: dict[str, Callable[[random.Random, Sequence[Passage]], str]] = {
     "translation": _translation,
-    "summary": _summary,
+    "summary": partial(_filled, _SUMMARIES),
     "retrieval": _retrieval,
     "editing": _editing,
-    "extraction": _extraction,
+    "extraction": partial(_filled, _EXTRACTIONS),
     "continuation": _continuation,
     "code": _code,
 }
@@ -191,20 +188,18 @@ _MARKUP = re.compile(r"<\||\|>|\[/?INST\]|^\s*(?:assistant|system)\s*:", re.IGNO
 
 
 def writer(number: int) -> tuple[str, str]:
-    """(kind, system message) of the prompt that is written as the `number`-th."""
-    kinds = list(WRITERS)
-    kind = kinds[number % len(kinds)]
-    return kind, WRITERS[kind]
+    """Return (kind, system message) of the prompt that is written as the `number`-th."""
+    return list(WRITERS.items())[number % len(WRITERS)]
 
 
 def fault(text: str, language: str = "en") -> str | None:
-    """Why a text is no prompt to train on, in a word; None for one that is."""
+    """Return in a word why a text is no prompt to train on; None for one that is."""
     words = [word.lower() for word in _WORD.findall(text)]
     if not CHARACTERS[0] <= len(text) <= CHARACTERS[1] or len(words) < MIN_WORDS:
         return "length"
     if _MARKUP.search(text):
         return "markup"
-    triples = [tuple(words[place : place + 3]) for place in range(len(words) - 2)]
+    triples = [tuple(words[index : index + 3]) for index in range(len(words) - 2)]
     lines = Counter(line.strip() for line in text.split("\n") if line.strip())
     if len(set(triples)) < _MIN_NEW_TRIPLES * len(triples) or max(lines.values()) > _MOST_OF_ONE_LINE:
         return "repetition"
@@ -212,7 +207,7 @@ def fault(text: str, language: str = "en") -> str | None:
 
 
 def likeness(text: str) -> str:
-    """What two prompts have in common that are the same but for their ends, their case and their signs."""
+    """Return a key that prompts share which differ only in their ends, case and punctuation."""
     return " ".join(word.lower() for word in _WORD.findall(text)[:12])
 
 

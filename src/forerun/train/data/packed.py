@@ -1,7 +1,7 @@
 """Packed rows: documents of tokens laid one after another in rows of one length, in a folder of bounded shards.
 
 A row is a window of tokens and the one that follows. Documents share rows, but a document that fits is never cut, and
-`documents` says which positions belong together, so that attention need not cross from one into the next.
+`documents` numbers the positions of each, so that attention need not cross from one into the next.
 
     packed.json                  window, vocabulary, shards with their checksums, what the rows were made from
     train-00000.safetensors      tokens int32, wanted bool, documents int32: each [rows, window + 1]
@@ -31,10 +31,14 @@ INDEX = "packed.json"
 FORM = "forerun packed rows 1"
 TRAINING, HELD_OUT = PARTS = ("train", "held-out")
 NO_DOCUMENT = -1
-"""The document number of positions that hold no token: the rest of a row behind its last document."""
+"""The document number of positions that hold no token, behind the last document of a row."""
 REMEDY = "Remove the folder, and pack the data anew."
 TYPES = {"tokens": torch.int32, "wanted": torch.bool, "documents": torch.int32}
 """The tensors of a shard, each [rows, window + 1]."""
+SHARD_BYTES = 16 << 20
+OPEN_ROWS = 256
+"""Rows that are being filled; each document goes into the fullest one that it fits into."""
+_BYTES_PER_TOKEN = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,8 @@ class PackedShard:
         folder: where they are.
         window: tokens of a row, less one.
         vocab_size: every token id is below it.
-        made_from: what the rows depend on, by name: fingerprints of tokenizer, template and data, and options.
+        made_from: the inputs that the rows depend on, by name: fingerprints of tokenizer, template and data;
+            options.
         num_documents, num_tokens, num_wanted: counts of this part.
 
     Raises:
@@ -84,15 +89,15 @@ class PackedShard:
         self._ends = np.cumsum([len(shard["tokens"]) for shard in self._shards], dtype=np.int64)
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def held_out(self) -> PackedShard:
-        """The rows of the same folder that are never trained on."""
+        """Open the rows of the same folder that are never trained on."""
         return PackedShard(self.folder, HELD_OUT)
 
     def batch(self, step: int, rows: int, seed: int) -> PackedBatch:
-        """The batch of step `step` (from 0): it depends on the three numbers alone.
+        """Return the batch of step `step` (from 0), which depends on the three numbers alone.
 
         All rows come once in a random order, then once more in another, for ever.
 
@@ -101,16 +106,16 @@ class PackedShard:
         """
         if not len(self):
             raise ConfigError(f"{self.folder} holds no rows of the part {self.part!r}. Give more data.")
-        chosen, place, left = [], step * rows, rows
+        chosen, position, left = [], step * rows, rows
         while left:
-            epoch, start = divmod(place, len(self))
+            epoch, start = divmod(position, len(self))
             order = np.random.default_rng([seed, epoch]).permutation(len(self))
             chosen.extend(order[start : start + left].tolist())
-            place, left = place + min(left, len(self) - start), rows - len(chosen)
+            position, left = position + min(left, len(self) - start), rows - len(chosen)
         return self.rows(chosen)
 
     def rows(self, numbers: list[int]) -> PackedBatch:
-        """These rows, by their numbers in the folder's order."""
+        """Read these rows, by their numbers in the folder's order."""
         shards = np.searchsorted(self._ends, numbers, side="right")
         starts = [0, *self._ends.tolist()]
         found = {
@@ -123,7 +128,7 @@ class PackedShard:
 
 
 def _read_shard(path: Path, checksum: object, width: int) -> dict[str, Tensor]:
-    """The tensors of a shard, mapped. Raises ConfigError where it is not as it was written."""
+    """Map the tensors of a shard into memory. Raises ConfigError where it is not as it was written."""
     try:
         with path.open("rb") as file:
             same = file_digest(file) == checksum
@@ -137,19 +142,13 @@ def _read_shard(path: Path, checksum: object, width: int) -> dict[str, Tensor]:
     return shard
 
 
-SHARD_BYTES = 16 << 20
-OPEN_ROWS = 256
-"""Rows that wait for documents which fill them; each document goes into the fullest one that has room for it."""
-_BYTES_PER_TOKEN = 9
-
-
 @dataclass(frozen=True, slots=True)
 class PackedDocument:
     """Tokens that belong together.
 
     Attributes:
         tokens: their ids.
-        wanted: of each, whether its prediction is to be trained.
+        wanted: for each, whether its prediction is trained.
         held_out: it goes to the part that is never trained on.
     """
 
@@ -169,7 +168,7 @@ class _OpenRow:
 
     def add(self, document: PackedDocument) -> None:
         self.tokens += document.tokens
-        # nothing stands before the first token, by which it could be predicted
+        # the first token has none before it to be predicted from
         self.wanted += [False, *document.wanted[1:]]
         self.documents += [self.count] * len(document.tokens)
         self.count += 1
@@ -178,14 +177,14 @@ class _OpenRow:
 def pack(
     documents: Iterable[PackedDocument], folder: Path, *, window: int, vocab_size: int, made_from: Mapping[str, Any]
 ) -> PackedShard:
-    """Write documents into a folder of packed rows, which takes the place of a former one when it is whole.
+    """Write documents into a folder of packed rows, which replaces a former one when it is complete.
 
-    A document longer than a row is cut from its end, so that what answers a long prompt keeps what stands just before
-    it; parts of which nothing is wanted are left out. Memory holds one shard and the open rows.
+    A document longer than a row is cut from its end, so that the answer to a long prompt keeps the text just before
+    it; parts without wanted tokens are left out. Memory holds one shard and the open rows.
 
     Args:
         window: tokens of a row, less one.
-        made_from: what the rows depend on, as JSON values.
+        made_from: the inputs that the rows depend on, as JSON values.
 
     Raises:
         ConfigError: nothing is wanted of any document, an id lies outside the vocabulary, or the disk is full.
@@ -209,7 +208,7 @@ def pack(
 
 
 def _cut(document: PackedDocument, width: int) -> Iterator[PackedDocument]:
-    """Parts of at most `width` tokens, of which something is wanted."""
+    """Cut into parts of at most `width` tokens with wanted ones."""
     first = len(document.tokens) % width or width
     for start, end in zip(
         range(first - width, len(document.tokens), width),
@@ -222,7 +221,7 @@ def _cut(document: PackedDocument, width: int) -> Iterator[PackedDocument]:
 
 
 class _Writer:
-    """The rows of one part, and its shards."""
+    """Writes the rows of one part into shards."""
 
     def __init__(self, folder: Path, part: str, width: int, vocab_size: int) -> None:
         self._folder, self._part, self._width, self._vocab_size = folder, part, width, vocab_size
@@ -233,14 +232,14 @@ class _Writer:
         self._counts = {"documents": 0, "tokens": 0, "wanted": 0, "rows": 0}
 
     def add(self, document: PackedDocument) -> None:
-        """Into the fullest open row that has room."""
+        """Add a document to the fullest open row that it fits into."""
         if min(document.tokens) < 0 or max(document.tokens) >= self._vocab_size:
             raise ConfigError(
                 f"The data holds a token id of {max(document.tokens)}, but the target's vocabulary ends before "
                 f"{self._vocab_size:,}. Give data of the same tokenizer."
             )
-        room = [row for row in self._open if len(row.tokens) + len(document.tokens) <= self._width]
-        row = max(room, key=lambda each: len(each.tokens), default=None)
+        fitting = [row for row in self._open if len(row.tokens) + len(document.tokens) <= self._width]
+        row = max(fitting, key=lambda each: len(each.tokens), default=None)
         if row is None:
             if len(self._open) == OPEN_ROWS:
                 self._close(max(self._open, key=lambda each: len(each.tokens)))
@@ -252,7 +251,7 @@ class _Writer:
             self._close(row)
 
     def finish(self) -> dict[str, Any]:
-        """Write what is left. Returns counts, and the checksums of the shards by name."""
+        """Write the remaining rows. Returns counts, and the checksums of the shards by name."""
         for row in list(self._open):
             self._close(row)
         self._write()
@@ -270,9 +269,9 @@ class _Writer:
         shape = (len(self._full), self._width)
         tokens, wanted = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
         documents = np.full(shape, NO_DOCUMENT, np.int32)
-        for place, row in enumerate(self._full):
+        for index, row in enumerate(self._full):
             size = len(row.tokens)
-            tokens[place, :size], wanted[place, :size], documents[place, :size] = row.tokens, row.wanted, row.documents
+            tokens[index, :size], wanted[index, :size], documents[index, :size] = row.tokens, row.wanted, row.documents
         arrays = {"tokens": tokens, "wanted": wanted, "documents": documents}
         content = save({name: torch.from_numpy(array) for name, array in arrays.items()})
         name = f"{self._part}-{len(self._shards):05}.safetensors"

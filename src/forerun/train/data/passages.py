@@ -1,4 +1,4 @@
-"""Passages of text at hand: prose in paragraphs, and functions of source code, of a length that a prompt can hold."""
+"""Passages of text and source for prompts: paragraphs of prose, and functions of code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Passage:
     Attributes:
         text: 30 to 220 words, or 4 to 40 lines of code.
         language: of code, such as "python"; empty for prose.
-        question: what it was the answer to; empty if nobody asked.
+        question: the prompt that it answers; empty if there was none.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Passage:
 
 
 def read_passages(sources: list[Path]) -> tuple[list[Passage], list[Passage]]:
-    """(prose, code) of files and folders in the order of a hash; without any, of the standard library's files.
+    """Read (prose, code) of files and folders in the order of a hash; without any, of the standard library's files.
 
     Of the standard library, nothing is taken of the files that are held out.
 
@@ -71,13 +71,13 @@ def read_passages(sources: list[Path]) -> tuple[list[Passage], list[Passage]]:
         if max(len(prose), len(code)) >= ENOUGH:
             break
     if not prose and not code:
-        told = ", ".join(map(str, sources)) or "the standard library"
-        raise ConfigError(f"{told} holds no passage of {PROSE_WORDS[0]} words and no function. Give more text.")
+        named = ", ".join(map(str, sources)) or "the standard library"
+        raise ConfigError(f"{named} holds no passage of {PROSE_WORDS[0]} words and no function. Give more text.")
     return prose, code
 
 
 def prose_pieces(text: str) -> Iterator[str]:
-    """Whole paragraphs, as many together as a passage holds; those that are too long or no sentences are left out."""
+    """Join whole paragraphs, as many as a passage holds; those that are too long or no sentences are left out."""
     held: list[str] = []
     count = 0
     for paragraph in [*(each.strip() for each in _PARAGRAPHS.split(text)), ""]:
@@ -92,13 +92,13 @@ def prose_pieces(text: str) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whether it is mostly letters, with an end of a sentence."""
+    """Return whether a paragraph is mostly letters, with an end of a sentence."""
     letters = sum(char.isalpha() or char.isspace() for char in paragraph)
     return letters > 0.85 * len(paragraph) and any(mark in paragraph for mark in ".!?") and ">>>" not in paragraph
 
 
 def _parsed(text: str) -> list[ast.AST]:
-    """The nodes of Python source; none of what is no source."""
+    """Parse Python source into its nodes; none if it is not valid."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that the source should not have
@@ -116,7 +116,7 @@ def _docstrings(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _functions(text: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The source of functions and of small classes, as they stand, unindented."""
+    """Cut out the source of functions and small classes, unindented."""
     lines = text.split("\n")
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.end_lineno is not None:
@@ -126,7 +126,7 @@ def _functions(text: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Pieces of code of other languages: lines between blank lines, as many blocks together as a passage holds."""
+    """Split code of other languages at blank lines into blocks of a passage's length."""
     for block in re.split(r"\n\s*\n(?=\S)", text):
         lines = block.rstrip().split("\n")
         if _is_block(lines):

@@ -1,4 +1,4 @@
-"""`forerun train draft`: a small model that agrees with a target on rows that the target has read."""
+"""The distillation of a draft from its target's soft labels of packed rows."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from forerun.train.optim import Optimisers
 from forerun.utils.files import digest
 
 _CALIBRATION = (16, 256)
-"""Rows and tokens of the text on which a pruned copy's channels are ranked."""
+"""Rows and tokens of the text that ranks a pruned copy's channels."""
 LOGITS_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 29, "mps": 1 << 25}
-"""Logits that are there together, with their gradients; those of more positions are computed again backwards."""
+"""Logits in memory at once, with their gradients; those of more positions are recomputed in the backward pass."""
 
 
 @dataclass(slots=True)
 class DistillationLoss:
-    """The loss of a draft on rows of samples: its logits where they count, a part of the positions at a time.
+    """The loss of a draft on rows of samples: logits at wanted positions, some positions at a time.
 
     Attributes:
         name: of the loss (`losses.divergence`).
         output_tokens: int64, those that the draft proposes; None for all.
-        columns: int64 [V], each token's place among these, -1 for the others.
+        columns: int64 [V], each token's index among these, -1 for the others.
     """
 
     name: LossName
@@ -56,11 +56,11 @@ class DistillationLoss:
 
     @classmethod
     def of(cls, name: LossName, output_tokens: Tensor | None, vocab_size: int) -> DistillationLoss:
-        """For a draft that proposes these tokens of its vocabulary."""
+        """Return the loss of a draft that proposes these tokens of its vocabulary."""
         return cls(name, output_tokens, None if output_tokens is None else columns_of(output_tokens, vocab_size))
 
     def mean(self, draft: nn.Module, rows: Batch, variation_share: float) -> Tensor:
-        """Over the positions of the rows whose next token is wanted.
+        """Average over the positions of the rows whose next token is wanted.
 
         rows: as `ShardBatches.batch` gives them.
         """
@@ -82,7 +82,7 @@ class DistillationLoss:
     def _of_states(
         self, draft: PreTrainedModel, hidden: Tensor, ids: Tensor, probs: Tensor, variation_share: float
     ) -> Tensor:
-        """hidden: [N, H] after the final norm; ids, probs: [N, k]."""
+        """Average over hidden states. hidden: [N, H] after the final norm; ids, probs: [N, k]."""
         head = draft.get_output_embeddings()
         weight, bias = head.weight, head.bias
         if self.output_tokens is not None:
@@ -105,7 +105,7 @@ class DistillationLoss:
 
 
 def variation_share(progress: float, start: float, ramp: float = 0.1) -> float:
-    """Weight of total variation: 0 before `start`, rising over `ramp` of the run, then 1."""
+    """Return the weight of total variation: 0 before `start`, rising over `ramp` of the run, then 1."""
     return min(1.0, max(0.0, (progress - start) / ramp))
 
 
@@ -118,7 +118,7 @@ def train(
     console: Console,
     start: tuple[PreTrainedModel, PreTrainedTokenizerBase] | None = None,
 ) -> tuple[PreTrainedModel, LoopState]:
-    """All stages, each going on from what `run_folder` already holds; the draft, and where its distillation ended.
+    """Run all stages, each continuing from `run_folder`; return the draft, and the state of its distillation.
 
     Args:
         start: a compatible model in float32 with its tokenizer; None: the pruned copy that the options ask for.

@@ -1,4 +1,4 @@
-"""Where a draft starts: a pruned copy of its target, some of its layers with fewer feed-forward channels if wanted.
+"""The start of a draft: a pruned copy of its target, with some of its layers and feed-forward channels.
 
 A channel of the feed-forward part is one column of its last matrix: it adds |activation| times that column to the
 residual. Its score is the product of the column's length and the mean |activation| on text, or, by weights alone, of
@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +27,12 @@ from forerun.train.defaults import Pruning
 from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
 MAX_SHARE = 0.25
-"""Of its target's work a token: what a draft may cost that starts from trained weights."""
+"""Largest share of its target's work a token that a draft may cost."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 def step_parameters(model: PreTrainedModel, num_outputs: int | None = None) -> int:
-    """The parameters that every token is computed with: all but the rows of the embedding that are not looked up.
+    """Count the parameters that every token is computed with: all but those of the embedding.
 
     num_outputs: rows of the output layer that are computed; None for all.
     """
@@ -40,6 +42,21 @@ def step_parameters(model: PreTrainedModel, num_outputs: int | None = None) -> i
     if head is not embedding:
         inner -= head.numel()
     return inner + (len(head) if num_outputs is None else num_outputs) * head.shape[1]
+
+
+def check_start_given(start: Path | None, pruning: Pruning) -> None:
+    """Check that there is exactly one start: a folder, or layers of the target.
+
+    Raises:
+        ConfigError: two starts are given, or none.
+    """
+    if start is not None and pruning.layers is not None:
+        raise ConfigError("--start and --prune-layers are two starts of one draft. Leave one of the two out.")
+    if start is None and pruning.layers is None:
+        raise ConfigError(
+            "A draft starts from trained weights. Give layers of the target to keep (--prune-layers) or a trained "
+            "draft (--start)."
+        )
 
 
 def check_size(draft_parameters: int, target_parameters: int) -> None:
@@ -80,7 +97,7 @@ def check_start(
 
 
 def chosen_layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """The layers of `--prune-layers`, of a target with so many.
+    """Parse `--prune-layers` for a target of so many layers.
 
     Raises:
         ConfigError: they are not some of its layers in rising order.
@@ -97,7 +114,7 @@ def chosen_layers(text: str, num_layers: int) -> tuple[int, ...]:
 
 
 def pruned_copy(target: PreTrainedModel, pruning: Pruning, text: Tensor) -> PreTrainedModel:
-    """The copy, in float32 on the CPU; `target` stays as it is.
+    """Copy the target with fewer layers and channels, in float32 on the CPU; `target` stays as it is.
 
     Args:
         pruning: with layers.
@@ -114,7 +131,10 @@ def pruned_copy(target: PreTrainedModel, pruning: Pruning, text: Tensor) -> PreT
         )
     assert pruning.layers is not None
     layers = chosen_layers(pruning.layers, target.config.num_hidden_layers)
-    width = _width(pruning, target.config.intermediate_size)
+    available: int = target.config.intermediate_size
+    width = pruning.width or available
+    if width > available:
+        raise ConfigError(f"prune_width is {width:,}, but the target's layers have {available:,} such channels.")
     kept = _kept_channels(target, layers, width, pruning.by, text)
     config = _config(target.config, layers, width)
     with torch.device("meta"):
@@ -129,13 +149,6 @@ def pruned_copy(target: PreTrainedModel, pruning: Pruning, text: Tensor) -> PreT
     return pruned.requires_grad_(True)
 
 
-def _width(pruning: Pruning, intermediate: int) -> int:
-    width = intermediate if pruning.width is None else pruning.width
-    if width > intermediate:
-        raise ConfigError(f"prune_width is {width:,}, but the target's layers have {intermediate:,} such channels.")
-    return width
-
-
 def _config(config: Any, layers: Sequence[int], width: int) -> Any:
     config = copy.deepcopy(config)
     config.num_hidden_layers, config.intermediate_size = len(layers), width
@@ -147,15 +160,15 @@ def _config(config: Any, layers: Sequence[int], width: int) -> Any:
 
 
 def _weights(target: PreTrainedModel, layers: Sequence[int], kept: dict[int, Tensor]) -> dict[str, Tensor]:
-    """The copy's tensors by name, in float32."""
-    place = {layer: index for index, layer in enumerate(layers)}
+    """Return the copy's tensors by name, in float32."""
+    position = {layer: index for index, layer in enumerate(layers)}
     weights = {}
     for name, tensor in target.state_dict().items():
         found = _LAYER.fullmatch(name)
         if found is None:
             weights[name] = tensor
-        elif (layer := int(found[1])) in place:
-            weights[f"model.layers.{place[layer]}.{found[2]}"] = _narrowed(found[2], tensor, kept[layer])
+        elif (layer := int(found[1])) in position:
+            weights[f"model.layers.{position[layer]}.{found[2]}"] = _narrowed(found[2], tensor, kept[layer])
     return {name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in weights.items()}
 
 
@@ -168,7 +181,7 @@ def _narrowed(name: str, tensor: Tensor, kept: Tensor) -> Tensor:
 def _kept_channels(
     target: PreTrainedModel, layers: Sequence[int], width: int, by: str, text: Tensor
 ) -> dict[int, Tensor]:
-    """The channels that each layer keeps, rising, by layer."""
+    """Return the channels that each layer keeps, rising, by layer."""
     if width == target.config.intermediate_size:
         return dict.fromkeys(layers, torch.arange(width, device=target.device))
     if by == "weight":
@@ -188,15 +201,12 @@ def _weight_scores(mlp: Any) -> Tensor:
 def _activation_scores(target: PreTrainedModel, layers: Sequence[int], text: Tensor) -> dict[int, Tensor]:
     sums: dict[int, Tensor] = {}
 
-    def noting(layer: int, module: nn.Module) -> Any:
-        def note(_: nn.Module, inputs: tuple[Tensor]) -> None:
-            total = inputs[0].float().abs().flatten(0, -2).sum(0)
-            sums[layer] = sums[layer] + total if layer in sums else total
-
-        return module.register_forward_pre_hook(note)
+    def add(layer: int, _: nn.Module, inputs: tuple[Tensor]) -> None:
+        total = inputs[0].float().abs().flatten(0, -2).sum(0)
+        sums[layer] = sums[layer] + total if layer in sums else total
 
     modules = {layer: target.model.layers[layer].mlp.down_proj for layer in layers}
-    handles = [noting(layer, module) for layer, module in modules.items()]
+    handles = [module.register_forward_pre_hook(partial(add, layer)) for layer, module in modules.items()]
     try:
         for rows in torch.split(text, max(1, micro_tokens(target) // text.shape[1])):
             target(input_ids=rows.to(target.device), use_cache=False, logits_to_keep=1)

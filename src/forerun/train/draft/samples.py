@@ -1,4 +1,4 @@
-"""The distillation set: shards of packed rows with the target's distributions, on disk.
+"""The distillation set: shards of packed rows with the target's soft labels, on disk.
 
 Shards are written whole or not at all and depend on their number alone, so that a killed run goes on where it stopped.
 """
@@ -51,7 +51,7 @@ class Shard:
 
 
 def shard_path(folder: Path, number: int, part: str = "tokens") -> Path:
-    """The file of one part of a shard. One whose tokens are there is complete."""
+    """Return the file of one part of a shard. A shard is complete once its tokens exist."""
     return folder / f"shard-{number:04d}.{part}.npy"
 
 
@@ -77,12 +77,12 @@ def read_shard(folder: Path, number: int) -> Shard:
 
 
 def num_shards(rows: PackedShard, options: DraftTraining) -> int:
-    """Shards of all the rows."""
+    """Return the number of shards of all rows."""
     return math.ceil(len(rows) / options.text_batch)
 
 
 def make_shard(target: PreTrainedModel, rows: PackedShard, number: int, options: DraftTraining) -> Shard:
-    """Have the target read the rows of shard `number`."""
+    """Compute the soft labels of the rows of shard `number`."""
     first = number * options.text_batch
     batch = rows.rows(list(range(first, min(first + options.text_batch, len(rows)))))
     tokens, documents = batch.tokens.to(target.device), batch.documents.to(target.device)
@@ -110,7 +110,7 @@ def sample_all(
             for future in as_completed([pool.submit(work, number) for number in range(num_shards(rows, options))]):
                 done(future.result())
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # those begun are finished, and kept
+            pool.shutdown(wait=False, cancel_futures=True)  # those that began are finished and kept
             raise
 
 
@@ -127,8 +127,8 @@ class ShardBatches:
             self._chunks.extend((index, start, start + size) for start in range(0, rows - size + 1, size))
 
     def batch(self, step: int) -> Batch:
-        """Of step `step`: tokens int32 [B, T + 1], ids int32 and probabilities float16 [B, T, k], documents and wanted
-        as `Shard` has them."""
+        """Return the batch of step `step`: tokens int32 [B, T + 1], ids int32 and probabilities float16 [B, T, k],
+        documents and wanted as `Shard` has them."""
         epoch, position = divmod(step, len(self._chunks))
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self._chunks))
         index, start, end = self._chunks[int(order[position])]
@@ -142,13 +142,13 @@ class ShardBatches:
 
 
 def output_tokens_of(model: PreTrainedModel) -> Tensor | None:
-    """int64, the tokens that a model of `folder.load` proposes; None for all."""
+    """Return the tokens, int64, that a draft proposes; None for all."""
     ids: list[int] | None = vars(model.config).get(OUTPUT_TOKENS)
     return None if ids is None else torch.tensor(ids)
 
 
 def frequent_tokens(samples: Path, num_shards: int, count: int, vocab_size: int, always: Iterable[int]) -> Tensor:
-    """The `count` tokens that the target gives most probability in the samples, rising; `always` are among them.
+    """Select the `count` tokens of most probability in the samples, rising; `always` are among them.
 
     Raises:
         ConfigError: there are fewer in the vocabulary.
@@ -168,7 +168,7 @@ def frequent_tokens(samples: Path, num_shards: int, count: int, vocab_size: int,
 
 
 def restrict(model: PreTrainedModel, tokens: Tensor) -> None:
-    """Say in the model's configuration that it proposes these tokens, int64 and rising.
+    """Set in the model's configuration the tokens that it proposes, int64 and rising.
 
     Raises:
         ConfigError: it is of a family whose output layer is computed whole.
@@ -176,15 +176,15 @@ def restrict(model: PreTrainedModel, tokens: Tensor) -> None:
     refusal = llama_refusal(model.config)
     if refusal is not None:
         raise ConfigError(
-            f"A reduced output vocabulary is served for the Llama family, and this draft is not of it: {refusal}. "
+            f"A reduced output vocabulary is supported for the Llama family, and this draft is not of it: {refusal}. "
             "Leave output_tokens out."
         )
     setattr(model.config, OUTPUT_TOKENS, tokens.tolist())
 
 
 @contextmanager
-def restricted(model: PreTrainedModel) -> Iterator[None]:
-    """Inside this block the model's logits are those that are served: -inf for tokens that it does not propose."""
+def mask_unproposed(model: PreTrainedModel) -> Iterator[None]:
+    """Set the logits of tokens that the model does not propose to -inf inside this block, as inference does."""
     tokens = output_tokens_of(model)
     if tokens is None:
         yield

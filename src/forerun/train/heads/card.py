@@ -10,11 +10,16 @@ from typing import Any
 from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.speculation.predictor import StepCosts
-from forerun.train.card import CARD, stage_record, versions, write_record
+from forerun.train.card import CARD, TRAINING_RECORD, stage_record, versions
 from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedShard
 from forerun.train.heads.evaluate import HeadScore, shown
-from forerun.utils.files import write_bytes
+from forerun.utils.files import write_bytes, write_json
+
+PICTURE = "curves.png"
+REMEDY = "no picture of the curves: Matplotlib is not installed (pip install 'forerun[curves]')"
+_SMOOTHED = 32
+"""Steps over which the loss is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,12 @@ class HeadReport:
 
     @classmethod
     def of(cls, score: HeadScore, costs: StepCosts) -> HeadReport:
-        """With the predictions for every K up to the one that was scored."""
+        """Predict the speed-ups for every K up to the one that was scored."""
         lengths = {k: score.length_of_chains(k) for k in range(1, score.num_draft_tokens + 1)}
         return cls(score, costs, {k: costs.speedup(length, k) for k, length in lengths.items()})
 
     def record(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the report as JSON values."""
         score = self.score
         return {
             "num_draft_tokens": score.num_draft_tokens,
@@ -55,7 +60,7 @@ class HeadReport:
         }
 
     def lines(self) -> list[str]:
-        """As lines of Markdown."""
+        """Return the report as lines of Markdown."""
         score, k = self.score, self.score.num_draft_tokens
         by_context = ", ".join(f"{value:.2f} from {start}" for start, value in score.lengths_by_context.items())
         speedups = ", ".join(f"{value:.2f} at K={k}" for k, value in self.speedups.items())
@@ -89,7 +94,7 @@ def build_record(
     parameters: int,
     device: str,
 ) -> dict[str, Any]:
-    """Everything the card says, as JSON values."""
+    """Collect the content of the card, as JSON values."""
     return {
         "kind": f"{config.kind} head",
         "command": command,
@@ -113,7 +118,7 @@ def build_record(
 
 def write_card(folder: Path, record: dict[str, Any], report: HeadReport, picture: str | None) -> None:
     """Write `README.md` and `training.json` into a head's folder."""
-    write_record(folder, record)
+    write_json(folder / TRAINING_RECORD, record, error=ConfigError)
     data, training = record["data"], record["training"]
     head = record["head"]
     tokens = f"{head['draft_vocab_size']:,} of {head['vocab_size']:,} tokens"
@@ -137,14 +142,8 @@ def write_card(folder: Path, record: dict[str, Any], report: HeadReport, picture
     write_bytes(folder / CARD, "\n".join(lines).encode(), error=ConfigError)
 
 
-PICTURE = "curves.png"
-REMEDY = "no picture of the curves: Matplotlib is not installed (pip install 'forerun[curves]')"
-_SMOOTHED = 32
-"""Steps over which the loss is averaged."""
-
-
 def read_curves(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
-    """Loss and score by step; what a resumed run did again counts once."""
+    """Read loss and score by step; steps that a resumed run repeated count once."""
     losses: dict[int, float] = {}
     scores: dict[int, float] = {}
     for line in (folder / METRICS).read_text().splitlines():
@@ -157,7 +156,7 @@ def read_curves(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def draw_curves(run: Path, out: Path) -> bool:
-    """Draw what a run has written into its folder, as PICTURE in `out`. False without Matplotlib."""
+    """Draw loss and score of the run in a folder as PICTURE in `out`. Returns False without Matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -169,8 +168,8 @@ def draw_curves(run: Path, out: Path) -> bool:
     axes = figure.add_subplot()
     steps = sorted(losses)
     smoothed = []
-    for place in range(len(steps)):
-        near = [losses[step] for step in steps[max(0, place - _SMOOTHED + 1) : place + 1]]
+    for index in range(len(steps)):
+        near = [losses[step] for step in steps[max(0, index - _SMOOTHED + 1) : index + 1]]
         smoothed.append(sum(near) / len(near))
     axes.plot(steps, smoothed, color="tab:blue", label="loss")
     axes.set_xlabel("step")

@@ -1,4 +1,4 @@
-"""The training of a head of any kind: from data and a target to a head's folder with its card."""
+"""The commands that train and measure heads: from data and a target to a head's folder with its card."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, build_record, 
 from forerun.train.heads.evaluate import HeldOut, shown
 from forerun.train.heads.module import HeadModule
 from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTraining
-from forerun.train.heads.run import TrainingTarget, frozen_model, train
-from forerun.train.heads.start import HeadKind, draft_vocabulary, offsets, target_config, token_counts
-from forerun.train.heads.target_states import check_states
+from forerun.train.heads.run import train
+from forerun.train.heads.start import HeadKind, draft_vocabulary, target_config, token_counts
+from forerun.train.heads.target_states import TrainingTarget, check_states, frozen_model
 from forerun.train.medusa import MedusaKind
 from forerun.utils import workloads
 from forerun.utils.vocabulary import encode_text
@@ -45,19 +45,30 @@ from forerun.utils.vocabulary import encode_text
 FINAL_ROWS = 400
 """Held-out rows of the evaluation that goes to the card, at most."""
 _FIRST_ROWS = 4
-"""Rows whose states the first weights follow."""
+"""Rows whose states determine the first weights."""
+CONTEXT = 256
+"""Tokens of the prompt of timed steps, at most."""
+TOKENS = 24
+"""Of each generation that is timed."""
+WINDOW = 512
+"""Tokens of a row, less one, into which answers are packed for an evaluation."""
+_KINDS: dict[type, Callable[[], HeadKind[Any]]] = {
+    EagleConfig: lambda: EagleKind(EagleTraining()),
+    BlockConfig: lambda: BlockKind(BlockTraining()),
+    MedusaConfig: lambda: MedusaKind(MedusaTraining()),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run before its first step.
+    """A run before its first step, or a stored head that is measured.
 
     Attributes:
         vocabulary: [V] ids of the target's tokens that the head proposes.
         coverage: their share of the training tokens.
     """
 
-    served: LanguageModel
+    inference_target: LanguageModel
     target: TrainingTarget
     rows: PackedShard
     head: HeadModule
@@ -66,11 +77,16 @@ class PreparedRun:
     kind: HeadKind[Any]
 
     def stored(self) -> StoredHead[HeadConfig]:
-        """The head as it is kept."""
+        """Return the head as a folder holds it."""
         config = self.head.config
         tensors = {name: parameter.detach().cpu() for name, parameter in self.head.named_parameters()}
         is_part = config.draft_vocab_size < config.vocab_size
-        return StoredHead(config, tensors, offsets(self.vocabulary) if is_part else None)
+        return StoredHead(config, tensors, self.vocabulary - torch.arange(len(self.vocabulary)) if is_part else None)
+
+    def held_out(self, count: int, num_draft_tokens: int) -> HeldOut:
+        """Read so many held-out rows, for drafts of K tokens."""
+        rows = self.rows.held_out()
+        return HeldOut(self.target, rows, count, self.vocabulary, num_draft_tokens, self.kind.predict)
 
 
 def train_head(
@@ -97,15 +113,15 @@ def train_head(
     with run_in(work, out, console, resume=resume, force=force):
         start = prepare_head(name, data, work, kind, console)
         k = kind.num_draft_tokens
-        during = _held_out(start, options.held_out_rows, k)
-        judge = _judge(during, console) if during else None
-        state = train(start.head, start.target, start.rows, work, options, console, judge, kind.loss)
-        last = _held_out(start, FINAL_ROWS, k)
-        kind.finish(start.head, lambda count: _held_out(start, options.held_out_rows, count))
-        report = measure(start, last, k)
+        during = start.held_out(options.held_out_rows, k)
+        evaluate = _evaluation(during, console) if during else None
+        state = train(start.head, start.target, start.rows, work, kind, console, evaluate)
+        last = start.held_out(FINAL_ROWS, k)
+        kind.finish(start.head, lambda count: start.held_out(options.held_out_rows, count))
+        report, model = measure(start, last, k), start.inference_target
         record = build_record(
             command=command,
-            target={"name": start.served.name, "number_format": number_format(start.served)},
+            target={"name": model.name, "number_format": number_format(model)},
             config=start.head.config,
             options=asdict(options),
             rows=start.rows,
@@ -115,8 +131,7 @@ def train_head(
             parameters=sum(parameter.numel() for parameter in start.head.parameters()),
             device=device_name(start.target.output_rows.device),
         )
-        head, served = start.stored(), start.served
-        fingerprint, form = target_fingerprint(served), number_format(served)
+        head, fingerprint, form = start.stored(), target_fingerprint(model), number_format(model)
         save_head(out, head.config, head.tensors, head.d2t, record, fingerprint=fingerprint, number_format=form)
         has_picture = draw_curves(work, out)
         write_card(out, record, report, PICTURE if has_picture else None)
@@ -124,8 +139,8 @@ def train_head(
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _judge(held_out: HeldOut, console: Console) -> Callable[[HeadModule], float]:
-    """What a run is judged by on its way, told as it is found."""
+def _evaluation(held_out: HeldOut, console: Console) -> Callable[[HeadModule], float]:
+    """Return a function that scores a head during its training, and prints the measurement."""
 
     def evaluate(head: HeadModule) -> float:
         found = held_out.score(head)
@@ -148,16 +163,16 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     options = kind.options
     where = training_device(options.device)
     reuse_memory()
-    served = load_model(name, device=where)
+    inference_target = load_model(name, device=where)
     tokenizer = tokenizer_of(name)
-    rows = read_rows(data, served, tokenizer, work / "packed", options.window, console)
-    config = kind.config(name, served, rows.window)
+    rows = read_rows(data, inference_target, tokenizer, work / "packed", options.window, console)
+    config = kind.config(name, inference_target, rows.window)
     counts = token_counts(rows)
-    vocabulary = draft_vocabulary(counts, config.draft_vocab_size, served.eos_token_ids)
-    target = TrainingTarget.of(served, frozen_model(name, where), config.layers, vocabulary)
+    vocabulary = draft_vocabulary(counts, config.draft_vocab_size, inference_target.eos_token_ids)
+    target = TrainingTarget.of(inference_target, frozen_model(name, where), config.layers, vocabulary)
     first = rows.batch(0, _FIRST_ROWS, options.seed)
     document = first.tokens[0][first.documents[0] == 0]
-    apart = check_states(target.states, served, document.tolist())
+    apart = check_states(target.states, inference_target, document.tolist())
     console.print(
         "states in training and in drafting differ by "
         + ", ".join(f"{value:.1%} (layer {layer})" for layer, value in zip(target.states.layers, apart, strict=True)),
@@ -166,48 +181,29 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     head = kind.module(config)
     kind.set_first_weights(head, target.states.of(document, [len(document)])[1:, -1], target.output_rows)
     coverage = float(counts[vocabulary].sum() / counts.sum())
-    return PreparedRun(served, target, rows, head.to(where), vocabulary, coverage, kind)
-
-
-def _held_out(start: PreparedRun, count: int, num_draft_tokens: int) -> HeldOut:
-    """So many held-out rows, for drafts of K tokens."""
-    return HeldOut(start.target, start.rows.held_out(), count, start.vocabulary, num_draft_tokens, start.kind.guess)
+    return PreparedRun(inference_target, target, rows, head.to(where), vocabulary, coverage, kind)
 
 
 def measure(start: PreparedRun, held_out: HeldOut, num_draft_tokens: int) -> HeadReport:
-    """Score and costs of a head."""
+    """Measure score and costs of a head."""
     first = start.rows.batch(0, 1, 0)
     prompt = first.tokens[0][first.documents[0] == 0].tolist()
-    costs = head_costs(start.served, start.kind.drafter(start.stored()), prompt, num_draft_tokens)
+    costs = head_costs(start.inference_target, start.kind.drafter(start.stored()), prompt, num_draft_tokens)
     return HeadReport.of(held_out.score(start.head), costs)
 
 
-CONTEXT = 256
-"""Tokens of the prompt, at most."""
-TOKENS = 24
-"""Of each generation that is timed."""
-
-
 @torch.no_grad()
-def head_costs(served: LanguageModel, head: Drafter, prompt: Sequence[int], num_draft_tokens: int) -> StepCosts:
-    """Seconds of the engine's steps with a head as the drafter, by the tokens of its drafts.
+def head_costs(model: LanguageModel, head: Drafter, prompt: Sequence[int], num_draft_tokens: int) -> StepCosts:
+    """Measure the seconds of the engine's steps with a head as the drafter, by the tokens of its drafts.
 
     Args:
         head: not yet bound to the target.
-        prompt: text that the head was made for; its first CONTEXT tokens, and half of the target's context, are read.
+        prompt: text of the head's domain; its first CONTEXT tokens, and at most half of the target's context, are read.
     """
-    head.bind(Binding(served, None, 0))
-    most = min(CONTEXT, served.context_length // 2)
+    head.bind(Binding(model, None, 0))
+    most = min(CONTEXT, model.context_length // 2)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    return step_costs(served, None, lambda: head, num_draft_tokens, prompt[:most], params)
-
-
-WINDOW = 512
-_KINDS: dict[type, Callable[[], HeadKind[Any]]] = {
-    EagleConfig: lambda: EagleKind(EagleTraining()),
-    BlockConfig: lambda: BlockKind(BlockTraining()),
-    MedusaConfig: lambda: MedusaKind(MedusaTraining()),
-}
+    return step_costs(model, None, lambda: head, num_draft_tokens, prompt[:most], params)
 
 
 def evaluate_head(
@@ -224,8 +220,8 @@ def evaluate_head(
 
     Args:
         name: of the target, as `load_model` takes it.
-        data: as for training: what is held out of it. None: the target's greedy continuations of the bundled prompts.
-        new_tokens: of such a continuation.
+        data: as for training, of which the held-out part is read. None: the target's greedy continuations of the
+            bundled prompts, by `new_tokens` each.
 
     Raises:
         ModelLoadError: there is no head, or it is damaged.
@@ -236,39 +232,36 @@ def evaluate_head(
         torch.set_num_threads(threads)
     reuse_memory()
     where = training_device(device)
-    served = load_model(name, device=where)
-    tokenizer = tokenizer_of(name)
-    num_layers = target_config(name).num_hidden_layers
-    stored = load_head(folder, num_layers)
-    made = _KINDS.get(type(stored.config))
-    if made is None:
+    target, tokenizer = load_model(name, device=where), tokenizer_of(name)
+    stored = load_head(folder, target_config(name).num_hidden_layers)
+    make_kind, vocabulary = _KINDS.get(type(stored.config)), stored.token_ids
+    if make_kind is None:
         raise UnsupportedModelError(
             f"{folder} holds a head of the kind {stored.config.kind}, which is not measured here."
         )
-    kind = made()
-    check_target(stored.fingerprint, served, str(folder))
-    model = frozen_model(name, where)
+    check_target(stored.fingerprint, target, str(folder))
+    kind, model = make_kind(), frozen_model(name, where)
     with tempfile.TemporaryDirectory() as temporary:
         packed = Path(temporary) / "packed"
         if data is None:
             documents = _continuations(model, tokenizer, new_tokens)
-            rows = pack(documents, packed, window=WINDOW, vocab_size=served.vocab_size, made_from={})
+            rows = pack(documents, packed, window=WINDOW, vocab_size=target.vocab_size, made_from={})
         else:
-            rows = read_rows(data, served, tokenizer, packed, WINDOW, Console(stderr=True)).held_out()
-        vocabulary, head = stored.token_ids, kind.module(stored.config)
+            rows = read_rows(data, target, tokenizer, packed, WINDOW, Console(stderr=True)).held_out()
+        head = kind.module(stored.config)
         head.load_state_dict(dict(stored.tensors))
-        target = TrainingTarget.of(served, model, stored.config.layers, vocabulary)
-        start = PreparedRun(served, target, rows, head.to(where), vocabulary, 0.0, kind)
-        held_out = HeldOut(start.target, rows, FINAL_ROWS, start.vocabulary, num_draft_tokens, kind.guess)
+        parts = TrainingTarget.of(target, model, stored.config.layers, vocabulary)
+        held_out = HeldOut(parts, rows, FINAL_ROWS, vocabulary, num_draft_tokens, kind.predict)
         if not held_out:
             raise ConfigError(f"{data} has no held-out answers. Give more data, or leave --data out.")
+        start = PreparedRun(target, parts, rows, head.to(where), vocabulary, 0.0, kind)
         return measure(start, held_out, num_draft_tokens)
 
 
 def _continuations(model: Any, tokenizer: Any, new_tokens: int) -> Iterator[PackedDocument]:
-    """Of the bundled prompts, at temperature 0."""
+    """Continue the bundled prompts at temperature 0."""
     prompts = [encode_text(tokenizer, case.prompt, special=True) for case in workloads.load("code")]
     for batch in batches_of_one_length(prompts):
         for tokens in write_on(model, batch.to(model.device), new_tokens, 0.0, 0).tolist():
             first = len(tokens) - new_tokens
-            yield PackedDocument(tokens, [place >= first for place in range(len(tokens))])
+            yield PackedDocument(tokens, [position >= first for position in range(len(tokens))])

@@ -18,19 +18,21 @@ from torch import Tensor
 from forerun.train.defaults import LossName
 from forerun.train.heads.module import HeadRows
 from forerun.train.heads.options import D_PACE, ON_POLICY, HeadTraining
-from forerun.train.heads.run import D_PACE_SMOOTHING, Read
+from forerun.train.heads.target_states import HeadInputs
 from forerun.train.losses import divergence, reach_weights, survival_weights
 
+D_PACE_SMOOTHING = 0.5
+"""Smoothing of the acceptance probabilities that weights follow: the authors' (2605.18810)."""
 CHUNK = 64
-"""Positions at a time: their logits should stay in a core's cache."""
+"""Positions at a time: their logits fit a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the head should predict.
+    """The soft labels of a head's predictions.
 
     Attributes:
-        states: [W, target hidden], the target's, after its final norm, of the places that predict.
+        states: [W, target hidden], the target's, after its final norm, at the predicting positions.
         output_rows: [V, target hidden], of its output layer: those of the draft vocabulary.
         rows: [J, W] which of the head's rows predicts the same token at each step.
         weights: [J, W] of each prediction in the sum; 0 where there is none.
@@ -45,7 +47,7 @@ class Targets:
 
 
 def weighted_loss(outputs: Tensor, own_rows: Tensor | None, targets: Targets, chunk: int = CHUNK) -> Tensor:
-    """Sum over steps and positions of weight times loss.
+    """Sum weight times loss over steps and positions.
 
     Args:
         outputs: [J, A, H], what the output layer reads.
@@ -95,13 +97,13 @@ class _Chunked(torch.autograd.Function):
 
 
 def step_weights(base: float, steps: int) -> Tensor:
-    """[J] of the steps of a draft, each `base` times the one before, of sum 1."""
+    """Return [J] weights of the steps of a draft, each `base` times the one before, of sum 1."""
     weights = base ** torch.arange(steps, dtype=torch.float32)
     return weights / weights.sum()
 
 
 def loss_and_gradient(logits: Tensor, wanted: Tensor, loss: LossName) -> tuple[Tensor, Tensor]:
-    """Loss of each row, [n], and the gradient of their sum by the logits, [n, V].
+    """Return the loss of each row, [n], and the gradient of their sum by the logits, [n, V].
 
     Args:
         logits: [n, V] of the head.
@@ -120,15 +122,15 @@ def loss_and_gradient(logits: Tensor, wanted: Tensor, loss: LossName) -> tuple[T
 
 @dataclass(frozen=True, slots=True)
 class ChainTargets:
-    """What the tokens of C chains of K should be.
+    """The soft labels of the tokens of C chains of K.
 
     Attributes:
-        states: [C * K, target hidden], the target's, after its final norm, of the places that predict them.
+        states: [C * K, target hidden], the target's, after its final norm, at the positions that predict them.
         output_rows: [V, target hidden], of its output layer: those of the draft vocabulary.
         weights: [C, K] of each token in the sum; 0 where there is none.
         loss: see `losses.py`.
         smoothing: of `survival_weights`, which multiply these weights; None: they are taken as they are.
-        text: [C * K] the text's tokens by their place in the draft vocabulary, -1 for one that is not in it; with it,
+        text: [C * K] the text's tokens by their index in the draft vocabulary, -1 for one that is not in it; with it,
             `reach_weights` multiply these weights.
     """
 
@@ -140,16 +142,16 @@ class ChainTargets:
     text: Tensor | None = None
 
     @classmethod
-    def of(cls, read: Read, rows: HeadRows, weights: Tensor, options: HeadTraining) -> ChainTargets:
-        """Of active rows, weighted as the options tell. weights: [A, J]."""
-        places = rows.tokens.T.flatten()
+    def of(cls, inputs: HeadInputs, rows: HeadRows, weights: Tensor, options: HeadTraining) -> ChainTargets:
+        """Return the targets of active rows, weighted by the options. weights: [A, J]."""
+        offsets = rows.tokens.T.flatten()
         smoothing = D_PACE_SMOOTHING if options.position_weights == D_PACE else None
         text = None
         if options.position_weights == ON_POLICY:
-            following = rows.token_ids[(places + 1).clamp(max=len(rows.token_ids) - 1)]
-            text = read.target.columns.to(following.device)[following]
+            following = rows.token_ids[(offsets + 1).clamp(max=len(rows.token_ids) - 1)]
+            text = inputs.target.columns.to(following.device)[following]
         loss: LossName = options.loss  # type: ignore[assignment]
-        return cls(read.states[places, -1], read.target.output_rows, weights, loss, smoothing, text)
+        return cls(inputs.states[offsets, -1], inputs.target.output_rows, weights, loss, smoothing, text)
 
 
 Parts = Sequence[tuple[Tensor, Tensor]]
@@ -157,7 +159,9 @@ Parts = Sequence[tuple[Tensor, Tensor]]
 
 
 def chain_loss(parts: Parts, targets: ChainTargets, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
-    """Sum over chains and tokens of weight times loss, and the overlap with the target, [C, K], without gradient.
+    """Sum weight times loss over chains and tokens; also return the overlap with the target, [C, K].
+
+    The overlap has no gradient.
 
     chunk: tokens at a time.
     """
@@ -193,8 +197,10 @@ class _Chains(torch.autograd.Function):
             if targets.smoothing is not None:
                 weights = weights * survival_weights(overlaps[here], weights > 0, targets.smoothing)
             if targets.text is not None:
-                own, hoped = (_of(each, targets.text[rows]).view(-1, length) for each in (drafted, wanted))
-                weights = weights * reach_weights(own, hoped, weights > 0)
+                drafted_tokens, target_tokens = (
+                    _columns_of(each, targets.text[rows]).view(-1, length) for each in (drafted, wanted)
+                )
+                weights = weights * reach_weights(drafted_tokens, target_tokens, weights > 0)
             flat = weights.reshape(-1, 1)
             total += (losses * flat[:, 0]).sum()
             gradient = by_logits.to(product)
@@ -218,7 +224,7 @@ class _Chains(torch.autograd.Function):
         return tuple(found)
 
 
-def _of(probabilities: Tensor, columns: Tensor) -> Tensor:
-    """[n] the probability of one token of each row; 0 for -1. probabilities: [n, V]."""
+def _columns_of(probabilities: Tensor, columns: Tensor) -> Tensor:
+    """Return [n] the probability of one token of each row; 0 for -1. probabilities: [n, V]."""
     found = probabilities.gather(-1, columns.clamp(min=0)[:, None])[:, 0]
     return found.masked_fill(columns < 0, 0)

@@ -1,15 +1,16 @@
-"""What modules of heads share as training computes them: their tensors, noise of what they read, rotation, what
-is the same in their layers."""
+"""The base of the modules that training computes heads with: tensors, augmentation, layers, and rows of documents."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forerun.drafters.block.config import BlockConfig
+from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.train.accelerator import SHAPE_STEP, to_device
@@ -32,7 +33,7 @@ class HeadModule(nn.Module):
             module.register_parameter(leaf, nn.Parameter(torch.full(shape, float("nan"))))
 
     def check(self) -> None:
-        """Raises ConfigError where a tensor holds NaN or infinity."""
+        """Raise ConfigError where a tensor holds NaN or infinity."""
         for name, parameter in self.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise ConfigError(f"{name} of the head holds NaN or infinity: it was never set, or training failed.")
@@ -51,8 +52,9 @@ class Augmentation:
     seed: int
 
     def __call__(self, states: Tensor) -> Tensor:
-        """states: [R, S]. One draw decides of both, since drawing takes as long as a product."""
+        """Return states [R, S] with noise and dropout."""
         generator = torch.Generator(states.device).manual_seed(self.seed)
+        # one draw decides both, since drawing takes as long as a product
         drawn = torch.rand(states.shape, generator=generator, device=states.device)
         kept = drawn >= self.dropout
         # uniform again among what is kept
@@ -60,34 +62,30 @@ class Augmentation:
         return (states + noise) * kept / (1 - self.dropout)
 
 
-class LayerConfig(Protocol):
-    """What `HeadLayer` reads of a head's shape."""
-
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-
-    @property
-    def norm_before_fc(self) -> bool: ...
-
-    @property
-    def rms_norm_eps(self) -> float: ...
-
-
-Shape = TypeVar("Shape", bound=LayerConfig)
+Shape = TypeVar("Shape", BlockConfig, EagleConfig)
 
 
 class HeadLayer(Generic[Shape]):
     """The base of layers that read the target's states: weights by short names, matrices in the type of products.
 
     Args:
+        rows: that the layer is computed of.
         prefix: left out of the names.
         kept: prefix of the names of matrices that no product is made with; they keep their type.
     """
 
     def __init__(
-        self, head: nn.Module, config: Shape, dtype: torch.dtype, *, prefix: str = "", kept: str | None = None
+        self,
+        head: nn.Module,
+        config: Shape,
+        dtype: torch.dtype,
+        rows: HeadRows,
+        *,
+        prefix: str = "",
+        kept: str | None = None,
     ) -> None:
-        self.config = config
+        self.config: Shape = config
+        self.rows = rows
         self.weights = {
             name.removeprefix(prefix).removesuffix(".weight"): (
                 weight if weight.ndim != 2 or (kept is not None and name.startswith(kept)) else weight.to(dtype)
@@ -102,7 +100,7 @@ class HeadLayer(Generic[Shape]):
         return F.rms_norm(x, x.shape[-1:], self.weights[name].to(x.dtype), self.config.rms_norm_eps)
 
     def joined(self, states: Tensor, augment: Augmentation | None) -> Tensor:
-        """[R, layers, H] -> [R, layers * H], what is fused. There may be one layer more."""
+        """Join states [R, layers, H] to [R, layers * H], which is fused. There may be one layer more."""
         states = states[:, : len(self.config.layers)]
         if self.config.norm_before_fc:
             parts = [self.norm(f"fc_norm.{index}", states[:, index]) for index in range(states.shape[1])]
@@ -111,21 +109,37 @@ class HeadLayer(Generic[Shape]):
         return flat if augment is None else augment(flat)
 
     def feed_forward(self, x: Tensor, prefix: str = "") -> Tensor:
-        """x with what the gated feed-forward part makes of it added."""
+        """Add the output of the gated feed-forward part to x."""
         h = self.norm(f"{prefix}post_attention_layernorm", x)
         h = F.silu(self.linear(f"{prefix}mlp.gate_proj", h)) * self.linear(f"{prefix}mlp.up_proj", h)
         return x + self.linear(f"{prefix}mlp.down_proj", h)
 
 
+def context_mask(rows: HeadRows, segment: DocumentRows, ahead: int, window: int | None, like: Tensor) -> Tensor:
+    """Return [a, r]: 0 where an active row of a document attends to one of its rows, minus infinity elsewhere.
+
+    Args:
+        ahead: positions from an active row to the query, which count in a sliding window.
+        window: positions that are attended to; None for all.
+        like: gives the type.
+    """
+    last = rows.active[segment.first_active : segment.last_active, None] - segment.first
+    columns = torch.arange(segment.last - segment.first, device=last.device)
+    hidden = columns > last
+    if window is not None:
+        hidden |= last + ahead - columns >= window
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=last.device).masked_fill_(hidden, -torch.inf)
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """[..., in] -> [..., out] in x's type, computed in the weight's, of as many rows as suit the device."""
+    """Multiply [..., in] to [..., out] in the weight's type, and return x's type; rows are padded to SHAPE_STEP."""
     flat = x.flatten(0, -2)
     padded = F.pad(flat.to(weight.dtype), (0, 0, 0, -len(flat) % SHAPE_STEP))
     return F.linear(padded, weight)[: len(flat)].to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def rotated(x: Tensor, positions: Tensor, rope_theta: float) -> Tensor:
-    """x: [..., heads, head_dim], its halves rotated together, by angles of float32, as when it is served."""
+    """Rotate the halves of x, [..., heads, head_dim], by angles of float32, as inference does."""
     half = x.shape[-1] // 2
     powers = torch.arange(0, 2 * half, 2, dtype=torch.float32, device=x.device) / (2 * half)
     angles = positions[..., None].float() / rope_theta**powers
@@ -151,16 +165,16 @@ class DocumentRows:
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Index arrays of some packed rows. "Places" are positions in the documents' tokens, laid one after another.
+    """Index arrays of some packed rows. "Offsets" are positions in the documents' tokens, laid one after another.
 
     Attributes:
         token_ids: [N] int64, the documents' tokens.
         lengths: of the documents.
-        states: [R] places whose state a row reads; the token that it reads first is at the place after.
-        positions: [R] the row's place in its document.
-        active: [A] the rows that predict something that is wanted.
-        tokens: [J, A] places of the tokens that the active rows read at each step.
-        predictors: [W] places from whose state the target predicts the wanted tokens; each is there once.
+        states: [R] offsets whose state a row reads; the token that it reads first is at the next offset.
+        positions: [R] the row's position in its document.
+        active: [A] the rows that predict a wanted token.
+        tokens: [J, A] offsets of the tokens that the active rows read at each step.
+        predictors: [W] offsets from whose state the target predicts the wanted tokens; each is there once.
         rows: [J, W] the active row that predicts the same token at step j; 0 where there is none.
         valid: [J, W] bool, whether there is one.
         segments: the documents that have active rows.
@@ -179,11 +193,11 @@ class HeadRows:
 
     @property
     def steps(self) -> int:
-        """Unrolled steps."""
+        """Return the number of unrolled steps."""
         return len(self.tokens)
 
     def to(self, where: torch.device) -> HeadRows:
-        """With the tensors on a device."""
+        """Return the rows with their tensors on a device."""
         return HeadRows(
             token_ids=to_device(self.token_ids, where),
             lengths=self.lengths,
@@ -205,21 +219,21 @@ def head_rows(tokens: Tensor, wanted: Tensor, documents: Tensor, steps: int) -> 
     lengths = _lengths(documents, used)
     starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
     sizes = torch.tensor(lengths)
-    place = torch.arange(len(token_ids))
+    offset = torch.arange(len(token_ids))
     document = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
-    position = place - starts[document]
-    left = sizes[document] - position  # tokens from this place to the end of its document, itself included
-    # the row of a place predicts the token two further on, and later ones at later steps
+    position = offset - starts[document]
+    left = sizes[document] - position  # tokens from this offset to the end of its document, itself included
+    # the row of an offset predicts the token two further on, and later ones at later steps
     is_row = left > 2
     is_active = torch.zeros_like(is_row)
     for step in range(steps):
-        is_active |= (left > 2 + step) & is_wanted[(place + 2 + step).clamp(max=len(place) - 1)]
-    states = place[is_row]
+        is_active |= (left > 2 + step) & is_wanted[(offset + 2 + step).clamp(max=len(offset) - 1)]
+    states = offset[is_row]
     active = is_active[is_row].nonzero().flatten()
-    number = torch.full_like(place, -1)  # of the active row at a place
+    number = torch.full_like(offset, -1)  # of the active row at an offset
     number[states[active]] = torch.arange(len(active))
     read = states[active][None] + 1 + torch.arange(steps)[:, None]
-    predictors = place[(left > 1) & is_wanted[(place + 1).clamp(max=len(place) - 1)] & (position > 0)]
+    predictors = offset[(left > 1) & is_wanted[(offset + 1).clamp(max=len(offset) - 1)] & (position > 0)]
     source = predictors[None] - 1 - torch.arange(steps)[:, None]
     valid = (position[predictors][None] > torch.arange(steps)[:, None]) & (source >= 0)
     rows = number[source.clamp(min=0)]
@@ -229,7 +243,7 @@ def head_rows(tokens: Tensor, wanted: Tensor, documents: Tensor, steps: int) -> 
         states=states,
         positions=position[is_row],
         active=active,
-        tokens=read.clamp(max=len(place) - 1),
+        tokens=read.clamp(max=len(offset) - 1),
         predictors=predictors,
         rows=torch.where(valid, rows, 0),
         valid=valid,
@@ -238,7 +252,7 @@ def head_rows(tokens: Tensor, wanted: Tensor, documents: Tensor, steps: int) -> 
 
 
 def predicted(rows: HeadRows) -> Tensor:
-    """[A, J] bool: whether the token that an active row predicts at a step is wanted."""
+    """Return [A, J] bool: whether the token that an active row predicts at a step is wanted."""
     found = torch.zeros(rows.steps, len(rows.active), dtype=torch.bool, device=rows.rows.device)
     for step in range(rows.steps):
         found[step, rows.rows[step, rows.valid[step]]] = True
@@ -246,7 +260,7 @@ def predicted(rows: HeadRows) -> Tensor:
 
 
 def _lengths(documents: Tensor, used: Tensor) -> list[int]:
-    """Of the documents of each row, in order."""
+    """Return the lengths of the documents of each row, in order."""
     row = torch.arange(len(documents))[:, None].expand_as(documents)[used]
     key = row * (int(documents.max()) + 2) + documents[used]
     lengths: list[int] = torch.unique_consecutive(key, return_counts=True)[1].tolist()

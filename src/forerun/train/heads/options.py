@@ -1,4 +1,4 @@
-"""What `forerun train eagle`, `block`, `medusa` and `mtp` may be told, with every default, range and line of help."""
+"""The options of `forerun train eagle`, `block`, `medusa` and `mtp`: every default, range and line of help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD_OPTIMISATION = Optimisation(
 
 
 def layer_numbers(text: str) -> tuple[int, ...]:
-    """Layers of the target as they are written; none of an empty text.
+    """Parse layers of the target, such as "3,15,27,30"; an empty text gives none.
 
     Raises:
         ConfigError: it is no list of numbers.
@@ -34,7 +34,7 @@ def layer_numbers(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HeadTraining(RunOptions):
-    """What the training of every head may be told."""
+    """Options of the training of every head."""
 
     optimisation: Optimisation = HEAD_OPTIMISATION
     epochs: float = option(1.0, "Times that the data is read.", low=0, above=True)
@@ -48,7 +48,7 @@ class HeadTraining(RunOptions):
     position_weights: str = option(
         DECAY,
         "What weighs the tokens of a draft: decay (less and less), d-pace (what more acceptance there would add to "
-        "the expected length), or on-policy (the chance that a draft of the head's own gets there).",
+        "the expected length), or on-policy (the probability that the head's own draft gets there).",
         metavar="NAME",
     )
     dropout: float = option(0.1, "Share of the target's states' elements that are dropped.", low=0, high=0.9)
@@ -152,7 +152,7 @@ class BlockShape(LayerShape):
         "Make that bias of the target's embeddings and the output rows, by two small matrices in place of a row for "
         "each token: programs other than forerun cannot read it.",
     )
-    confidence: bool = option(False, "Train an estimate of the chance that a token is accepted.")
+    confidence: bool = option(False, "Train an estimate of the probability that a token is accepted.")
     sample_from_anchor: bool = option(False, "Let the slot of the last token draft too: one slot less a block.")
     context_tokens: bool = option(
         False,
