@@ -56,6 +56,7 @@ class StepLoop:
         self._target = target
         self._drafter = drafter
         self._needs = Needs() if drafter is None else drafter.needs
+        self._needs_rows = self._needs.rows
         self._config = config
         self._policy = policy or _new_policy(config, target, drafter)  # None: no drafter, and no grammar so far
         self._verifying = Verifying(target, config)
@@ -111,7 +112,7 @@ class StepLoop:
             if item.draft is not None and len(item.draft) and self._drafter is not None:
                 # some lay on a device, and the forward has waited for them
                 check_tokens(self._drafter, item.draft, self._target.vocab_size)
-        if self._needs.rows:
+        if self._needs_rows:
             self._attach_target_rows(work, rows, result)
         try:
             self._verifying.verify(work, result.logits)
@@ -217,7 +218,7 @@ class StepLoop:
 
     def _draft(self, schedule: Schedule, stats: StepStats) -> list[SequenceStep]:
         """Make the sequences' parts of the step, with the drafts of those that may have one."""
-        all_rows = self._needs.prompt_rows and self._needs.rows
+        all_rows = self._needs.prompt_rows and self._needs_rows
         work = []
         for state, num_scheduled_tokens in schedule.undrafted:
             last = num_scheduled_tokens == state.num_uncomputed_tokens

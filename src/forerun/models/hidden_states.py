@@ -41,7 +41,7 @@ class HiddenStateOutputs:
 
 
 def check_layers(layers: Sequence[int], num_layers: int, first: int = 0) -> None:
-    """Raise an error for layers whose states cannot be returned.
+    """Raise an error for layers, one at least, whose states cannot be returned.
 
     Args:
         first: layer that rows go on from.
@@ -50,8 +50,6 @@ def check_layers(layers: Sequence[int], num_layers: int, first: int = 0) -> None
         ConfigError: a layer is out of range, or they do not rise.
         ValueError: a layer lies before `first`, so that what entered it is gone.
     """
-    if not layers:
-        return
     if min(layers) < 0 or max(layers) > num_layers or any(a >= b for a, b in pairwise(layers)):
         raise ConfigError(
             f"hidden states of layers {list(layers)} were requested, but they must rise and lie in 0..{num_layers}, "

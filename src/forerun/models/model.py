@@ -117,7 +117,8 @@ class Model(LanguageModel):
             ConfigError: `layers` is out of range.
             ValueError: `layers` lie before the one that rows go on from.
         """
-        check_layers(layers, self.num_layers)
+        if layers:
+            check_layers(layers, self.num_layers)
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch, layers)
         layout = lay_out(batch, self._planner)
@@ -187,7 +188,8 @@ class Model(LanguageModel):
         their own, then all continue together."""
         decoder = self._by_layers("go on from a middle layer")
         first = _common_layer(batch, self.num_layers)
-        check_layers(layers, self.num_layers, first)
+        if layers:
+            check_layers(layers, self.num_layers, first)
         fresh = [rows for rows in batch if rows.hidden is None]
         caught_up = self._through_first(decoder, fresh, first)[0] if fresh else None
         resumed, done = [], 0
