@@ -102,7 +102,8 @@ class Engine:
             QueueFullError: `max_queue` sequences wait already.
             DeviceError: the device has failed.
         """
-        self.faults.check()
+        if self.faults.failure is not None:
+            raise DeviceError(self.faults.failure)
         target = self.target
         params = checked(prompt_token_ids, params, target, self.tokenizer, self.drafter)
         self._memory.check(len(prompt_token_ids), params)
