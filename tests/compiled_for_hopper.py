@@ -24,8 +24,8 @@ from forerun.kernels.triton import (
     elementwise as activation,
     elementwise as norm,
     linear,
-    quantised_linear,
-    quantised_linear as grouped_linear,
+    quantized_linear as grouped_linear,
+    quantized_linear as quantised_linear,
     rotation,
 )
 

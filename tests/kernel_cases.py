@@ -14,14 +14,13 @@ from forerun.config import INSTRUCTIONS
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.quantisation import GROUP, QuantisedWeight, quantise_int4, quantise_int8
-from forerun.kernels.torch.quantised_linear import QuantisedLinear
+from forerun.kernels.quantize import GROUP, QuantisedWeight, quantise_int4, quantise_int8
+from forerun.kernels.torch.quantized_linear import QuantisedLinear
 from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention, Layout
-from forerun.models.attention.native import NativeAttention
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import NativeAttention, PathPlanner
 from forerun.models.base import Rows
-from forerun.models.runner import lay_out
+from forerun.models.model import lay_out
 
 KINDS = ("float32", "bfloat16", "int8", "int8-groups", "int4-groups", "int4-minima")
 NUM_TOKENS = 300

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forerun.kernels.environment import Environment
+from forerun.kernels.provenance import Environment
 from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
 
 SUFFIX = "forerun, suffix, auto"

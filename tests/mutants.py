@@ -56,21 +56,21 @@ PLACES = ("unit/engine/test_scheduler.py",)
 MUTANTS = [
     Mutant(
         "a published page that somebody holds is not taken",
-        "kv_cache/pool.py",
+        "kv_cache/page_pool.py",
         "        self._tree.idle.pop(page, None)\n",
         "",
         PAGES,
     ),
     Mutant(
         "published pages that nobody holds can be taken",
-        "kv_cache/pool.py",
+        "kv_cache/page_pool.py",
         "self._tree.idle.pop(page, None)",
         "self._tree.idle.clear()",
         PAGES,
     ),
     Mutant(
         "nothing is published below another tenant's pages",
-        "kv_cache/pool.py",
+        "kv_cache/page_pool.py",
         "parent is None or parent.tenant != tenant",
         "parent is None",
         ("fuzz/test_pool.py",),

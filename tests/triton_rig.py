@@ -19,9 +19,9 @@ from forerun.kernels.partition import AttentionShape
 from forerun.kernels.triton.step_arrays import TILE, Capacity, bucket_of, pieces, write_piece
 from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import PathPlanner
 from forerun.models.base import Rows
-from forerun.models.runner import lay_out
+from forerun.models.model import lay_out
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

@@ -18,7 +18,7 @@ from forerun.cli.main import Commands
 from forerun.config import ASSETS, DEFAULT_DTYPE, SamplingParams
 from forerun.engine import LLM
 from forerun.errors import ConfigError
-from forerun.lab.bench.widened import make_wide
+from forerun.lab.bench.padded_model import make_wide
 from forerun.models.loading.load import adopt
 from forerun.train.accelerator import device_name, model_vocabulary, training_device
 from forerun.train.card import CARD, build_record, load, load_tokenizer, save, write_card

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.quantisation import GROUP, QuantisedWeight, quantise_int4, quantise_int8
-from forerun.kernels.torch.quantised_linear import QuantisedLinear
+from forerun.kernels.quantize import GROUP, QuantisedWeight, quantise_int4, quantise_int8
+from forerun.kernels.torch.quantized_linear import QuantisedLinear
 from forerun.models.base import Rows
 from forerun.models.linear import Part, make_linear
 from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.llama.native import NativeLlamaDecoder
-from forerun.models.runner import lay_out
+from forerun.models.model import lay_out
 from fuzzing import examples
 from kernel_cases import each_set, threads
 

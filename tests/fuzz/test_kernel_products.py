@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.kernels.cpu.library import Library, ModelStruct
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.quantisation import GROUP, QuantisedWeight
+from forerun.kernels.quantize import GROUP, QuantisedWeight
 from forerun.kernels.torch.elementwise import rms_norm
 from fuzzing import examples
 from kernel_cases import KINDS, as_read, drawn, each_set, product_of, threads, weight_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forerun import config
 from forerun.engine import Engine, step, text as text_module
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kv_cache import paged as paged_cache, pool as page_pool, prefix_tree, sequence_cache
+from forerun.kv_cache import page_pool, paged as paged_cache, prefix_tree, sequence_cache
 from fuzzing import fails
 
 from .test_drafters import test_others_are_as_without_it as drafters_fuzzer

@@ -8,10 +8,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from forerun.kernels.quantisation import QuantisedWeight
-from forerun.kernels.torch.quantised_linear import QuantisedLinear
+from forerun.kernels.quantize import QuantisedWeight
+from forerun.kernels.torch.quantized_linear import QuantisedLinear
 from forerun.kernels.triton.linear import FloatProduct, Product, multiply
-from forerun.kernels.triton.quantised_linear import ActivationBuffers, channel_limit, quantised_product
+from forerun.kernels.triton.quantized_linear import ActivationBuffers, channel_limit, quantised_product
 from kernel_cases import weight_of
 from triton_rig import DEVICE, DTYPES, INTERPRETED, MARKS, close, drawn
 

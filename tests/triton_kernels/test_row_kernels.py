@@ -59,7 +59,7 @@ def test_rotation_writes_to_the_rows_slots_and_nowhere_else(has_norm: bool) -> N
 
     from forerun.kernels.triton.rotation import rotate_and_write
     from forerun.kernels.triton.step_arrays import pieces, write_piece
-    from forerun.models.runner import lay_out
+    from forerun.models.model import lay_out
 
     rig = Attending()
     heads, kv_heads = rig.heads

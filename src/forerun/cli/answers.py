@@ -173,7 +173,7 @@ def follow(
 
     Every chunk that is counted has been shown: Ctrl-C is held back until the end of a chunk.
     """
-    from forerun.engine.interrupts import HeldInterrupts  # with torch, which --help does not load
+    from forerun.engine.engine import HeldInterrupts  # with torch, which --help does not load
 
     outputs: dict[int, Output] = {index: Output() for index in range(params.n)}
     interrupted = False

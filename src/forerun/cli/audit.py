@@ -17,7 +17,7 @@ from forerun.cli.options import WORKLOAD_FILE, LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, print_json
 from forerun.config import AUTO, NO_DRAFTER
 from forerun.errors import ConfigError, DrafterError
-from forerun.kernels.environment import Watch
+from forerun.kernels.provenance import Watch
 from forerun.lab.audit.settings import NEEDS_DRAFTER, AuditOptions, quick as quick_settings
 from forerun.utils.workloads import load
 
@@ -119,7 +119,7 @@ def _of_model(
     """Audit a model with a drafter, in this process."""
     from forerun.cli.bench.shared import set_threads
     from forerun.engine import LLM
-    from forerun.kernels.environment import machine_facts
+    from forerun.kernels.provenance import machine_facts
     from forerun.lab.audit.engine_layer import Audited
     from forerun.lab.audit.local import audit as run
     from forerun.models import number_format
@@ -160,7 +160,7 @@ def _of_server(
     urls: Sequence[str], api_key: str | None, model: str | None, prompts: str | None, settings: AuditOptions
 ) -> Certificate:
     """Audit a server against itself without speculation, or two servers."""
-    from forerun.kernels.environment import machine_facts
+    from forerun.kernels.provenance import machine_facts
     from forerun.lab.audit.remote import SWITCH, AuditedServer, remote_audit
 
     if len(urls) > _MOST_URLS:

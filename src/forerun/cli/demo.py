@@ -18,7 +18,7 @@ from forerun.cli.options import WORKLOAD_FILE, LLMOptions, choose_drafters, chos
 from forerun.cli.output import log_memory_plan, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
 from forerun.errors import ConfigError, FetchError
-from forerun.kernels.environment import describe_machine, machine_facts
+from forerun.kernels.provenance import describe_machine, machine_facts
 from forerun.lab.bench.compare import MethodRow, MethodRun, reduce_runs
 from forerun.lab.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
@@ -27,7 +27,7 @@ from forerun.utils.fields import option
 from forerun.utils.workloads import Case
 
 if TYPE_CHECKING:
-    from forerun.cli.stage import Stage
+    from forerun.cli.demo_screen import Stage
     from forerun.engine import LLM
 
 
@@ -228,7 +228,7 @@ def demo(
     json: options.Json = False,
 ) -> None:
     """Show plain decoding and every drafter on held-out prompts, then measure them: same text, sooner."""
-    from forerun.cli.stage import Stage
+    from forerun.cli.demo_screen import Stage
 
     stage = Stage(quiet=json)
     if model is None:

@@ -50,7 +50,7 @@ def head(
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
 ) -> None:
     """Write a head with its matrices at 8 bits: a quarter of the bytes."""
-    from forerun.export.quantised import export_head
+    from forerun.export.quantized import export_head
 
     exported = export_head(head, out)
     show_written(out, exported)

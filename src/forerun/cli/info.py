@@ -63,7 +63,7 @@ def info(
     if head is not None:
         _show_head(head, json)
         return
-    from forerun.kernels.environment import machine_facts
+    from forerun.kernels.provenance import machine_facts
 
     base = home()
     facts = machine_facts() | {

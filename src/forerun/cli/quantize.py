@@ -45,7 +45,7 @@ def quantize(
     if quantize not in QUANTISATIONS:
         raise ConfigError(f"--quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}.")
     from forerun.cli.bench.shared import set_threads
-    from forerun.export.quantised import export_quantised
+    from forerun.export.quantized import export_quantised
 
     set_threads(threads)
     typer.echo(f"forerun: quantising {model}", err=True)

@@ -22,7 +22,7 @@ from forerun.utils.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
-    from forerun.kernels.environment import Environment
+    from forerun.kernels.provenance import Environment
     from forerun.lab.tune.outcome import TuningOutcome
     from forerun.lab.tune.tuning import Task
 
@@ -65,7 +65,7 @@ def tune(
     cases = None if prompts is None else chosen_cases(prompts, settings.num_prompts)
     model = chosen_model(model, "MODEL")
     set_threads(threads)
-    from forerun.kernels.environment import Watch
+    from forerun.kernels.provenance import Watch
 
     watch = Watch.begin()
     note(f"loading {model}")

@@ -11,9 +11,9 @@ from typing import Any
 from forerun.config import AUTO, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.chat_template import Prompt, split_prompts
-from forerun.engine.checks import checked
 from forerun.engine.engine_thread import EngineThread
 from forerun.engine.llm import LLM, one_each
+from forerun.engine.request_checks import checked
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.errors import BatchError, ConfigError
 from forerun.models import LanguageModel

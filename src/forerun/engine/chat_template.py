@@ -7,7 +7,7 @@ from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from forerun.engine.checks import check_text
+from forerun.engine.request_checks import check_text
 from forerun.errors import PromptError
 from forerun.utils.vocabulary import encode_text
 

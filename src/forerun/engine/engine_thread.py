@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from forerun.config import SamplingParams
-from forerun.engine.checks import checked
+from forerun.engine.request_checks import checked
 from forerun.engine.results import StepOutput, StreamChunk
-from forerun.engine.shared import SharedEngine
+from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import EngineClosedError, InterruptedRequestError
 
 _log = logging.getLogger(__name__)

@@ -25,11 +25,11 @@ from forerun.config import (
 )
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
 from forerun.engine.chat_template import Prompt, encode, split_prompts
-from forerun.engine.checks import checked
 from forerun.engine.engine import Engine
 from forerun.engine.memory_plan import MemoryPlan
+from forerun.engine.request_checks import checked
 from forerun.engine.results import Generation, StepOutput, StreamChunk
-from forerun.engine.shared import SharedEngine
+from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.speculation.cost_store import read_start

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from forerun.config import EngineConfig
-from forerun.engine.memory import KVCacheManager
+from forerun.engine.kv_cache_manager import KVCacheManager
 from forerun.engine.sequence import SequenceState
 from forerun.engine.stats import StepStats
 from forerun.errors import QueueFullError

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from forerun.kernels.cpu.page_layout import PAGE, PageLayout
 from forerun.kernels.triton.page_layout import DevicePageLayout
-from forerun.kv_cache.pool import PagePool
+from forerun.kv_cache.page_pool import PagePool
 from forerun.kv_cache.prefix_tree import Page
 from forerun.kv_cache.sequence_cache import SequenceCache
 
 
 class PagedCache(SequenceCache):
-    """Keys and values in pages that never move, in one of two forms (`kernels/page_layout.py`, and that of
+    """Keys and values in pages that never move, in one of two forms (`kernels/cpu/page_layout.py`, and that of
     `kernels/triton/`). Growth copies nothing.
 
     The first pages may be shared: they are published, or another cache holds them too. Shared pages are never written.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kv_cache.pool import PagePool
+from forerun.kv_cache.page_pool import PagePool
 from forerun.kv_cache.prefix_tree import Page
 from forerun.types import Cache
 

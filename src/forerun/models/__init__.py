@@ -9,7 +9,7 @@ from forerun.models.loading.load import (
     load_tokenizer,
     load_transformers_model,
 )
-from forerun.models.loading.quantise import check_quantisation
+from forerun.models.loading.quantized_layers import check_quantisation
 from forerun.models.model import Model
 
 __all__ = [

@@ -25,7 +25,7 @@ from forerun.models.linear import FloatMaker
 from forerun.models.llama.decoder import LlamaDecoder, head_shape
 from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
-from forerun.models.loading.quantise import QuantisedMaker
+from forerun.models.loading.quantized_layers import QuantisedMaker
 from forerun.models.loading.source import ModelSource
 from forerun.models.model import Decoder
 

@@ -16,8 +16,8 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.base import HiddenStateOutputs
 from forerun.models.draft_session import DraftSession, Pick
-from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import Linear, Maker, pack_module
 from forerun.types import Cache
 

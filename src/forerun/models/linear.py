@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.quantisation import QuantisedWeight
+from forerun.kernels.quantize import QuantisedWeight
 from forerun.kernels.torch.elementwise import Silu
 from forerun.kernels.torch.linear import JoinedLinear, PackedExperts, PackedLinear, PlainLinear, can_pack
-from forerun.kernels.torch.quantised_linear import QuantisedEmbedding, QuantisedLinear
+from forerun.kernels.torch.quantized_linear import QuantisedEmbedding, QuantisedLinear
 
 # Gates of mixtures have few outputs per row, and a sigmoid of them. PyTorch computes a sigmoid on CPU by vectors, and
 # the remainder of a tensor number by number; the two differ in the last bit now and then. Which of them a row gets

@@ -15,14 +15,14 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import linear_nbytes
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.quantisation import QuantisedFormat
+from forerun.kernels.quantize import QuantisedFormat
 from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import HEAD_ROWS, MAX_ROWS, TILE, Capacity
 from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import LayerAttention, Planner
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.families import library_for, served_kind
 from forerun.models.general import ATTENTION_NAME, register_attention
@@ -30,7 +30,7 @@ from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import check_dtype, served_dtype
-from forerun.models.loading.quantise import Quantisation, check_quantisation, form_kept
+from forerun.models.loading.quantized_layers import Quantisation, check_quantisation, form_kept
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.utils.device import resolve_device
 

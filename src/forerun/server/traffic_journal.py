@@ -9,7 +9,7 @@ from starlette.requests import Request
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.engine import LLM, StepOutput
 from forerun.errors import RequestBodyError
-from forerun.kernels.environment import Watch
+from forerun.kernels.provenance import Watch
 from forerun.models import number_format
 from forerun.server.traffic_records import CATEGORY, AnswerRecord, Recorder, ServerRunRecord
 

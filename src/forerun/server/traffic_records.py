@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from forerun.errors import ConfigError
-from forerun.kernels.environment import Environment
+from forerun.kernels.provenance import Environment
 from forerun.utils.files import locked
 from forerun.utils.json_file import Fields
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from forerun.engine.interrupts import HeldInterrupts
+from forerun.engine.engine import HeldInterrupts
 from forerun.errors import ConfigError
 from forerun.train.accelerator import LOSSES_READ_EVERY, MICRO_TOKENS, device_of
 from forerun.train.checkpoint import METRICS, LoopState, load_best, save_best, save_checkpoint

@@ -18,7 +18,7 @@ from forerun.cli.bench import replay, shared
 from forerun.errors import ConfigError
 from forerun.lab.bench import acceptance as acceptance_rate, forward as roofline, generate
 from forerun.lab.bench.acceptance import AcceptanceRow
-from forerun.lab.bench.generate import MethodRow
+from forerun.lab.bench.compare import MethodRow
 from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.peers import run as plan
 from forerun.lab.bench.tables import Table

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from forerun.cli import demo
 from forerun.cli.demo import default_settings
+from forerun.cli.demo_screen import Scene, split_accepted
 from forerun.cli.options import LLMOptions, choose_drafters
-from forerun.cli.stage import Scene, split_accepted
 from forerun.engine import StreamChunk
 from forerun.errors import FetchError
 from forerun.utils import fetch as store, workloads

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from forerun.cli.bench import gpu
-from forerun.lab.bench import widened
+from forerun.lab.bench import padded_model as widened
 from tools import toys
 
 Invoke = Callable[..., Result]

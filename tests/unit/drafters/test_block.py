@@ -13,7 +13,8 @@ from blocks import FULL, markov_block, proposed, random_block, reference_block, 
 from families import VOCAB, make_family
 from forerun import LLM, Block, Eagle, Hybrid, SamplingParams, Staged, Suffix
 from forerun.drafters import Binding
-from forerun.drafters.block.model import BlockModel, PairLayers
+from forerun.drafters.block.layers import PairLayers
+from forerun.drafters.block.model import BlockModel
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.drafter import HeadState
 from forerun.drafters.heads.fingerprint import target_fingerprint

@@ -10,7 +10,7 @@ import pytest
 from doubles import FakeModel
 from forerun.config import SamplingParams
 from forerun.drafters import Prediction, PromptLookup
-from forerun.engine.checks import check_request, checked, encode_prediction
+from forerun.engine.request_checks import check_request, checked, encode_prediction
 from forerun.errors import PromptError, SamplingError
 
 

@@ -13,9 +13,9 @@ from doubles import FakeModel, Scripted
 from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
 from forerun.drafters import Suffix
-from forerun.drafters.ngram.suffix_automaton import ROOT, SuffixAutomaton
+from forerun.drafters.ngram.suffix import ROOT, SuffixAutomaton
 from forerun.engine import Engine
-from forerun.engine.interrupts import HeldInterrupts
+from forerun.engine.engine import HeldInterrupts
 from forerun.errors import InterruptedRequestError
 
 from .test_engine import GREEDY, PROMPTS, assert_clean, drafter, model, run, tokens

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from forerun.cli.main import app
 from forerun.drafters.heads.folder import load_head, save_head
 from forerun.errors import ConfigError
-from forerun.export.quantised import export_head
+from forerun.export.quantized import export_head
 from head_cases import EXTENDED, random_d2t, random_tensors
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from families import make_family
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.export.quantised import export_quantised
+from forerun.export.quantized import export_quantised
 from forerun.export.transformers import export_hf
 from forerun.models import Rows, load_model
 from gguf_files import write_gguf
@@ -112,7 +112,7 @@ def test_the_disk_space_that_is_checked_is_about_what_is_written(
     quantize: Any, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, checked = make_family(family, tmp_path), []
-    monkeypatch.setattr("forerun.export.quantised.check_disk_space", lambda out, nbytes: checked.append(nbytes))
+    monkeypatch.setattr("forerun.export.quantized.check_disk_space", lambda out, nbytes: checked.append(nbytes))
     exported = export_quantised(source, tmp_path / "out", quantize)
     written = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
     assert exported.nbytes > 0 and 0.7 < checked[0] / written < 1.3

@@ -14,9 +14,9 @@ from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention, SegmentPlanner
-from forerun.models.runner import lay_out
+from forerun.models.model import lay_out
 
 KV_HEADS = 2
 CPU = torch.device("cpu")

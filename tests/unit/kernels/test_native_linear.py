@@ -9,7 +9,7 @@ import torch
 
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.quantisation import QuantisedWeight
+from forerun.kernels.quantize import QuantisedWeight
 from kernel_cases import KINDS, as_read, drawn, product_of, threads, weight_of
 
 

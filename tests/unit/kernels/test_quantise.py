@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelLoadError
-from forerun.kernels import quantisation as quantise, quantisation as quantised_weight
-from forerun.kernels.quantisation import QuantisedWeight, quantise_int4, quantise_int8
-from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
+from forerun.kernels import quantize as quantise, quantize as quantised_weight
+from forerun.kernels.quantize import QuantisedWeight, quantise_int4, quantise_int8
+from forerun.kernels.torch.quantized_linear import QuantisedEmbedding
 from forerun.models.loading.gguf.file import GgufTensor, from_gguf
 from forerun.models.loading.gguf.header import READ_TYPES
 from gguf_files import pack

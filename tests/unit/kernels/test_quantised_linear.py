@@ -10,16 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.kernels.quantisation import (
-    QuantisedWeight,
-    activation_limit,
-    quantise_int4,
-    quantise_int8,
-    quantise_symmetric,
-)
-from forerun.kernels.torch import quantised_linear
+from forerun.kernels.quantize import QuantisedWeight, activation_limit, quantise_int4, quantise_int8, quantise_symmetric
+from forerun.kernels.torch import quantized_linear as quantised_linear
 from forerun.kernels.torch.linear import JoinedLinear
-from forerun.kernels.torch.quantised_linear import QuantisedLinear
+from forerun.kernels.torch.quantized_linear import QuantisedLinear
 
 IMPLEMENTATIONS: dict[str, Callable[[QuantisedWeight, Tensor | None], QuantisedLinear]] = {"reference": QuantisedLinear}
 SHAPES = [(16, 32), (5, 1), (33, 31), (48, 97), (7, 1025), (12, 3000)]

@@ -25,9 +25,9 @@ from forerun.kernels.triton.step_arrays import (
 )
 from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import PathPlanner
 from forerun.models.base import Rows
-from forerun.models.runner import lay_out
+from forerun.models.model import lay_out
 
 CPU = torch.device("cpu")
 CAPACITY = Capacity.of(2048, 4)

@@ -11,7 +11,7 @@ from forerun.kv_cache import ContiguousCache, PagePool
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.reference import ReferenceAttention, SegmentPlanner
-from forerun.models.runner import lay_out
+from forerun.models.model import lay_out
 
 KV_HEADS, WIDTH = 2, 16
 SHAPES = [(KV_HEADS, WIDTH, WIDTH)]

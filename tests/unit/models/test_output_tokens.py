@@ -13,7 +13,7 @@ from torch import Tensor
 
 from families import VOCAB, make_family
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.export.quantised import export_quantised
+from forerun.export.quantized import export_quantised
 from forerun.export.transformers import export_hf
 from forerun.models import Model, Rows, load_draft_model, load_model
 from forerun.models.loading.configuration import OUTPUT_TOKENS

@@ -14,9 +14,9 @@ from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.kv_cache import PagedCache
 from forerun.models import Rows
 from forerun.models.attention.base import LayerAttention
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import SegmentPlanner
-from forerun.models.runner import lay_out
+from forerun.models.model import lay_out
 from forerun.utils.tree import Tree
 
 LAYERS = [LayerAttention(1, 1, 4, 4, AttentionShape(0.5))]

@@ -14,11 +14,11 @@ from torch import Tensor
 from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelLoadError
-from forerun.export.quantised import export_quantised
+from forerun.export.quantized import export_quantised
 from forerun.kernels.cpu import native
-from forerun.kernels.quantisation import quantise_int4, quantise_int8
+from forerun.kernels.quantize import quantise_int4, quantise_int8
 from forerun.kernels.torch.linear import JoinedLinear
-from forerun.kernels.torch.quantised_linear import QuantisedEmbedding, QuantisedLinear
+from forerun.kernels.torch.quantized_linear import QuantisedEmbedding, QuantisedLinear
 from forerun.models import Model, Rows, identity, load_model, number_format
 from forerun.models.general import GeneralDecoder
 from forerun.models.llama.decoder import LlamaDecoder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from families import VOCAB, make_family
-from forerun.kernels.quantisation import quantise_int4, quantise_int8
+from forerun.kernels.quantize import quantise_int4, quantise_int8
 from forerun.kernels.torch.linear import JoinedLinear
 from forerun.models import Rows, load_model, load_transformers_model
 

@@ -18,7 +18,7 @@ from forerun.models.attention.base import LayerAttention
 from forerun.models.attention.reference import ReferenceAttention, SegmentPlanner
 from forerun.models.attention.segment_plan import Views
 from forerun.models.attention.tree_mask import tree_segments
-from forerun.models.runner import lay_out
+from forerun.models.model import lay_out
 
 Bits = tuple[list[int], list[int]]  # tokens and parents
 CPU = torch.device("cpu")

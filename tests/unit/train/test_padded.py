@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from forerun.errors import ConfigError
-from forerun.lab.bench.widened import parse_parameters
+from forerun.lab.bench.padded_model import parse_parameters
 from forerun.train import card as folder
 from tools import toys
 from tools.lm import build_model, train_tokenizer

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from forerun.errors import ConfigError
-from forerun.lab.bench.widened import WideShape, wide_shape, widen
+from forerun.lab.bench.padded_model import WideShape, wide_shape, widen
 
 CPU = torch.device("cpu")
 

@@ -122,7 +122,7 @@ class _DeviceModels:
         return [tokenizer(text)["input_ids"][-PROMPT_TOKENS:] for text in texts]
 
     def copies(self) -> Table:
-        from forerun.kernels.environment import describe_machine, machine_facts
+        from forerun.kernels.provenance import describe_machine, machine_facts
         from forerun.lab.bench.tables import Table
 
         facts = machine_facts()
@@ -185,6 +185,6 @@ class _DeviceModels:
 
     def _wide(self, source: str, parameters: str) -> Any:
         """Make a model of Transformers on the device."""
-        from forerun.lab.bench.widened import make_wide
+        from forerun.lab.bench.padded_model import make_wide
 
         return make_wide(source, parameters, DEFAULT_DTYPE, self._chosen.device)

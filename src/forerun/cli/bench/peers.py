@@ -47,15 +47,7 @@ def peers(
 ) -> None:
     """Run the same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
     from forerun.lab.bench.peers.rows import report
-    from forerun.lab.bench.peers.run import (
-        Peers,
-        answer_of,
-        available_cores,
-        measure,
-        own_start,
-        read_specs,
-        start_of,
-    )
+    from forerun.lab.bench.peers.run import Peers, answer_of, available_cores, measure, own_start, read_specs, start_of
     from forerun.lab.bench.prompts import check_lengths, requests
     from forerun.models import find_tokenizer
 

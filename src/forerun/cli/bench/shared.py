@@ -23,7 +23,7 @@ from forerun.utils.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
-    from forerun.kernels.environment import Watch
+    from forerun.kernels.provenance import Watch
 
 STDOUT = "-"
 JsonFile = Annotated[
@@ -98,7 +98,7 @@ def begin(threads: int | None, json: Path | None) -> Watch:
     Raises:
         ConfigError: results cannot be written into `json`.
     """
-    from forerun.kernels.environment import Watch
+    from forerun.kernels.provenance import Watch
 
     check_json(json)
     watch = Watch.begin()

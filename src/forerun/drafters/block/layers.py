@@ -18,12 +18,11 @@ from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import Layout, Planner, cache_of
-from forerun.models.attention.native import rows_struct
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import LanguageModel, Rows
 from forerun.models.linear import Linear
+from forerun.models.model import lay_out
 from forerun.models.rotation import Rotation, inverse_frequencies, pair_halves, rotate
-from forerun.models.runner import lay_out
 
 
 @dataclass(frozen=True, slots=True, eq=False)

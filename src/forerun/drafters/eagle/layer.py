@@ -14,14 +14,13 @@ from forerun.drafters.heads.layers import HeadLayers, NativeHead, head_attention
 from forerun.kernels.cpu.library import EagleStruct, Library, LinearStruct, RowsStruct
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.attention.base import Layout, Planner
-from forerun.models.attention.native import rows_struct
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import Rows
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.linear import Linear
+from forerun.models.model import lay_out
 from forerun.models.rotation import Rotation, inverse_frequencies, rotate
-from forerun.models.runner import lay_out
 from forerun.types import Cache
 
 

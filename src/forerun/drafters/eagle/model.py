@@ -19,7 +19,7 @@ from forerun.errors import IncompatibleDrafterError
 from forerun.models.base import Forward, LanguageModel, Rows
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_device import DeviceDraftSession
-from forerun.models.runner import lay_out
+from forerun.models.model import lay_out
 from forerun.types import Cache
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantisation import QuantisedWeight
+from forerun.kernels.quantize import QuantisedWeight
 from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import ErrorType, Fields
 

@@ -24,18 +24,12 @@ from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.checkpoint_format import SPECULATORS
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.checkpoint_formats import WEIGHTS, open_slices, public_config_of, read_public
-from forerun.drafters.heads.config import (
-    FLOATS,
-    HeadConfig,
-    StoredHead,
-    check_loaded,
-    checked_d2t,
-)
+from forerun.drafters.heads.config import FLOATS, HeadConfig, StoredHead, check_loaded, checked_d2t
 from forerun.drafters.heads.fingerprint import Fingerprint, FingerprintedTarget, same_target, target_fingerprint
 from forerun.drafters.medusa.checkpoint_format import is_medusa, medusa_config_of, read_medusa
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantisation import QuantisedWeight, quantise_int8
+from forerun.kernels.quantize import QuantisedWeight, quantise_int8
 from forerun.utils.files import digest, new_files, whole_folder, write_bytes, write_json
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import ErrorType, Fields

@@ -20,17 +20,16 @@ from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, Mode
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kernels.partition import AttentionShape, PathPlan
-from forerun.kernels.quantisation import QuantisedWeight, quantise_int8
+from forerun.kernels.quantize import QuantisedWeight, quantise_int8
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import Attention, LayerAttention, PackedRows, Planner
-from forerun.models.attention.native import NativeAttention
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import NativeAttention, PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import Exactness, LanguageModel, Rows
 from forerun.models.families import library_for
 from forerun.models.linear import Linear, make_linear, make_quantised_linear
+from forerun.models.model import packed_rows
 from forerun.models.rotation import HalfRotation, inverse_frequencies, pair_halves
-from forerun.models.runner import packed_rows
 
 
 @dataclass(frozen=True, slots=True)

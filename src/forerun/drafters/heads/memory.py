@@ -11,7 +11,7 @@ import torch
 from forerun.drafters.heads.folder import HeadHeader, head_header
 from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention, Planner
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.families import library_for
 from forerun.models.loading.find_source import find_source

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forerun.kernels.partition import MIN_ROWS
-from forerun.kernels.quantisation import QuantisedWeight, activation_limit
-from forerun.kernels.torch.quantised_linear import QuantisedLinear
+from forerun.kernels.quantize import QuantisedWeight, activation_limit
+from forerun.kernels.torch.quantized_linear import QuantisedLinear
 
 _AMX_ROWS = 32
 """Rows up to which oneDNN's bfloat16 products by matrix tiles (AMX) give a row the same bits whatever their number."""

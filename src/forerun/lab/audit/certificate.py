@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from forerun.kernels.environment import Environment
+from forerun.kernels.provenance import Environment
 from forerun.lab.audit.statistics import FOUND, Deviation, GTest, Numbers, detectable, deviation
 from forerun.lab.bench.tables import markdown_table
 from forerun.lab.results.files import without_folders

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from forerun.kernels.environment import Environment, describe_environment
+from forerun.kernels.provenance import Environment, describe_environment
 from forerun.lab.bench.measure import PADDED_NOTE, Interval
 from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
 

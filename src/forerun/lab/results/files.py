@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forerun.errors import ConfigError
-from forerun.kernels.environment import Environment
+from forerun.kernels.provenance import Environment
 from forerun.lab.results.schema import (
     FORMAT,
     KINDS,

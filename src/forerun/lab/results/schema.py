@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.kernels.environment import Environment
+from forerun.kernels.provenance import Environment
 
 FORMAT = "forerun.results"
 """The value of `format`, by which the file is recognised."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forerun.config import NO_DRAFTER
-from forerun.kernels.environment import Environment
+from forerun.kernels.provenance import Environment
 from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.recorded import prompt_facts

@@ -4,15 +4,106 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate, chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.kernels.cpu.library import AttentionStruct, Library, RowsStruct
-from forerun.kernels.cpu.page_layout import PAGE
-from forerun.kernels.partition import AttentionShape, PathPlan
-from forerun.models.attention.base import LayerAttention, Layout, Plan
-from forerun.models.attention.path_planner import PathPlanner
+from forerun.kernels.cpu.page_layout import PAGE, PageLayout
+from forerun.kernels.partition import AttentionShape, PathPlan, RowPaths
+from forerun.kernels.triton.page_layout import DevicePageLayout
+from forerun.kv_cache import PagedCache, PagePool
+from forerun.models.attention.base import LayerAttention, Layout, PackedRows, Plan, cache_of
+
+# Plans of the native and the Triton kernels: the path of every row, in arrays.
+
+Tails = list[list[int]]
+
+
+class PathPlanner:
+    """`Planner` of the native and the Triton kernels. The arrays of a forward lie on the host, unpadded: the native
+    kernels compute there, and the Triton decoder pads them and copies them to its device at once.
+
+    Args:
+        cache_dtype: of keys and values: float32 or bfloat16.
+        device: where the Triton kernels compute, and pages lie; None: the native ones compute.
+    """
+
+    min_rows = 1
+    device = torch.device("cpu")
+
+    def __init__(
+        self, layers: Sequence[LayerAttention], cache_dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        shapes = [layer.shape for layer in layers]
+        self.layout: PageLayout | DevicePageLayout = (
+            PageLayout(shapes, cache_dtype) if device is None else DevicePageLayout(shapes, cache_dtype, device)
+        )
+        self.pool = PagePool(self.layout.nbytes, self.layout.new_page)
+
+    def new_cache(self) -> PagedCache:
+        """Return an empty cache for one sequence."""
+        return PagedCache(self.pool, self.layout)
+
+    def plan(self, batch: Sequence[PackedRows], padding: int) -> PathPlan:
+        """Return the path of every row (`Planner.plan`). There is no padding: every forward has a row."""
+        assert padding == 0
+        caches = [cache_of(PagedCache, rows.cache) for rows in batch]
+        if len(batch) == 1 and batch[0].is_chain:
+            (cache,), (rows,) = caches, batch  # by far the most frequent forward: a single chain, or block
+            n, first = rows.end - rows.start, cache.length + rows.first
+            slot = np.arange(first, first + n, dtype=np.int32)
+            position = np.full_like(slot, first + n - 1) if rows.is_block else slot
+            nothing = np.zeros(n + 1, np.int32)
+            paths = RowPaths(nothing[:n], position, slot, position + np.int32(1), nothing, nothing[:0])
+            return PathPlan(paths, cache.addresses, np.array([0, len(cache.pages)], np.int32))
+        starts = [0, *accumulate(len(cache.pages) for cache in caches)]
+        addresses = np.concatenate([cache.addresses for cache in caches])
+        return PathPlan(_paths(batch), addresses, np.array(starts, np.int32))
+
+
+def _paths(batch: Sequence[PackedRows]) -> RowPaths:
+    sequence: list[int] = []
+    position: list[int] = []
+    slot: list[int] = []
+    prefix: list[int] = []
+    tails: Tails = []
+    for index, rows in enumerate(batch):
+        n, first = rows.end - rows.start, rows.cache.length + rows.first
+        sequence += [index] * n
+        position += [first + n - 1] * n if rows.is_block else rows.positions  # a path ends at its position
+        slot += range(first, first + n)
+        if rows.is_block:
+            prefix += [first + n] * n
+            tails += [[]] * n
+        elif rows.is_chain:
+            prefix += range(first + 1, first + n + 1)
+            tails += [[]] * n
+        else:
+            tree_prefix, tree_tails = _tree_paths(rows.cache.length, rows.cache.scratch_parents)
+            prefix += tree_prefix[rows.first :]
+            tails += tree_tails[rows.first :]
+    tail_start = [0, *accumulate(map(len, tails))]
+    tail = np.fromiter(chain.from_iterable(tails), np.int32, tail_start[-1])
+    sequences, positions, slots, prefixes = np.array([sequence, position, slot, prefix], np.int32)
+    return RowPaths(sequences, positions, slots, prefixes, np.array(tail_start, np.int32), tail)
+
+
+def _tree_paths(length: int, parents: Sequence[int]) -> tuple[list[int], Tails]:
+    """Return the prefix and tail of every scratch row. The leading chain of the scratch belongs to the prefixes."""
+    stem = next((row for row, parent in enumerate(parents) if parent != row - 1), len(parents))
+    prefix = list(range(length + 1, length + stem + 1))
+    tails: Tails = [[] for _ in range(stem)]
+    for row, parent in enumerate(parents[stem:], stem):
+        if parent < stem:
+            prefix.append(length + parent + 1)
+            tails.append([length + row])
+        else:
+            prefix.append(prefix[parent])
+            tails.append([*tails[parent], length + row])
+    return prefix, tails
 
 
 class NativeAttention:

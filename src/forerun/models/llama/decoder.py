@@ -18,8 +18,7 @@ from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import rms_norm, silu
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.base import LayerRangeDecoder
-from forerun.models.hidden_states import HiddenStateOutputs
+from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
 from forerun.models.rotation import Rotation, pair_halves, rotate
 

@@ -18,12 +18,10 @@ from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.attention.base import LayerAttention, Layout, Planner
-from forerun.models.attention.native import rows_struct
-from forerun.models.attention.path_planner import PathPlanner
-from forerun.models.base import LayerRangeDecoder
+from forerun.models.attention.native import PathPlanner, rows_struct
+from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
-from forerun.models.hidden_states import HiddenStateOutputs
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.llama.decoder import head_shape, layer_windows
 from forerun.models.rotation import HalfRotation

@@ -19,23 +19,22 @@ from torch import Tensor
 from forerun.config import KERNELS_VARIABLE
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.quantisation import QuantisedWeight
-from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
+from forerun.kernels.quantize import QuantisedWeight
+from forerun.kernels.torch.quantized_linear import QuantisedEmbedding
 from forerun.kernels.triton.availability import check_heads
 from forerun.kernels.triton.linear import FloatProduct, Product
-from forerun.kernels.triton.quantised_linear import ActivationBuffers, quantised_product
+from forerun.kernels.triton.quantized_linear import ActivationBuffers, quantised_product
 from forerun.kernels.triton.rotation import RotationTables
 from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TILE, Capacity, bucket_of, pieces
 from forerun.models.attention.base import LayerAttention, Layout, Planner
-from forerun.models.attention.path_planner import PathPlanner
-from forerun.models.base import LayerRangeDecoder
-from forerun.models.hidden_states import HiddenStateOutputs
+from forerun.models.attention.native import PathPlanner
+from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.linear import Part, of_rows
 from forerun.models.llama.cuda_graphs import StepGraphs, StepInputBuffers, on_device
 from forerun.models.llama.decoder import head_shape, layer_windows
 from forerun.models.llama.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.loading.configuration import context_length
-from forerun.models.loading.quantise import QuantisedMaker
+from forerun.models.loading.quantized_layers import QuantisedMaker
 from forerun.models.rotation import half_tables
 
 

@@ -12,11 +12,11 @@ import torch
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantisation import QuantisedFormat, QuantisedWeight
+from forerun.kernels.quantize import QuantisedFormat, QuantisedWeight
 from forerun.models.loading.configuration import CONTEXT_KEYS, OUTPUT_TOKENS, token_ids_of
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, ModelFolder
-from forerun.models.loading.quantise import LAYOUT, METHOD, Quantisation
-from forerun.models.loading.quantised_tensors import QuantisedTensors
+from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantisation
+from forerun.models.loading.quantized_tensors import QuantisedTensors
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import read_tokenizer
 from forerun.models.loading.weights import Checkpoint, TensorSlice

@@ -17,7 +17,7 @@ from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.lora import adapter_tokenizer, with_adapter
-from forerun.models.loading.quantise import (
+from forerun.models.loading.quantized_layers import (
     Quantisation,
     QuantisedMaker,
     check_quantisation,

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from forerun.kernels.quantisation import QuantisedFormat, QuantisedWeight
+from forerun.kernels.quantize import QuantisedFormat, QuantisedWeight
 from forerun.models.loading.gguf.file import GgufTensor
-from forerun.models.loading.quantise import Quantisation
+from forerun.models.loading.quantized_layers import Quantisation
 from forerun.models.loading.weights import Checkpoint
 
 

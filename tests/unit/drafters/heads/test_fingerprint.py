@@ -16,7 +16,7 @@ from forerun.drafters.heads.fingerprint import (
     target_fingerprint,
 )
 from forerun.errors import IncompatibleDrafterError
-from forerun.kernels.quantisation import quantise_int4, quantise_int8
+from forerun.kernels.quantize import quantise_int4, quantise_int8
 from forerun.models import load_draft_model, load_model
 
 

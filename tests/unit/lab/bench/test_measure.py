@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.kernels.environment import describe_machine, machine_facts
+from forerun.kernels.provenance import describe_machine, machine_facts
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, is_cost_padded, ratio
 
 

@@ -11,7 +11,7 @@ import torch
 from families import make_family
 from forerun.engine import LLM
 from forerun.errors import ConfigError
-from forerun.export.quantised import export_quantised
+from forerun.export.quantized import export_quantised
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.quality import Scored, measure, scored_texts
 from forerun.models import load_model

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from forerun.kernels.environment import describe_environment
+from forerun.kernels.provenance import describe_environment
 from forerun.lab.bench import acceptance as acceptance_rate, forward, generate, quality, replay, tables as report
 from forerun.lab.results.files import as_object
 from forerun.lab.results.schema import TargetFacts

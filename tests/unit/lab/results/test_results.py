@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import ConfigError
-from forerun.kernels.environment import Watch
+from forerun.kernels.provenance import Watch
 from forerun.lab.results.files import as_object, command_line, load, save
 from forerun.lab.results.schema import DrafterFacts, Figure, PromptFacts, Results, RunRow, TableFacts, TargetFacts
 

@@ -137,7 +137,7 @@ def test_what_auto_has_learned_is_kept_for_the_next_process() -> None:
 
 
 def _environment() -> Any:
-    from forerun.kernels.environment import Watch
+    from forerun.kernels.provenance import Watch
 
     return Watch.begin().environment()
 

@@ -58,7 +58,7 @@ struct ForerunAttention {
     const float* sinks;    // [num_heads], or null
 };
 
-// The layer of an EAGLE head and what surrounds it, as forerun/heads/eagle_config.py says.
+// The layer of an EAGLE head and what surrounds it, as drafters/eagle/config.py says.
 struct ForerunEagle {
     ForerunModel model;  // of one layer, whose input_norm may be null, as the final norm
     const float *embedding_norm, *state_norm;  // null: they are read as they are

@@ -17,7 +17,7 @@ class Forerun:
         from forerun import __version__
         from forerun.config import AUTO, OFF, REFERENCE
         from forerun.engine import LLM
-        from forerun.kernels.environment import machine_facts
+        from forerun.kernels.provenance import machine_facts
         from forerun.lab.bench.methods import beside
         from forerun.models import number_format
 

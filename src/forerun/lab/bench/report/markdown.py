@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from forerun.kernels.environment import describe_environment
+from forerun.kernels.provenance import describe_environment
 from forerun.lab.bench.tables import markdown_table
 from forerun.lab.results.schema import KINDS, Results, TableFacts
 

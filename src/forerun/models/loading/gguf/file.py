@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantisation import GROUP, QuantisedFormat, QuantisedWeight
+from forerun.kernels.quantize import GROUP, QuantisedFormat, QuantisedWeight
 from forerun.models.loading.gguf.header import REMEDY, GgufHeader, read_header
 
 _PART = 1 << 16

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from forerun.kernels.quantisation import QuantisedFormat, QuantisedWeight
+from forerun.kernels.quantize import QuantisedFormat, QuantisedWeight
 from forerun.models.loading.configuration import token_ids_of
 from forerun.models.loading.gguf.configuration import read_gguf_config
 from forerun.models.loading.gguf.file import GgufFile, from_gguf, quantised_format

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
-from forerun.kernels.quantisation import MADE_FORMS, QuantisedFormat, QuantisedWeight, quantise_int4, quantise_int8
-from forerun.kernels.torch.quantised_linear import QuantisedEmbedding
+from forerun.kernels.quantize import MADE_FORMS, QuantisedFormat, QuantisedWeight, quantise_int4, quantise_int8
+from forerun.kernels.torch.quantized_linear import QuantisedEmbedding
 from forerun.models.linear import Linear, Part, make_quantised_linear
 from forerun.models.loading.weights import TensorSlice
 

@@ -27,8 +27,8 @@ from forerun.models.linear import Part
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import read_to_quantise
-from forerun.models.loading.quantise import LAYOUT, METHOD, Quantisation, QuantisedMaker, matrices
-from forerun.models.loading.quantised_tensors import tensors_of
+from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantisation, QuantisedMaker, matrices
+from forerun.models.loading.quantized_tensors import tensors_of
 from forerun.models.loading.transformers_modules import quietly
 from forerun.utils.files import whole_folder, write_bytes, write_json
 from forerun.utils.json_file import read_json

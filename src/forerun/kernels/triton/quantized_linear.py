@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.quantisation import GROUP, QuantisedWeight, activation_limit
+from forerun.kernels.quantize import GROUP, QuantisedWeight, activation_limit
 from forerun.kernels.triton.linear import Product
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import MAX_ROWS, TILE

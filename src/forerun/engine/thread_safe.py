@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 
 from forerun.config import SamplingParams
-from forerun.engine.engine import Engine
-from forerun.engine.interrupts import HeldInterrupts
+from forerun.engine.engine import Engine, HeldInterrupts
 from forerun.engine.results import StepOutput
 
 _WAIT_SECONDS = 1.0

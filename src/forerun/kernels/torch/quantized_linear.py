@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forerun.kernels.quantisation import GROUP, QuantisedWeight, activation_limit, quantise_symmetric
+from forerun.kernels.quantize import GROUP, QuantisedWeight, activation_limit, quantise_symmetric
 
 _PART = 1 << 21
 """Sums of groups held together."""

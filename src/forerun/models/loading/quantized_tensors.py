@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelLoadError
-from forerun.kernels.quantisation import GROUP, QuantisedFormat, QuantisedWeight
+from forerun.kernels.quantize import GROUP, QuantisedFormat, QuantisedWeight
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.foreign_errors import REMEDY
 
