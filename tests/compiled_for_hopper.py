@@ -25,12 +25,12 @@ from forerun.kernels.triton import (
     elementwise as norm,
     linear,
     quantized_linear as grouped_linear,
-    quantized_linear as quantised_linear,
+    quantized_linear as quantized_linear,
     rotation,
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
-ENTRIES = (activation, attention, grouped_linear, linear, norm, quantised_linear, rotation)
+ENTRIES = (activation, attention, grouped_linear, linear, norm, quantized_linear, rotation)
 BF16, CODES = (
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     "mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32",
@@ -51,8 +51,8 @@ CASES: list[tuple[Any, dict[str, Any], tuple[int, int], str]] = [
     (rotation._rotate_and_write, ROTATED | {"HAS_NORM": True, "LINE_NUMBERS": 128}, (4, 3), ""),
     *((attention._attend, HEADS | PAGES | {"WINDOW": window}, (4, 2), BF16) for window in (0, 4096)),
     (attention._combine, HEADS | {"WINDOW": 0, "BLOCK_G": 4}, (4, 3), ""),
-    (quantised_linear._quantise_rows, {"WIDTH": 14336, "BLOCK": 16384}, (8, 3), ""),
-    (quantised_linear._multiply_quantized, SQUARE | {"BLOCK_N": 16, "BLOCK_K": 256}, (4, 4), CODES),
+    (quantized_linear._quantize_rows, {"WIDTH": 14336, "BLOCK": 16384}, (8, 3), ""),
+    (quantized_linear._multiply_quantized, SQUARE | {"BLOCK_N": 16, "BLOCK_K": 256}, (4, 4), CODES),
     *(
         (
             grouped_linear._multiply_groups,
@@ -85,13 +85,13 @@ OWN_TYPES: dict[Any, dict[str, str]] = {
     activation._gated: {"out": HALVES},
     linear._product: {"x": HALVES, "weight": HALVES},
     attention._combine: {"out": HALVES},
-    quantised_linear._quantise_rows: {"x": HALVES, "scale": FLOATS},
-    quantised_linear._multiply_quantized: {"weight": BYTES, "scale": FLOATS},
+    quantized_linear._quantize_rows: {"x": HALVES, "scale": FLOATS},
+    quantized_linear._multiply_quantized: {"weight": BYTES, "scale": FLOATS},
     grouped_linear._multiply_groups: {"x": HALVES, "scale": "*fp16"},
 }
 
 
-OWN_OPTIONS: dict[Any, dict[str, Any]] = {quantised_linear._quantise_rows: quantised_linear.AS_WRITTEN}
+OWN_OPTIONS: dict[Any, dict[str, Any]] = {quantized_linear._quantize_rows: quantized_linear.AS_WRITTEN}
 
 
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, stages: int) -> Any:

@@ -14,8 +14,8 @@ from forerun.config import INSTRUCTIONS
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.quantize import GROUP, QuantisedWeight, quantise_int4, quantise_int8
-from forerun.kernels.torch.quantized_linear import QuantisedLinear
+from forerun.kernels.quantize import GROUP, QuantizedWeight, quantize_int4, quantize_int8
+from forerun.kernels.torch.quantized_linear import QuantizedLinear
 from forerun.kv_cache import PagedCache
 from forerun.models.attention.base import LayerAttention, Layout
 from forerun.models.attention.native import NativeAttention, PathPlanner
@@ -32,19 +32,19 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def weight_of(kind: str, out: int, size: int, seed: int = 0) -> Tensor | QuantisedWeight:
+def weight_of(kind: str, out: int, size: int, seed: int = 0) -> Tensor | QuantizedWeight:
     """A matrix [out, size]. "int8-groups" is GGUF's Q8_0, "int4-groups" Q4_0, "int4-minima" Q4_1."""
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randn(out, size, generator=generator)
     if kind in ("float32", "bfloat16"):
         return numbers.to(getattr(torch, kind))
     if kind == "int8":
-        return quantise_int8(numbers)
+        return quantize_int8(numbers)
     if kind == "int4-minima":
-        return quantise_int4(numbers)
+        return quantize_int4(numbers)
     bits, zero, codes = (8, 128, 256) if kind == "int8-groups" else (4, 8, 16)
     groups = -(-size // GROUP)
-    return QuantisedWeight(
+    return QuantizedWeight(
         bits,
         torch.randint(0, codes, (out, size), generator=generator).to(torch.uint8),
         zero,
@@ -54,17 +54,17 @@ def weight_of(kind: str, out: int, size: int, seed: int = 0) -> Tensor | Quantis
     )
 
 
-def as_read(library: Library, weight: Tensor | QuantisedWeight, x: Tensor) -> Tensor:
+def as_read(library: Library, weight: Tensor | QuantizedWeight, x: Tensor) -> Tensor:
     """Rows as a product reads them: rounded where the instruction set in use multiplies bfloat16."""
     if library.instructions == "avx512bf16" and isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
         return x.bfloat16().float()
     return x
 
 
-def product_of(weight: Tensor | QuantisedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
+def product_of(weight: Tensor | QuantizedWeight, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """By the reference, or in float64."""
-    if isinstance(weight, QuantisedWeight):
-        return QuantisedLinear(weight, bias).forward(x)
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedLinear(weight, bias).forward(x)
     y = x.double() @ weight.double().T
     return (y if bias is None else y + bias).float()
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.quantize import GROUP, QuantisedWeight, quantise_int4, quantise_int8
-from forerun.kernels.torch.quantized_linear import QuantisedLinear
+from forerun.kernels.quantize import GROUP, QuantizedWeight, quantize_int4, quantize_int8
+from forerun.kernels.torch.quantized_linear import QuantizedLinear
 from forerun.models.base import Rows
 from forerun.models.linear import Part, make_linear
 from forerun.models.llama.decoder import LlamaDecoder
@@ -33,14 +33,14 @@ FAMILIES = {
 }
 
 
-def in_groups(weight: Tensor, bits: int) -> QuantisedWeight:
+def in_groups(weight: Tensor, bits: int) -> QuantizedWeight:
     """GGUF's Q8_0 and Q4_0: groups about their zero."""
     most, zero = (127, 128) if bits == 8 else (7, 8)
     padded = nn.functional.pad(weight, (0, -weight.shape[1] % GROUP)).view(len(weight), -1, GROUP)
     scale = (padded.abs().amax(-1) / most).half()
     codes = (padded / scale.float().clamp_min(1e-8)[..., None]).round().clamp(-most, most) + zero
     codes = codes.to(torch.uint8).view(len(weight), -1)[:, : weight.shape[1]].contiguous()
-    return QuantisedWeight(bits, codes, zero, scale, None, GROUP)
+    return QuantizedWeight(bits, codes, zero, scale, None, GROUP)
 
 
 class Beside(nn.Module):
@@ -73,21 +73,21 @@ class MixedMaker:
 
     def embedding(self, part: Part) -> Tensor:
         weight = self._weight(part)
-        return weight.dequantise(torch.float32) if isinstance(weight, QuantisedWeight) else weight.float()
+        return weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight.float()
 
     def _reference(self, part: Part, bias: Tensor | None) -> Any:
         weight = self._weight(part)
-        if isinstance(weight, QuantisedWeight):
-            return QuantisedLinear(weight if part.rows is None else weight.rows(part.rows), bias)
+        if isinstance(weight, QuantizedWeight):
+            return QuantizedLinear(weight if part.rows is None else weight.rows(part.rows), bias)
         return make_linear((weight if part.rows is None else weight[part.rows]).float(), bias)
 
-    def _weight(self, part: Part) -> Tensor | QuantisedWeight:
+    def _weight(self, part: Part) -> Tensor | QuantizedWeight:
         weight = part.weight.detach()
         kinds = [
             lambda: weight,
             weight.bfloat16,
-            lambda: quantise_int8(weight),
-            lambda: quantise_int4(weight),
+            lambda: quantize_int8(weight),
+            lambda: quantize_int4(weight),
             lambda: in_groups(weight, 8),
             lambda: in_groups(weight, 4),
         ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.kernels.cpu.library import Library, ModelStruct
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.quantize import GROUP, QuantisedWeight
+from forerun.kernels.quantize import GROUP, QuantizedWeight
 from forerun.kernels.torch.elementwise import rms_norm
 from fuzzing import examples
 from kernel_cases import KINDS, as_read, drawn, each_set, product_of, threads, weight_of
@@ -24,9 +24,9 @@ num_rows = st.integers(1, 64)
 scales = st.sampled_from([1e-20, 1e-3, 1.0, 1e4])
 
 
-def magnitudes(weight: Tensor | QuantisedWeight) -> Tensor:
+def magnitudes(weight: Tensor | QuantizedWeight) -> Tensor:
     """Of the terms that the products add up, [out, in] float64."""
-    if not isinstance(weight, QuantisedWeight):
+    if not isinstance(weight, QuantizedWeight):
         return weight.double().abs()
     numbers = (weight.quantized.double() - weight.zero).abs()
     columns = [min(i // GROUP, weight.scale.shape[1] - 1) for i in range(weight.shape[1])]
@@ -84,7 +84,7 @@ def test_products(kind: str, out: int, size: int, n: int, has_bias: bool, seed: 
 def test_whole_sums(kind: str, out: int, size: int, n: int, extreme: bool, seed: int, native_library: Library) -> None:
     """All instruction sets give the same. One group alone has scales that are not zero: nothing is added in floats."""
     weight, x = weight_of(kind, out, size, seed), drawn(n, size, seed=seed + 1)
-    assert isinstance(weight, QuantisedWeight)
+    assert isinstance(weight, QuantizedWeight)
     if extreme:
         weight.quantized[: out // 2] = 0 if kind != "int8" else 1
         weight.quantized[out // 2 :] = 2**weight.bits - 1

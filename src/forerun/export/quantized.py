@@ -26,8 +26,8 @@ from forerun.models.families import llama_refusal
 from forerun.models.linear import Part
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.load import read_to_quantise
-from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantisation, QuantisedMaker, matrices
+from forerun.models.loading.load import read_to_quantize
+from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization, QuantizedMaker, matrices
 from forerun.models.loading.quantized_tensors import tensors_of
 from forerun.models.loading.transformers_modules import quietly
 from forerun.utils.files import whole_folder, write_bytes, write_json
@@ -41,10 +41,10 @@ CARD = "README.md"
 NOT_MEASURED = "Not measured."
 
 
-def export_quantised(
+def export_quantized(
     model: str | Path,
     out: Path,
-    quantize: Quantisation,
+    quantize: Quantization,
     *,
     adapter: str | Path | None = None,
     force: bool = False,
@@ -64,7 +64,7 @@ def export_quantised(
 
     Raises:
         ConfigError: `out` holds something, cannot be written, or has too little disk space.
-        ModelLoadError: there is no such model, it cannot be read, or not be quantised.
+        ModelLoadError: there is no such model, it cannot be read, or not be quantized.
     """
     check_output(out, force)
     measured, tokenizer = cost() if cost is not None else NOT_MEASURED, find_tokenizer(model, adapter)
@@ -72,7 +72,7 @@ def export_quantised(
     config = source.config()
     refuse_unservable(config, source.name)
     is_llama = llama_refusal(config) is None
-    loaded, maker = read_to_quantise(source, config, "auto", adapter, quantize, is_llama=is_llama)
+    loaded, maker = read_to_quantize(source, config, "auto", adapter, quantize, is_llama=is_llama)
     loaded.config.architectures = [type(loaded).__name__]
     dtype, num_parameters = str(maker.dtype).removeprefix("torch."), sum(each.numel() for each in loaded.parameters())
     check_disk_space(out, _nbytes(loaded, quantize, is_llama))
@@ -93,7 +93,7 @@ def export_quantised(
     return Exported(num_parameters, quantize, sum(written.values()), tuple(sorted(written)))
 
 
-def _nbytes(model: Any, quantize: Quantisation, is_llama: bool) -> int:
+def _nbytes(model: Any, quantize: Quantization, is_llama: bool) -> int:
     """Estimate the bytes of the saved tensors: quantized values, scales, and unquantized tensors."""
     outer = (model.get_output_embeddings(), model.get_input_embeddings())
     quantized = {
@@ -104,13 +104,13 @@ def _nbytes(model: Any, quantize: Quantisation, is_llama: bool) -> int:
     return int(sum(each.numel() * quantized.get(name, each.element_size()) for name, each in parameters))
 
 
-def _parts(model: Any, maker: QuantisedMaker, is_llama: bool, name: str) -> Iterator[dict[str, Tensor]]:
+def _parts(model: Any, maker: QuantizedMaker, is_llama: bool, name: str) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors to save by name, those of one parameter at a time; quantize them lazily."""
     from transformers.pytorch_utils import Conv1D
 
     found = matrices(model, is_llama)
     if not found:
-        raise UnsupportedModelError(f"{name} has no linear layers that could be quantised. Serve it as it is.")
+        raise UnsupportedModelError(f"{name} has no linear layers that could be quantized. Serve it as it is.")
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     for path, module in found.items():
         is_transposed, key = type(module) is Conv1D, f"{path}.weight"
@@ -156,7 +156,7 @@ def _write_weights(parts: Iterator[dict[str, Tensor]], folder: Path, max_shard_b
         (folder / f"model-{number:05}.safetensors").rename(folder / name)
 
 
-def _card(model: str, adapter: str | None, quantize: Quantisation, dtype: str, measured: str) -> str:
+def _card(model: str, adapter: str | None, quantize: Quantization, dtype: str, measured: str) -> str:
     name = Path(model).name or model
     merged = f", with the adapter `{Path(adapter).name}` merged" if adapter else ""
     kept = {
@@ -166,7 +166,7 @@ def _card(model: str, adapter: str | None, quantize: Quantisation, dtype: str, m
     }[quantize]
     return f"""# {name}, {quantize}
 
-The weights of `{name}`{merged}, quantised by forerun {__version__}. {kept} What the model's files had at these bits
+The weights of `{name}`{merged}, quantized by forerun {__version__}. {kept} What the model's files had at these bits
 in GGUF's blocks of 32 is kept as it was there. Norms, biases and all else are {dtype}.
 
 ```sh
@@ -176,7 +176,7 @@ forerun generate "..." --model FOLDER
 No other program reads these weights: `forerun export hf FOLDER OUT` writes what they stand for as a Transformers
 folder. The licence is that of `{name}`.
 
-## What quantising lost
+## What quantizing lost
 
 {measured.strip()}
 """
@@ -202,7 +202,7 @@ def export_head(head: Path, out: Path) -> Exported:
     if "format" not in head_settings(head).values:
         raise ConfigError(f"{head} is a head of a public form, which has no 8 bits. Give one that forerun trained.")
     stored = load_head(head)
-    if stored.quantised:
+    if stored.quantized:
         raise ConfigError(f"{head} is at 8 bits already. Copy the folder, or give the head that it was made of.")
     check_disk_space(out, stored.nbytes)
     beside = [path for path in sorted(head.iterdir()) if path.name not in (CONFIG, WEIGHTS) and path.is_file()]

@@ -212,7 +212,7 @@ def _copied(model: Any) -> Any:
     """Copy a model, for conversion into forerun's layout.
 
     Raises:
-        UnsupportedModelError: its weights are on several devices, quantised by another library, or an adapter's.
+        UnsupportedModelError: its weights are on several devices, quantized by another library, or an adapter's.
     """
     kind = type(model).__name__
     is_shared_out = any((getattr(model, name, None) or 1) > 1 for name in ("tp_size", "fsdp_size"))
@@ -224,7 +224,7 @@ def _copied(model: Any) -> Any:
         )
     if getattr(model, "is_quantized", False):
         raise UnsupportedModelError(
-            f"{kind} is quantised by another library. Load it as it is, and quantise by forerun.LLM(quantize=...)."
+            f"{kind} is quantized by another library. Load it as it is, and quantize by forerun.LLM(quantize=...)."
         )
     for module in model.modules():
         if type(module).__module__.partition(".")[0] == "peft":

@@ -1,4 +1,4 @@
-"""Quantisation of weights to 8 and 4 bits, and of activations to 16 bits."""
+"""Quantization of weights to 8 and 4 bits, and of activations to 16 bits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from forerun.errors import ModelLoadError
 GROUP = 32
 """Inputs that have a scale in common, as in GGUF's Q8_0, Q4_0 and Q4_1."""
 _PART = 1 << 22
-"""Numbers dequantised together: what is needed beside the result."""
+"""Numbers dequantized together: what is needed beside the result."""
 
 
-class QuantisedFormat(NamedTuple):
-    """The properties that weights must share to be joined: see the attributes of `QuantisedWeight`.
+class QuantizedFormat(NamedTuple):
+    """The properties that weights must share to be joined: see the attributes of `QuantizedWeight`.
 
     Attributes:
         has_minimum: whether there are minima.
@@ -32,7 +32,7 @@ class QuantisedFormat(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class QuantisedWeight:
+class QuantizedWeight:
     """A matrix stored as quantized values, which stand for scale * (quantized - zero) + minimum by group of inputs.
 
     Attributes:
@@ -58,11 +58,11 @@ class QuantisedWeight:
         return self.quantized.shape[0], self.quantized.shape[1]
 
     @property
-    def form(self) -> QuantisedFormat:
+    def form(self) -> QuantizedFormat:
         """Return the properties that weights must share to be joined."""
-        return QuantisedFormat(self.bits, self.zero, self.group, self.minimum is not None)
+        return QuantizedFormat(self.bits, self.zero, self.group, self.minimum is not None)
 
-    def dequantise(self, dtype: torch.dtype) -> Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return [out, in] numbers, computed in float32 and converted to `dtype`."""
         result = torch.empty(self.shape, dtype=dtype, device=self.quantized.device)
         count = max(1, _PART // self.shape[1])
@@ -72,18 +72,18 @@ class QuantisedWeight:
             result[rows] = numbers if self.minimum is None else numbers.add_(self._wide(self.minimum[rows]))
         return result
 
-    def rows(self, index: Tensor) -> QuantisedWeight:
+    def rows(self, index: Tensor) -> QuantizedWeight:
         """Select or reorder output channels. index: [n] int64."""
         minimum = None if self.minimum is None else self.minimum[index]
         return replace(self, quantized=self.quantized[index], scale=self.scale[index], minimum=minimum)
 
-    def to(self, device: torch.device) -> QuantisedWeight:
+    def to(self, device: torch.device) -> QuantizedWeight:
         """Copy the weight to another device."""
         minimum = None if self.minimum is None else self.minimum.to(device)
         return replace(self, quantized=self.quantized.to(device), scale=self.scale.to(device), minimum=minimum)
 
     @staticmethod
-    def cat(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    def cat(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         """Concatenate the output channels of several weights.
 
         Raises:
@@ -115,19 +115,19 @@ _LEVELS = 15
 """The largest value of 4 bits."""
 _MOST_INPUTS = 1 << 17
 """Inputs whose integer products, 127 * 127 each, still fit into an int32 sum."""
-MADE_FORMS = {8: QuantisedFormat(8, 128, None, False), 4: QuantisedFormat(4, 0, GROUP, True)}
-"""By bits, the format of the weights that are quantised here."""
+MADE_FORMS = {8: QuantizedFormat(8, 128, None, False), 4: QuantizedFormat(4, 0, GROUP, True)}
+"""By bits, the format of the weights that are quantized here."""
 
 
-def activation_limit(weight: QuantisedWeight) -> int:
+def activation_limit(weight: QuantizedWeight) -> int:
     """Return the largest quantized activation that a weight is multiplied with: 16 bits, and without groups the largest
     value whose products with 8-bit values, 128 in magnitude, sum within 32 bits over all inputs. The sums of groups
     always fit."""
     return 32767 if weight.group is not None else min(32767, (2**31 - 1) // (128 * max(1, weight.shape[1])))
 
 
-def quantise_symmetric(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
-    """Quantise to -limit..limit with one scale per row: scale = amax / limit, quantized = round-half-even(x * (limit /
+def quantize_symmetric(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]:
+    """Quantize to -limit..limit with one scale per row: scale = amax / limit, quantized = round-half-even(x * (limit /
     amax)).
 
     Values are 0 where amax is 0, or so small that limit / amax overflows. A row with NaN or infinity has the scale NaN
@@ -146,8 +146,8 @@ def quantise_symmetric(x: Tensor, limit: int = LARGEST) -> tuple[Tensor, Tensor]
     return quantized, torch.where(finite, amax / limit, torch.nan)
 
 
-def quantise_int8(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
-    """Quantise to 8 bits with one scale per output channel; quantized values are 1..255.
+def quantize_int8(weight: Tensor, name: str = "a weight") -> QuantizedWeight:
+    """Quantize to 8 bits with one scale per output channel; quantized values are 1..255.
 
     Args:
         weight: [out, in] float. name: of the tensor, for messages.
@@ -163,8 +163,8 @@ def quantise_int8(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
     return _by_rows(weight, name, _int8)
 
 
-def quantise_int4(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
-    """Quantise to 4 bits in groups of 32 inputs with scale and minimum, as GGUF's Q4_1. The quantized values are
+def quantize_int4(weight: Tensor, name: str = "a weight") -> QuantizedWeight:
+    """Quantize to 4 bits in groups of 32 inputs with scale and minimum, as GGUF's Q4_1. The quantized values are
     computed with the scale and minimum as stored, rounded to float16.
 
     Args:
@@ -176,30 +176,30 @@ def quantise_int4(weight: Tensor, name: str = "a weight") -> QuantisedWeight:
     return _by_rows(weight, name, _int4)
 
 
-def _by_rows(weight: Tensor, name: str, quantise: Callable[[Tensor], QuantisedWeight]) -> QuantisedWeight:
-    """Quantise some rows at a time."""
+def _by_rows(weight: Tensor, name: str, quantize: Callable[[Tensor], QuantizedWeight]) -> QuantizedWeight:
+    """Quantize some rows at a time."""
     parts = []
     for rows in torch.split(weight.detach(), max(1, _PART // max(1, weight.shape[1]))):
         if not bool(torch.isfinite(rows).all()):
             raise ModelLoadError(
-                f"{name} holds NaN or infinity, which cannot be quantised. Download or save the model anew."
+                f"{name} holds NaN or infinity, which cannot be quantized. Download or save the model anew."
             )
-        part = quantise(rows.float())
+        part = quantize(rows.float())
         if not bool(torch.isfinite(part.scale).all()) or not (part.minimum is None or part.minimum.isfinite().all()):
             raise ModelLoadError(
-                f"{name} holds numbers beyond float16's range, in which the scales of 4 bits are kept. Quantise it at "
+                f"{name} holds numbers beyond float16's range, in which the scales of 4 bits are kept. Quantize it at "
                 "8 bits: quantize='int8'."
             )
         parts.append(part)
-    return QuantisedWeight.cat(parts)
+    return QuantizedWeight.cat(parts)
 
 
-def _int8(weight: Tensor) -> QuantisedWeight:
-    quantized, scale = quantise_symmetric(weight)
-    return QuantisedWeight(8, (quantized + 128).to(torch.uint8), 128, scale, None, None)
+def _int8(weight: Tensor) -> QuantizedWeight:
+    quantized, scale = quantize_symmetric(weight)
+    return QuantizedWeight(8, (quantized + 128).to(torch.uint8), 128, scale, None, None)
 
 
-def _int4(weight: Tensor) -> QuantisedWeight:
+def _int4(weight: Tensor) -> QuantizedWeight:
     num_inputs = weight.shape[1]
     short = -num_inputs % GROUP
     # the last number again, so that it changes neither the least nor the largest of its group
@@ -212,4 +212,4 @@ def _int4(weight: Tensor) -> QuantisedWeight:
     quantized = ((groups - minimum.float()) / step).round_()
     quantized = torch.where(step > 0, quantized, 0.0).clamp_(0, _LEVELS).to(torch.uint8)
     quantized = quantized.view(len(weight), -1)[:, :num_inputs].contiguous()
-    return QuantisedWeight(4, quantized, 0, scale[..., 0], minimum[..., 0], GROUP)
+    return QuantizedWeight(4, quantized, 0, scale[..., 0], minimum[..., 0], GROUP)

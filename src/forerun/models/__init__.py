@@ -9,7 +9,7 @@ from forerun.models.loading.load import (
     load_tokenizer,
     load_transformers_model,
 )
-from forerun.models.loading.quantized_layers import check_quantisation
+from forerun.models.loading.quantized_layers import check_quantization
 from forerun.models.model import Model
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "Model",
     "Rows",
     "StandIn",
-    "check_quantisation",
+    "check_quantization",
     "find_tokenizer",
     "identity",
     "inherited_dtype",

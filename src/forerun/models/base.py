@@ -154,7 +154,7 @@ class LanguageModel(ABC):
         num_parameters: of its weights.
         exactness: the result of the self-test.
         adapter: the folder of the adapter that was merged into its weights; None without one.
-        quantize: the quantisation of its weights, "int8" or "int4"; None for numbers of `dtype`.
+        quantize: the quantization of its weights, "int8" or "int4"; None for numbers of `dtype`.
         kernels: the kernels that compute it: "reference", "triton", or "native" with the instruction set.
     """
 
@@ -202,7 +202,7 @@ class LanguageModel(ABC):
         return None
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """Return rows of the embedding table, dequantised if necessary.
+        """Return rows of the embedding table, dequantized if necessary.
 
         Args:
             token_ids: [n] int64.
@@ -254,7 +254,7 @@ class StandIn(LanguageModel):
         return self.model.new_cache()
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """Return rows of the embedding table, dequantised if necessary (`LanguageModel.embedding_rows`)."""
+        """Return rows of the embedding table, dequantized if necessary (`LanguageModel.embedding_rows`)."""
         return self.model.embedding_rows(token_ids)
 
     def output_rows(self, token_ids: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from forerun.models.linear import FloatMaker
 from forerun.models.llama.decoder import LlamaDecoder, head_shape
 from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
-from forerun.models.loading.quantized_layers import QuantisedMaker
+from forerun.models.loading.quantized_layers import QuantizedMaker
 from forerun.models.loading.source import ModelSource
 from forerun.models.model import Decoder
 
@@ -79,24 +79,24 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
     return ("general" if refusal else "llama") if kind == "auto" else kind
 
 
-def library_for(device: torch.device, dtype: torch.dtype, *, is_quantised: bool) -> Library | None:
+def library_for(device: torch.device, dtype: torch.dtype, *, is_quantized: bool) -> Library | None:
     """Return the native library if it computes models of this kind: bfloat16 and quantized weights on the CPU. Weights
     in float32 and float64 are multiplied by PyTorch's oneDNN products, and the library is not even searched for."""
-    if dtype not in _NATIVE_TYPES or (dtype == torch.float32 and not is_quantised):
+    if dtype not in _NATIVE_TYPES or (dtype == torch.float32 and not is_quantized):
         return None
     return native_for(device)
 
 
 def make_decoder(
-    hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None = None
+    hf: Any, dtype: torch.dtype, kind: str, maker: QuantizedMaker | None, output_tokens: Tensor | None = None
 ) -> Decoder:
     """Return the decoder of a loaded Transformers model, on its device. If FORERUN_KERNELS selects Triton, no other
     kernels are used.
 
     Args:
-        dtype: of everything that is not quantised.
+        dtype: of everything that is not quantized.
         kind: "llama" or "general".
-        maker: of quantised layers; None: weights are as they are.
+        maker: of quantized layers; None: weights are as they are.
         output_tokens: int64, those whose rows of the output layer are computed, of the Llama family's decoders only;
             None for all.
 
@@ -106,7 +106,7 @@ def make_decoder(
     """
     if is_triton_selected():
         return _by_triton(hf, dtype, kind, maker, output_tokens)
-    library = library_for(hf.device, dtype, is_quantised=maker is not None)
+    library = library_for(hf.device, dtype, is_quantized=maker is not None)
     if kind == "general":
         attention = None if library is None else NativeAttention(library, dtype, dtype)
         return GeneralDecoder(hf, maker, attention)
@@ -116,7 +116,7 @@ def make_decoder(
 
 
 def _by_triton(
-    hf: Any, dtype: torch.dtype, kind: str, maker: QuantisedMaker | None, output_tokens: Tensor | None
+    hf: Any, dtype: torch.dtype, kind: str, maker: QuantizedMaker | None, output_tokens: Tensor | None
 ) -> TritonLlamaDecoder:
     check_device(hf.device, dtype)
     if kind != "llama":

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.quantize import QuantisedWeight
+from forerun.kernels.quantize import QuantizedWeight
 from forerun.kernels.torch.elementwise import Silu
 from forerun.kernels.torch.linear import JoinedLinear, PackedExperts, PackedLinear, PlainLinear, can_pack
-from forerun.kernels.torch.quantized_linear import QuantisedEmbedding, QuantisedLinear
+from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
 # Gates of mixtures have few outputs per row, and a sigmoid of them. PyTorch computes a sigmoid on CPU by vectors, and
 # the remainder of a tensor number by number; the two differ in the last bit now and then. Which of them a row gets
@@ -109,7 +109,7 @@ class Maker(Protocol):
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """Make one layer whose outputs are those of the parts, concatenated. is_head: it is the output layer."""
 
-    def embedding(self, part: Part) -> Tensor | QuantisedEmbedding:
+    def embedding(self, part: Part) -> Tensor | QuantizedEmbedding:
         """Return a table that gives rows, [n, hidden], when indexed with [n] token ids."""
 
 
@@ -141,14 +141,14 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return PlainLinear(weight, bias)
 
 
-def make_quantised_linear(weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> Linear:
+def make_quantized_linear(weights: Sequence[QuantizedWeight], bias: Tensor | None = None) -> Linear:
     """Make a layer of quantized weights whose outputs are concatenated: native if available, unless the formats differ;
     native decoders make one layer per format."""
     if len({weight.form for weight in weights}) > 1:
         return JoinedLinear(weights, bias)
-    weight = QuantisedWeight.cat(weights)
+    weight = QuantizedWeight.cat(weights)
     library = native_for(weight.quantized.device)
-    return QuantisedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
+    return QuantizedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
 
 
 def _is_silu(module: nn.Module) -> bool:

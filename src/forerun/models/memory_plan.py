@@ -15,7 +15,7 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import linear_nbytes
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.quantize import QuantisedFormat
+from forerun.kernels.quantize import QuantizedFormat
 from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.kernels.triton.product_cut import Cut
@@ -30,7 +30,7 @@ from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import check_dtype, served_dtype
-from forerun.models.loading.quantized_layers import Quantisation, check_quantisation, form_kept
+from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.utils.device import resolve_device
 
@@ -40,7 +40,7 @@ from forerun.utils.device import resolve_device
 
 _FLOAT32 = 4
 _PRODUCT = 8
-"""Bytes a number that `QuantisedLinear`, which multiplies in float64, keeps beside the quantized values."""
+"""Bytes a number that `QuantizedLinear`, which multiplies in float64, keeps beside the quantized values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class WeightStorage:
     """How the weights of a model are stored once it is loaded.
 
     Attributes:
-        dtype: of everything that is not quantised.
+        dtype: of everything that is not quantized.
         device: where they lie.
         is_llama: the decoder is that of the Llama family.
         library: the native kernels, where they compute.
-        quantise: what matrices are brought to; None: nothing.
+        quantize: what matrices are brought to; None: nothing.
         stored: by name, the format of a quantized weight of the files, or None.
         has_adapter: an adapter is merged before anything else.
         is_triton: the Triton kernels compute it.
@@ -62,8 +62,8 @@ class WeightStorage:
     device: torch.device
     is_llama: bool
     library: Library | None
-    quantise: Quantisation | None
-    stored: Callable[[str], QuantisedFormat | None]
+    quantize: Quantization | None
+    stored: Callable[[str], QuantizedFormat | None]
     has_adapter: bool
     is_triton: bool = False
 
@@ -75,7 +75,7 @@ class WeightStorage:
     def linear(self, name: str, shape: torch.Size, *, is_outer: bool) -> int:
         """Return the bytes of a linear layer's weight. shape: outputs, inputs. is_outer: of the output layer or the
         embedding."""
-        if self.quantise is None:
+        if self.quantize is None:
             if self.is_native and self.library is not None:
                 return linear_nbytes(self.library, shape[0], shape[1], self.dtype)
             return shape.numel() * self.dtype.itemsize
@@ -83,15 +83,15 @@ class WeightStorage:
         if self.library is not None:
             return linear_nbytes(self.library, shape[0], shape[1], form)
         if self.is_triton:
-            return _quantised_nbytes(form, shape, is_packed=True)
-        return _quantised_nbytes(form, shape) + _PRODUCT * shape.numel()
+            return _quantized_nbytes(form, shape, is_packed=True)
+        return _quantized_nbytes(form, shape) + _PRODUCT * shape.numel()
 
     def embedding(self, name: str, shape: torch.Size) -> int:
         """Return the bytes of the embedding."""
         if self.is_native:
             return self.linear(name, shape, is_outer=True)
-        if self.is_llama and self.quantise is not None:
-            return _quantised_nbytes(self._form(name, is_outer=True), shape)
+        if self.is_llama and self.quantize is not None:
+            return _quantized_nbytes(self._form(name, is_outer=True), shape)
         return shape.numel() * self.dtype.itemsize
 
     def tied_head(self, name: str, shape: torch.Size, num_outputs: int | None = None) -> int:
@@ -104,8 +104,8 @@ class WeightStorage:
         if self.is_native:
             return 0
         if self.is_triton:
-            return 0 if self.quantise is None else self.linear(name, shape, is_outer=True)
-        if self.quantise is not None:
+            return 0 if self.quantize is None else self.linear(name, shape, is_outer=True)
+        if self.quantize is not None:
             return _PRODUCT * shape.numel() if self.is_llama else self.linear(name, shape, is_outer=True)
         return shape.numel() * self.dtype.itemsize if can_pack(self.dtype, self.device) else 0
 
@@ -115,16 +115,16 @@ class WeightStorage:
         return parameter.numel() * max(parameter.element_size(), _FLOAT32 if self.is_llama else 0)
 
     def read(self, parameter: Tensor, *, is_matrix: bool) -> int:
-        """Return the bytes of a parameter as Transformers reads it. is_matrix: it is quantised, if any parameter is."""
+        """Return the bytes of a parameter as Transformers reads it. is_matrix: it is quantized, if any parameter is."""
         size = parameter.element_size()
-        if self.has_adapter or (is_matrix and self.quantise is not None):
+        if self.has_adapter or (is_matrix and self.quantize is not None):
             size = max(size, _FLOAT32)
         return size * parameter.numel()
 
-    def _form(self, name: str, *, is_outer: bool) -> QuantisedFormat:
-        assert self.quantise is not None
+    def _form(self, name: str, *, is_outer: bool) -> QuantizedFormat:
+        assert self.quantize is not None
         stored = None if self.has_adapter else self.stored(name)
-        return form_kept(stored, self.quantise, is_outer=is_outer)
+        return form_kept(stored, self.quantize, is_outer=is_outer)
 
 
 def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = None) -> tuple[int, int]:
@@ -135,7 +135,7 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
         num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_streamed = storage.is_llama and storage.quantise is not None and not storage.has_adapter
+    is_streamed = storage.is_llama and storage.quantize is not None and not storage.has_adapter
     kept = read = largest = 0
     for name, module, parameter in _parameters(model):
         is_embedding = module is embedding and parameter.dim() == 2
@@ -174,8 +174,8 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, Conv1D)
 
 
-def _quantised_nbytes(form: QuantisedFormat, shape: torch.Size, *, is_packed: bool = False) -> int:
-    """Return the bytes of a `QuantisedWeight`. is_packed: two values of 4 bits share a byte."""
+def _quantized_nbytes(form: QuantizedFormat, shape: torch.Size, *, is_packed: bool = False) -> int:
+    """Return the bytes of a `QuantizedWeight`. is_packed: two values of 4 bits share a byte."""
     if form.group is None:
         return shape.numel() + _FLOAT32 * shape[0]
     groups = -(-shape[1] // form.group) * shape[0]
@@ -187,7 +187,7 @@ def step_nbytes(config: Any, dtype: torch.dtype) -> int:
     """Return the bytes of the memory that a Triton step computes in (`triton_layers.TritonStep`), and of the rotations.
 
     Args:
-        config: of Transformers, of the Llama family. dtype: of everything that is not quantised.
+        config: of Transformers, of the Llama family. dtype: of everything that is not quantized.
     """
     heads, kv_heads, width = head_shape(config)
     hidden: int = config.hidden_size
@@ -212,7 +212,7 @@ class ModelMemory:
     Attributes:
         name: the name that the user gave.
         number_format: of its weights.
-        dtype: of everything that is not quantised.
+        dtype: of everything that is not quantized.
         device: where it computes.
         weights: bytes, when it is loaded; by the Triton kernels, with the memory that its steps are computed in.
         loading: bytes of the machine's memory at most while it is loaded.
@@ -256,20 +256,20 @@ def model_memory(
         ConfigError, ModelLoadError, UnsupportedModelError: as `load_model`, as far as the headers show.
     """
     check_dtype(dtype)
-    requested = check_quantisation(quantize, dtype)
+    requested = check_quantization(quantize, dtype)
     target_device = resolve_device(device)
     source = find_source(name)
     config = source.config()
     is_llama = served_kind("auto", source, config) == "llama"
-    quantisation = requested or check_quantisation(source.quantisation(), dtype)
-    served = served_dtype(source, dtype, is_quantised=quantisation is not None)
+    quantization = requested or check_quantization(source.quantization(), dtype)
+    served = served_dtype(source, dtype, is_quantized=quantization is not None)
     register_attention()
-    library = library_for(target_device, served, is_quantised=quantisation is not None)
+    library = library_for(target_device, served, is_quantized=quantization is not None)
     empty = empty_model(source.name, config, served, ATTENTION_NAME)
     is_triton = is_llama and is_triton_selected()
     has_adapter = adapter is not None
     storage = WeightStorage(
-        served, target_device, is_llama, library, quantisation, source.quantised_format(config), has_adapter, is_triton
+        served, target_device, is_llama, library, quantization, source.quantized_format(config), has_adapter, is_triton
     )
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
@@ -279,7 +279,7 @@ def model_memory(
     hidden = config.hidden_size
     return ModelMemory(
         name=source.name,
-        number_format=quantisation or str(served).removeprefix("torch."),
+        number_format=quantization or str(served).removeprefix("torch."),
         dtype=served,
         device=target_device,
         weights=kept,

@@ -23,7 +23,7 @@ from forerun.models.base import (
 )
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_device import DeviceDraftSession
-from forerun.models.loading.gguf.file import GgufTensor
+from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.types import Cache
 from forerun.utils.tree import Tree
 
@@ -221,7 +221,7 @@ class Model(LanguageModel):
 
     @torch.inference_mode()
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
-        """Return rows of the embedding table, dequantised if necessary (`LanguageModel.embedding_rows`)."""
+        """Return rows of the embedding table, dequantized if necessary (`LanguageModel.embedding_rows`)."""
         return self.decoder.embedding_rows(token_ids.to(self.device))
 
     @torch.inference_mode()

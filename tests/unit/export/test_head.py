@@ -44,7 +44,7 @@ def test_it_is_the_same_head_but_for_rounding(head: Path, tmp_path: Path) -> Non
         before.number_format,
     )
     assert before.d2t is not None and after.d2t is not None and torch.equal(after.d2t, before.d2t)
-    assert set(after.quantised) == {name for name, tensor in before.tensors.items() if tensor.dim() == 2}
+    assert set(after.quantized) == {name for name, tensor in before.tensors.items() if tensor.dim() == 2}
     for name, tensor in before.tensors.items():
         step = tensor.abs().amax(-1, keepdim=True) / 127
         assert bool(((after.tensors[name] - tensor).abs() <= (0.51 * step if tensor.dim() == 2 else 0)).all())

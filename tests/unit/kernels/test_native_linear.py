@@ -9,7 +9,7 @@ import torch
 
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.quantize import QuantisedWeight
+from forerun.kernels.quantize import QuantizedWeight
 from kernel_cases import KINDS, as_read, drawn, product_of, threads, weight_of
 
 
@@ -48,7 +48,7 @@ def test_a_rows_bits_are_the_same_with_two_threads(library: Library, kind: str) 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_codes_do_not_saturate(library: Library, kind: str, sign: int) -> None:
     weight = weight_of(kind, 32, 128)
-    assert isinstance(weight, QuantisedWeight)
+    assert isinstance(weight, QuantizedWeight)
     weight.quantized.fill_(0 if sign < 0 else 2**weight.bits - 1)
     x = torch.full((3, 128), 1.0)
     x[1] = -1.0
@@ -78,7 +78,7 @@ def test_no_rows_give_none(library: Library, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_weight_are_read_back(library: Library, kind: str) -> None:
     weight, index = weight_of(kind, 50, 70), torch.tensor([49, 0, 17, 17])
-    whole = weight.dequantise(torch.float32) if isinstance(weight, QuantisedWeight) else weight.float()
+    whole = weight.dequantize(torch.float32) if isinstance(weight, QuantizedWeight) else weight.float()
     assert torch.equal(NativeLinear(library, weight).rows(index), whole[index])
 
 

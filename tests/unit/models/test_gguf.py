@@ -110,7 +110,7 @@ def test_packed_weights_stand_for_what_the_gguf_package_says(type_name: str, is_
     packed = served.packed_weights
     assert set(packed) == set(model.state_dict())
     for name, numbers in model.state_dict().items():
-        assert torch.equal(packed[name].dequantise(torch.float32), numbers)
+        assert torch.equal(packed[name].dequantize(torch.float32), numbers)
         assert packed[name].type_name == (type_name if numbers.dim() > 1 else "F32")
     assert (packed["lm_head.weight"] is packed["model.embed_tokens.weight"]) == is_tied
     assert packed["model.layers.0.self_attn.v_proj.weight"].blocks.base is not None  # not copied

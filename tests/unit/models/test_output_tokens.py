@@ -13,7 +13,7 @@ from torch import Tensor
 
 from families import VOCAB, make_family
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.export.quantized import export_quantised
+from forerun.export.quantized import export_quantized
 from forerun.export.transformers import export_hf
 from forerun.models import Model, Rows, load_draft_model, load_model
 from forerun.models.loading.configuration import OUTPUT_TOKENS
@@ -96,6 +96,6 @@ def test_exports_propose_the_same_tokens(tmp_path: Path) -> None:
     folder = say(make_family("llama", tmp_path), PROPOSED)
     export_hf(folder, tmp_path / "hf", "float32")
     assert torch.equal(logits(load_model(tmp_path / "hf", "float32")), logits(load_model(folder, "float32")))
-    export_quantised(folder, tmp_path / "int8", "int8")
+    export_quantized(folder, tmp_path / "int8", "int8")
     exported = load_model(tmp_path / "int8", "float32")
     assert torch.equal(logits(exported), logits(load_model(folder, "float32", quantize="int8")))

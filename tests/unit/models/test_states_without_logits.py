@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from families import VOCAB, make_family
-from forerun.kernels.quantize import quantise_int4, quantise_int8
+from forerun.kernels.quantize import quantize_int4, quantize_int8
 from forerun.kernels.torch.linear import JoinedLinear
 from forerun.models import Rows, load_model, load_transformers_model
 
@@ -70,7 +70,7 @@ def test_rows_of_the_embedding_and_the_output_layer(
 
 def test_rows_of_weights_in_different_codes() -> None:
     weights = torch.randn(5, 32), torch.randn(3, 32)
-    parts = [quantise_int8(weights[0], "a"), quantise_int4(weights[1], "b")]
-    every = torch.cat([part.dequantise(torch.float32) for part in parts])
+    parts = [quantize_int8(weights[0], "a"), quantize_int4(weights[1], "b")]
+    every = torch.cat([part.dequantize(torch.float32) for part in parts])
     index = torch.tensor([6, 0, 5, 4])
     assert torch.equal(JoinedLinear(parts).rows(index), every[index])

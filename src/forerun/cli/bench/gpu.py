@@ -85,7 +85,7 @@ def _sections(models: _DeviceModels) -> Iterator[Section]:
     yield "drawn pairs", lambda: models.pairs(1.0, 1)
     yield "greedy pairs in a batch", lambda: models.pairs(0.0, NUM_PROMPTS)
     for name in QUANTISATIONS:
-        yield f"steps of the target in {name}", partial(models.quantised_steps, name)
+        yield f"steps of the target in {name}", partial(models.quantized_steps, name)
     yield "Transformers", models.transformers
 
 
@@ -153,7 +153,7 @@ class _DeviceModels:
 
         return speed_table(self.target(), self.draft(), self.prompts(), MAX_TOKENS, temperature, batch)
 
-    def quantised_steps(self, quantize: str) -> Table:
+    def quantized_steps(self, quantize: str) -> Table:
         from forerun.models.loading.load import adopt
 
         self.free()

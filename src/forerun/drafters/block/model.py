@@ -54,7 +54,7 @@ class BlockModel(FusingHeadModel):
     tokens. `forward` computes such rows, which have no logits; `draft` computes blocks.
 
     Args:
-        head: its tensors, in any number format, or quantised.
+        head: its tensors, in any number format, or quantized.
         target: whose embeddings, and perhaps output layer, it reads.
         name: for messages and stored costs.
 

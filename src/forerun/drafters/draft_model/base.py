@@ -16,7 +16,7 @@ from torch.nn import functional
 from forerun.config import PREFILL_CHUNK
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.draft_model.cache import DraftState
-from forerun.drafters.draft_model.source import DraftSource, check_draft_quantisation
+from forerun.drafters.draft_model.source import DraftSource, check_draft_quantization
 from forerun.errors import DrafterError
 from forerun.models import Forward, LanguageModel, Rows, identity
 from forerun.models.draft_session import DraftSession, NextTokens
@@ -99,7 +99,7 @@ class ModelDrafter(Drafter):
         model: "bundled-draft", a folder, a hub id, or a loaded Model; None means the bundled draft, which belongs to
             the bundled target, and for other targets, with `quantize`, the target itself.
         dtype: of its weights; None takes the target's, or float32 where that is float64 and the draft
-            is quantised.
+            is quantized.
         quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
 
     The model is loaded when an LLM takes the drafter (`bind`).
@@ -112,7 +112,7 @@ class ModelDrafter(Drafter):
     _state_type: type[DraftState] = DraftState
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
-        check_draft_quantisation(quantize, model, dtype)
+        check_draft_quantization(quantize, model, dtype)
         self._source = DraftSource(model, dtype, quantize)
         self._model: LanguageModel | None = None
         self._states: dict[Sequence, DraftState] = {}

@@ -31,7 +31,7 @@ class DraftModel(ModelDrafter):
         model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft, which belongs to
             the bundled target, and for other targets, with `quantize`, the target itself.
         dtype: of its weights; None takes the target's, or float32 where that is float64 and the draft
-            is quantised.
+            is quantized.
         quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
 
     The model is loaded when an LLM takes the drafter (`bind`).

@@ -22,7 +22,7 @@ import torch
 from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
 from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
 from forerun.drafters.draft_model.base import MAX_LAG
-from forerun.drafters.draft_model.source import check_draft_quantisation
+from forerun.drafters.draft_model.source import check_draft_quantization
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.validation import check_drafter, checked_drafts
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
@@ -186,7 +186,7 @@ class CrossVocab(Drafter):
         quantize: "int8" or "int4", what the draft model's weights are kept in; None: as its files are.
 
     Raises:
-        ConfigError: there is no such mode or quantisation, or a loaded model is to be quantised.
+        ConfigError: there is no such mode or quantization, or a loaded model is to be quantized.
         DrafterError: the inner drafter's name is not that of a drafter that runs a model.
     """
 
@@ -199,7 +199,7 @@ class CrossVocab(Drafter):
         tokenizer: Any = None,
         quantize: str | None = None,
     ) -> None:
-        check_draft_quantisation(quantize, model)
+        check_draft_quantization(quantize, model)
         if mode not in MODES:
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(MODES)}.")
         self._source = model

@@ -9,7 +9,7 @@ from typing import Any
 from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET
 from forerun.drafters.base import Binding, NamedModel
 from forerun.errors import ConfigError, DrafterError
-from forerun.models import LanguageModel, check_quantisation, find_tokenizer, inherited_dtype, load_draft_model
+from forerun.models import LanguageModel, check_quantization, find_tokenizer, inherited_dtype, load_draft_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class DraftSource:
     Attributes:
         model: "bundled-draft", a folder, a hub id, or a loaded model; None means the bundled draft for the bundled
             target, and for other targets, with `quantize`, the target itself.
-        dtype: of its weights; None takes the target's, or float32 where that is float64 and the draft is quantised.
+        dtype: of its weights; None takes the target's, or float32 where that is float64 and the draft is quantized.
         quantize: "int8" or "int4", what its weights are kept in; None: as its files are.
     """
 
@@ -60,14 +60,14 @@ class DraftSource:
         return model, find_tokenizer(source)
 
 
-def check_draft_quantisation(
+def check_draft_quantization(
     quantize: str | None, model: str | Path | LanguageModel | None, dtype: str | None = None
 ) -> None:
-    """Raise ConfigError if there is no such quantisation, or if the draft model's weights have been read already."""
-    check_quantisation(quantize, dtype)
+    """Raise ConfigError if there is no such quantization, or if the draft model's weights have been read already."""
+    check_quantization(quantize, dtype)
     if quantize is not None and isinstance(model, LanguageModel):
         raise ConfigError(
-            f"quantize is {quantize!r}, but the draft model is a loaded one, and weights are quantised as they are "
+            f"quantize is {quantize!r}, but the draft model is a loaded one, and weights are quantized as they are "
             "read. Give its name, or load it with quantize."
         )
 

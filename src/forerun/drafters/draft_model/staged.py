@@ -36,7 +36,7 @@ class Staged(DraftModel):
         drafter: the inner one: a name of the table, perhaps with options, or a drafter. Not one that computes with the
             target's layers, since those are not the draft model's.
         dtype: of the draft model's weights; None takes the target's, or float32 where that is float64 and the draft
-            is quantised.
+            is quantized.
         quantize: "int8" or "int4", what the draft model's weights are kept in; None: as its files are.
 
     Raises:

@@ -285,7 +285,7 @@ class DraftTree(ModelDrafter):
         width: nodes expanded at one depth of a dynamic tree, and children looked at below each (1 or more).
         min_gain: accepted tokens that one more forward of the draft model must promise a dynamic tree (0 to below 1).
         dtype: of the model's weights; None takes the target's, or float32 where that is float64 and the draft
-            is quantised.
+            is quantized.
         quantize: "int8" or "int4", what the model's weights are kept in; None: as its files are.
 
     Raises:

@@ -1,7 +1,7 @@
 """The model of an EAGLE head: one decoder layer over pages, for rows of any sequences in one forward.
 
-`EagleConfig` describes the computation. Linear layers are of the target's kind: quantised to 8 bits if the target's
-weights are quantised, else in its number format, native where the target is. Attention is that of any other model.
+`EagleConfig` describes the computation. Linear layers are of the target's kind: quantized to 8 bits if the target's
+weights are quantized, else in its number format, native where the target is. Attention is that of any other model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EagleModel(FusingHeadModel):
     (`Forward.hidden_outputs`, [T, 1, hidden]); its logits are of token i + 2.
 
     Args:
-        head: its tensors, in any number format, or quantised.
+        head: its tensors, in any number format, or quantized.
         target: whose embeddings, and perhaps output layer, it reads.
         name: for messages and stored costs.
 

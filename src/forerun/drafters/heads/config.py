@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantize import QuantisedWeight
+from forerun.kernels.quantize import QuantizedWeight
 from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import ErrorType, Fields
 
@@ -103,12 +103,12 @@ class StoredHead(Generic[Kind]):
 
     Attributes:
         config: its shape.
-        tensors: all of `config.tensors()`; quantised ones are dequantised to float32.
+        tensors: all of `config.tensors()`; quantized ones are dequantized to float32.
         d2t: [draft_vocab_size] int64: the target's id of draft token i is i + d2t[i]. None where they are the same.
         fingerprint: of the target that it was trained for (`target_fingerprint`); empty if unknown.
         record: what was written beside it: how it was trained, as JSON.
         number_format: of the target's weights when it was trained, such as "bfloat16"; empty if unknown.
-        quantised: the matrices that are stored at 8 bits, by name.
+        quantized: the matrices that are stored at 8 bits, by name.
         form: "forerun", or that of a public head: "EAGLE-1", "EAGLE-3", "speculators" or "Medusa".
     """
 
@@ -118,7 +118,7 @@ class StoredHead(Generic[Kind]):
     fingerprint: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)
     number_format: str = ""
-    quantised: Mapping[str, QuantisedWeight] = field(default_factory=dict)
+    quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict)
     form: str = "forerun"
 
     @property
@@ -130,9 +130,9 @@ class StoredHead(Generic[Kind]):
     @property
     def nbytes(self) -> int:
         """Return the bytes of its tensors as they are stored."""
-        kept = [tensor for name, tensor in self.tensors.items() if name not in self.quantised]
-        quantised = sum(weight.quantized.nbytes + weight.scale.nbytes for weight in self.quantised.values())
-        return quantised + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
+        kept = [tensor for name, tensor in self.tensors.items() if name not in self.quantized]
+        quantized = sum(weight.quantized.nbytes + weight.scale.nbytes for weight in self.quantized.values())
+        return quantized + sum(tensor.nbytes for tensor in kept) + (0 if self.d2t is None else self.d2t.nbytes)
 
     def of(self, kind: type[Other], source: str, drafters: str) -> StoredHead[Other]:
         """Return this head as one of that kind.
@@ -155,7 +155,7 @@ class StoredHead(Generic[Kind]):
         """Return a description in a few words per field, for people."""
         config = self.config
         formats = {str(tensor.dtype).removeprefix("torch.") for name, tensor in self.tensors.items()}
-        kept = "int8" if self.quantised else "/".join(sorted(formats))
+        kept = "int8" if self.quantized else "/".join(sorted(formats))
         has = ", ".join(config.extras())
         return {
             "head": f"{config.kind}, form {self.form}, {kept}, {self.nbytes:,} bytes" + (f"; {has}" * bool(has)),

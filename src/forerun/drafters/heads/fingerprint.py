@@ -1,7 +1,7 @@
 """Fingerprints of the target that a head was trained for, which are independent of the number format.
 
 A head reads its target's hidden states, so it fits one set of weights. The same weights come in many forms: safetensors
-in bfloat16 or float32, GGUF with blocks of 4 to 8 bits, weights quantised at load. Bytes differ between these, names of
+in bfloat16 or float32, GGUF with blocks of 4 to 8 bits, weights quantized at load. Bytes differ between these, names of
 files and of tensors too, and a tokenizer is shared by many models. What they have in common: the sizes (vocabulary,
 width, number of weights, which reveals a pruned copy), and nearly all signs of the weights. So a fingerprint is the
 sizes and the signs of fixed entries of the embedding and of the output layer, which are compared bit by bit.

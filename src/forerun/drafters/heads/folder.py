@@ -1,7 +1,7 @@
 """Head folders, config.json and model.safetensors: forerun's own format, and reading in any format.
 
 forerun's format can represent every head: config.json holds the fields of the configuration of its kind, the target's
-fingerprint, a record of how the head was trained, and a checksum over both files; matrices are floats, or quantised to
+fingerprint, a record of how the head was trained, and a checksum over both files; matrices are floats, or quantized to
 8 bits with a scale a row. Public formats are read by `checkpoint_formats.py` and the `checkpoint_format.py` of methods.
 """
 
@@ -29,26 +29,26 @@ from forerun.drafters.heads.fingerprint import Fingerprint, FingerprintedTarget,
 from forerun.drafters.medusa.checkpoint_format import is_medusa, medusa_config_of, read_medusa
 from forerun.drafters.medusa.config import MedusaConfig
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantize import QuantisedWeight, quantise_int8
+from forerun.kernels.quantize import QuantizedWeight, quantize_int8
 from forerun.utils.files import digest, new_files, whole_folder, write_bytes, write_json
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import ErrorType, Fields
 
 _CODES, _SCALE = ".codes", ".scale"
-"""Suffixes of a quantised matrix's tensors: NAME.codes [out, in] uint8 and NAME.scale [out, 1] float32."""
+"""Suffixes of a quantized matrix's tensors: NAME.codes [out, in] uint8 and NAME.scale [out, 1] float32."""
 _ZERO = 128
 
 
-def has_quantised(names: Iterable[str]) -> bool:
-    """Return whether any of these tensors of a file is quantised."""
+def has_quantized(names: Iterable[str]) -> bool:
+    """Return whether any of these tensors of a file is quantized."""
     return any(name.endswith(_CODES) for name in names)
 
 
-def quantise_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Quantise every matrix, with one scale a row; vectors stay numbers.
+def quantize_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Quantize every matrix, with one scale a row; vectors stay numbers.
 
     Raises:
-        ConfigError: a matrix cannot be quantised.
+        ConfigError: a matrix cannot be quantized.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -56,15 +56,15 @@ def quantise_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             found[name] = tensor
             continue
         try:
-            weight = quantise_int8(tensor, f"the tensor {name}")
+            weight = quantize_int8(tensor, f"the tensor {name}")
         except ModelLoadError as failure:
             raise ConfigError(str(failure)) from None
         found |= {name + _CODES: weight.quantized, name + _SCALE: weight.scale}
     return found
 
 
-def pop_quantised(tensors: dict[str, Tensor], source: str, error: ErrorType, remedy: str) -> dict[str, QuantisedWeight]:
-    """Take the quantised matrices out of `tensors`, by name.
+def pop_quantized(tensors: dict[str, Tensor], source: str, error: ErrorType, remedy: str) -> dict[str, QuantizedWeight]:
+    """Take the quantized matrices out of `tensors`, by name.
 
     Raises:
         error: one lacks its scales, is there as numbers too, or has a shape or type that cannot be.
@@ -83,7 +83,7 @@ def pop_quantised(tensors: dict[str, Tensor], source: str, error: ErrorType, rem
             )
         if not bool(scale.isfinite().all()):
             raise error(f"{source}: the tensor {name} has a scale that is NaN or infinite. {remedy}")
-        found[name] = QuantisedWeight(8, codes, _ZERO, scale, None, None)
+        found[name] = QuantizedWeight(8, codes, _ZERO, scale, None, None)
     return found
 
 
@@ -130,7 +130,7 @@ def save_head(
     offsets = checked_d2t(d2t, config, source, ConfigError, "Give the one that it was trained with.")
     kept = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     if quantize is not None:
-        kept = quantise_matrices(kept)
+        kept = quantize_matrices(kept)
     if offsets is not None:
         kept[_D2T] = offsets.to(torch.int32)
     weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
@@ -170,19 +170,19 @@ class HeadHeader:
 
     Attributes:
         dtype: of its numbers.
-        is_quantised: its matrices are stored at 8 bits, and dequantised when they are read.
+        is_quantized: its matrices are stored at 8 bits, and dequantized when they are read.
     """
 
     config: HeadConfig
     dtype: torch.dtype
-    is_quantised: bool
+    is_quantized: bool
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of its tensors after reading."""
         return sum(
             math.prod(shape) * self.dtype.itemsize
-            + (math.prod(shape) + 4 * shape[0] if self.is_quantised and len(shape) == 2 else 0)
+            + (math.prod(shape) + 4 * shape[0] if self.is_quantized and len(shape) == 2 else 0)
             for shape in self.config.tensors().values()
         )
 
@@ -205,7 +205,7 @@ def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
     named = {name: dtype for dtype, name in FLOATS.items()}
     dtypes = (each.get_dtype() for each in stored.values())
     return HeadHeader(
-        config, next((named[each] for each in dtypes if each in named), torch.float32), has_quantised(stored)
+        config, next((named[each] for each in dtypes if each in named), torch.float32), has_quantized(stored)
     )
 
 
@@ -250,12 +250,12 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     with as_load_errors(f"{path}: the weights are damaged", REMEDY):
         tensors = load(weights)
     d2t = checked_d2t(tensors.pop(_D2T, None), config, source, ModelLoadError, REMEDY)
-    quantised = pop_quantised(tensors, source, ModelLoadError, REMEDY)
-    tensors |= {name: weight.dequantise(torch.float32) for name, weight in quantised.items()}
+    quantized = pop_quantized(tensors, source, ModelLoadError, REMEDY)
+    tensors |= {name: weight.dequantize(torch.float32) for name, weight in quantized.items()}
     check_loaded(config, tensors, source, ModelLoadError, REMEDY)
     target, record = settings.fields("target"), settings.fields("record").values
     fingerprint, trained_format = target.string("fingerprint"), target.string("number_format")
-    return StoredHead(config, tensors, d2t, fingerprint, record, trained_format, quantised)
+    return StoredHead(config, tensors, d2t, fingerprint, record, trained_format, quantized)
 
 
 def _checksum(json_fields: Mapping[str, Any], weights: bytes) -> str:

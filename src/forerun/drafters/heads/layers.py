@@ -20,14 +20,14 @@ from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, Mode
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kernels.partition import AttentionShape, PathPlan
-from forerun.kernels.quantize import QuantisedWeight, quantise_int8
+from forerun.kernels.quantize import QuantizedWeight, quantize_int8
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import Attention, LayerAttention, PackedRows, Planner
 from forerun.models.attention.native import NativeAttention, PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import Exactness, LanguageModel, Rows
 from forerun.models.families import library_for
-from forerun.models.linear import Linear, make_linear, make_quantised_linear
+from forerun.models.linear import Linear, make_linear, make_quantized_linear
 from forerun.models.model import packed_rows
 from forerun.models.rotation import HalfRotation, inverse_frequencies, pair_halves
 
@@ -41,7 +41,7 @@ class HeadLayers:
         compute: of everything between the products: float64 for a float64 target, else float32.
         takes: what the linear layers take.
         library: the native one, where the target is computed by it.
-        quantises: weights are quantised, as the target's are.
+        quantizes: weights are quantized, as the target's are.
     """
 
     head: StoredHead[HeadConfig]
@@ -50,15 +50,15 @@ class HeadLayers:
     compute: torch.dtype
     takes: torch.dtype
     library: Library | None
-    quantises: bool
+    quantizes: bool
 
     @classmethod
     def of(cls, head: StoredHead[HeadConfig], target: LanguageModel) -> HeadLayers:
-        device, dtype, quantises = target.device, target.dtype, target.quantize is not None
-        library = None if target.kernels == REFERENCE else library_for(device, dtype, is_quantised=quantises)
+        device, dtype, quantizes = target.device, target.dtype, target.quantize is not None
+        library = None if target.kernels == REFERENCE else library_for(device, dtype, is_quantized=quantizes)
         compute = torch.float64 if dtype == torch.float64 else torch.float32
-        takes = compute if library is not None or quantises else dtype
-        return cls(head, device, dtype, compute, takes, library, quantises)
+        takes = compute if library is not None or quantizes else dtype
+        return cls(head, device, dtype, compute, takes, library, quantizes)
 
     def attention(self) -> Attention:
         """Return attention of the target's kind."""
@@ -79,35 +79,35 @@ class HeadLayers:
 
     def linear(self, *names: str, rotated: int = 0, head_dim: int = 0) -> Linear:
         """Return one layer of these matrices; the first `rotated` of them have heads of this width to be rotated."""
-        parts: list[Tensor | QuantisedWeight] = []
+        parts: list[Tensor | QuantizedWeight] = []
         for number, name in enumerate(f"{name}.weight" for name in names):
-            numbers, quantised = self.head.tensors[name], self.head.quantised.get(name)
+            numbers, quantized = self.head.tensors[name], self.head.quantized.get(name)
             order = torch.arange(len(numbers))
             order = pair_halves(order, head_dim) if number < rotated else order
-            parts.append(numbers[order] if quantised is None else quantised.rows(order))
+            parts.append(numbers[order] if quantized is None else quantized.rows(order))
         return self.product(parts)
 
     def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
-        """Return the output layer: the head's, or the target's rows of these tokens, quantised if the head is."""
+        """Return the output layer: the head's, or the target's rows of these tokens, quantized if the head is."""
         if is_of_head:
             return self.linear("lm_head")
         rows = target.output_rows(token_ids)
-        is_quantised = self.library is not None and self.head.quantised
-        return self.product([quantise_int8(rows, "a head") if is_quantised else rows])
+        is_quantized = self.library is not None and self.head.quantized
+        return self.product([quantize_int8(rows, "a head") if is_quantized else rows])
 
     def multiply(self, linear: Linear, x: Tensor) -> Tensor:
         """Multiply [n, in] -> [n, out] in `compute`, whatever type the layer reads."""
         return linear.forward(x.to(self.takes)).to(self.compute)
 
-    def product(self, parts: Sequence[Tensor | QuantisedWeight]) -> Linear:
+    def product(self, parts: Sequence[Tensor | QuantizedWeight]) -> Linear:
         """Return one layer whose outputs are those of the parts, [out, in], one after another."""
-        quantised = [part.to(self.device) for part in parts if isinstance(part, QuantisedWeight)]
-        if len(quantised) == len(parts):
-            return make_quantised_linear(quantised)
-        numbers = [part.dequantise(self.compute) if isinstance(part, QuantisedWeight) else part for part in parts]
+        quantized = [part.to(self.device) for part in parts if isinstance(part, QuantizedWeight)]
+        if len(quantized) == len(parts):
+            return make_quantized_linear(quantized)
+        numbers = [part.dequantize(self.compute) if isinstance(part, QuantizedWeight) else part for part in parts]
         joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
-        if self.quantises:
-            return make_quantised_linear([quantise_int8(joined, "a head")])
+        if self.quantizes:
+            return make_quantized_linear([quantize_int8(joined, "a head")])
         joined = joined.to(self.dtype)
         return make_linear(joined) if self.library is None else NativeLinear(self.library, joined)
 

@@ -49,23 +49,23 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
         ModelLoadError, UnsupportedModelError: as `load_head`, as far as the header shows.
     """
     header = head_header(folder, find_source(target_name).config().get_text_config().num_hidden_layers)
-    is_quantised = target.number_format != str(target.dtype).removeprefix("torch.")
-    layers = _layers_nbytes(header, target, is_quantised=is_quantised)
+    is_quantized = target.number_format != str(target.dtype).removeprefix("torch.")
+    layers = _layers_nbytes(header, target, is_quantized=is_quantized)
     return HeadMemory(
         name=str(folder),
-        number_format=_INT8 if is_quantised or header.is_quantised else target.number_format,
+        number_format=_INT8 if is_quantized or header.is_quantized else target.number_format,
         device=target.device,
         weights=layers + header.nbytes,
         loading=layers + 2 * header.nbytes,  # the file and what is made of it
-        page_nbytes=_page_nbytes(header, target, is_quantised=is_quantised),
+        page_nbytes=_page_nbytes(header, target, is_quantized=is_quantized),
     )
 
 
-def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: bool) -> int:
+def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantized: bool) -> int:
     """Return the bytes of the layers that compute. Their vectors are in float32 at least."""
     config = header.config
-    numbers = _keeping(target, is_quantised=is_quantised)
-    matrices = _keeping(target, is_quantised=is_quantised or header.is_quantised)
+    numbers = _keeping(target, is_quantized=is_quantized)
+    matrices = _keeping(target, is_quantized=is_quantized or header.is_quantized)
     shapes = config.tensors()
     nbytes = 0
     for name, shape in shapes.items():
@@ -75,32 +75,32 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: boo
             nbytes += numbers.other(torch.empty(shape, dtype=header.dtype, device="meta"))
     if not any(name.startswith("lm_head") for name in shapes):
         rows = torch.Size((config.draft_vocab_size, config.target_hidden_size))
-        kept = matrices if header.is_quantised and numbers.library is not None else numbers  # as `HeadLayers.output`
+        kept = matrices if header.is_quantized and numbers.library is not None else numbers  # as `HeadLayers.output`
         nbytes += kept.linear("lm_head.weight", rows, is_outer=False)
     return nbytes
 
 
-def _keeping(target: ModelMemory, *, is_quantised: bool) -> WeightStorage:
-    """Return how linear layers of a head are stored: like those of the Llama family, quantised to 8 bits."""
-    library = library_for(target.device, target.dtype, is_quantised=is_quantised)
+def _keeping(target: ModelMemory, *, is_quantized: bool) -> WeightStorage:
+    """Return how linear layers of a head are stored: like those of the Llama family, quantized to 8 bits."""
+    library = library_for(target.device, target.dtype, is_quantized=is_quantized)
     return WeightStorage(
         target.dtype,
         target.device,
         True,
         library,
-        _INT8 if is_quantised else None,
+        _INT8 if is_quantized else None,
         lambda name: None,
         has_adapter=False,
     )
 
 
-def _page_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantised: bool) -> int:
+def _page_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantized: bool) -> int:
     keys = header.config.keys
     if not keys.num_layers:
         return 0
     layer = LayerAttention(keys.num_heads, 1, keys.head_dim, keys.head_dim, AttentionShape(keys.head_dim**-0.5))
     layers = [layer] * keys.num_layers
-    library = library_for(target.device, target.dtype, is_quantised=is_quantised)
+    library = library_for(target.device, target.dtype, is_quantized=is_quantized)
     planner: Planner
     if library is None:
         planner = ReferenceAttention(target.dtype).planner(layers, target.device)

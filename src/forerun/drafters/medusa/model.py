@@ -97,7 +97,7 @@ class MedusaModel(HeadModel):
     The row of the last committed token has the logits of the first head, a row that follows it those of the next.
 
     Args:
-        head: its tensors, in any number format, or quantised.
+        head: its tensors, in any number format, or quantized.
         target: whose embeddings, and perhaps output layer, they read.
         name: for messages and stored costs.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forerun.kernels.cpu.library import Library
 
 LOST = (
-    "The kernels in PyTorch run instead: the same promises, but slower steps, and quantised weights gain no speed and "
+    "The kernels in PyTorch run instead: the same promises, but slower steps, and quantized weights gain no speed and "
     "take more memory than bfloat16."
 )
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forerun.kernels.cpu.library import Library, LinearStruct, WeightLayout
-from forerun.kernels.quantize import QuantisedFormat, QuantisedWeight
+from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 
 # Memory for packed weights, in pages of two megabytes if the system has them.
 #
@@ -76,14 +76,14 @@ class NativeLinear(nn.Module):
         bias: float32, whole blocks long, or None.
     """
 
-    def __init__(self, library: Library, weight: Tensor | QuantisedWeight, bias: Tensor | None = None) -> None:
+    def __init__(self, library: Library, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.kind = weight_layout(weight.form if isinstance(weight, QuantisedWeight) else weight.dtype)
+        self.kind = weight_layout(weight.form if isinstance(weight, QuantizedWeight) else weight.dtype)
         self._library = library
         self._packed = _packed(library, self.kind, weight)
         self._scales = None
-        if isinstance(weight, QuantisedWeight) and weight.group is None:
+        if isinstance(weight, QuantizedWeight) and weight.group is None:
             self._scales = _padded(weight.scale[:, 0])
         self.bias = None if bias is None else _padded(bias.detach())
         self.nbytes = self._packed.nbytes
@@ -141,7 +141,7 @@ class NativeLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
 
-def linear_nbytes(library: Library, out_features: int, in_features: int, form: QuantisedFormat | torch.dtype) -> int:
+def linear_nbytes(library: Library, out_features: int, in_features: int, form: QuantizedFormat | torch.dtype) -> int:
     """Return the bytes of a layer's packed weight without the bias. form: of a quantized weight, or the dtype, bfloat16
     or float32."""
     has_channel_scales = not isinstance(form, torch.dtype) and form.group is None
@@ -149,7 +149,7 @@ def linear_nbytes(library: Library, out_features: int, in_features: int, form: Q
     return library.packed_bytes(weight_layout(form), out_features, in_features) + scales
 
 
-def weight_layout(form: QuantisedFormat | torch.dtype) -> WeightLayout:
+def weight_layout(form: QuantizedFormat | torch.dtype) -> WeightLayout:
     """Return the layout of quantized values of a format, or of numbers in bfloat16 or float32."""
     if isinstance(form, torch.dtype):
         return WeightLayout.FLOAT32 if form == torch.float32 else WeightLayout.BFLOAT16
@@ -158,13 +158,13 @@ def weight_layout(form: QuantisedFormat | torch.dtype) -> WeightLayout:
     return WeightLayout.INT4_MINIMA if form.has_minimum else WeightLayout.INT4_GROUPS
 
 
-def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantisedWeight) -> Tensor:
+def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeight) -> Tensor:
     """Pack a weight for the library. Returns [bytes] uint8."""
-    quantised = weight if isinstance(weight, QuantisedWeight) else None
-    numbers = (quantised.quantized if quantised is not None else weight.detach()).contiguous()  # type: ignore[union-attr]
+    quantized = weight if isinstance(weight, QuantizedWeight) else None
+    numbers = (quantized.quantized if quantized is not None else weight.detach()).contiguous()  # type: ignore[union-attr]
     halves = []
-    if quantised is not None and quantised.group is not None:
-        halves = [t.contiguous() for t in (quantised.scale, quantised.minimum) if t is not None]
+    if quantized is not None and quantized.group is not None:
+        halves = [t.contiguous() for t in (quantized.scale, quantized.minimum) if t is not None]
     packed = weight_memory(library.packed_bytes(kind, *weight.shape))
     pointers = [half.data_ptr() for half in halves] + [None] * (2 - len(halves))
     library.pack(kind, *weight.shape, numbers.data_ptr(), *pointers, packed.data_ptr())

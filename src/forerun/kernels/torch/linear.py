@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forerun.kernels.partition import MIN_ROWS
-from forerun.kernels.quantize import QuantisedWeight, activation_limit
-from forerun.kernels.torch.quantized_linear import QuantisedLinear
+from forerun.kernels.quantize import QuantizedWeight, activation_limit
+from forerun.kernels.torch.quantized_linear import QuantizedLinear
 
 _AMX_ROWS = 32
 """Rows up to which oneDNN's bfloat16 products by matrix tiles (AMX) give a row the same bits whatever their number."""
@@ -103,13 +103,13 @@ class JoinedLinear(nn.Module):
         weights: each [out, in], with the same number of inputs. bias: [sum of outs] or None.
     """
 
-    def __init__(self, weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> None:
+    def __init__(self, weights: Sequence[QuantizedWeight], bias: Tensor | None = None) -> None:
         super().__init__()
         self._counts = [weight.shape[0] for weight in weights]
         self.out_features, self.in_features = sum(self._counts), weights[0].shape[1]
         limit = min(activation_limit(weight) for weight in weights)
         biases = [None] * len(weights) if bias is None else torch.split(bias, self._counts)
-        self._parts = [QuantisedLinear(weight, each, limit) for weight, each in zip(weights, biases, strict=True)]
+        self._parts = [QuantizedLinear(weight, each, limit) for weight, each in zip(weights, biases, strict=True)]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b. x: [..., in] -> [..., out] in x's type."""

@@ -1,7 +1,7 @@
 """The matrix product with weights of 8 or 4 bits in PyTorch: integer sums, which have no order, scaled in a fixed
 order.
 
-Activations are quantised to whole numbers of 16 bits, with one scale per row. A row's result depends on that row alone.
+Activations are quantized to whole numbers of 16 bits, with one scale per row. A row's result depends on that row alone.
 With 8 bits and one scale per row, SmolLM2 lost 2.8 % of its perplexity, with 8 bits and a scale per group of 32 inputs
 0.9 %; with 16 bits it loses what its weights at 8 bits lose, 0.3 % (the latter two imitated in float32).
 """
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forerun.kernels.quantize import GROUP, QuantisedWeight, activation_limit, quantise_symmetric
+from forerun.kernels.quantize import GROUP, QuantizedWeight, activation_limit, quantize_symmetric
 
 _PART = 1 << 21
 """Sums of groups held together."""
 
 
-class QuantisedLinear(nn.Module):
+class QuantizedLinear(nn.Module):
     """y = x W^T + b. Inputs and results are of x's float type; all between is float32.
 
     With one scale per channel, y = float(sum of integer products) * (scale of x * scale of W) + b. By groups, in order,
@@ -35,7 +35,7 @@ class QuantisedLinear(nn.Module):
         limit: of quantized activations, if they are shared with another weight; None: that of this weight.
     """
 
-    def __init__(self, weight: QuantisedWeight, bias: Tensor | None = None, limit: int | None = None) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None, limit: int | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = weight
@@ -51,13 +51,13 @@ class QuantisedLinear(nn.Module):
         return (self._product(x) + residual.float()).to(residual.dtype)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Return dequantised rows of the weight. index: [n] int64 -> [n, in] float32."""
-        return self.weight.rows(index).dequantise(torch.float32)
+        """Return dequantized rows of the weight. index: [n] int64 -> [n, in] float32."""
+        return self.weight.rows(index).dequantize(torch.float32)
 
     def _product(self, x: Tensor) -> Tensor:
         """Return the product in float32, [..., in] -> [..., out]."""
         rows = x.reshape(-1, self.in_features).float()
-        quantized, scale = quantise_symmetric(rows, self._limit)
+        quantized, scale = quantize_symmetric(rows, self._limit)
         if self.weight.group is None:
             sums = F.linear(quantized.double(), self._channel_weight).float()
             y = sums * (scale * self.weight.scale[:, 0])
@@ -105,14 +105,14 @@ class QuantisedLinear(nn.Module):
         return operand, scale, minimum
 
 
-class QuantisedEmbedding:
-    """A quantized table of [V, hidden] numbers whose rows are dequantised when it is indexed with token ids.
+class QuantizedEmbedding:
+    """A quantized table of [V, hidden] numbers whose rows are dequantized when it is indexed with token ids.
 
     Args:
         weight: [V, hidden]. dtype: of the rows that it gives.
     """
 
-    def __init__(self, weight: QuantisedWeight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
         self.weight, self.dtype = weight, dtype
 
     @property
@@ -121,5 +121,5 @@ class QuantisedEmbedding:
         return self.weight.quantized.device
 
     def __getitem__(self, token_ids: Tensor) -> Tensor:
-        """Return dequantised rows. token_ids: [n] int64 -> [n, hidden]."""
-        return self.weight.rows(token_ids).dequantise(self.dtype)
+        """Return dequantized rows. token_ids: [n] int64 -> [n, hidden]."""
+        return self.weight.rows(token_ids).dequantize(self.dtype)

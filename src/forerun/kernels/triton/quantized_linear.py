@@ -12,12 +12,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.kernels.quantize import GROUP, QuantisedWeight, activation_limit
+from forerun.kernels.quantize import GROUP, QuantizedWeight, activation_limit
 from forerun.kernels.triton.linear import Product
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import MAX_ROWS, TILE
 
-# The product with a matrix of 8- or 4-bit values in groups of 32 inputs, which share a scale: values are dequantised in
+# The product with a matrix of 8- or 4-bit values in groups of 32 inputs, which share a scale: values are dequantized in
 # registers, and multiplied like those of a float matrix.
 
 _PAIR = 2 * GROUP
@@ -26,7 +26,7 @@ _PAIR = 2 * GROUP
 
 @triton.jit
 def _numbers(quantized, scale, minimum, offsets, is_output, ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr):
-    """Dequantise values [BLOCK_N, groups, 32] with the scales and minima at `offsets`, [BLOCK_N, groups]."""
+    """Dequantize values [BLOCK_N, groups, 32] with the scales and minima at `offsets`, [BLOCK_N, groups]."""
     numbers = (quantized.to(tl.int32) - ZERO).to(tl.float32)
     numbers = numbers * tl.load(scale + offsets, is_output, 0.0).to(tl.float32)[:, :, None]
     if HAS_MINIMUM:
@@ -94,7 +94,7 @@ class GroupProduct:
         weight: in groups. bias: [out] or None. takes: the type of x, in which the numbers are multiplied.
     """
 
-    def __init__(self, weight: QuantisedWeight, bias: Tensor | None, takes: torch.dtype) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, takes: torch.dtype) -> None:
         self.out_features, self.in_features = weight.shape
         self.takes = takes
         self.bias = None if bias is None else bias.detach().float().contiguous()
@@ -139,8 +139,8 @@ class GroupProduct:
         """Return rows of the weight (`Product.rows`)."""
         quantized, minimum = self._quantized[index], None if self._minimum is None else self._minimum[index]
         quantized = quantized if self._bits == 8 else _out_of_pairs(quantized)
-        weight = QuantisedWeight(self._bits, quantized, self._zero, self._scale[index], minimum, GROUP)
-        return weight.dequantise(torch.float32)[:, : self.in_features]
+        weight = QuantizedWeight(self._bits, quantized, self._zero, self._scale[index], minimum, GROUP)
+        return weight.dequantize(torch.float32)[:, : self.in_features]
 
     def float_numbers(self) -> None:
         """Return None: quantized values are finite (`Product.float_numbers`)."""
@@ -169,7 +169,7 @@ is rounded once, and values half-way between two integers differ from the refere
 
 
 @triton.jit
-def _quantise_rows(x, high, low, scale, limit, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _quantize_rows(x, high, low, scale, limit, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -251,7 +251,7 @@ class ChannelProduct:
     """
 
     def __init__(
-        self, weight: QuantisedWeight, bias: Tensor | None, takes: torch.dtype, activation_buffers: ActivationBuffers
+        self, weight: QuantizedWeight, bias: Tensor | None, takes: torch.dtype, activation_buffers: ActivationBuffers
     ) -> None:
         self.splits = 1
         self.out_features, self.in_features = weight.shape
@@ -270,7 +270,7 @@ class ChannelProduct:
         rows, width = x.shape
         high, low, scale = self._activation_buffers
         block = triton.next_power_of_2(width)
-        _quantise_rows[(rows,)](
+        _quantize_rows[(rows,)](
             x,
             high,
             low,
@@ -305,8 +305,8 @@ class ChannelProduct:
         """Return None: quantized values are finite (`Product.float_numbers`)."""
 
 
-def quantised_product(
-    weight: QuantisedWeight, bias: Tensor | None, takes: torch.dtype, activation_buffers: ActivationBuffers
+def quantized_product(
+    weight: QuantizedWeight, bias: Tensor | None, takes: torch.dtype, activation_buffers: ActivationBuffers
 ) -> Product:
     """Return the product with a quantized matrix of any format. activation_buffers: of the model."""
     if weight.group is None:
@@ -314,6 +314,6 @@ def quantised_product(
     return GroupProduct(weight, bias, takes)
 
 
-def channel_limit(weight: QuantisedWeight) -> int:
+def channel_limit(weight: QuantizedWeight) -> int:
     """Return the largest quantized activation that such a matrix is multiplied with."""
     return min(_LARGEST, activation_limit(weight))

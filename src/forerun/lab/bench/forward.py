@@ -36,7 +36,7 @@ class ForwardRow:
     """One implementation with one dtype and number of rows.
 
     Attributes:
-        dtype: of the weights, or their quantisation.
+        dtype: of the weights, or their quantization.
         method: "transformers", a kind of decoder ("llama" or "general"), or REFERENCE.
         rows: K.
         seconds: of one forward.
@@ -130,9 +130,9 @@ def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callabl
 
 def _decoders(folder: str | Path, dtype: str) -> dict[str, Model]:
     """Load the model by kind of decoder: Llama's where it serves the model, with native and with reference kernels, and
-    the general one. Quantised weights are not timed with the reference kernels, which exist to define them.
+    the general one. Quantized weights are not timed with the reference kernels, which exist to define them.
 
-    dtype: or a quantisation.
+    dtype: or a quantization.
     """
     quantize = dtype if dtype in QUANTISATIONS else None
     number_format = dtype if quantize is None else DEFAULT_DTYPE
@@ -176,7 +176,7 @@ class Roof:
     flops: dict[str, float]
 
     def seconds(self, parameters: int, number_format: str, rows: int) -> float:
-        """Return the least time of a forward. Quantised weights are bound by the bandwidth alone: their products are of
+        """Return the least time of a forward. Quantized weights are bound by the bandwidth alone: their products are of
         integers."""
         reading = parameters * BYTES[number_format] / self.bandwidth
         return max(reading, 2 * parameters * rows / self.flops[number_format] if number_format in self.flops else 0.0)

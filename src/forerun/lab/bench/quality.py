@@ -1,6 +1,6 @@
 """The cost of a number format: a model's distributions beside those of the same model in float32.
 
-The float32 model is the one that the files stand for, dequantised where they are quantised. Texts are given to both,
+The float32 model is the one that the files stand for, dequantized where they are quantized. Texts are given to both,
 and at every position that is scored their next-token distributions are compared.
 """
 

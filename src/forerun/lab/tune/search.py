@@ -115,8 +115,8 @@ def promising(target: CostCurve, ledger: Ledger) -> list[TuningArm]:
     arms: list[TuningArm] = []
     for text in best[:BEST]:
         arms += [TuningArm(text, k) for k in (TREE_NODES if is_tree(text) else _counts(text, target, ledger))]
-    quantised = [f"{text}:quantize=int8" for text in best[:BEST] if text == "draft-model"]  # changes no bit of the text
-    arms += [TuningArm(text) for text in [*hybrids(best), *quantised]]
+    quantized = [f"{text}:quantize=int8" for text in best[:BEST] if text == "draft-model"]  # changes no bit of the text
+    arms += [TuningArm(text) for text in [*hybrids(best), *quantized]]
     return list(dict.fromkeys(arms))
 
 

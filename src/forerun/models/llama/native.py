@@ -194,7 +194,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         if part.rows is not None:  # of the output layer, which may be the embedding too
             name, expected = f"{name} of output tokens", (len(part.rows), expected[1])
         if shape != expected:  # the library writes as many outputs as a layer has
-            raise ValueError(f"{part.name} has the quantised shape {shape}, but must have {expected}")
+            raise ValueError(f"{part.name} has the quantized shape {shape}, but must have {expected}")
         self._kept[name] = linear
         return linear
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from forerun.config import KERNELS_VARIABLE
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.quantize import QuantisedWeight
-from forerun.kernels.torch.quantized_linear import QuantisedEmbedding
+from forerun.kernels.quantize import QuantizedWeight
+from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
 from forerun.kernels.triton.availability import check_heads
 from forerun.kernels.triton.linear import FloatProduct, Product
-from forerun.kernels.triton.quantized_linear import ActivationBuffers, quantised_product
+from forerun.kernels.triton.quantized_linear import ActivationBuffers, quantized_product
 from forerun.kernels.triton.rotation import RotationTables
 from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TILE, Capacity, bucket_of, pieces
 from forerun.models.attention.base import LayerAttention, Layout, Planner
@@ -34,7 +34,7 @@ from forerun.models.llama.cuda_graphs import StepGraphs, StepInputBuffers, on_de
 from forerun.models.llama.decoder import head_shape, layer_windows
 from forerun.models.llama.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.loading.configuration import context_length
-from forerun.models.loading.quantized_layers import QuantisedMaker
+from forerun.models.loading.quantized_layers import QuantizedMaker
 from forerun.models.rotation import half_tables
 
 
@@ -43,7 +43,7 @@ class WeightPacker:
 
     Attributes:
         num_heads, num_kv_heads, head_dim: of attention.
-        takes: the input type of products, that of everything that is not quantised.
+        takes: the input type of products, that of everything that is not quantized.
         norm: the final norm's weight, float32.
 
     Raises:
@@ -51,7 +51,7 @@ class WeightPacker:
             weights of different formats are joined.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype, maker: QuantisedMaker | None) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, maker: QuantizedMaker | None) -> None:
         self._model, self._maker = model, maker
         self.num_heads, self.num_kv_heads, self.head_dim = head_shape(model.config)
         check_heads(type(model).__name__, self.num_heads, self.num_kv_heads, self.head_dim)
@@ -59,7 +59,7 @@ class WeightPacker:
         self._row_codes = ActivationBuffers(model.device)
         self.norm = _numbers(model.model.norm.weight)
 
-    def outer(self, output_tokens: Tensor | None) -> tuple[Tensor | QuantisedEmbedding, Product]:
+    def outer(self, output_tokens: Tensor | None) -> tuple[Tensor | QuantizedEmbedding, Product]:
         """Return embedding and output layer. output_tokens: int64, the rows of the output layer to keep; None for
         all."""
         model = self._model
@@ -106,10 +106,10 @@ class WeightPacker:
             if len({weight.form for weight in quantized}) > 1:
                 names = ", ".join(part.name for part in parts)
                 raise UnsupportedModelError(
-                    f"{names} are quantised in different formats, which the Triton kernels do not multiply as one. "
+                    f"{names} are quantized in different formats, which the Triton kernels do not multiply as one. "
                     f"Unset {KERNELS_VARIABLE} to compute in PyTorch, or load a file that has them in one form."
                 )
-            return quantised_product(QuantisedWeight.cat(quantized), bias, self.takes, self._row_codes)
+            return quantized_product(QuantizedWeight.cat(quantized), bias, self.takes, self._row_codes)
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
         return FloatProduct(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
@@ -124,13 +124,13 @@ class TritonLlamaDecoder(LayerRangeDecoder):
     Args:
         model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
             packed; the model is of no use afterwards.
-        dtype: of keys and values, and of weights that are not quantised.
+        dtype: of keys and values, and of weights that are not quantized.
         maker: of quantized weights; None: they are floats.
         output_tokens: int64, those whose logits are computed, in this order; None for all.
     """
 
     def __init__(
-        self, model: Any, dtype: torch.dtype, maker: QuantisedMaker | None = None, output_tokens: Tensor | None = None
+        self, model: Any, dtype: torch.dtype, maker: QuantizedMaker | None = None, output_tokens: Tensor | None = None
     ) -> None:
         config, device = model.config, model.device
         packer = WeightPacker(model, dtype, maker)
@@ -221,7 +221,7 @@ class TritonLlamaDecoder(LayerRangeDecoder):
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the packed float weights with names like those of Transformers' parameters: query, key and value are
         one tensor, gate and up another. Quantized values are finite and left out."""
-        if not isinstance(self._weights.embedding, QuantisedEmbedding):
+        if not isinstance(self._weights.embedding, QuantizedEmbedding):
             yield "model.embed_tokens.weight", self._weights.embedding
         yield "model.norm.weight", self._weights.norm
         products = {"lm_head": self._weights.head}

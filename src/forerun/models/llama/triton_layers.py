@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.kernels.torch.quantized_linear import QuantisedEmbedding
+from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
 from forerun.kernels.triton.attention import PartialResults, attend
 from forerun.kernels.triton.elementwise import add_and_norm, gated
 from forerun.kernels.triton.linear import Product, add_splits
@@ -51,7 +51,7 @@ class TritonWeights:
         layer_starts: by layer, the first number of its keys in a page.
     """
 
-    embedding: Tensor | QuantisedEmbedding
+    embedding: Tensor | QuantizedEmbedding
     layers: Sequence[TritonLayer]
     norm: Tensor
     head: Product

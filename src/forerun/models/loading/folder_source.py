@@ -12,11 +12,11 @@ import torch
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantize import QuantisedFormat, QuantisedWeight
+from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import CONTEXT_KEYS, OUTPUT_TOKENS, token_ids_of
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, ModelFolder
-from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantisation
-from forerun.models.loading.quantized_tensors import QuantisedTensors
+from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
+from forerun.models.loading.quantized_tensors import QuantizedTensors
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import read_tokenizer
 from forerun.models.loading.weights import Checkpoint, TensorSlice
@@ -59,7 +59,7 @@ class FolderSource(ModelSource):
         text = fields.fields("text_config", None)
         for part in (fields, text):
             if part is not None:
-                stored_quantisation(part)
+                stored_quantization(part)
                 _check_values(part)
         with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
             cls = CONFIG_MAPPING[model_type]
@@ -77,35 +77,35 @@ class FolderSource(ModelSource):
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
         tensors come in the format they are stored in."""
         checkpoint = _open(self.folder.weight_files())
-        if self.quantisation() is None:
+        if self.quantization() is None:
             return checkpoint
-        quantized, others = QuantisedTensors.sort(checkpoint.slices, self.name)
+        quantized, others = QuantizedTensors.sort(checkpoint.slices, self.name)
         return dataclasses.replace(checkpoint, slices={**others, **dict(quantized.slices(dtype))})
 
     def stored_dtype(self) -> str | None:
-        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantised
+        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantized
         (`ModelSource.stored_dtype`)."""
-        return _open(self.folder.weight_files()).stored_dtype() if self.quantisation() is None else None
+        return _open(self.folder.weight_files()).stored_dtype() if self.quantization() is None else None
 
-    def quantisation(self) -> Quantisation | None:
-        """Return the quantisation that the weights were saved in for forerun; None if the user chooses it
-        (`ModelSource.quantisation`)."""
-        return stored_quantisation(self.folder.config())
+    def quantization(self) -> Quantization | None:
+        """Return the quantization that the weights were saved in for forerun; None if the user chooses it
+        (`ModelSource.quantization`)."""
+        return stored_quantization(self.folder.config())
 
-    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+    def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
-        Transformers' order, or None if none can be served as stored (`ModelSource.quantised_weight`)."""
-        if self.quantisation() is None:
-            return super().quantised_weight(config)
+        Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
+        if self.quantization() is None:
+            return super().quantized_weight(config)
         return self._quantized().read
 
-    def quantised_format(self, config: Any) -> Callable[[str], QuantisedFormat | None]:
-        """Return a function that returns the format of a weight of `quantised_weight` by name; no numbers are read
-        (`ModelSource.quantised_format`)."""
-        return super().quantised_format(config) if self.quantisation() is None else self._quantized().form
+    def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
+        """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
+        (`ModelSource.quantized_format`)."""
+        return super().quantized_format(config) if self.quantization() is None else self._quantized().form
 
-    def _quantized(self) -> QuantisedTensors:
-        return QuantisedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
+    def _quantized(self) -> QuantizedTensors:
+        return QuantizedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
 
     def recommended_sampling(self) -> dict[str, float]:
         """Return the sampling options that the files recommend, if they would change the result of a request without
@@ -172,11 +172,11 @@ def _check_values(fields: Fields) -> None:
     _token_ids(fields)
 
 
-def stored_quantisation(fields: Fields) -> Quantisation | None:
-    """Return the quantisation that `forerun quantize` stored the weights in; None for float weights.
+def stored_quantization(fields: Fields) -> Quantization | None:
+    """Return the quantization that `forerun quantize` stored the weights in; None for float weights.
 
     Raises:
-        UnsupportedModelError: they are quantised by another program, or a later version of forerun.
+        UnsupportedModelError: they are quantized by another program, or a later version of forerun.
         ModelLoadError: its description is damaged.
     """
     stored: Fields | None = fields.fields("quantization_config", None)
@@ -185,14 +185,14 @@ def stored_quantisation(fields: Fields) -> Quantisation | None:
     method = stored.string("quant_method", "unnamed")
     if method != METHOD:
         raise UnsupportedModelError(
-            f"{fields.place}: the weights are quantised ({method[:60]}), which forerun does not undo. Take the model's "
-            "float weights, which it quantises itself (quantize='int8'), or save dequantised ones with Transformers."
+            f"{fields.place}: the weights are quantized ({method[:60]}), which forerun does not undo. Take the model's "
+            "float weights, which it quantizes itself (quantize='int8'), or save dequantized ones with Transformers."
         )
     layout = stored.integer("format", low=1)
     if layout != LAYOUT:
         raise UnsupportedModelError(
             f"{fields.place}: the weights are kept in forerun's format {layout}, and this version reads {LAYOUT}. "
-            "Quantise the model anew, or take the version of forerun that wrote it."
+            "Quantize the model anew, or take the version of forerun that wrote it."
         )
     quantize = stored.string("quantize")
     if quantize not in QUANTISATIONS:

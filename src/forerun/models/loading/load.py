@@ -18,9 +18,9 @@ from forerun.models.loading.configuration import context_length, refuse_unservab
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.lora import adapter_tokenizer, with_adapter
 from forerun.models.loading.quantized_layers import (
-    Quantisation,
-    QuantisedMaker,
-    check_quantisation,
+    Quantization,
+    QuantizedMaker,
+    check_quantization,
     matrices,
     stored_numbers,
     streamed,
@@ -51,22 +51,22 @@ def load_model(
     """Load a causal language model and test whether it is exact.
 
     One line is logged where the weights are rounded, and one where the files recommend sampling options: those of a
-    request are its own. The numbers that quantised weights stand for are rounded without a line.
+    request are its own. The numbers that quantized weights stand for are rounded without a line.
 
     Args:
         name: "bundled", "bundled-draft", "smollm2" (once fetched), a local folder, a .gguf file, a hub id, or one of
             its GGUF files ("owner/name:file.gguf").
-        dtype: "float32", "bfloat16", "float64", or "auto": that of the weights, float32 for float16 and for quantised
+        dtype: "float32", "bfloat16", "float64", or "auto": that of the weights, float32 for float16 and for quantized
             ones.
         kind: of decoder: "llama" for the Llama family's fast one, "general" for Transformers' own modules,
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
         adapter: the folder of a PEFT LoRA adapter to merge.
-        quantize: "int8" or "int4": the weights are quantised, and `dtype` is the number format of everything else.
-            None: as stored, which is quantised only in folders that `forerun quantize` has written.
+        quantize: "int8" or "int4": the weights are quantized, and `dtype` is the number format of everything else.
+            None: as stored, which is quantized only in folders that `forerun quantize` has written.
 
     Raises:
-        ConfigError: unknown dtype, kind or quantisation, the Llama decoder requested for a model it does not serve, a
+        ConfigError: unknown dtype, kind or quantization, the Llama decoder requested for a model it does not serve, a
             device that is not there, or an adapter without PEFT.
         ModelLoadError: the files are missing, broken, or hold only pickled weights; an adapter does not fit them.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
@@ -114,14 +114,14 @@ def load_draft_model(
 
 
 def inherited_dtype(name: str | Path, target: torch.dtype, quantize: str | None = None) -> str:
-    """Return the number format of a draft model without one of its own: its target's. A quantised one computes in
+    """Return the number format of a draft model without one of its own: its target's. A quantized one computes in
     float32 beside a target in float64, since quantized values are not multiplied in float64: a draft may be inexact,
     the target verifies it.
 
     Raises:
         ModelLoadError: there is no such model.
     """
-    if target == torch.float64 and (quantize or find_source(name).quantisation()):
+    if target == torch.float64 and (quantize or find_source(name).quantization()):
         return "float32"
     return str(target).removeprefix("torch.")
 
@@ -159,7 +159,7 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
     check_dtype(dtype)
     source = find_source(name)
     config = source.config()
-    model = _read(source, config, served_dtype(source, dtype, is_quantised=False), adapter)
+    model = _read(source, config, served_dtype(source, dtype, is_quantized=False), adapter)
     model.generation_config.eos_token_id = sorted(source.eos_token_ids(config)) or None
     return model.requires_grad_(True)
 
@@ -174,27 +174,27 @@ def _load(
 ) -> tuple[ModelSource, Model]:
     """Load a model, and compute one step with it."""
     check_dtype(dtype)
-    requested = check_quantisation(quantize, dtype)
+    requested = check_quantization(quantize, dtype)
     if kind not in ("auto", "llama", "general"):
         raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
     target_device = resolve_device(device)
     source = find_source(name)
     config = source.config()
     kind = served_kind(kind, source, config)
-    quantisation = requested or check_quantisation(source.quantisation(), dtype)
+    quantization = requested or check_quantization(source.quantization(), dtype)
     register_attention()
     maker = None
-    if quantisation is None:
-        hf = _read(source, config, served_dtype(source, dtype, is_quantised=False), adapter, ATTENTION_NAME)
+    if quantization is None:
+        hf = _read(source, config, served_dtype(source, dtype, is_quantized=False), adapter, ATTENTION_NAME)
     else:
-        hf, maker = read_to_quantise(
-            source, config, dtype, adapter, quantisation, is_llama=kind == "llama", attention=ATTENTION_NAME
+        hf, maker = read_to_quantize(
+            source, config, dtype, adapter, quantization, is_llama=kind == "llama", attention=ATTENTION_NAME
         )
     try:
         hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
-        model.adapter, model.quantize = None if adapter is None else str(adapter), quantisation
+        model.adapter, model.quantize = None if adapter is None else str(adapter), quantization
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
         probe(model)
@@ -215,20 +215,20 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     quantize: "int8" or "int4", what its weights are brought to; None: they are as they are.
 
     Raises:
-        ConfigError: unknown quantisation.
+        ConfigError: unknown quantization.
         UnsupportedModelError: it cannot be served exactly.
     """
     config = hf.config
     refuse_unservable(config, name)
     kind: Kind = "general" if llama_refusal(config) else "llama"
-    quantisation = check_quantisation(quantize, str(hf.dtype).removeprefix("torch."))
-    maker = None if quantisation is None else QuantisedMaker(quantisation, None, {}, hf.dtype)
+    quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
+    maker = None if quantization is None else QuantizedMaker(quantization, None, {}, hf.dtype)
     register_attention()
     try:
         hf.set_attn_implementation(ATTENTION_NAME)
         hf.set_experts_implementation("eager")
         model = _assemble(hf, name, frozenset(), kind, maker)
-        model.quantize = quantisation
+        model.quantize = quantization
         probe(model)
     except _COMPUTING as error:
         raise_own(error, hf.device)
@@ -244,7 +244,7 @@ def _assemble(
     name: str,
     eos_token_ids: frozenset[int],
     kind: Kind,
-    maker: QuantisedMaker | None = None,
+    maker: QuantizedMaker | None = None,
     tokens: tuple[int, ...] | None = None,
 ) -> Model:
     """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
@@ -252,7 +252,7 @@ def _assemble(
     config = hf.config
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
-    library = library_for(device, dtype, is_quantised=maker is not None)
+    library = library_for(device, dtype, is_quantized=maker is not None)
     output_tokens = None if tokens is None else torch.tensor(tokens, device=device)
     model = Model(
         make_decoder(hf, dtype, kind, maker, output_tokens),
@@ -277,47 +277,47 @@ def check_dtype(dtype: str) -> None:
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
 
 
-def served_dtype(source: ModelSource, dtype: str, *, is_quantised: bool) -> torch.dtype:
+def served_dtype(source: ModelSource, dtype: str, *, is_quantized: bool) -> torch.dtype:
     """Return the dtype of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and for
-    dequantised weights.
+    dequantized weights.
 
-    is_quantised: weights are quantised, and the result is for everything else: float32 if "auto" finds float64, in
+    is_quantized: weights are quantized, and the result is for everything else: float32 if "auto" finds float64, in
         which quantized values are not multiplied.
     """
     if dtype == "auto":
         dtype = source.stored_dtype() or "float32"
     found: torch.dtype = getattr(torch, "float32" if dtype == "float16" else dtype)
-    return torch.float32 if is_quantised and found == torch.float64 else found
+    return torch.float32 if is_quantized and found == torch.float64 else found
 
 
-def read_to_quantise(
+def read_to_quantize(
     source: ModelSource,
     config: Any,
     dtype: str,
     adapter: str | Path | None,
-    quantisation: Quantisation,
+    quantization: Quantization,
     *,
     is_llama: bool,
     attention: str | None = None,
-) -> tuple[Any, QuantisedMaker]:
-    """Return the Transformers model of a source, and the maker of its quantised layers.
+) -> tuple[Any, QuantizedMaker]:
+    """Return the Transformers model of a source, and the maker of its quantized layers.
 
-    dtype: of all that is not quantised (`served_dtype`).
+    dtype: of all that is not quantized (`served_dtype`).
     is_llama: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker. Those
         of other models, and of models with an adapter, are there as float32; all other parameters are of `dtype`.
     """
-    number_format = served_dtype(source, dtype, is_quantised=True)
-    stored = None if adapter is not None else source.quantised_weight(config)  # with an adapter, they are others
+    number_format = served_dtype(source, dtype, is_quantized=True)
+    stored = None if adapter is not None else source.quantized_weight(config)  # with an adapter, they are others
     if is_llama and adapter is None:
         checkpoint = source.checkpoint(config, torch.float32)
         is_tied = config.tie_word_embeddings
         checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
         model = read_model(source.name, config, checkpoint, number_format, attention)
         numbers = stored_numbers(checkpoint.slices, is_tied)
-        return model, QuantisedMaker(quantisation, stored, numbers, number_format)
+        return model, QuantizedMaker(quantization, stored, numbers, number_format)
     model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
     leave = {f"{path}.weight" for path in matrices(model, is_llama)}
-    return rounded(model, number_format, leave), QuantisedMaker(quantisation, stored, {}, number_format)
+    return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
 
 
 def _read(

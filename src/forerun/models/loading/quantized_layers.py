@@ -1,8 +1,8 @@
-"""Layers with weights of 8 or 4 bits, quantised while the weights stream: a float weight exists only while it is
-quantised.
+"""Layers with weights of 8 or 4 bits, quantized while the weights stream: a float weight exists only while it is
+quantized.
 
 Weights that are stored quantized are used as stored if they have the requested number of bits. All others are
-converted to float32 and quantised: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
+converted to float32 and quantized: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
 minimum. With 4 bits, embedding and output layer are kept at 8 bits, unless the files have them at 4.
 """
 
@@ -17,23 +17,23 @@ from torch import Tensor, nn
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
-from forerun.kernels.quantize import MADE_FORMS, QuantisedFormat, QuantisedWeight, quantise_int4, quantise_int8
-from forerun.kernels.torch.quantized_linear import QuantisedEmbedding
-from forerun.models.linear import Linear, Part, make_quantised_linear
+from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
+from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
+from forerun.models.linear import Linear, Part, make_quantized_linear
 from forerun.models.loading.weights import TensorSlice
 
-Quantisation = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4"]
 _STREAMED = re.compile(
     r"(model\.)?(embed_tokens|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight|lm_head\.weight"
 )
-"""The weights of the Llama decoder that are quantised."""
+"""The weights of the Llama decoder that are quantized."""
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 METHOD, LAYOUT = "forerun", 1
-"""`quant_method` and `format` in the quantization_config of folders with quantized weights (`quantised_tensors.py`)."""
+"""`quant_method` and `format` in the quantization_config of folders with quantized weights (`quantized_tensors.py`)."""
 
 
-def check_quantisation(quantize: str | None, dtype: str | None) -> Quantisation | None:
-    """Return the quantisation of this name; None for none.
+def check_quantization(quantize: str | None, dtype: str | None) -> Quantization | None:
+    """Return the quantization of this name; None for none.
 
     Raises:
         ConfigError: there is none of this name, or activations are to be float64.
@@ -44,14 +44,14 @@ def check_quantisation(quantize: str | None, dtype: str | None) -> Quantisation 
         raise ConfigError(f"quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}, or left out.")
     if dtype == "float64":
         raise ConfigError(
-            f"quantize is {quantize!r} and dtype 'float64', but quantised products are computed in float32. Give dtype "
+            f"quantize is {quantize!r} and dtype 'float64', but quantized products are computed in float32. Give dtype "
             "'float32' or 'bfloat16', or leave quantize out."
         )
     return "int8" if quantize == "int8" else "int4"
 
 
 def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
-    """Return the names of a Llama model's tensors that are quantised as they are read.
+    """Return the names of a Llama model's tensors that are quantized as they are read.
 
     is_tied: the configuration says that the embedding is the output layer as well. Where the files have both all the
     same, Transformers compares them.
@@ -63,7 +63,7 @@ def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
 
 
 def stored_numbers(slices: Mapping[str, TensorSlice], is_tied: bool) -> dict[str, TensorSlice]:
-    """Return the tensors of a Llama model that are quantised from the numbers in the files, whatever dtype the model is
+    """Return the tensors of a Llama model that are quantized from the numbers in the files, whatever dtype the model is
     read in. If the files have a tied embedding as the output layer alone, that tensor is used."""
     found = {name: each for name, each in slices.items() if _STREAMED.fullmatch(name)}
     if is_tied and _HEAD in found and not any(name.endswith(_EMBEDDING) for name in found):
@@ -72,7 +72,7 @@ def stored_numbers(slices: Mapping[str, TensorSlice], is_tied: bool) -> dict[str
 
 
 def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
-    """Return the modules of a Transformers model, by path, whose weights are quantised: the linear layers; of the Llama
+    """Return the modules of a Transformers model, by path, whose weights are quantized: the linear layers; of the Llama
     decoder's models also the embedding, which stands for an output layer that is tied to it."""
     from transformers.pytorch_utils import Conv1D
 
@@ -86,57 +86,57 @@ def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
     }
 
 
-BITS: Mapping[Quantisation, int] = {"int8": 8, "int4": 4}
+BITS: Mapping[Quantization, int] = {"int8": 8, "int4": 4}
 
 
 def keeps_stored(stored: int, requested: int, *, is_outer: bool) -> bool:
     """Return whether quantized values of so many bits are served as stored.
 
     Args:
-        requested: bits. is_outer: of the embedding or the output layer, which are always quantised to 8 bits.
+        requested: bits. is_outer: of the embedding or the output layer, which are always quantized to 8 bits.
     """
     return stored == requested or (is_outer and stored == 8)
 
 
-def form_kept(stored: QuantisedFormat | None, quantize: Quantisation, *, is_outer: bool) -> QuantisedFormat:
-    """Return the format in which `QuantisedMaker` keeps a weight that the files have in this format, or in none."""
+def form_kept(stored: QuantizedFormat | None, quantize: Quantization, *, is_outer: bool) -> QuantizedFormat:
+    """Return the format in which `QuantizedMaker` keeps a weight that the files have in this format, or in none."""
     if stored is not None and keeps_stored(stored.bits, BITS[quantize], is_outer=is_outer):
         return stored
     return MADE_FORMS[8 if is_outer else BITS[quantize]]
 
 
-class QuantisedMaker:
+class QuantizedMaker:
     """Makes layers of quantized weights (`Maker`).
 
     Args:
-        quantize: the requested quantisation.
+        quantize: the requested quantization.
         stored: returns the quantized weight of a name from the files, or None; None: none is to be used.
-        numbers: tensors by name in the files, which are read here and quantised in place of what the model holds.
-        dtype: of everything that is not quantised, and of the embedding's rows.
+        numbers: tensors by name in the files, which are read here and quantized in place of what the model holds.
+        dtype: of everything that is not quantized, and of the embedding's rows.
     """
 
     def __init__(
         self,
-        quantize: Quantisation,
-        stored: Callable[[str], QuantisedWeight | None] | None,
+        quantize: Quantization,
+        stored: Callable[[str], QuantizedWeight | None] | None,
         numbers: Mapping[str, TensorSlice],
         dtype: torch.dtype,
     ) -> None:
         self._bits = BITS[quantize]
         self._stored, self._slices, self.dtype = stored, numbers, dtype
-        self._kept: tuple[str, QuantisedWeight] | None = None
+        self._kept: tuple[str, QuantizedWeight] | None = None
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """Make one layer whose outputs are those of the parts, concatenated (`Maker.linear`)."""
-        return make_quantised_linear([self.weight(part, is_outer=is_head) for part in parts], bias)
+        return make_quantized_linear([self.weight(part, is_outer=is_head) for part in parts], bias)
 
-    def embedding(self, part: Part) -> QuantisedEmbedding:
+    def embedding(self, part: Part) -> QuantizedEmbedding:
         """Make the embedding (`Maker.embedding`). A tied output layer gets the same quantized values."""
         weight = self.weight(part, is_outer=True)
         self._kept = part.name, weight
-        return QuantisedEmbedding(weight, self.dtype)
+        return QuantizedEmbedding(weight, self.dtype)
 
-    def weight(self, part: Part, *, is_outer: bool = False) -> QuantisedWeight:
+    def weight(self, part: Part, *, is_outer: bool = False) -> QuantizedWeight:
         """Return the quantized weight of one parameter, rows in the part's order. is_outer: of the embedding or the
         output layer.
 
@@ -147,8 +147,8 @@ class QuantisedMaker:
             return self._kept[1] if part.rows is None else self._kept[1].rows(part.rows)
         weight = None if self._stored is None else self._stored(part.name)
         if weight is None or not keeps_stored(weight.bits, self._bits, is_outer=is_outer):
-            numbers = self._numbers(part) if weight is None else weight.dequantise(torch.float32)
-            weight = (quantise_int8 if is_outer or self._bits == 8 else quantise_int4)(numbers, part.name)
+            numbers = self._numbers(part) if weight is None else weight.dequantize(torch.float32)
+            weight = (quantize_int8 if is_outer or self._bits == 8 else quantize_int4)(numbers, part.name)
         weight = weight.to(part.weight.device)
         return weight if part.rows is None else weight.rows(part.rows)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelLoadError
-from forerun.kernels.quantize import GROUP, QuantisedFormat, QuantisedWeight
+from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.foreign_errors import REMEDY
 
@@ -25,7 +25,7 @@ _KINDS = {_CODES: "U8", _PACKED: "U8", _SCALE: ("F16", "F32"), _MINIMUM: "F16"}
 _TRANSPOSED = ".transposed"
 
 
-def tensors_of(name: str, weight: QuantisedWeight, *, is_transposed: bool = False) -> dict[str, Tensor]:
+def tensors_of(name: str, weight: QuantizedWeight, *, is_transposed: bool = False) -> dict[str, Tensor]:
     """Return the tensors of one weight by name."""
     prefix = name + (_TRANSPOSED if is_transposed else "")
     packs = weight.bits == 4 and weight.shape[1] % 2 == 0
@@ -37,7 +37,7 @@ def tensors_of(name: str, weight: QuantisedWeight, *, is_transposed: bool = Fals
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedTensors:
+class QuantizedTensors:
     """The quantized weights of some files.
 
     Attributes:
@@ -51,7 +51,7 @@ class QuantisedTensors:
     transposed: frozenset[str]
 
     @classmethod
-    def sort(cls, slices: Mapping[str, TensorSlice], place: str) -> tuple[QuantisedTensors, dict[str, TensorSlice]]:
+    def sort(cls, slices: Mapping[str, TensorSlice], place: str) -> tuple[QuantizedTensors, dict[str, TensorSlice]]:
         """Separate the quantized weights from the other tensors.
 
         Raises:
@@ -80,7 +80,7 @@ class QuantisedTensors:
         quantized = self._quantized(name).get_shape()
         return quantized[0], quantized[1] * (2 if _PACKED in self.parts[name] else 1)
 
-    def read(self, name: str) -> QuantisedWeight | None:
+    def read(self, name: str) -> QuantizedWeight | None:
         """Return the weight of a name; None if it is not stored quantized.
 
         Raises:
@@ -98,23 +98,23 @@ class QuantisedTensors:
         form = self._form(name)
         if form.bits == 4 and int(quantized.max()) > 15:
             raise ModelLoadError(f"{self.place}: the weight {name} has codes of more than 4 bits. {REMEDY}")
-        return QuantisedWeight(form.bits, quantized, form.zero, scale, minimum, form.group)
+        return QuantizedWeight(form.bits, quantized, form.zero, scale, minimum, form.group)
 
-    def form(self, name: str) -> QuantisedFormat | None:
+    def form(self, name: str) -> QuantizedFormat | None:
         """Return the format of what `read` returns."""
         return self._form(name) if name in self.parts else None
 
-    def _form(self, name: str) -> QuantisedFormat:
+    def _form(self, name: str) -> QuantizedFormat:
         parts = self.parts[name]
         has_minimum, group = _MINIMUM in parts, GROUP if parts[_SCALE].get_dtype() == "F16" else None
         if _PACKED in parts or has_minimum:
-            return QuantisedFormat(4, 0 if has_minimum else 8, group, has_minimum)
-        return QuantisedFormat(8, 128, group, False)
+            return QuantizedFormat(4, 0 if has_minimum else 8, group, has_minimum)
+        return QuantizedFormat(8, 128, group, False)
 
     def slices(self, dtype: torch.dtype) -> Iterator[tuple[str, TensorSlice]]:
-        """Yield the weights by the names that Transformers uses, dequantised when they are read."""
+        """Yield the weights by the names that Transformers uses, dequantized when they are read."""
         for name in self.parts:
-            yield name, _Dequantised(self, name, dtype)
+            yield name, _Dequantized(self, name, dtype)
 
     def _quantized(self, name: str) -> TensorSlice:
         parts = self.parts[name]
@@ -145,10 +145,10 @@ class QuantisedTensors:
 
 
 @dataclass(frozen=True, slots=True)
-class _Dequantised:
+class _Dequantized:
     """A quantized weight in the form of a safetensors slice."""
 
-    quantized: QuantisedTensors
+    quantized: QuantizedTensors
     name: str
     dtype: torch.dtype
 
@@ -162,5 +162,5 @@ class _Dequantised:
     def __getitem__(self, index: EllipsisType) -> Tensor:
         weight = self.quantized.read(self.name)
         assert weight is not None
-        numbers = weight.dequantise(self.dtype)
+        numbers = weight.dequantize(self.dtype)
         return numbers.T.contiguous() if self.name in self.quantized.transposed else numbers

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from forerun.kernels.quantize import QuantisedFormat, QuantisedWeight
-from forerun.models.loading.gguf.file import GgufTensor
-from forerun.models.loading.quantized_layers import Quantisation
+from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
+from forerun.models.loading.gguf.tensors import GgufTensor
+from forerun.models.loading.quantized_layers import Quantization
 from forerun.models.loading.weights import Checkpoint
 
 
@@ -47,7 +47,7 @@ class ModelSource(ABC):
 
     @abstractmethod
     def stored_dtype(self) -> str | None:
-        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantised."""
+        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantized."""
 
     @abstractmethod
     def recommended_sampling(self) -> dict[str, float]:
@@ -66,17 +66,17 @@ class ModelSource(ABC):
         """Return the tokens that the output layer was trained to propose, rising; None for all of the vocabulary."""
         return None
 
-    def quantisation(self) -> Quantisation | None:
-        """Return the quantisation that the weights were saved in for forerun; None if the user chooses it."""
+    def quantization(self) -> Quantization | None:
+        """Return the quantization that the weights were saved in for forerun; None if the user chooses it."""
         return None
 
-    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+    def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored."""
         return lambda name: None
 
-    def quantised_format(self, config: Any) -> Callable[[str], QuantisedFormat | None]:
-        """Return a function that returns the format of a weight of `quantised_weight` by name; no numbers are read."""
+    def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
+        """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read."""
         return lambda name: None
 
     def packed_weights(self, config: Any) -> Mapping[str, GgufTensor]:

@@ -142,7 +142,7 @@ def check_numbers(checkpoint: Checkpoint, unused: Collection[str], name: str) ->
         dtype = checkpoint.slices[tensor].get_dtype()
         if dtype not in _FLOATS and tensor not in unused and not _COMPUTED.search(tensor):
             raise ModelLoadError(
-                f"{name}: tensor {tensor} is stored as {dtype}, as quantised weights are, and "
+                f"{name}: tensor {tensor} is stored as {dtype}, as quantized weights are, and "
                 f"{checkpoint.described_by} does not say how. Take the model's float weights."
             )
 

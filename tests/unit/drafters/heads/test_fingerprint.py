@@ -16,7 +16,7 @@ from forerun.drafters.heads.fingerprint import (
     target_fingerprint,
 )
 from forerun.errors import IncompatibleDrafterError
-from forerun.kernels.quantize import quantise_int4, quantise_int8
+from forerun.kernels.quantize import quantize_int4, quantize_int8
 from forerun.models import load_draft_model, load_model
 
 
@@ -58,9 +58,9 @@ def test_the_bundled_models() -> None:
 def test_number_formats_are_one_target(form: str) -> None:
     def rounded(weight: Tensor) -> Tensor:
         if form == "int8":
-            return quantise_int8(weight).dequantise(torch.float32)
+            return quantize_int8(weight).dequantize(torch.float32)
         if form == "int4":
-            return quantise_int4(weight).dequantise(torch.float32)
+            return quantize_int4(weight).dequantize(torch.float32)
         return weight.to(getattr(torch, form)).float()
 
     one = random_weights()

@@ -42,7 +42,7 @@ def test_what_is_written_is_read(config: EagleConfig, dtype: torch.dtype, tmp_pa
     assert head.tensors.keys() == config.tensors().keys()
     assert all(torch.equal(head.tensors[name], tensor) for name, tensor in tensors.items())
     assert same(head.d2t, d2t)
-    assert head_header(tmp_path / "head") == HeadHeader(config, dtype, is_quantised=False)
+    assert head_header(tmp_path / "head") == HeadHeader(config, dtype, is_quantized=False)
     assert (head.fingerprint, head.number_format, head.record, head.form) == ("f", "int8", {"steps": 3}, "forerun")
 
 
@@ -50,15 +50,15 @@ def test_codes_of_8_bits(tmp_path: Path) -> None:
     tensors, d2t = save(tmp_path / "head", EXTENDED, quantize="int8")
     head = load_head(tmp_path / "head")
     matrices = {name for name, tensor in tensors.items() if tensor.dim() == 2}
-    assert head.quantised.keys() == matrices
+    assert head.quantized.keys() == matrices
     for name, tensor in tensors.items():
         step = tensor.abs().amax(-1, keepdim=True) / 127
         assert ((head.tensors[name] - tensor).abs() <= step * (0.5001 if name in matrices else 0)).all()
     assert same(head.d2t, d2t)
     header = head_header(tmp_path / "head")
-    assert header == HeadHeader(EXTENDED, torch.float32, is_quantised=True)
-    quantised = sum(code.quantized.nbytes + code.scale.nbytes for code in head.quantised.values())
-    assert header.nbytes == quantised + sum(tensor.nbytes for tensor in head.tensors.values())
+    assert header == HeadHeader(EXTENDED, torch.float32, is_quantized=True)
+    quantized = sum(code.quantized.nbytes + code.scale.nbytes for code in head.quantized.values())
+    assert header.nbytes == quantized + sum(tensor.nbytes for tensor in head.tensors.values())
     assert head.nbytes < sum(tensor.nbytes for tensor in tensors.values()) / 3
 
 

@@ -97,7 +97,7 @@ def test_eagle_1(tmp_path: Path) -> None:
     tensors = eagle_1(tmp_path)
     head = load_head(tmp_path, NUM_LAYERS)
     assert (head.config, head.form, head.d2t) == (EAGLE_1, "EAGLE-1", None)
-    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(EAGLE_1, torch.float32, is_quantised=False)
+    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(EAGLE_1, torch.float32, is_quantized=False)
     assert equal(head.tensors, tensors)
 
 
@@ -105,7 +105,7 @@ def test_eagle_3(tmp_path: Path) -> None:
     tensors = eagle_3(tmp_path)
     head = load_head(tmp_path, NUM_LAYERS)
     assert (head.config, head.form, head.fingerprint) == (SHAPE, "EAGLE-3", "")
-    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(SHAPE, torch.float16, is_quantised=False)
+    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(SHAPE, torch.float16, is_quantized=False)
     assert equal(head.tensors, tensors)
     assert head.d2t is not None and torch.equal(head.d2t, random_d2t(SHAPE))  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ import torch
 from families import make_family
 from forerun.engine import LLM
 from forerun.errors import ConfigError
-from forerun.export.quantized import export_quantised
+from forerun.export.quantized import export_quantized
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.quality import Scored, measure, scored_texts
 from forerun.models import load_model
@@ -58,7 +58,7 @@ def test_figures_are_those_of_their_definitions(tmp_path: Path) -> None:
 
 
 def test_codes_have_no_float32_model_to_compare_with(tmp_path: Path) -> None:
-    export_quantised(make_family("llama", tmp_path), tmp_path / "int8", "int8")
+    export_quantized(make_family("llama", tmp_path), tmp_path / "int8", "int8")
     with pytest.raises(ConfigError, match=r"holds int8 weights.*Give the model that they were made from"):
         measure(tmp_path / "int8", ["int4"], lambda _: {"all": [Scored(IDS, 1)]})
 

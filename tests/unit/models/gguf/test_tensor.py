@@ -1,4 +1,4 @@
-"""GGUF tensors have the numbers of the gguf package's own dequantisation."""
+"""GGUF tensors have the numbers of the gguf package's own dequantization."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def test_the_numbers_are_those_of_the_gguf_package(
     file, meaning = written(tmp_path, type_name, (3, 512))
     tensor = file.tensors["it"]
     assert tensor.shape == (3, 512) and tensor.type_name == type_name
-    assert tensor.is_quantised == (type_name[0] == "Q")
+    assert tensor.is_quantized == (type_name[0] == "Q")
     for part in (tensor_module._PART, 256):  # in one part, and in several that end within rows
         monkeypatch.setattr(tensor_module, "_PART", part)
-        assert torch.equal(tensor.dequantise(torch.float32), meaning)
-        assert torch.equal(tensor.dequantise(torch.float64), meaning.double())
-        assert torch.equal(tensor.dequantise(torch.bfloat16), meaning.bfloat16())
+        assert torch.equal(tensor.dequantize(torch.float32), meaning)
+        assert torch.equal(tensor.dequantize(torch.float64), meaning.double())
+        assert torch.equal(tensor.dequantize(torch.bfloat16), meaning.bfloat16())
 
 
-def test_what_is_dequantised_is_a_copy(tmp_path: Path) -> None:
+def test_what_is_dequantized_is_a_copy(tmp_path: Path) -> None:
     file, meaning = written(tmp_path, "F32", (2, 1 << 14))
-    file.tensors["it"].dequantise(torch.float32).zero_()
-    assert torch.equal(file.tensors["it"].dequantise(torch.float32), meaning)
+    file.tensors["it"].dequantize(torch.float32).zero_()
+    assert torch.equal(file.tensors["it"].dequantize(torch.float32), meaning)

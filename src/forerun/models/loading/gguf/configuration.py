@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.loading.gguf.file import GgufFile, GgufTensor
+from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
-from forerun.models.loading.gguf.tensors import EMBEDDING, ROPE_FACTORS, ModelFields, is_tied, metadata_of
+from forerun.models.loading.gguf.tensor_names import EMBEDDING, ROPE_FACTORS, ModelFields, is_tied, metadata_of
+from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -72,7 +73,7 @@ def _yarn(fields: ModelFields, factor: float) -> dict[str, Any]:
 def _by_factors(fields: ModelFields, tensor: GgufTensor, base: float, head_dim: int) -> dict[str, Any]:
     """Return Llama 3's parameters if they give these factors, else the factors themselves. Transformers calls a scaling
     by given factors "longrope"; with the same factors for short and long contexts it does not depend on the length."""
-    factors = tensor.dequantise(torch.float32)
+    factors = tensor.dequantize(torch.float32)
     if factors.shape != (head_dim // 2,) or not bool((torch.isfinite(factors) & (factors > 0)).all()):
         fields.refuse(
             f"{tensor.name}, of the shape {list(tensor.shape)}, does not hold {head_dim // 2} positive factors"

@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
-from forerun.kernels.quantize import QuantisedFormat, QuantisedWeight
+from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import token_ids_of
 from forerun.models.loading.gguf.configuration import read_gguf_config
-from forerun.models.loading.gguf.file import GgufFile, from_gguf, quantised_format
+from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY
-from forerun.models.loading.gguf.tensors import PackedWeights, metadata_of, open_slices
+from forerun.models.loading.gguf.tensor_names import PackedWeights, metadata_of, open_slices
+from forerun.models.loading.gguf.tensors import from_gguf, quantized_format
 from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.weights import Checkpoint
 
 _FORMATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Type of tensor -> number format, of those that are not quantised."""
+"""Type of tensor -> number format, of those that are not quantized."""
 _SAMPLING = {
     "temperature": ("general.sampling.temp", 1.0),
     "top_k": ("general.sampling.top_k", 0.0),
@@ -61,7 +62,7 @@ class GgufSource(ModelSource):
 
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`): one
-        tensor is dequantised at a time."""
+        tensor is dequantized at a time."""
         return Checkpoint(
             open_slices(self.packed_weights(config), config, dtype), f"the metadata of {self.path}", REMEDY
         )
@@ -71,20 +72,20 @@ class GgufSource(ModelSource):
         weights are not packed (`ModelSource.packed_weights`)."""
         return PackedWeights(self.file, config)
 
-    def quantised_weight(self, config: Any) -> Callable[[str], QuantisedWeight | None]:
+    def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
-        Transformers' order, or None if none can be served as stored (`ModelSource.quantised_weight`)."""
+        Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
         packed = self.packed_weights(config)
         return lambda name: from_gguf(packed[name]) if name in packed else None
 
-    def quantised_format(self, config: Any) -> Callable[[str], QuantisedFormat | None]:
-        """Return a function that returns the format of a weight of `quantised_weight` by name; no numbers are read
-        (`ModelSource.quantised_format`)."""
+    def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
+        """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
+        (`ModelSource.quantized_format`)."""
         packed = self.packed_weights(config)
-        return lambda name: quantised_format(packed.stored(name)) if name in packed else None
+        return lambda name: quantized_format(packed.stored(name)) if name in packed else None
 
     def stored_dtype(self) -> str | None:
-        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantised
+        """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantized
         (`ModelSource.stored_dtype`)."""
         entries: Counter[str | None] = Counter()
         for tensor in self.file.tensors.values():

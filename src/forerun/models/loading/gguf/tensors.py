@@ -1,200 +1,113 @@
-"""The tensors of a GGUF file under Transformers' names, with rows in Transformers' order."""
+"""A tensor of a GGUF file: its packed blocks, the numbers that they stand for, and their quantized values."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from types import EllipsisType
-from typing import Any, NoReturn, TypeVar
+import math
+import mmap
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.loading.gguf.file import GgufFile, GgufTensor
-from forerun.models.loading.gguf.header import REMEDY, brief
-from forerun.utils.json_file import REQUIRED, Fields
+from forerun.errors import ModelLoadError
+from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
+from forerun.models.loading.gguf.header import REMEDY
 
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-ROPE_FACTORS = "rope_freqs.weight"
-OUTER = {
-    EMBEDDING: "model.embed_tokens.weight",
-    HEAD: "lm_head.weight",
-    "output_norm.weight": "model.norm.weight",
-}
-OF_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER = re.compile(r"blk\.(?P<index>\d{1,6})\.(?P<part>\w+)\.(?P<kind>weight|bias)")
-_COMPUTED = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight")
-"""Tensors that are no weights: they belong to the rotary embedding, and older converters wrote its tables too."""
-PERMUTED = {"llama"}
-"""Architectures whose rows of queries and keys llama.cpp's converter has permuted: there, one rotation turns rows that
-lie side by side, and in Transformers rows that lie half a head apart."""
+_PART = 1 << 16
+"""Numbers dequantized together: few enough to stay in the processor's cache."""
+_LARGE = 1 << 16
+"""Bytes from which a dequantized tensor has a memory mapping of its own."""
+_KEPT = {"Q8_0": (8, 128), "Q4_0": (4, 8), "Q4_1": (4, 0)}
+"""Types whose blocks are taken as they are -> bits, and the value that stands for 0 or for the minimum."""
 
 
-def is_tied(file: GgufFile) -> bool:
-    """Return whether the embedding is the output layer as well: the file stores it once."""
-    return HEAD not in file.tensors
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufTensor:
+    """A tensor that is not read yet.
 
-
-class PackedWeights(Mapping[str, GgufTensor]):
-    """The packed tensors by the names of Transformers' parameters. A tied output layer has its name too.
-
-    Rows of queries and keys that the converter has permuted are brought back into Transformers' order: their packed
-    rows are copied for that, all others lie in the file.
-
-    Raises:
-        UnsupportedModelError: a tensor has no place in such a model.
+    Attributes:
+        name: as in the file, such as "blk.0.attn_q.weight".
+        shape: in torch's order, rows first.
+        type_name: of the blocks, such as "Q4_1" or "F32".
+        blocks: [*shape[:-1], bytes of a row] uint8, read-only, in the file's memory map.
     """
 
-    def __init__(self, file: GgufFile, config: Any) -> None:
-        permuted = file.metadata["general.architecture"] in PERMUTED
-        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-        self._tensors: dict[str, GgufTensor] = {}
-        self._heads: dict[str, int] = {}
-        for tensor in file.tensors.values():
-            if _COMPUTED.fullmatch(tensor.name):
-                continue
-            name, part = _transformers_name(tensor.name, file)
-            self._tensors[name] = tensor
-            if permuted and part in heads:
-                self._heads[name] = heads[part]
-        if is_tied(file):
-            self._tensors[OUTER[HEAD]] = self._tensors[OUTER[EMBEDDING]]
-
-    def __getitem__(self, name: str) -> GgufTensor:
-        tensor, heads = self._tensors[name], self._heads.get(name)
-        if heads is None:
-            return tensor
-        rows = tensor.blocks.reshape(heads, tensor.shape[0] // heads // 2, 2, -1).swapaxes(1, 2)
-        blocks = rows.reshape(tensor.blocks.shape)
-        blocks.flags.writeable = False
-        return replace(tensor, blocks=blocks)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def stored(self, name: str) -> GgufTensor:
-        """Return the tensor as it lies in the file, with rows in the file's order."""
-        return self._tensors[name]
-
-
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    """A GGUF tensor in the form of a safetensors slice: it is dequantised when it is read, and not kept."""
-
-    weights: PackedWeights
     name: str
-    dtype: torch.dtype
+    shape: tuple[int, ...]
+    type_name: str
+    blocks: npt.NDArray[np.uint8]
 
-    def get_shape(self) -> list[int]:
-        return list(self.weights.stored(self.name).shape)
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether a block holds several numbers with shared scales."""
+        return self.type_name not in ("F32", "F16", "BF16")
 
-    def get_dtype(self) -> str:
-        """Return the dtype that its numbers are read as: "F32" for packed ones."""
-        tensor = self.weights.stored(self.name)
-        return "F32" if tensor.is_quantised else tensor.type_name
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the numbers, converted to `dtype`, in `shape`. They are computed in float32, as in llama.cpp, part by
+        part: beside the result there is never more than one part."""
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.quants import dequantize
 
-    def __getitem__(self, index: EllipsisType) -> torch.Tensor:
-        return self.weights[self.name].dequantise(self.dtype)
-
-
-def open_slices(weights: PackedWeights, config: Any, dtype: torch.dtype) -> dict[str, _Slice]:
-    """Return the tensors by Transformers' names, for it to read; a tied output layer is left to it."""
-    tied = {OUTER[HEAD]} if config.tie_word_embeddings else set()
-    return {name: _Slice(weights, name, dtype) for name in weights if name not in tied}
-
-
-def _transformers_name(name: str, file: GgufFile) -> tuple[str, str]:
-    """Return Transformers' name of a tensor, and the part of a layer that it belongs to, if any."""
-    if name in OUTER:
-        return OUTER[name], ""
-    found = _LAYER.fullmatch(name)
-    if found is None or found["part"] not in OF_LAYER:
-        raise UnsupportedModelError(
-            f"{file.path}: the tensor {brief(name)} has no place in a model of the architecture "
-            f"{file.metadata['general.architecture']} as forerun supports it. Serve it with llama.cpp."
-        )
-    part = found["part"]
-    return f"model.layers.{int(found['index'])}.{OF_LAYER[part]}.{found['kind']}", part
+        kind = GGMLQuantizationType[self.type_name]
+        block_size, block_bytes = GGML_QUANT_SIZES[kind]
+        packed = self.blocks.reshape(-1)
+        result = _empty_tensor(math.prod(self.shape), dtype)
+        for first in range(0, len(result), _PART):
+            last = min(first + _PART, len(result))
+            start, end = (index // block_size * block_bytes for index in (first, last))
+            numbers = dequantize(packed[start:end].reshape(1, -1), kind).reshape(-1)
+            result[first:last] = torch.from_numpy(np.require(numbers, np.float32, "W"))
+        return result.view(self.shape)
 
 
-# The keys of a GGUF file's metadata that describe the model; their names begin with its architecture's.
+def _empty_tensor(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return an empty tensor of `count` numbers. A large one has a memory mapping of its own, which returns to the
+    system with the tensor: weights are read by several threads and freed by another, and the C library keeps freed
+    memory for the thread that allocated it."""
+    num_bytes = count * dtype.itemsize
+    if num_bytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.empty(count, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype)
 
-D = TypeVar("D")
+
+def quantized_format(tensor: GgufTensor) -> QuantizedFormat | None:
+    """Return the format of what `from_gguf` returns."""
+    if tensor.type_name not in _KEPT or len(tensor.shape) != 2:
+        return None
+    return QuantizedFormat(*_KEPT[tensor.type_name], GROUP, tensor.type_name == "Q4_1")
 
 
-def metadata_of(file: GgufFile) -> Fields:
-    """Return all keys of the metadata as checked fields."""
-    return Fields(str(file.path), file.metadata, ModelLoadError, REMEDY)
+def from_gguf(tensor: GgufTensor) -> QuantizedWeight | None:
+    """Return the numbers of a matrix in Q8_0, Q4_0 or Q4_1, without another rounding; None for other types.
+
+    Raises:
+        ModelLoadError: a scale is NaN or infinite.
+    """
+    form = quantized_format(tensor)
+    if form is None:
+        return None
+    blocks = tensor.blocks.reshape(tensor.shape[0], tensor.shape[1] // GROUP, -1)
+    num_scales = 2 if form.has_minimum else 1
+    scales = _copy(blocks[..., : 2 * num_scales]).view(np.float16)
+    if not np.isfinite(scales).all():
+        raise ModelLoadError(f"tensor {tensor.name} has a scale that is NaN or infinite. {REMEDY}")
+    packed = blocks[..., 2 * num_scales :]
+    # int8 about 0 becomes uint8 about 128; the low halves of a block's bytes stand before the high ones
+    if form.bits == 8:
+        quantized = packed ^ np.uint8(128)
+    else:
+        quantized = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], -1)
+    return QuantizedWeight(
+        form.bits,
+        torch.from_numpy(quantized.reshape(tensor.shape)),
+        form.zero,
+        torch.from_numpy(_copy(scales[..., 0])),
+        torch.from_numpy(_copy(scales[..., 1])) if num_scales == 2 else None,
+        GROUP,
+    )
 
 
-class ModelFields:
-    """The keys "ARCHITECTURE.KEY": each method gives the value of KEY, or raises as the method of `Fields` does."""
-
-    def __init__(self, fields: Fields, architecture: str) -> None:
-        self.fields, self.architecture = fields, architecture
-
-    def name(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
-
-    def __contains__(self, key: str) -> bool:
-        return self.name(key) in self.fields
-
-    def integer(self, key: str, default: D = REQUIRED, low: float = 0) -> int | D:
-        """Return a whole number of `low` or more."""
-        return self.fields.integer(self.name(key), default, low)
-
-    def number(self, key: str, default: D = REQUIRED, low: float = 0) -> float | D:
-        """Return a number of `low` or more: the shortest decimal that float32 rounds to the stored one, as the model's
-        configuration had it."""
-        value = self.fields.number(self.name(key), default, low)
-        if isinstance(value, float) and float(np.float32(value)) == value:
-            return float(str(np.float32(value)))
-        return value
-
-    def string(self, key: str, default: D = REQUIRED) -> str | D:
-        return self.fields.string(self.name(key), default)
-
-    def of_all_layers(self, key: str, default: D = REQUIRED) -> int | D:
-        """Return a count of 1 or more that files may give once or for every layer.
-
-        Raises:
-            UnsupportedModelError: it differs from layer to layer.
-        """
-        if not isinstance(self.fields.values.get(self.name(key)), list):
-            return self.integer(key, default, low=1)
-        each = set(self.fields.list_of(self.name(key), int))
-        if len(each) != 1:
-            self.refuse(f"{self.name(key)} differs from layer to layer")
-        value = Fields(self.fields.place, {self.name(key): each.pop()}, self.fields.error, self.fields.remedy)
-        return value.integer(self.name(key), low=1)
-
-    def refuse_other(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
-        """Raise UnsupportedModelError if a key has a value that is not one of those given for it."""
-        for key, values in neutral.items():
-            value: Any = self.fields.values.get(self.name(key))
-            if value is not None and value not in values:
-                self.refuse(f"{self.name(key)} is {value!r:.60}")
-
-    def refuse(self, what: str) -> NoReturn:
-        """Raise UnsupportedModelError for a valid value that no Transformers model of the architecture computes."""
-        raise UnsupportedModelError(
-            f"{self.fields.place}: {what}, which Transformers' {self.architecture} does not compute. Serve it with "
-            "llama.cpp, or give the model's Transformers folder or hub id."
-        )
+def _copy(array: np.ndarray) -> np.ndarray:
+    """Return a contiguous, writable copy."""
+    return np.array(array, order="C", copy=True)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.kernels.quantize import QuantisedWeight, activation_limit, quantise_int4, quantise_int8, quantise_symmetric
-from forerun.kernels.torch import quantized_linear as quantised_linear
+from forerun.kernels.quantize import QuantizedWeight, activation_limit, quantize_int4, quantize_int8, quantize_symmetric
+from forerun.kernels.torch import quantized_linear as quantized_linear
 from forerun.kernels.torch.linear import JoinedLinear
-from forerun.kernels.torch.quantized_linear import QuantisedLinear
+from forerun.kernels.torch.quantized_linear import QuantizedLinear
 
-IMPLEMENTATIONS: dict[str, Callable[[QuantisedWeight, Tensor | None], QuantisedLinear]] = {"reference": QuantisedLinear}
+IMPLEMENTATIONS: dict[str, Callable[[QuantizedWeight, Tensor | None], QuantizedLinear]] = {"reference": QuantizedLinear}
 SHAPES = [(16, 32), (5, 1), (33, 31), (48, 97), (7, 1025), (12, 3000)]
 
 
@@ -23,26 +23,26 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def grouped(weight: Tensor, *, bits: int, zero: int, has_minimum: bool) -> QuantisedWeight:
+def grouped(weight: Tensor, *, bits: int, zero: int, has_minimum: bool) -> QuantizedWeight:
     """Return a weight with random values, all of them used, in groups of 32 inputs."""
     generator = torch.Generator().manual_seed(weight.shape[1])
     groups = -(-weight.shape[1] // 32)
     quantized = torch.randint(0, 1 << bits, tuple(weight.shape), generator=generator, dtype=torch.uint8)
     scale = (0.01 + torch.rand(len(weight), groups, generator=generator)).half()
     minimum = torch.randn(len(weight), groups, generator=generator).half() if has_minimum else None
-    return QuantisedWeight(bits, quantized, zero, scale, minimum, 32)
+    return QuantizedWeight(bits, quantized, zero, scale, minimum, 32)
 
 
-FORMS: dict[str, Callable[[Tensor], QuantisedWeight]] = {
-    "int8": quantise_int8,
-    "int4": quantise_int4,
+FORMS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
+    "int8": quantize_int8,
+    "int4": quantize_int4,
     "Q8_0": lambda weight: grouped(weight, bits=8, zero=128, has_minimum=False),
     "Q4_0": lambda weight: grouped(weight, bits=4, zero=8, has_minimum=False),
     "Q4_1": lambda weight: grouped(weight, bits=4, zero=0, has_minimum=True),
 }
 
 
-def defined(weight: QuantisedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
+def defined(weight: QuantizedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the product by its definition, one operation after another in NumPy, sums in int64."""
     codes_w = weight.quantized.numpy().astype(np.int64) - weight.zero
     scale_w = weight.scale.numpy().astype(np.float32)
@@ -149,10 +149,10 @@ def test_other_float_types_and_dimensions(implementation: str, form: str) -> Non
 
 
 def test_many_rows_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = quantise_int4(drawn(24, 40)), drawn(50, 40, seed=1)
-    whole = QuantisedLinear(weight).forward(x)
-    monkeypatch.setattr(quantised_linear, "_PART", 24 * 2 * 3)
-    assert torch.equal(QuantisedLinear(weight).forward(x), whole)
+    weight, x = quantize_int4(drawn(24, 40)), drawn(50, 40, seed=1)
+    whole = QuantizedLinear(weight).forward(x)
+    monkeypatch.setattr(quantized_linear, "_PART", 24 * 2 * 3)
+    assert torch.equal(QuantizedLinear(weight).forward(x), whole)
 
 
 @pytest.mark.parametrize("forms", [("int8", "Q4_1", "Q8_0"), ("Q4_0", "Q4_1"), ("int4", "int4")], ids=str)
@@ -165,7 +165,7 @@ def test_weights_in_different_codes_are_one_layer(forms: tuple[str, ...]) -> Non
     limit = activation_limit(weights[0])
     assert limit == (23967 if forms[0] == "int8" else 32767)
     parts = zip(weights, bias.split([len(weight.quantized) for weight in weights]))
-    wanted = torch.cat([QuantisedLinear(weight, each, limit).forward(x) for weight, each in parts], 1)
+    wanted = torch.cat([QuantizedLinear(weight, each, limit).forward(x) for weight, each in parts], 1)
     assert torch.equal(joined.forward(x), wanted)
     residual = drawn(9, len(bias), seed=9)
     assert torch.equal(joined.add_to(residual, x), wanted + residual)
@@ -173,6 +173,6 @@ def test_weights_in_different_codes_are_one_layer(forms: tuple[str, ...]) -> Non
 
 def test_codes_of_activations() -> None:
     x = torch.tensor([[-127.0, 0.5, 1.5, 2.5, -0.5, 126.5], [0, 0, 0, 0, 0, 0], [1, torch.nan, 1, 1, 1, 1]])
-    quantized, scale = quantise_symmetric(x)
+    quantized, scale = quantize_symmetric(x)
     assert quantized.tolist() == [[-127, 0, 2, 2, 0, 126], [0] * 6, [0] * 6]  # halves to even
     assert scale[:2, 0].tolist() == [1, 0] and scale[2].isnan()

@@ -1,4 +1,4 @@
-"""Models with quantised weights: what they consist of, that they are exact, and what is refused."""
+"""Models with quantized weights: what they consist of, that they are exact, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 from families import make_family
 from forerun import LLM, SamplingParams
 from forerun.errors import ConfigError, ModelLoadError
-from forerun.export.quantized import export_quantised
+from forerun.export.quantized import export_quantized
 from forerun.kernels.cpu import native
-from forerun.kernels.quantize import quantise_int4, quantise_int8
+from forerun.kernels.quantize import quantize_int4, quantize_int8
 from forerun.kernels.torch.linear import JoinedLinear
-from forerun.kernels.torch.quantized_linear import QuantisedEmbedding, QuantisedLinear
+from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from forerun.models import Model, Rows, identity, load_model, number_format
 from forerun.models.general import GeneralDecoder
 from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.load import read_to_quantise
+from forerun.models.loading.load import read_to_quantize
 from forerun.models.loading.transformers_modules import to_device
 from gguf_files import write_gguf
 
@@ -57,8 +57,8 @@ def decoder_of(model: Model) -> LlamaDecoder:
 
 def numbers(linear: object) -> Tensor:
     """Return the numbers that a layer of either kind multiplies with."""
-    if isinstance(linear, QuantisedLinear):
-        return linear.weight.dequantise(torch.float32)
+    if isinstance(linear, QuantizedLinear):
+        return linear.weight.dequantize(torch.float32)
     return linear.weight.to_dense()  # type: ignore[attr-defined]
 
 
@@ -81,9 +81,9 @@ def test_families_are_exact_and_near_their_float_model(family: str, quantize: st
     assert error < (0.05 if quantize == "int8" else 0.3)
     if isinstance(model.decoder, GeneralDecoder):
         modules = list(model.decoder.model.modules())
-        assert any(isinstance(module, QuantisedLinear) for module in modules)
+        assert any(isinstance(module, QuantizedLinear) for module in modules)
         assert not any(type(module) is torch.nn.Linear for module in modules)
-        bits = {module.weight.bits for module in modules if isinstance(module, QuantisedLinear)}
+        bits = {module.weight.bits for module in modules if isinstance(module, QuantizedLinear)}
         assert bits == ({8} if quantize == "int8" else {4, 8})
 
 
@@ -99,12 +99,12 @@ def test_what_each_weight_becomes(is_tied: bool, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     model = load_model(tmp_path, quantize="int4")
     decoder = decoder_of(model)
-    down = quantise_int4(tensors["model.layers.1.mlp.down_proj.weight"])
+    down = quantize_int4(tensors["model.layers.1.mlp.down_proj.weight"])
     assert torch.equal(decoder.layers[1].down.weight.quantized, down.quantized)  # type: ignore[attr-defined]
-    outer = quantise_int8(tensors["model.embed_tokens.weight" if is_tied else "lm_head.weight"])
-    assert torch.equal(numbers(decoder.lm_head), outer.dequantise(torch.float32))
-    assert isinstance(decoder.embedding, QuantisedEmbedding)
-    table = quantise_int8(tensors["model.embed_tokens.weight"]).dequantise(torch.bfloat16)
+    outer = quantize_int8(tensors["model.embed_tokens.weight" if is_tied else "lm_head.weight"])
+    assert torch.equal(numbers(decoder.lm_head), outer.dequantize(torch.float32))
+    assert isinstance(decoder.embedding, QuantizedEmbedding)
+    table = quantize_int8(tensors["model.embed_tokens.weight"]).dequantize(torch.bfloat16)
     assert torch.equal(decoder.embedding[torch.arange(48)], table)
     if is_tied:
         assert decoder.embedding.weight is decoder.lm_head.weight  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def test_what_each_weight_becomes(is_tied: bool, tmp_path: Path) -> None:
     assert identity(model) == identity(plain).replace(" cpu", " int4 cpu")
 
 
-def test_no_float_matrix_is_there_but_the_one_that_is_quantised(
+def test_no_float_matrix_is_there_but_the_one_that_is_quantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn_llama().save_pretrained(tmp_path)
@@ -133,14 +133,14 @@ def test_no_float_matrix_is_there_but_the_one_that_is_quantised(
 def test_no_device_holds_float_matrices_either(tmp_path: Path) -> None:
     drawn_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
     source = find_source(tmp_path)
-    model, _ = read_to_quantise(source, source.config(), "bfloat16", None, "int8", is_llama=True)
+    model, _ = read_to_quantize(source, source.config(), "bfloat16", None, "int8", is_llama=True)
     moved = to_device(model, torch.device("meta"))
     assert moved.device.type == "meta" and moved.lm_head.weight is moved.model.embed_tokens.weight
     assert sum(weight.untyped_storage().nbytes() for weight in moved.parameters()) <= 5 * 64 * 2 + 100 * 2
 
 
 @pytest.mark.parametrize("kept", ["both", "lm_head.weight", "model.embed_tokens.weight"])
-def test_a_tied_embedding_is_quantised_from_the_numbers_in_the_files(kept: str, tmp_path: Path) -> None:
+def test_a_tied_embedding_is_quantized_from_the_numbers_in_the_files(kept: str, tmp_path: Path) -> None:
     """Compare with `forerun quantize`, whatever the dtype of the other tensors."""
     drawn_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -148,10 +148,10 @@ def test_a_tied_embedding_is_quantised_from_the_numbers_in_the_files(kept: str, 
     names = ["lm_head.weight", "model.embed_tokens.weight"] if kept == "both" else [kept]
     save_file(tensors | {name: table.clone() for name in names}, tmp_path / "model.safetensors", {"format": "pt"})
     model = load_model(tmp_path, "bfloat16", quantize="int8")
-    assert torch.equal(numbers(decoder_of(model).lm_head), quantise_int8(table).dequantise(torch.float32))
-    export_quantised(tmp_path, tmp_path / "out", "int8")
+    assert torch.equal(numbers(decoder_of(model).lm_head), quantize_int8(table).dequantize(torch.float32))
+    export_quantized(tmp_path, tmp_path / "out", "int8")
     saved = load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(saved["model.embed_tokens.weight.codes"], quantise_int8(table).quantized)
+    assert torch.equal(saved["model.embed_tokens.weight.codes"], quantize_int8(table).quantized)
 
 
 @pytest.mark.parametrize(
@@ -263,14 +263,14 @@ def test_codes_are_not_multiplied_in_float64(tmp_path: Path) -> None:
     assert load_model(tmp_path, "auto").dtype == torch.float64
 
 
-def test_a_loaded_draft_model_is_not_quantised(tmp_path: Path) -> None:
+def test_a_loaded_draft_model_is_not_quantized(tmp_path: Path) -> None:
     from forerun import DraftModel
 
     with pytest.raises(ConfigError, match="the draft model is a loaded one"):
         DraftModel(load_model(make_family("llama", tmp_path)), quantize="int4")
 
 
-def test_an_adapter_is_merged_before_the_weights_are_quantised(tmp_path: Path) -> None:
+def test_an_adapter_is_merged_before_the_weights_are_quantized(tmp_path: Path) -> None:
     import peft
 
     from forerun.export.transformers import export_hf

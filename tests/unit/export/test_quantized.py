@@ -1,4 +1,4 @@
-"""`forerun quantize`: a saved folder computes what quantising at load does, and a damaged one is refused."""
+"""`forerun quantize`: a saved folder computes what quantizing at load does, and a damaged one is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from families import make_family
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.export.quantized import export_quantised
+from forerun.export.quantized import export_quantized
 from forerun.export.transformers import export_hf
 from forerun.models import Rows, load_model
 from gguf_files import write_gguf
@@ -41,8 +41,8 @@ def small_llama(folder: Path, **settings: Any) -> Path:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    export_quantised(small_llama(folder / "model"), folder / "int8", "int8")
-    export_quantised(folder / "model", folder / "int4", "int4")
+    export_quantized(small_llama(folder / "model"), folder / "int8", "int8")
+    export_quantized(folder / "model", folder / "int4", "int4")
     return folder
 
 
@@ -58,9 +58,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_a_folder_computes_what_quantising_at_load_does(quantize: Any, family: str, tmp_path: Path) -> None:
+def test_a_folder_computes_what_quantizing_at_load_does(quantize: Any, family: str, tmp_path: Path) -> None:
     source = make_family(family, tmp_path)
-    exported = export_quantised(source, tmp_path / "out", quantize, max_shard_bytes=30_000)
+    exported = export_quantized(source, tmp_path / "out", quantize, max_shard_bytes=30_000)
     assert "model.safetensors.index.json" in exported.files and exported.dtype == quantize
     model = load_model(tmp_path / "out")
     assert model.quantize == quantize and model.exactness.exact
@@ -72,7 +72,7 @@ def test_a_folder_computes_what_quantising_at_load_does(quantize: Any, family: s
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_widths_that_are_odd_and_tied_layers(quantize: Any, is_tied: bool, tmp_path: Path) -> None:
     source = small_llama(tmp_path / "model", tie_word_embeddings=is_tied)
-    export_quantised(source, tmp_path / "out", quantize)
+    export_quantized(source, tmp_path / "out", quantize)
     names = load_file(tmp_path / "out" / "model.safetensors")
     assert ("lm_head.weight.codes" in names) != is_tied
     kind = "codes" if quantize == "int8" else "packed_codes"
@@ -86,7 +86,7 @@ def test_widths_that_are_odd_and_tied_layers(quantize: Any, is_tied: bool, tmp_p
 def test_gguf_blocks_are_saved_as_they_are(type_name: str, quantize: Any, tmp_path: Path) -> None:
     model = tf.AutoModelForCausalLM.from_pretrained(make_family("llama", tmp_path))
     write_gguf(tmp_path / "it.gguf", model, type_name)
-    export_quantised(tmp_path / "it.gguf", tmp_path / "out", quantize)
+    export_quantized(tmp_path / "it.gguf", tmp_path / "out", quantize)
     assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "it.gguf", quantize=quantize))
 
 
@@ -113,22 +113,22 @@ def test_the_disk_space_that_is_checked_is_about_what_is_written(
 ) -> None:
     source, checked = make_family(family, tmp_path), []
     monkeypatch.setattr("forerun.export.quantized.check_disk_space", lambda out, nbytes: checked.append(nbytes))
-    exported = export_quantised(source, tmp_path / "out", quantize)
+    exported = export_quantized(source, tmp_path / "out", quantize)
     written = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
     assert exported.nbytes > 0 and 0.7 < checked[0] / written < 1.3
 
 
 def test_the_card_says_what_it_is(tmp_path: Path) -> None:
     source = small_llama(tmp_path / "model")
-    export_quantised(source, tmp_path / "out", "int4", cost=lambda: "Two percent of everything.")
+    export_quantized(source, tmp_path / "out", "int4", cost=lambda: "Two percent of everything.")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "# model, int4" in card and "Two percent of everything." in card and "8 bits" in card
     with pytest.raises(ConfigError):
-        export_quantised(source, tmp_path / "out", "int8")
-    export_quantised(source, tmp_path / "out", "int8", force=True)
+        export_quantized(source, tmp_path / "out", "int8")
+    export_quantized(source, tmp_path / "out", "int8", force=True)
     assert load_model(tmp_path / "out").quantize == "int8"
     with pytest.raises(ModelLoadError):
-        export_quantised(tmp_path / "missing", tmp_path / "other", "int8")
+        export_quantized(tmp_path / "missing", tmp_path / "other", "int8")
     assert not (tmp_path / "other").exists()
 
 
@@ -178,11 +178,11 @@ def test_damaged_folders_are_refused(name: str, saved: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, r"quantised \(gptq\).*quantize='int8'"),
-        ({"quant_method": "awq"}, r"quantised \(awq\)"),
-        ({"quant_method": "torchao", "quant_type": {}}, r"quantised \(torchao\)"),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, r"quantised \(bitsandbytes\)"),
-        ({}, r"quantised \(unnamed\)"),
+        ({"quant_method": "gptq", "bits": 4}, r"quantized \(gptq\).*quantize='int8'"),
+        ({"quant_method": "awq"}, r"quantized \(awq\)"),
+        ({"quant_method": "torchao", "quant_type": {}}, r"quantized \(torchao\)"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, r"quantized \(bitsandbytes\)"),
+        ({}, r"quantized \(unnamed\)"),
         ({"quant_method": "forerun", "format": 2, "quantize": "int8"}, "forerun's format 2, and this version reads 1"),
         ({"quant_method": "forerun", "format": 1, "quantize": "int3"}, "quantize"),
         ({"quant_method": "forerun", "format": "x", "quantize": "int8"}, "format"),
@@ -190,7 +190,7 @@ def test_damaged_folders_are_refused(name: str, saved: Path, tmp_path: Path) -> 
     ],
     ids=str,
 )
-def test_weights_quantised_by_others_are_refused_by_name(said: Any, message: str, saved: Path, tmp_path: Path) -> None:
+def test_weights_quantized_by_others_are_refused_by_name(said: Any, message: str, saved: Path, tmp_path: Path) -> None:
     for path in (saved / "int8").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     settings = json.loads((tmp_path / "config.json").read_text())
@@ -206,7 +206,7 @@ def test_what_a_language_model_inside_another_says_is_heard(saved: Path, tmp_pat
         (tmp_path / path.name).write_bytes(path.read_bytes())
     text = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": "awq"}}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
-    with pytest.raises(UnsupportedModelError, match=r"quantised \(awq\)"):
+    with pytest.raises(UnsupportedModelError, match=r"quantized \(awq\)"):
         load_model(tmp_path)
 
 
