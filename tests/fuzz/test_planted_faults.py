@@ -71,7 +71,7 @@ def test_drafts_that_nobody_checks_are_found(monkeypatch: pytest.MonkeyPatch) ->
     ) -> Any:
         return drafter.draft(sequences, num_draft_tokens, min_acceptance_prob)
 
-    monkeypatch.setattr(step, "ask", ask)
+    monkeypatch.setattr(step, "checked_drafts", ask)
     with pytest.raises(BaseException):  # noqa: B017
         drafters_fuzzer()
 

@@ -100,7 +100,7 @@ def run(drafter: DraftModel, tokens: list[int], number: int, tenant: str | None 
 def test_a_draft_model_takes_over_what_it_has_computed_for_the_tenant() -> None:
     model = load_draft_model("bundled-draft", "bfloat16")
     drafter = DraftModel(model)
-    drafter._serve(model, Binding(model, seed=0))
+    drafter._use_model(model, Binding(model, seed=0))
     tokens = TOKENS[: 3 * PAGE + 1]
     first = run(drafter, tokens, 0)
     assert first[0] == 0 and len(first[1]) == 6
@@ -108,14 +108,14 @@ def test_a_draft_model_takes_over_what_it_has_computed_for_the_tenant() -> None:
     assert run(drafter, tokens, 2, "a") == (0, first[1])
     assert drafter.nbytes == 0 and drafter.pools == (model.pool,)
     model.pool.check_integrity()
-    drafter._serve(model, Binding(model, seed=0, prefix_reuse=False))
+    drafter._use_model(model, Binding(model, seed=0, prefix_reuse=False))
     assert run(drafter, tokens, 3) == (0, first[1])
 
 
 def test_a_draft_without_room_is_left_out() -> None:
     model = load_draft_model("bundled-draft", "bfloat16")
     drafter = DraftModel(model)
-    drafter._serve(model, Binding(model, seed=0))
+    drafter._use_model(model, Binding(model, seed=0))
     room = model.new_cache().pages_wanted(3 * PAGE)  # the reference's caches are of 256 positions at least
     model.pool.limit(room)
     assert run(drafter, TOKENS[: 3 * PAGE - 6], 0)[1] != []  # the last token and six more just fit in three pages

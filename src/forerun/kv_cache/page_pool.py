@@ -28,10 +28,8 @@ def check_counts(
     """Compare a pool's counts with its pages. Raises PoolIntegrityError, which names every difference.
 
     Args:
-        num_pages, num_taken: the pool's bound, and its count of taken pages.
-        free: pages given back.
-        held: of each cache that is alive.
-        num_unnamed: of these, caches with pages that ought to have none.
+        num_pages, num_taken: the pool's bound, and its count of taken pages. free: pages given back.
+        held: of each cache that is alive. num_unnamed: of these, caches with pages that ought to have none.
     """
     published = tree.pages()
     holders = Counter(page for pages in held for page in pages)

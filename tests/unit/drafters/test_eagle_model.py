@@ -151,7 +151,7 @@ def test_one_native_call_computes_what_pytorch_does(kind: str, folder: Path, mon
     found: list[list[Tensor]] = []
     for layer in (NativeEagleLayer, ReferenceEagleLayer):
         model = made(head, target)
-        assert isinstance(model._layers, layer)
+        assert isinstance(model._layer, layer)
         monkeypatch.setenv("FORERUN_KERNELS", "reference")  # a head's kernels are chosen when it is made
         cache, states = model.new_cache(), model.fuse(hidden_outputs)
         rows: list[Tensor] = []

@@ -181,7 +181,7 @@ class Rest(OneByOne):
             raise ConfigError(
                 f"max_ngram is {self._max} and continuation {self._continuation}, but the index {self._path} is sorted "
                 f"by {header.depth} tokens only. "
-                "Lower them, or build it with the key depth at {self._max + self._continuation}."
+                f"Lower them, or build it with the key depth at {self._max + self._continuation}."
             )
 
     @property

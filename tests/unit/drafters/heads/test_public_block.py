@@ -114,10 +114,10 @@ def test_what_vllm_reads(target: Path, model: Model, tmp_path: Path) -> None:
 UNSAYABLE: list[tuple[dict[str, Any], str]] = [
     ({"mask_token_id": None}, "a vector that was learnt for the mask"),
     ({"norm_before_fc": True}, "norms of states"),
-    ({"markov_shared": True}, "train without --markov-shared"),
+    ({"markov_shared": True}, "train without the key markov_shared"),
     (
         {"context_tokens": True, "num_layers": 1, "mask_token_id": None, "sample_from_anchor": False},
-        "train without --context-tokens",
+        "train without the key context_tokens",
     ),
     ({"sliding_window": 64}, "sliding_window"),
     ({"layers": (1, 12)}, r"after the target's final norm \(layer 12"),

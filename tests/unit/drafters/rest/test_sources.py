@@ -79,7 +79,7 @@ def test_json_lines(tmp_path: Path) -> None:
     [
         (
             '{"prompt": "a", "n": 1}',
-            "has no text in the field 'text'. Texts there: prompt. Choose with --field",
+            "has no text in the field 'text'. Texts there: prompt. Choose one by the key field",
         ),
         ('{"text": 3}', "There is no text in it"),
         ("[1]", "There is no text in it"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.models.loading.gguf import file as tensor_module
+from forerun.models.loading.gguf import tensors as tensor_module
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import READ_TYPES
 from gguf_files import pack
