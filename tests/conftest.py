@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 
@@ -55,6 +56,24 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow all but `count` evenly spread cases of a test under `sampled(count)`. Where they begin follows from
+    the test's name, so that several tests of the same cases leave out different ones."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, found in cases.items():
+        marker = found[0].get_closest_marker("sampled")
+        count = marker.args[0] if marker else len(found)
+        first = crc32(name.encode()) % len(found)
+        kept = {(first + index * len(found) // count) % len(found) for index in range(count)}
+        for index, item in enumerate(found):
+            if index not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_report_header() -> str:

@@ -225,6 +225,7 @@ def parts(drafter: Any) -> list[Any]:
     return [drafter, *(part for each in inner for part in parts(each))]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", DRAFTERS)
 @examples(2)
 @given(seed=st.integers(0, 2**32), k=st.sampled_from([4, "auto"]))
@@ -242,6 +243,7 @@ def test_another_call_is_interrupted(kind: str, seed: int, k: int | str) -> None
         assert_nothing_left(llm)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", DRAFTERS)
 @examples(2)
 @given(seed=st.integers(0, 2**32), k=st.sampled_from([4, "auto"]))

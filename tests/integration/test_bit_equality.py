@@ -60,11 +60,13 @@ def compare(target: Model, num_prompts: int, num_tokens: int, settings: dict[str
             assert bits(llm, prompts, batch, num_tokens, 5 * num_prompts) == expected, (drafter, k, batch)
 
 
+@pytest.mark.sampled(2)
 def test_bundled_pair(bundled: Model) -> None:
     """Each K alone and in company, shared out between the drafters; the slow test has the whole product."""
     compare(bundled, 2, 24, {"bundled-draft": [(1, 4), (5, 1)], "prompt-lookup": [(1, 1), (5, 4)]})
 
 
+@pytest.mark.sampled(2)
 def test_bundled_target_with_trees(bundled: Model) -> None:
     """Random trees and duplicated siblings, over the borders of tails and, in the longer prompt, of a block."""
     tokenizer = load_tokenizer("bundled")
@@ -92,6 +94,7 @@ CHAINS, TREES = [(1, 1), (3, 4), (5, 1), (8, 4)], [(5, 1), (12, 4)]
 QUARTERS = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 3))]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("quarter", QUARTERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)

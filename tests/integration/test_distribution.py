@@ -122,6 +122,7 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_distribution_is_the_targets(method: str) -> None:
     """As many samples as find out what is planted below; the slow test takes a million."""

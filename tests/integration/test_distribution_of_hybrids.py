@@ -145,6 +145,7 @@ def tokenizer_of(method: str) -> Letters | None:
     return OURS if "cross-vocab" in method else None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_distribution_is_the_targets(method: str) -> None:
     count = MORE_SAMPLES if "as long as it came out" in method else NUM_SAMPLES

@@ -62,6 +62,7 @@ METHODS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_distribution_is_the_targets(method: str) -> None:
     drafter, acceptance = METHODS[method]

@@ -38,6 +38,7 @@ MAKE: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "options"), cases(MAKE))
 def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str, options: dict[str, Any]) -> None:
     assert rig.answers(MAKE[kind](rig.head), **options) == rig.expected

@@ -89,6 +89,7 @@ def failing(model: Any, calls: Sequence[int], after: bool, monkeypatch: pytest.M
     return failed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("drafter", "after"), failing_cases(DRAFTERS))
 def test_a_target_forward_that_fails(
     drafter: str,
@@ -106,6 +107,7 @@ def test_a_target_forward_that_fails(
     assert len(failed) == 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("drafter", "after"), failing_cases(DRAFTERS, but=("suffix", "recycling")))
 def test_a_drafters_forward_that_fails(
     drafter: str,

@@ -79,6 +79,7 @@ def test_the_reference_says_something(family: Family) -> None:
     assert all(len(output) == NUM_NEW for output in family.references.values())
 
 
+@pytest.mark.sampled(12)
 @parts(3)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_greedy_in_company(family: Family, size: int, part: Part) -> None:
@@ -92,6 +93,7 @@ def test_greedy_in_company(family: Family, size: int, part: Part) -> None:
             assert results[0].stats.acceptance_rate == 1
 
 
+@pytest.mark.sampled(40)
 @parts(6)
 @pytest.mark.parametrize("offset", range(NUM_NEW))
 def test_eos_at_every_offset(family: Family, offset: int, part: Part) -> None:
@@ -111,6 +113,7 @@ def test_eos_at_every_offset(family: Family, offset: int, part: Part) -> None:
         assert results[offset % 3].finish_reason == ("stop" if len(expected[offset % 3]) <= NUM_NEW else "length")
 
 
+@pytest.mark.sampled(32)
 @parts(6)
 @pytest.mark.parametrize("offset", range(NUM_NEW))
 def test_stop_strings_at_every_offset(family: Family, offset: int, part: Part) -> None:

@@ -38,6 +38,7 @@ def head_for(target: Model, sequential: bool = False) -> StoredHead[MedusaConfig
     return random_medusa(target, draft_vocab_size=60, sequential=sequential)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("sequential", [False, True])
 @pytest.mark.parametrize(("kind", "options"), cases(MAKE))
 def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str, options: dict[str, Any], sequential: bool) -> None:

@@ -58,6 +58,7 @@ def verified(model: Model, cache: Cache) -> Tensor:
     return torch.cat(logits)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("chunk", [1, 37, 256])
 def test_what_is_adopted_or_forked_is_what_would_be_computed(model: Model, chunk: int) -> None:
     alone = verified(model, computed(model, TOKENS[:1], 1))

@@ -44,6 +44,7 @@ def pages(llm: LLM, num_slots: int) -> int:
     return llm.target.new_cache().pages_wanted(num_slots)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("drafter", rows(slow=TWINS))
 def test_nobody_sees_who_lost_its_place(
     plain: LLM, prompts: list[list[int]], expected: list[Any], drafter: str

@@ -64,6 +64,7 @@ def drafts(drafter: ModelDrafter, target: Model, params: list[SamplingParams], m
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("min_acceptance_prob", [0.0, 0.02])
 @pytest.mark.parametrize("kind", ["draft-model", "eagle"])
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def test_a_tree_is_accepted_further_than_the_chain(shape: str) -> None:
     assert tree.mean_acceptance_length > 1.2 * chain.mean_acceptance_length
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", ["dynamic", "static"])
 @pytest.mark.parametrize("options", [*OPTIONS, {"temperature": 1.0}, {"temperature": 0.6, "top_p": 0.8}])
 def test_any_history_and_its_cache(shape: str, options: dict[str, Any]) -> None:

@@ -60,6 +60,7 @@ def difference(own: Tensor, expected: Tensor) -> float:
     return float((own - expected).nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_formulas(kind: str, target: Model) -> None:
     """Compare two sequences in one forward, in chunks; then drafted rows, whose states are the outputs of the rows

@@ -39,6 +39,7 @@ def plain(target: Model) -> list[Any]:
     return answers(LLM(target, None))
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("options", [{}, {"max_batch": 1}, {"prefill_chunk": 2}, {"max_batch": 3, "prefill_chunk": 7}])
 @pytest.mark.parametrize("k", [1, 4, 8])
 def test_bits_are_those_of_plain_decoding(target: Model, plain: list[Any], k: int, options: dict[str, int]) -> None:

@@ -25,6 +25,7 @@ def model() -> Model:
     return load_model("bundled-draft", "float32")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams()])

@@ -56,6 +56,7 @@ def fed(model: BlockModel, hidden_outputs: Sequence[Tensor]) -> tuple[list[Tenso
     ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_computes_what_pytorch_does(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare heads with the same quantized weights: context rows over a page's end, then blocks of different

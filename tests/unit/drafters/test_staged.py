@@ -61,6 +61,7 @@ def inner(right: bool) -> Scripted:
     return Scripted(propose)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("min_acceptance_prob", [0.0, 0.3])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("drafter", [PromptLookup(min_ngram=1), inner(True), inner(False), "suffix"])

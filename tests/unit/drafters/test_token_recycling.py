@@ -263,6 +263,7 @@ def test_impossible_options_are_refused(options: dict[str, int]) -> None:
         Recycling(**options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_output_is_that_of_plain_decoding(seed: int) -> None:
     rng = random.Random(seed)

@@ -49,6 +49,7 @@ def stopped(output: Seq[int], stops: Seq[str], min_tokens: int) -> tuple[int | N
     return None, PIECES.decode(output)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("min_tokens", [0, 1, 2, 3, 5, 8, 11])
 def test_stop_strings_are_passed_over_before_min_tokens(kind: str, min_tokens: int) -> None:

@@ -102,6 +102,7 @@ def probed(generator: torch.Generator, sequence: Sequence, num_draft_tokens: int
 DRAFTS = {"chain": chain, "tree": tree, "wide": right_below_the_grammar, "probes": probed, "none": None}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_tokens_with_and_without_drafts(kind: str, drafts: str) -> None:
@@ -123,6 +124,7 @@ def test_the_same_tokens_with_and_without_drafts(kind: str, drafts: str) -> None
             assert END not in output[:-1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("acceptance", [None, "token", "block", "walk", "traversal", "multi-step", "coupled"])
 def test_drawn_drafts_that_know_no_grammar(acceptance: str | None) -> None:
     """What is written is a sentence of the grammar, whatever the rule."""

@@ -122,6 +122,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("chunk", [1, 2, 3, 256])
 @pytest.mark.parametrize(("needs", "options"), CASES)
 def test_every_row_follows_its_tokens(needs: Needs, options: dict[str, Any], chunk: int) -> None:

@@ -196,6 +196,7 @@ MAKE: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("everywhere", [True, False])
 @pytest.mark.parametrize("k", [4, "auto"])
 @pytest.mark.parametrize("name", MAKE)

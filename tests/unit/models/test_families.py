@@ -27,6 +27,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["llama", "general"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_match_transformers(family: str, kind: str, folders: dict[str, Path]) -> None:
@@ -68,6 +69,7 @@ def test_a_tree_computes_each_path_as_a_chain_would(family: str, folders: dict[s
     torch.testing.assert_close(again[0], expected[-1], atol=FLOAT64_TOLERANCE, rtol=0)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_exact_models_keep_their_word(family: str, dtype: str, folders: dict[str, Path]) -> None:

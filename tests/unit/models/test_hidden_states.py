@@ -42,6 +42,7 @@ def prompted(model: Model, prompt: list[int]) -> Cache:
     return cache
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", ["auto", "general"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_those_of_transformers(family: str, kind: str, folders: dict[str, Path]) -> None:
@@ -61,6 +62,7 @@ def test_states_are_those_of_transformers(family: str, kind: str, folders: dict[
     assert error.max() < 1e-5, error
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_have_the_same_bits_however_rows_are_computed(family: str, dtype: str, folders: dict[str, Path]) -> None:

@@ -68,6 +68,7 @@ def held(cache: SequenceCache) -> list[Tensor]:
     return [stored[:, : cache.length].clone() for layer in range(len(cache.shapes)) for stored in cache.read(layer)]
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("first", range(1, LAYERS))
 @pytest.mark.parametrize(("length", "k"), [(1, 1), (253, 4), (255, 8), (62, 2)])
 def test_verification_goes_on_from_the_draft(model: Model, first: int, length: int, k: int) -> None:

@@ -42,6 +42,7 @@ def logits(model: Model) -> Tensor:
     return torch.cat(parts)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_near_those_of_the_references(

@@ -49,6 +49,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize(("dtype", "quantize", "kernels"), CASES)
 def test_logits_are_the_whole_models_where_it_proposes(

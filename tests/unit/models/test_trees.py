@@ -89,6 +89,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make_family(name, root) for name in FAMILIES}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nodes_have_the_bits_of_their_paths(family: str, dtype: str, folders: dict[str, Path]) -> None:
@@ -120,6 +121,7 @@ def test_trees_beside_trees_chains_and_prompts(family: str, folders: dict[str, P
         check_tree(model, length, tree, part, cache)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", range(40))
 def test_attention_of_random_trees(seed: int) -> None:
     """Compare one layer of any shape, and trees up to more nodes than one product takes."""

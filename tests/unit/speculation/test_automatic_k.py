@@ -54,6 +54,7 @@ WORLDS = {
 FEW = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", WORLDS)
 def test_within_three_per_cent_of_the_best_fixed_number(name: str) -> None:
     """Learning included. A policy that knew the world from the start would reach 1."""

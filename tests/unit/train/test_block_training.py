@@ -96,6 +96,7 @@ def trained(head: StoredHead[Any], target: Model, rows: HeadRows) -> tuple[Tenso
     return logits.view(*before.shape, -1).detach(), outputs.detach(), before  # type: ignore[union-attr]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_are_those_of_the_reference_and_of_drafting(
     kind: str, target: Model, packed: tuple[Tensor, Tensor, Tensor]

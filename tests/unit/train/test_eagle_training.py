@@ -110,6 +110,7 @@ def active_rows(rows: HeadRows) -> list[tuple[int, int, int]]:
     return [(index, of[index], places[index]) for index in range(len(of))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_unrolled_rows_are_those_of_drafting(kind: str, target: Model, packed: tuple[Tensor, Tensor, Tensor]) -> None:
     head = random_head(target, **KINDS[kind])

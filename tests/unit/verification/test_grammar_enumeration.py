@@ -69,6 +69,7 @@ def completed(distribution):
     return cut
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", RULES)
 @REPLACEMENT
 @pytest.mark.parametrize("shape", SHAPES)

@@ -108,6 +108,7 @@ def test_expected_accepted_tokens():
     assert totals[0] < totals[1] < totals[2]
 
 
+@pytest.mark.sampled(3)
 @REPLACEMENT
 @pytest.mark.parametrize("shape", ["uneven", "three, then one", "chain"])
 def test_traversal_accepts_no_fewer_tokens_than_multi_step(replacement, shape):
