@@ -94,7 +94,7 @@ CHAINS, TREES = [(1, 1), (3, 4), (5, 1), (8, 4)], [(5, 1), (12, 4)]
 QUARTERS = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2, 3))]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("quarter", QUARTERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)

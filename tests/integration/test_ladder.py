@@ -76,7 +76,7 @@ def one_of_both(drafter: str, number: int) -> Any:
     return DEFAULTS[(list(DRAFTERS).index(drafter) + number) % 2]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("drafter", FEWER_ROWS)
 def test_float64_tokens_in_company(rig: Rig, drafter: str) -> None:
     """Greedy, alone and in company, prompts in chunks of several sizes."""
@@ -91,7 +91,7 @@ def test_float64_tokens_in_company(rig: Rig, drafter: str) -> None:
     tally(every, 4 if drafter in seldom_right else 6)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("drafter", FEWER_ROWS)
 def test_float64_end_at_every_offset(rig: Rig, drafter: str) -> None:
     """Every token of the output in turn ends it, inside accepted drafts too: all offsets are one batch."""
@@ -158,7 +158,7 @@ def float32() -> Rig:
     return Rig("float32")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("drafter", FEWER_ROWS)
 def test_seeded_requests(float32: Rig, drafter: str) -> None:
     compare_seeded(float32, drafter, 10, 10, [K], 3 if drafter == "medusa" else 6)
@@ -205,7 +205,7 @@ def exact(request: pytest.FixtureRequest) -> Rig:
     return Rig("bfloat16", request.param) if request.param in QUANTISATIONS else Rig(request.param)
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("drafter", FEWER_ROWS)
 def test_bits(exact: Rig, drafter: str) -> None:
     assert exact.target.exactness.exact, exact.target.exactness.reason

@@ -117,6 +117,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_weights(
         run(start, tmp_path / "whole", replace(TINY, anchors=5))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("reads_tokens", [False, True])
 def test_the_command_writes_a_head_that_drafts_with_its_card(
     reads_tokens: bool, start: PreparedRun, tmp_path: Path, request: pytest.FixtureRequest

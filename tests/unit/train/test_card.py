@@ -76,6 +76,7 @@ def target(source_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.slow
 def test_a_pair_is_trained_from_files_to_folders_with_cards(target: Path, source_folder: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     samples = ("--sample-tokens", "1024", "--distil-tokens", "16384")

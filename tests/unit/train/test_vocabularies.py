@@ -74,6 +74,7 @@ def test_a_stream_and_samples_keep_large_ids(files: list[SourceFile]) -> None:
     assert probs.ids.dtype == np.uint32 and probs.ids.shape == (1, 4, 4) and probs.ids[0, 0].min() >= 1 << 16
 
 
+@pytest.mark.slow
 def test_a_draft_takes_its_targets_vocabulary(tmp_path: Path) -> None:
     sizes = replace(NARROW, vocab_size=LARGE, num_layers=8, intermediate_size=40_000)
     target = lm.build_model(sizes, 0, 0)

@@ -47,6 +47,7 @@ def test_a_model_that_does_not_load(tmp_path: Path) -> None:
         LlamaCpp(options(tmp_path, model="bad"))
 
 
+@pytest.mark.slow
 def test_it_is_a_peer_like_the_others(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     (tmp_path / "bad.gguf").touch()
