@@ -37,7 +37,7 @@ for wheel in dist/forerun-*.whl; do
     "$PYTHON" - "$wheel" <<'CHECK'
 import sys, zipfile
 names = zipfile.ZipFile(sys.argv[1]).namelist()
-wanted = ("forerun/assets/target/", "forerun/assets/heads/", "forerun/server/page/", "forerun/kernels/native/", "licenses/")
+wanted = ("forerun/assets/target/", "forerun/assets/heads/", "forerun/server/page/", "forerun/kernels/cpu/", "licenses/")
 lacking = [part for part in wanted if not any(part in name for name in names)]
 stray = [name for name in names if name.split("/")[0] not in ("forerun",) and ".dist-info/" not in name]
 if lacking or stray:

@@ -1,7 +1,7 @@
 """The choice of how much to draft, from measured acceptance and costs."""
 
 from forerun.speculation.acceptance import AcceptanceStats, Rates, bin_centres, bin_of
-from forerun.speculation.automatic_k import AutomaticPolicy, automatic_policy
+from forerun.speculation.choose_k import AutomaticPolicy, automatic_policy
 from forerun.speculation.cost_model import CostModel, Curve
 from forerun.speculation.cost_store import StoredCosts
 from forerun.speculation.exploration import Probes

@@ -12,8 +12,8 @@ from forerun.errors import ConfigError
 from forerun.types import Draft, Noise, PackedDrafts, Verdict, Verifier
 from forerun.verification.chain_rejection import Rejection
 from forerun.verification.chain_rejection_math import BLOCK, TOKEN
+from forerun.verification.greedy_and_seeded import Coupled, SampleAndMatch
 from forerun.verification.lossy import Threshold, in_top_k, in_top_p, typical
-from forerun.verification.sample_and_match import Coupled, SampleAndMatch
 from forerun.verification.tree_rejection import TreeRejection
 from forerun.verification.tree_rejection_math import multi_step, traversal
 

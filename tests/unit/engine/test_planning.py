@@ -80,7 +80,7 @@ def test_a_plan_stands_until_another_is_clearly_better(
     def together(self: Prospects) -> Any:
         return rates[None, :], np.repeat(choices[None, :, None], len(self.gains), axis=2)
 
-    monkeypatch.setattr("forerun.speculation.automatic_k.ProspectsAlone", Alone)
+    monkeypatch.setattr("forerun.speculation.choose_k.ProspectsAlone", Alone)
     monkeypatch.setattr(Prospects, "rates_together", together)
     policy, own = learned(batch)
     rates[first] = 2.0

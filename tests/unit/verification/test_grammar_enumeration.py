@@ -17,7 +17,7 @@ from forerun.sampling import SequenceConstraint
 from forerun.sampling.grammar.drafts import with_grammar
 from forerun.types import Draft, PackedDrafts, Sequence, is_allowed
 from forerun.verification.chain_rejection_math import BLOCK, TOKEN
-from forerun.verification.sample_and_match import match_sampled_tokens
+from forerun.verification.greedy_and_seeded import match_sampled_tokens
 from grammars import ANY, Automaton
 
 from .enumeration import Distributions, total_variation

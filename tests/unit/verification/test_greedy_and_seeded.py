@@ -12,7 +12,7 @@ from forerun.config import SamplingParams
 from forerun.sampling import StepNoise
 from forerun.types import Draft, PackedDrafts, Sequence, Verdict
 from forerun.verification import VERIFIERS
-from forerun.verification.sample_and_match import match_sampled_tokens
+from forerun.verification.greedy_and_seeded import match_sampled_tokens
 
 VOCAB = 3
 
