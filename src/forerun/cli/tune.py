@@ -30,7 +30,7 @@ NUM_PROMPTS = 24
 """Of a bundled workload."""
 _RAW, _CHATS = "code", "questions"
 """The bundled workloads that are taken where no prompts are given: raw text, and for a target with a chat template."""
-_TYPED = ("minutes", "max_tokens", "load", "drafters", "allow_quantize", "out", "results")
+_TYPED = ("minutes", "max_tokens", "load", "drafters", "out", "results")
 _KEPT = ("dtype", "device", "quantize", "adapter")
 """Settings of the target that go into the configuration, where they are not the default."""
 
