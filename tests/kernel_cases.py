@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ from forerun.models.attention.native import NativeAttention, PathPlanner
 from forerun.models.base import Rows
 from forerun.models.model import lay_out
 
-KINDS = ("float32", "bfloat16", "int8", "int8-groups", "int4-groups", "int4-minima")
+_QUANTIZED = ("int8", "int8-groups", "int4-groups", "int4-minima")
+KINDS = ("float32", "bfloat16", *_QUANTIZED, *(f"{kind}-by-bytes" for kind in _QUANTIZED))
 NUM_TOKENS = 300
 Numbers = tuple[Tensor, Tensor, Tensor]
 
@@ -33,7 +35,12 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
 
 
 def weight_of(kind: str, out: int, size: int, seed: int = 0) -> Tensor | QuantizedWeight:
-    """A matrix [out, size]. "int8-groups" is GGUF's Q8_0, "int4-groups" Q4_0, "int4-minima" Q4_1."""
+    """A matrix [out, size]. "int8-groups" is GGUF's Q8_0, "int4-groups" Q4_0, "int4-minima" Q4_1; what ends in
+    "-by-bytes" takes activations of 8 bits."""
+    if kind.endswith("-by-bytes"):
+        weight = weight_of(kind.removesuffix("-by-bytes"), out, size, seed)
+        assert isinstance(weight, QuantizedWeight)
+        return replace(weight, activation_bits=8)
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randn(out, size, generator=generator)
     if kind in ("float32", "bfloat16"):

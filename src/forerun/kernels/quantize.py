@@ -1,4 +1,4 @@
-"""Quantization of weights to 8 and 4 bits, and of activations to 16 bits."""
+"""Quantization of weights to 8 and 4 bits, and of activations to 16 and 8 bits."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class QuantizedWeight:
             scale per output channel. All are finite.
         minimum: [out, groups] float16, if zero is 0; else None.
         group: GROUP, or None: the whole row.
+        activation_bits: of the activations that it is multiplied with: 16, one scale per row; or 8, one per group.
     """
 
     bits: int
@@ -51,6 +52,7 @@ class QuantizedWeight:
     scale: Tensor
     minimum: Tensor | None
     group: int | None
+    activation_bits: int = 16
 
     @property
     def shape(self) -> tuple[int, int]:

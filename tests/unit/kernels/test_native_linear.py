@@ -44,7 +44,7 @@ def test_a_rows_bits_are_the_same_with_two_threads(library: Library, kind: str) 
         assert torch.equal(linear.forward(x), one)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int8-groups", "int4-groups", "int4-minima"])
+@pytest.mark.parametrize("kind", KINDS[2:])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_codes_do_not_saturate(library: Library, kind: str, sign: int) -> None:
     weight = weight_of(kind, 32, 128)

@@ -36,7 +36,7 @@ class LinearStruct(Structure):
         ("kind", c_int32),
         ("out_features", c_int32),
         ("in_features", c_int32),
-        ("reserved", c_int32),
+        ("activation_bits", c_int32),
         ("packed", c_void_p),
         ("scales", c_void_p),
         ("bias", c_void_p),
@@ -137,7 +137,7 @@ class AttentionStruct(Structure):
     ]
 
 
-ABI = 9
+ABI = 10
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

@@ -91,6 +91,7 @@ class NativeLinear(nn.Module):
             kind=self.kind,
             out_features=self.out_features,
             in_features=self.in_features,
+            activation_bits=weight.activation_bits if isinstance(weight, QuantizedWeight) else 0,
             packed=self._packed.data_ptr(),
             scales=None if self._scales is None else self._scales.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),

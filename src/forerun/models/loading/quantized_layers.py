@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -149,7 +150,7 @@ class QuantizedMaker:
         if weight is None or not keeps_stored(weight.bits, self._bits, is_outer=is_outer):
             numbers = self._numbers(part) if weight is None else weight.dequantize(torch.float32)
             weight = (quantize_int8 if is_outer or self._bits == 8 else quantize_int4)(numbers, part.name)
-        weight = weight.to(part.weight.device)
+        weight = replace(weight.to(part.weight.device), activation_bits=8 if weight.bits == 4 else 16)
         return weight if part.rows is None else weight.rows(part.rows)
 
     def _numbers(self, part: Part) -> Tensor:

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 9
+#define FORERUN_ABI 10
 
 extern "C" {
 
@@ -10,15 +10,17 @@ extern "C" {
 enum ForerunKind : int32_t {
     FORERUN_FLOAT32 = 0,    // [out / 16][in][16] float
     FORERUN_BFLOAT16 = 1,   // [out / 16][in / 2, rounded up][16][2] bfloat16: pairs of inputs, the last with zeros
-    FORERUN_INT8 = 2,       // [out / 16][in / 4][16][2] words, two signed codes of 8 bits each; one scale per output
-    FORERUN_INT8_GROUPS = 3,  // [out / 16][in / 32] of [8][16][2] such words and 16 float16 scales
-    FORERUN_INT4_GROUPS = 4,  // [out / 16][in / 32] of [4][16][2] words, four codes with zero 8 each, and 16 scales
+    FORERUN_INT8 = 2,       // [out / 16][in / 4][16][4] signed bytes; one scale per output
+    FORERUN_INT8_GROUPS = 3,  // [out / 16][in / 32] of [8][16][4] signed bytes and 16 float16 scales
+    FORERUN_INT4_GROUPS = 4,  // [out / 16][in / 32] of [4][16][4] bytes, codes with zero 8, and 16 float16 scales: the
+                              // low half of a byte is of inputs 0..3 of eight, the high half of inputs 4..7
     FORERUN_INT4_MINIMA = 5,  // the same with zero 0, and 16 float16 minima behind the scales
 };
 
 // y = x W^T + bias.
 struct ForerunLinear {
-    int32_t kind, out, in, reserved;
+    int32_t kind, out, in;
+    int32_t activation_bits;  // of quantized weights: 16, one scale per row; or 8, one per 32 inputs
     const void* packed;
     const float* scales;  // [out, rounded up to 16], FORERUN_INT8 only
     const float* bias;    // [out, rounded up to 16], or null

@@ -44,17 +44,16 @@ inline int64_t packed_bytes(int32_t kind, int64_t out, int64_t in) {
     return blocks * ((in + 31) / 32) * group_bytes(kind);
 }
 
-// Where the code of output o of a block and input k lies, from the block's start, and its shift. A word of 16 bits holds,
-// of one output and of the first or second inputs of pairs, two codes of 8 bits or four of 4 bits.
+// Where the code of output o of a block and input k lies, from the block's start, and its shift. Four bytes hold, of one
+// output, four codes of 8 bits or eight of 4 bits.
 inline int64_t code_place(int32_t kind, int64_t o, int64_t k, int* shift) {
     const int64_t group = k / 32 * group_bytes(kind), i = k % 32;
     if (kind <= FORERUN_INT8_GROUPS) {
         *shift = 0;
-        return group + i / 4 * 64 + (2 * o + i % 2) * 2 + i % 4 / 2;
+        return group + i / 4 * 64 + 4 * o + i % 4;
     }
-    const int64_t place = i % 8 / 2;
-    *shift = place % 2 ? 4 : 0;
-    return group + i / 8 * 64 + (2 * o + i % 2) * 2 + place / 2;
+    *shift = i % 8 / 4 * 4;
+    return group + i / 8 * 64 + 4 * o + i % 4;
 }
 
 // Where the number of output o of a block and input k lies, from the block's start.

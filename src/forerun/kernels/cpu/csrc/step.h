@@ -11,6 +11,18 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
+// Unrolled, so that sums stay in registers.
+#define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
+
+// Bytes from the weights that are read to those that are asked for: some hundred cycles of sums.
+constexpr int64_t AHEAD = 2048;
+
+// Ask for the line of weights that is read some lines later: with several rows the sums of one line keep the processor from
+// looking that far ahead itself. With one or two it does, and every instruction more costs.
+template <int R> static inline __attribute__((always_inline)) void ahead(const void* p) {
+    if (R > 2) __builtin_prefetch((const char*)p + AHEAD);
+}
+
 namespace forerun {
 
 // Bytes of a workspace that a thread keeps from one call to the next: a step's of decoding, not those of a long prompt.
@@ -82,24 +94,25 @@ inline Workspace& workspace() {
     return kept_workspace();
 }
 
-// The largest code of activations that products take: 16 bits, and where one of them adds whole numbers over all of its
+// The largest code of 16 bits that products take of activations, and where one of them adds whole numbers over all of its
 // inputs, no more than lets them, times codes of 8 bits, add up within 32 bits.
 inline float largest_code(std::initializer_list<const ForerunLinear*> products) {
     int64_t most = 32767;
     for (const ForerunLinear* w : products) {
         const int64_t fits = 2147483647 / (128 * (w->in > 0 ? (int64_t)w->in : 1));
-        if (w->kind == FORERUN_INT8 && fits < most) most = fits;
+        if (w->kind == FORERUN_INT8 && w->activation_bits != 8 && fits < most) most = fits;
     }
     return (float)most;
 }
 
 // What the rows of some products are brought into.
 struct Forms {
-    bool bfloat16 = false, codes = false;
+    bool bfloat16 = false, codes = false, bytes = false;
     void add(std::initializer_list<const ForerunLinear*> products) {
         for (const ForerunLinear* w : products) {
             bfloat16 |= w->kind == FORERUN_BFLOAT16;
-            codes |= w->kind >= FORERUN_INT8;
+            codes |= w->kind >= FORERUN_INT8 && w->activation_bits != 8;
+            bytes |= w->kind >= FORERUN_INT8 && w->activation_bits == 8;
         }
     }
 };
@@ -109,7 +122,14 @@ template <class Input> void plan_input(Workspace& space, Input& in, int64_t n, i
     in.groups = (width + 31) / 32;
     in.bfloat16 = nullptr;
     in.codes = nullptr;
+    in.bytes = nullptr;
     if (Input::dots_bfloat16 && forms.bfloat16) space.want(in.bfloat16, n * in.groups * 32);
+    if (forms.bytes) {
+        space.want(in.bytes, n * in.groups * 32);
+        space.want(in.byte_scales, n * in.groups);
+        space.want(in.byte_sums, n * in.groups);
+        space.want(in.byte_totals, n * in.groups);
+    }
     if (!forms.codes) return;
     space.want(in.codes, n * in.groups * 32);
     space.want(in.scales, n);

@@ -66,14 +66,26 @@ INLINE I i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
 INLINE I i_add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE I i_max(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
 INLINE F i_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-INLINE void i_store(int32_t* p, I x) {
-    _mm256_storeu_si256((__m256i*)p, x.a);
-    _mm256_storeu_si256((__m256i*)(p + 8), x.b);
+INLINE int32_t i_most(I x) {
+    const __m256i eight = _mm256_max_epi32(x.a, x.b);
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_max_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 1)));
 }
+INLINE int32_t i_total(I x) {
+    const __m256i eight = _mm256_add_epi32(x.a, x.b);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 1)));
+}
+INLINE __m256i words_of(I x) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), _MM_SHUFFLE(3, 1, 2, 0)); }
 INLINE void i_store_words(int16_t* p, I x) {
-    int32_t wide[16];
-    i_store(wide, x);
-    for (int i = 0; i < 16; i++) p[i] = (int16_t)wide[i];
+    const __m256i words = _mm256_shufflelo_epi16(words_of(x), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm256_storeu_si256((__m256i*)p, _mm256_shufflehi_epi16(words, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+INLINE void i_store_bytes(int8_t* p, I x) {
+    const __m256i words = words_of(x);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 
 INLINE W w_load(const uint8_t* p) {
@@ -93,4 +105,51 @@ INLINE I dot(I sum, W codes, const int16_t* x) {
     const __m256i two = _mm256_set1_epi32(pair);
     return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(codes.a, two)),
             _mm256_add_epi32(sum.b, _mm256_madd_epi16(codes.b, two))};
+}
+
+INLINE __m256i four_bytes(const int8_t* x) {
+    int32_t four;
+    __builtin_memcpy(&four, x, 4);
+    return _mm256_set1_epi32(four);
+}
+// Add the products of pairs of codes 0..15 and inputs to words, in which a group's eight fit: 8 * 2 * 15 * 127 < 32,768.
+// Both halves take one broadcast of inputs.
+template <int R> INLINE void add_pairs(W codes, const int8_t* x, int64_t next, W* sum) {
+    EACH_ROW {
+        const __m256i four = four_bytes(x + r * next);
+        sum[r] = {_mm256_add_epi16(sum[r].a, _mm256_maddubs_epi16(codes.a, four)),
+                  _mm256_add_epi16(sum[r].b, _mm256_maddubs_epi16(codes.b, four))};
+    }
+}
+INLINE I i_of_pairs(W words) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(words.a, ones), _mm256_madd_epi16(words.b, ones)};
+}
+template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+    const __m256i low = _mm256_set1_epi8(15);
+    W words[R];
+    EACH_ROW words[r] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+#pragma GCC unroll 4
+    for (int k = 0; k < 32; k += 8) {
+        const W bytes = w_load(p + 8 * k);
+        ahead<R>(p + 8 * k);
+        add_pairs<R>({_mm256_and_si256(bytes.a, low), _mm256_and_si256(bytes.b, low)}, x + k, next, words);
+        add_pairs<R>({_mm256_and_si256(_mm256_srli_epi16(bytes.a, 4), low),
+                      _mm256_and_si256(_mm256_srli_epi16(bytes.b, 4), low)}, x + k + 4, next, words);
+    }
+    EACH_ROW sum[r] = i_of_pairs(words[r]);
+}
+// The sign of a code goes to its input: two products of 128 * 127 fit a word, a sum of them does not.
+template <int R>
+INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t*, int64_t, I* sum) {
+    EACH_ROW sum[r] = i_zero();
+    for (int k = 0; k < 32; k += 4) {
+        const W bytes = w_load(p + 16 * k), sizes = {_mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)};
+        ahead<R>(p + 16 * k);
+        EACH_ROW {
+            const __m256i four = four_bytes(x + r * next + k);
+            sum[r] = i_add(sum[r], i_of_pairs({_mm256_maddubs_epi16(sizes.a, _mm256_sign_epi8(four, bytes.a)),
+                                               _mm256_maddubs_epi16(sizes.b, _mm256_sign_epi8(four, bytes.b))}));
+        }
+    }
 }

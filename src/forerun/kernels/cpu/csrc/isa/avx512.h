@@ -10,7 +10,7 @@
 
 typedef __m512 F;    // 16 floats
 typedef __m512i I;   // 16 int32
-typedef __m512i W;   // 32 words: of each output the codes of a pair of inputs
+typedef __m512i W;   // 32 words: of each output the codes of a pair of inputs; or 64 bytes, of four
 typedef int32_t Pair __attribute__((may_alias, aligned(2)));
 constexpr int MAX_ROWS = 8;  // whose sums stay in registers
 
@@ -54,14 +54,21 @@ INLINE I i_set(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE I i_max(I a, I b) { return _mm512_max_epi32(a, b); }
 INLINE F i_float(I a) { return _mm512_cvtepi32_ps(a); }
-INLINE void i_store(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
-INLINE void i_store_words(int16_t* p, I a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a)); }
+INLINE int32_t i_most(I a) { return _mm512_reduce_max_epi32(a); }
+INLINE int32_t i_total(I a) { return _mm512_reduce_add_epi32(a); }
+// The middle two of each four change places, so that pairs are those of w_low8, w_high8 and w_code4.
+INLINE void i_store_words(int16_t* p, I a) {
+    const __m256i words = _mm256_shufflelo_epi16(_mm512_cvtepi32_epi16(a), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm256_storeu_si256((__m256i*)p, _mm256_shufflehi_epi16(words, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+INLINE void i_store_bytes(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
 
-// Codes lie in words of 16 bits, so that no byte needs to be widened: two of 8 bits or four of 4 bits in each.
+// Of the bytes of each output, the first and third, and the second and fourth, as words.
 INLINE W w_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE W w_low8(W a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }  // signed
 INLINE W w_high8(W a) { return _mm512_srai_epi16(a, 8); }
-template <int PLACE> INLINE W w_code4(W a) {  // 0..15
+// Of eight codes of 4 bits, 0..15, of each output: 0 and 2, 4 and 6, 1 and 3, 5 and 7, as words.
+template <int PLACE> INLINE W w_code4(W a) {
     if (PLACE == 3) return _mm512_srli_epi16(a, 12);
     const W moved = PLACE ? _mm512_srli_epi16(a, 4 * PLACE) : a;
     return _mm512_and_si512(moved, _mm512_set1_epi16(15));
@@ -71,6 +78,41 @@ template <int PLACE> INLINE W w_code4(W a) {  // 0..15
 INLINE I dot(I sum, W codes, const int16_t* x) {
     asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const Pair*)x));
     return sum;
+}
+// Lane o: sum + the sum of codes[4 o + i] x[i], i < 4; codes are bytes 0..255.
+INLINE I dot4(I sum, W codes, const int8_t* x) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const Pair*)x));
+    return sum;
+}
+// Lane o: the products of a group's 32 codes and inputs, for rows that lie `next` apart.
+template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+    const W low = _mm512_set1_epi8(15);
+    I other[R];
+    EACH_ROW sum[r] = other[r] = i_zero();
+    for (int k = 0; k < 32; k += 8) {
+        const W bytes = w_load(p + 8 * k);
+        ahead<R>(p + 8 * k);
+        const W a = _mm512_and_si512(bytes, low), b = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
+        EACH_ROW sum[r] = dot4(sum[r], a, x + r * next + k);
+        EACH_ROW other[r] = dot4(other[r], b, x + r * next + k + 4);
+    }
+    EACH_ROW sum[r] = i_add(sum[r], other[r]);
+}
+// The same for signed codes of 8 bits; totals: [R] sums of the rows' inputs, `step` apart.
+template <int R>
+INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
+    const W zero = _mm512_set1_epi8((char)128);
+    I other[R];
+    EACH_ROW sum[r] = i_set(-128 * totals[r * step]);
+    EACH_ROW other[r] = i_zero();
+    for (int k = 0; k < 32; k += 8) {
+        const W a = _mm512_xor_si512(w_load(p + 16 * k), zero), b = _mm512_xor_si512(w_load(p + 16 * k + 64), zero);
+        ahead<R>(p + 16 * k);
+        ahead<R>(p + 16 * k + 64);
+        EACH_ROW sum[r] = dot4(sum[r], a, x + r * next + k);
+        EACH_ROW other[r] = dot4(other[r], b, x + r * next + k + 4);
+    }
+    EACH_ROW sum[r] = i_add(sum[r], other[r]);
 }
 
 #if defined(AVX512_BF16)

@@ -58,9 +58,21 @@ INLINE I i_zero() { return I{}; }
 INLINE I i_add(I a, I b) { return a + b; }
 INLINE I i_max(I a, I b) { return a > b ? a : b; }
 INLINE F i_float(I a) { return __builtin_convertvector(a, F); }
-INLINE void i_store(int32_t* p, I a) { __builtin_memcpy(p, &a, 64); }
+INLINE int32_t i_most(I a) {
+    int32_t most = a[0];
+    for (int i = 1; i < 16; i++) most = a[i] > most ? a[i] : most;
+    return most;
+}
+INLINE int32_t i_total(I a) {
+    int32_t total = 0;
+    for (int i = 0; i < 16; i++) total += a[i];
+    return total;
+}
 INLINE void i_store_words(int16_t* p, I a) {
-    for (int i = 0; i < 16; i++) p[i] = (int16_t)a[i];
+    for (int i = 0; i < 16; i++) p[i] = (int16_t)a[i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i];
+}
+INLINE void i_store_bytes(int8_t* p, I a) {
+    for (int i = 0; i < 16; i++) p[i] = (int8_t)a[i];
 }
 
 INLINE W w_load(const uint8_t* p) {
@@ -74,4 +86,19 @@ template <int PLACE> INLINE W w_code4(W a) { return (W)((V)a >> (4 * PLACE) & 15
 INLINE I dot(I sum, W codes, const int16_t* x) {
     for (int o = 0; o < 16; o++) sum[o] += (int32_t)codes[2 * o] * x[0] + (int32_t)codes[2 * o + 1] * x[1];
     return sum;
+}
+template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+    EACH_ROW sum[r] = i_zero();
+    for (int k = 0; k < 32; k++)
+        for (int o = 0; o < 16; o++) {
+            const int32_t code = p[k / 8 * 64 + 4 * o + k % 4] >> k % 8 / 4 * 4 & 15;
+            EACH_ROW sum[r][o] += code * x[r * next + k];
+        }
+}
+template <int R>
+INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t*, int64_t, I* sum) {
+    EACH_ROW sum[r] = i_zero();
+    for (int k = 0; k < 32; k++)
+        for (int o = 0; o < 16; o++)
+            EACH_ROW sum[r][o] += (int32_t)(int8_t)p[k / 4 * 64 + 4 * o + k % 4] * x[r * next + k];
 }

@@ -2,18 +2,6 @@
 // depend on the number of rows: float sums run over the inputs (by groups: over the groups) in order, each row for
 // itself; integer sums have no order. Included once for each instruction set.
 
-// Unrolled, so that sums stay in registers.
-#define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
-
-// Bytes from the weights that are read to those that are asked for: some hundred cycles of sums.
-constexpr int64_t AHEAD = 2048;
-
-// Ask for the line of weights that is read some lines later: with several rows the sums of one line keep the processor from
-// looking that far ahead itself. With one or two it does, and every instruction more costs.
-template <int R> INLINE void ahead(const void* p) {
-    if (R > 2) __builtin_prefetch((const char*)p + AHEAD);
-}
-
 // sum[r] += w [n][16] times x[r][0..n), in order.
 template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const float* x, int64_t stride, F* sum) {
     F acc[R];
@@ -137,8 +125,8 @@ INLINE void int4_groups(const ForerunLinear& w, const Input& in, int64_t block, 
             ahead<R>(p + 8 * k);
             const W a = w_code4<0>(words), b = w_code4<1>(words), c = w_code4<2>(words), d = w_code4<3>(words);
             EACH_ROW sum[r] = dot(sum[r], a, x + r * next + k);
-            EACH_ROW other[r] = dot(other[r], b, x + r * next + k + 2);
-            EACH_ROW sum[r] = dot(sum[r], c, x + r * next + k + 4);
+            EACH_ROW other[r] = dot(other[r], b, x + r * next + k + 4);
+            EACH_ROW sum[r] = dot(sum[r], c, x + r * next + k + 2);
             EACH_ROW other[r] = dot(other[r], d, x + r * next + k + 6);
         }
         const F scale = f_half((const uint16_t*)(p + 256));
@@ -150,10 +138,44 @@ INLINE void int4_groups(const ForerunLinear& w, const Input& in, int64_t block, 
     EACH_ROW y[r] = f_mul(total[r], f_set(in.scales[row + r]));
 }
 
+// Activations of 8 bits with a scale per 32 inputs: whole numbers are added within a group, groups in order, each
+// y += float(sum) * scale of W * scale of x, and with minima y += minimum * sum of x. One scale per output is last.
+template <int R, int KIND> INLINE void byte_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    constexpr bool EIGHT = KIND <= FORERUN_INT8_GROUPS, BY_OUTPUT = KIND == FORERUN_INT8, MINIMA = KIND == FORERUN_INT4_MINIMA;
+    constexpr int CODES = EIGHT ? 512 : 256, SIZE = CODES + 32 * !BY_OUTPUT + 32 * MINIMA;
+    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * SIZE;
+    F total[R];
+    EACH_ROW total[r] = f_zero();
+    for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
+        const int64_t at = row * in.groups + g;
+        const int8_t* x = in.bytes + at * 32;
+        I sum[R];
+        if (EIGHT)
+            int8_dots<R>(p, x, in.groups * 32, in.byte_totals + at, in.groups, sum);
+        else
+            int4_dots<R>(p, x, in.groups * 32, sum);
+        if (KIND == FORERUN_INT4_GROUPS)
+            EACH_ROW sum[r] = i_add(sum[r], i_set(-8 * in.byte_totals[at + r * in.groups]));
+        const F scale = BY_OUTPUT ? f_zero() : f_half((const uint16_t*)(p + CODES));
+        EACH_ROW {
+            const F product = BY_OUTPUT ? i_float(sum[r]) : f_mul(i_float(sum[r]), scale);
+            total[r] = f_fma_at(product, in.byte_scales + at + r * in.groups, total[r]);
+        }
+        if (!MINIMA) continue;
+        const F minimum = f_half((const uint16_t*)(p + CODES + 32));
+        EACH_ROW total[r] = f_fma_at(minimum, in.byte_sums + at + r * in.groups, total[r]);
+    }
+    EACH_ROW y[r] = BY_OUTPUT ? f_mul(total[r], f_load(w.scales + 16 * block)) : total[r];
+}
+
 // y[r], r < R: outputs 16 block .. 16 block + 15 of rows row .. row + R - 1, bias included.
 template <int R> FN void block_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     const float* x = in.x + row * in.stride;
-    switch (w.kind) {
+    switch (w.activation_bits == 8 ? -w.kind : w.kind) {
+    case -FORERUN_INT8: byte_groups<R, FORERUN_INT8>(w, in, block, row, y); break;
+    case -FORERUN_INT8_GROUPS: byte_groups<R, FORERUN_INT8_GROUPS>(w, in, block, row, y); break;
+    case -FORERUN_INT4_GROUPS: byte_groups<R, FORERUN_INT4_GROUPS>(w, in, block, row, y); break;
+    case -FORERUN_INT4_MINIMA: byte_groups<R, FORERUN_INT4_MINIMA>(w, in, block, row, y); break;
     case FORERUN_FLOAT32:
         float_product<float, R>((const float*)w.packed + block * 16 * (int64_t)w.in, w.in, x, in.stride, y);
         break;

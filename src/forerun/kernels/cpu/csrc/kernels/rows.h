@@ -53,7 +53,7 @@ FN void rms_norm(const float* x, const float* weight, float eps, int64_t n, floa
     }
 }
 
-// Rows as products read them: floats, for weights in codes whole numbers of 16 bits, and where there are products of
+// Rows as products read them: floats, for weights in codes whole numbers of 16 or 8 bits, and where there are products of
 // bfloat16, these.
 struct Input {
 #if defined(AVX512_BF16)
@@ -64,9 +64,12 @@ struct Input {
     float* x;
     int64_t width, stride, groups;
     uint16_t* bfloat16;  // [rows][groups][32], or null; zeros follow the last
-    int16_t* codes;  // [rows][groups][32], or null; zeros follow the last
+    int16_t* codes;  // [rows][groups][32], or null; zeros follow the last; the middle two of each four change places
     float *scales, *sums;  // [rows]; [rows][groups], sums of the codes
     int32_t* totals;       // [rows][groups], the same
+    int8_t* bytes;         // codes of 8 bits, [rows][groups][32], or null; zeros follow the last
+    float *byte_scales, *byte_sums;  // [rows][groups], and of the codes times the scale
+    int32_t* byte_totals;            // [rows][groups], sums of the codes
 };
 
 #if defined(AVX512_BF16)
@@ -83,39 +86,60 @@ FN void round_row(const Input& in, int64_t t) {
 INLINE void round_row(const Input&, int64_t) {}
 #endif
 
-// Bring row t into bfloat16 and codes, where some weight asks for them: x = scale * code, codes -limit..limit. A row with
-// NaN or infinity has scale NaN, and so does whatever is computed of it.
+// The sixteen numbers from x[i] on of a row of n, zeros behind its end.
+INLINE F padded_load(const float* x, int64_t i, int64_t n) {
+    return n - i >= 16 ? f_load(x + i) : n > i ? f_load_n(x + i, (int)(n - i)) : f_zero();
+}
+
+// What turns numbers of a magnitude, given by its bits, into codes up to limit, and back. Scale NaN where one is NaN or
+// infinity; inverse 0 there and for zeros.
+struct Scale {
+    float scale, inverse;
+};
+INLINE Scale scale_of(int32_t bits, float limit) {
+    if (bits < 0 || bits >= 0x7f800000) return {__builtin_nanf(""), 0.0f};
+    float magnitude;
+    __builtin_memcpy(&magnitude, &bits, 4);
+    const float inverse = limit / magnitude;
+    return {magnitude / limit, inverse <= 3.4e38f ? inverse : 0.0f};
+}
+// Codes of 16 numbers; those of NaN and infinity, whose inverse is 0, are 0.
+INLINE I codes_of(F x, float inverse) { return inverse ? f_int(f_mul(x, f_set(inverse))) : i_zero(); }
+
+// Row t in codes of 8 bits, a scale for each 32.
+FN void prepare_bytes(const Input& in, int64_t t) {
+    const float* x = in.x + t * in.stride;
+    for (int64_t g = 0; g < in.groups; g++) {
+        const int64_t at = t * in.groups + g;
+        const F a = padded_load(x, 32 * g, in.width), b = padded_load(x, 32 * g + 16, in.width);
+        const Scale s = scale_of(i_most(i_max(f_magnitude_bits(a), f_magnitude_bits(b))), 127.0f);
+        const I first = codes_of(a, s.inverse), second = codes_of(b, s.inverse);
+        i_store_bytes(in.bytes + 32 * at, first);
+        i_store_bytes(in.bytes + 32 * at + 16, second);
+        in.byte_scales[at] = s.scale;
+        in.byte_totals[at] = i_total(i_add(first, second));
+        in.byte_sums[at] = s.scale * (float)in.byte_totals[at];
+    }
+}
+
+// Bring row t into bfloat16 and codes, where some weight asks for them: x = scale * code, codes of 16 bits -limit..limit. A
+// row with NaN or infinity has scale NaN, and so does whatever is computed of it.
 FN void prepare(const Input& in, int64_t t, float limit) {
     if (in.bfloat16) round_row(in, t);
+    if (in.bytes) prepare_bytes(in, t);
     if (!in.codes) return;
     const float* x = in.x + t * in.stride;
     int16_t* codes = in.codes + t * in.groups * 32;
-    const int64_t n = in.width;
     I largest = i_zero();
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) largest = i_max(largest, f_magnitude_bits(f_load(x + i)));
-    if (i < n) largest = i_max(largest, f_magnitude_bits(f_load_n(x + i, (int)(n - i))));
-    int32_t lane[16], bits = 0;
-    i_store(lane, largest);
-    for (int j = 0; j < 16; j++) bits = lane[j] > bits ? lane[j] : bits;
-    float magnitude;
-    __builtin_memcpy(&magnitude, &bits, 4);
-    const bool finite = bits >= 0 && bits < 0x7f800000;
-    in.scales[t] = finite ? magnitude / limit : __builtin_nanf("");
-    const float whole = limit / magnitude;  // infinite for a row of zeros
-    const F inverse = f_set(finite && whole <= 3.4e38f ? whole : 0.0f);
+    for (int64_t i = 0; i < in.width; i += 16) largest = i_max(largest, f_magnitude_bits(padded_load(x, i, in.width)));
+    const Scale s = scale_of(i_most(largest), limit);
+    in.scales[t] = s.scale;
     for (int64_t g = 0; g < in.groups; g++) {
-        I sums = i_zero();
-        for (i = 32 * g; i < 32 * g + 32; i += 16) {
-            const int64_t rest = n - i;
-            const F v = rest >= 16 ? f_load(x + i) : rest > 0 ? f_load_n(x + i, (int)rest) : f_zero();
-            const I code = finite ? f_int(f_mul(v, inverse)) : i_zero();
-            sums = i_add(sums, code);
-            i_store_words(codes + i, code);
-        }
-        i_store(lane, sums);
-        int32_t sum = 0;
-        for (int j = 0; j < 16; j++) sum += lane[j];
+        const I first = codes_of(padded_load(x, 32 * g, in.width), s.inverse);
+        const I second = codes_of(padded_load(x, 32 * g + 16, in.width), s.inverse);
+        i_store_words(codes + 32 * g, first);
+        i_store_words(codes + 32 * g + 16, second);
+        const int32_t sum = i_total(i_add(first, second));
         in.totals[t * in.groups + g] = sum;
         in.sums[t * in.groups + g] = (float)sum;
     }

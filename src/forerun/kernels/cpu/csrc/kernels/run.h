@@ -2,7 +2,7 @@
 
 // Bring the rows that a product reads into bfloat16 or codes, if there is room for them.
 FN void prepare_rows(const ForerunLinear& w, const Input& in, int64_t n, forerun::Member& member) {
-    if (!in.bfloat16 && !in.codes) return;
+    if (!in.bfloat16 && !in.codes && !in.bytes) return;
     const float limit = forerun::largest_code({&w});
     int64_t first, last;
     member.open(n);
