@@ -222,7 +222,9 @@ class Library:
                 reason = f"{path} cannot be loaded: its file system is mounted without permission to execute (noexec)."
                 raise NativeUnavailableError(reason, _ELSEWHERE) from None
             raise NativeUnavailableError(f"{path} cannot be loaded: {failure}.", _REMEDY) from None
-        library.use_instructions(choose_instructions(library.best))
+        chosen = choose_instructions(library.best)
+        if not library.use_instructions(chosen):  # a processor with AVX-512 may lack AVX-VNNI
+            raise ConfigError(f"{INSTRUCTIONS_VARIABLE} is {chosen!r}, which this processor lacks. Unset it.")
         return library
 
     def __getattr__(self, name: str) -> Any:

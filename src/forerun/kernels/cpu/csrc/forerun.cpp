@@ -43,6 +43,16 @@ namespace avx512 {
 #include "isa/avx512.h"
 #include "kernels/all.h"
 }  // namespace avx512
+#undef INSTRUCTIONS
+#undef INLINE
+#undef FN
+#define AVX_VNNI
+namespace avxvnni {
+#include "isa/avx2.h"
+#include "kernels/all.h"
+}  // namespace avxvnni
+#undef AVX_VNNI
+#undef INSTRUCTIONS
 #undef INLINE
 #undef FN
 namespace avx2 {
@@ -59,21 +69,27 @@ namespace portable {
 
 namespace {
 
-int32_t best() {
+// The instruction sets that the processor has, a bit for each by its number.
+int32_t available() {
+    int32_t found = 1;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool half = __builtin_cpu_supports("f16c"), fma = __builtin_cpu_supports("fma");
-    if (!__builtin_cpu_supports("avx2") || !fma || !half) return 0;
+    if (!__builtin_cpu_supports("avx2") || !fma || !half) return found;
+    unsigned a = 0, b, c, d;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) a = 0;
+    found |= 1 << 1;
+    if (a & 1 << 4) found |= 1 << 2;  // AVX_VNNI
     for (bool has : {__builtin_cpu_supports("avx512f") != 0, __builtin_cpu_supports("avx512bw") != 0,
                      __builtin_cpu_supports("avx512vl") != 0, __builtin_cpu_supports("avx512dq") != 0,
                      __builtin_cpu_supports("avx512vnni") != 0})
-        if (!has) return 1;
-    unsigned a = 0, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & 1 << 5 ? 3 : 2;  // AVX512_BF16
-#else
-    return 0;
+        if (!has) return found;
+    found |= 1 << 3;
+    if (a & 1 << 5) found |= 1 << 4;  // AVX512_BF16
 #endif
+    return found;
 }
+int32_t best() { return 31 - __builtin_clz(available()); }
 
 std::atomic<int32_t>& chosen() {
     static std::atomic<int32_t> which{best()};
@@ -83,8 +99,9 @@ std::atomic<int32_t>& chosen() {
 const Entries& entries() {
 #if defined(__x86_64__)
     switch (chosen().load(std::memory_order_relaxed)) {
-    case 3: return avx512bf16::ENTRIES;
-    case 2: return avx512::ENTRIES;
+    case 4: return avx512bf16::ENTRIES;
+    case 3: return avx512::ENTRIES;
+    case 2: return avxvnni::ENTRIES;
     case 1: return avx2::ENTRIES;
     }
 #endif
@@ -111,7 +128,7 @@ int32_t forerun_abi(void) { return FORERUN_ABI; }
 int32_t forerun_instructions(void) { return chosen().load(); }
 int32_t forerun_best_instructions(void) { return best(); }
 int32_t forerun_use_instructions(int32_t which) {
-    if (which < 0 || which > best()) return -1;
+    if (which < 0 || which > best() || !(available() >> which & 1)) return -1;
     chosen().store(which);
     return 0;
 }

@@ -71,8 +71,8 @@ struct ForerunEagle {
 };
 
 int32_t forerun_abi(void);
-// The instruction set in use: 3 AVX-512 with products of bfloat16, 2 AVX-512 VNNI, 1 AVX2, 0 portable; and what the
-// processor has at most.
+// The instruction set in use: 4 AVX-512 with products of bfloat16, 3 AVX-512 VNNI, 2 AVX2 with AVX-VNNI, 1 AVX2, 0
+// portable; and what the processor has at most.
 int32_t forerun_instructions(void);
 int32_t forerun_best_instructions(void);
 int32_t forerun_use_instructions(int32_t which);  // 0, or -1 where the processor lacks it

@@ -1,6 +1,12 @@
-// Sixteen lanes as two halves, by AVX2 with FMA. Included in a namespace, as isa/avx512.h.
-#define INLINE static inline __attribute__((always_inline, target("avx2,fma,f16c")))
-#define FN static __attribute__((target("avx2,fma,f16c")))
+// Sixteen lanes as two halves, by AVX2 with FMA, and where AVX_VNNI is defined with products of bytes. Included in a
+// namespace, as isa/avx512.h.
+#if defined(AVX_VNNI)
+#define INSTRUCTIONS "avxvnni,avx2,fma,f16c"
+#else
+#define INSTRUCTIONS "avx2,fma,f16c"
+#endif
+#define INLINE static inline __attribute__((always_inline, target(INSTRUCTIONS)))
+#define FN static __attribute__((target(INSTRUCTIONS)))
 
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
@@ -112,6 +118,36 @@ INLINE __m256i four_bytes(const int8_t* x) {
     __builtin_memcpy(&four, x, 4);
     return _mm256_set1_epi32(four);
 }
+#if defined(AVX_VNNI)
+// Lane o: sum + the sum of codes[4 o + i] x[i], i < 4; codes are bytes 0..255.
+template <int R> INLINE void add_fours(W codes, const int8_t* x, int64_t next, I* sum) {
+    EACH_ROW {
+        const __m256i four = four_bytes(x + r * next);
+        sum[r] = {_mm256_dpbusd_avx_epi32(sum[r].a, codes.a, four), _mm256_dpbusd_avx_epi32(sum[r].b, codes.b, four)};
+    }
+}
+template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+    const __m256i low = _mm256_set1_epi8(15);
+    EACH_ROW sum[r] = i_zero();
+    for (int k = 0; k < 32; k += 8) {
+        const W bytes = w_load(p + 8 * k);
+        ahead<R>(p + 8 * k);
+        add_fours<R>({_mm256_and_si256(bytes.a, low), _mm256_and_si256(bytes.b, low)}, x + k, next, sum);
+        add_fours<R>({_mm256_and_si256(_mm256_srli_epi16(bytes.a, 4), low),
+                      _mm256_and_si256(_mm256_srli_epi16(bytes.b, 4), low)}, x + k + 4, next, sum);
+    }
+}
+template <int R>
+INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
+    const __m256i zero = _mm256_set1_epi8((char)128);
+    EACH_ROW sum[r] = i_set(-128 * totals[r * step]);
+    for (int k = 0; k < 32; k += 4) {
+        const W bytes = w_load(p + 16 * k);
+        ahead<R>(p + 16 * k);
+        add_fours<R>({_mm256_xor_si256(bytes.a, zero), _mm256_xor_si256(bytes.b, zero)}, x + k, next, sum);
+    }
+}
+#else
 // Add the products of pairs of codes 0..15 and inputs to words, in which a group's eight fit: 8 * 2 * 15 * 127 < 32,768.
 // Both halves take one broadcast of inputs.
 template <int R> INLINE void add_pairs(W codes, const int8_t* x, int64_t next, W* sum) {
@@ -153,3 +189,4 @@ INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int
         }
     }
 }
+#endif
