@@ -155,8 +155,9 @@ OUTPUT_ROWS = ("target", "one", "each")
 HEAD_FORMS = ("auto", "eagle", "medusa", "speculators")
 """Public forms of draft heads that can be written; auto: what the head is."""
 DEFAULT_DTYPE = "bfloat16"
-QUANTISATIONS = ("int8", "int4")
-"""Names of `quantize`, which a model's weights can be kept in."""
+QUANTISATIONS = {"int8": (8, 16), "int4": (4, 8), "int8-a8": (8, 8), "int4-a16": (4, 16)}
+"""Names of `quantize`, which a model's weights can be kept in: bits of a weight, and of the activations that it is
+multiplied with."""
 
 AUTO: Literal["auto"] = "auto"
 """num_draft_tokens: chosen step by step, for every sequence. drafter: chosen by the target."""

@@ -52,7 +52,7 @@ def quantize(
     exported = export_quantized(
         model,
         out,
-        "int8" if quantize == "int8" else "int4",
+        quantize,
         adapter=adapter,
         force=force,
         cost=(lambda: measured_loss(model, quantize, adapter)) if measure else None,

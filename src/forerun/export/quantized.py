@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from forerun import __version__
+from forerun.config import QUANTISATIONS
 from forerun.drafters.heads.checkpoint_formats import WEIGHTS
 from forerun.drafters.heads.folder import CONFIG, head_settings, load_head, save_head
 from forerun.errors import ConfigError, UnsupportedModelError
@@ -33,7 +34,7 @@ from forerun.models.loading.transformers_modules import quietly
 from forerun.utils.files import whole_folder, write_bytes, write_json
 from forerun.utils.json_file import read_json
 
-_BYTES = {"int8": 1.1, "int4": 0.7}
+_BYTES = {8: 1.1, 4: 0.7}
 """Bytes of a quantized value, with its share of the scales."""
 
 
@@ -97,7 +98,7 @@ def _nbytes(model: Any, quantize: Quantization, is_llama: bool) -> int:
     """Estimate the bytes of the saved tensors: quantized values, scales, and unquantized tensors."""
     outer = (model.get_output_embeddings(), model.get_input_embeddings())
     quantized = {
-        f"{path}.weight": _BYTES["int8" if module in outer else quantize]
+        f"{path}.weight": _BYTES[8 if module in outer else QUANTISATIONS[quantize][0]]
         for path, module in matrices(model, is_llama).items()
     }
     parameters = model.named_parameters()
@@ -160,10 +161,10 @@ def _card(model: str, adapter: str | None, quantize: Quantization, dtype: str, m
     name = Path(model).name or model
     merged = f", with the adapter `{Path(adapter).name}` merged" if adapter else ""
     kept = {
-        "int8": "Matrices are kept at 8 bits, with one scale per output channel.",
-        "int4": "Matrices are kept at 4 bits in groups of 32 with scale and minimum, embedding and output layer at 8 "
+        8: "Matrices are kept at 8 bits, with one scale per output channel.",
+        4: "Matrices are kept at 4 bits in groups of 32 with scale and minimum, embedding and output layer at 8 "
         "bits with one scale per row.",
-    }[quantize]
+    }[QUANTISATIONS[quantize][0]]
     return f"""# {name}, {quantize}
 
 The weights of `{name}`{merged}, quantized by forerun {__version__}. {kept} What the model's files had at these bits

@@ -86,9 +86,7 @@ class QuantizedLinear(nn.Module):
         """Return the sum over groups. rows: [n, in], quantized float64 of 16 bits, or float32 to bring to 8 bits."""
         if len(rows) == 0:
             return rows.new_empty(0, self.out_features, dtype=torch.float32)
-        parts: tuple[Tensor, ...] = rows.split(
-            max(1, _PART // (self.out_features * self._group_operands[0].shape[0]))
-        )  # type: ignore[no-untyped-call]
+        parts: tuple[Tensor, ...] = rows.split(max(1, _PART // (self.out_features * self._group_operands[0].shape[0])))  # type: ignore[no-untyped-call]
         return torch.cat([self._of_groups(part) for part in parts])
 
     def _of_groups(self, rows: Tensor) -> Tensor:

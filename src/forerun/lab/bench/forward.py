@@ -155,7 +155,9 @@ def _multiplied(folder: str | Path, model: Model) -> int:
 
 READ_MIB = 256
 """Read to measure the bandwidth: more than caches hold."""
-BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
+BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0} | {
+    name: bits / 8 for name, (bits, _) in QUANTISATIONS.items()
+}
 """Bytes of a weight by its format; scales are left out."""
 
 

@@ -91,7 +91,7 @@ def measure(
 
     Args:
         name: of the model.
-        formats: "bfloat16", "int8" or "int4".
+        formats: "bfloat16", or names of `quantize`.
         texts: gives the texts of each workload; it may let the float32 model write.
         adapter: the folder of a LoRA adapter to merge.
 

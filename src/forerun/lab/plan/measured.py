@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, SamplingParams
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, QUANTISATIONS, SamplingParams
 from forerun.drafters import Binding, make_drafter
 from forerun.engine.step_times import CostCurve, step_costs, target_costs
 from forerun.errors import ConfigError
@@ -116,7 +116,7 @@ MOST = 8
 CONTEXT = 256
 TOKENS = 24
 _ARGUMENTS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None)} | {
-    name: ("bfloat16", name) for name in ("int8", "int4")
+    name: ("bfloat16", name) for name in QUANTISATIONS
 }
 
 

@@ -197,7 +197,7 @@ def stored_quantization(fields: Fields) -> Quantization | None:
     quantize = stored.string("quantize")
     if quantize not in QUANTISATIONS:
         raise stored.wrong("quantize", f"one of {', '.join(QUANTISATIONS)}")
-    return "int8" if quantize == "int8" else "int4"
+    return quantize
 
 
 def _unknown_type(folder: ModelFolder, fields: Fields, model_type: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,12 @@ from forerun.config import QUANTISATIONS
 from forerun.errors import ConfigError
 from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
+from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.linear import Linear, Part, make_quantized_linear
 from forerun.models.loading.weights import TensorSlice
 
-Quantization = Literal["int8", "int4"]
+Quantization = str
+"""A name of QUANTISATIONS."""
 _STREAMED = re.compile(
     r"(model\.)?(embed_tokens|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight|lm_head\.weight"
 )
@@ -43,12 +45,14 @@ def check_quantization(quantize: str | None, dtype: str | None) -> Quantization 
         return None
     if quantize not in QUANTISATIONS:
         raise ConfigError(f"quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}, or left out.")
+    if quantize.endswith("-a8") and is_triton_selected():
+        raise ConfigError(f"quantize is {quantize!r}, but the Triton kernels take activations of 16 bits. Give 'int8'.")
     if dtype == "float64":
         raise ConfigError(
             f"quantize is {quantize!r} and dtype 'float64', but quantized products are computed in float32. Give dtype "
             "'float32' or 'bfloat16', or leave quantize out."
         )
-    return "int8" if quantize == "int8" else "int4"
+    return quantize
 
 
 def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
@@ -87,9 +91,6 @@ def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
     }
 
 
-BITS: Mapping[Quantization, int] = {"int8": 8, "int4": 4}
-
-
 def keeps_stored(stored: int, requested: int, *, is_outer: bool) -> bool:
     """Return whether quantized values of so many bits are served as stored.
 
@@ -101,9 +102,9 @@ def keeps_stored(stored: int, requested: int, *, is_outer: bool) -> bool:
 
 def form_kept(stored: QuantizedFormat | None, quantize: Quantization, *, is_outer: bool) -> QuantizedFormat:
     """Return the format in which `QuantizedMaker` keeps a weight that the files have in this format, or in none."""
-    if stored is not None and keeps_stored(stored.bits, BITS[quantize], is_outer=is_outer):
+    if stored is not None and keeps_stored(stored.bits, QUANTISATIONS[quantize][0], is_outer=is_outer):
         return stored
-    return MADE_FORMS[8 if is_outer else BITS[quantize]]
+    return MADE_FORMS[8 if is_outer else QUANTISATIONS[quantize][0]]
 
 
 class QuantizedMaker:
@@ -123,7 +124,8 @@ class QuantizedMaker:
         numbers: Mapping[str, TensorSlice],
         dtype: torch.dtype,
     ) -> None:
-        self._bits = BITS[quantize]
+        self._bits, activation_bits = QUANTISATIONS[quantize]
+        self._activation_bits = 16 if is_triton_selected() else activation_bits
         self._stored, self._slices, self.dtype = stored, numbers, dtype
         self._kept: tuple[str, QuantizedWeight] | None = None
 
@@ -150,7 +152,9 @@ class QuantizedMaker:
         if weight is None or not keeps_stored(weight.bits, self._bits, is_outer=is_outer):
             numbers = self._numbers(part) if weight is None else weight.dequantize(torch.float32)
             weight = (quantize_int8 if is_outer or self._bits == 8 else quantize_int4)(numbers, part.name)
-        weight = replace(weight.to(part.weight.device), activation_bits=8 if weight.bits == 4 else 16)
+        # of activations at 8 bits, matrices kept at more bits than asked for do not lose
+        activation_bits = self._activation_bits if weight.bits == self._bits else 16
+        weight = replace(weight.to(part.weight.device), activation_bits=activation_bits)
         return weight if part.rows is None else weight.rows(part.rows)
 
     def _numbers(self, part: Part) -> Tensor:
