@@ -136,7 +136,10 @@ class Soak:
         made.settimeout(LIMIT)
         made.connect((host, int(port)))
         content = json.dumps(body).encode()
-        head = f"POST {url} HTTP/1.1\r\nHost: it\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = (
+            f"POST {url} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
         made.sendall(head.encode() + content)
         return made
 
@@ -156,7 +159,7 @@ def drive(url: str, asked: list[Asked], begin: int, end: int) -> Soak:
     """Let the clients of these numbers come, several at a time."""
     limits = httpx.Limits(max_connections=CLIENTS)
     with (
-        httpx.Client(base_url=url, timeout=LIMIT, limits=limits) as http,
+        httpx.Client(base_url=url, timeout=LIMIT, limits=limits, headers={"content-type": "application/json"}) as http,
         ThreadPoolExecutor(CLIENTS) as clients,
     ):
         soak = Soak(url, http, asked)

@@ -88,7 +88,7 @@ def _of_vllm(text: str) -> str:
 
 
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
-_SERVER_TYPED = ("host", "port", "api_key", "request_timeout", "journal")
+_SERVER_TYPED = ("host", "port", "api_key", "metrics_key", "allowed_host", "request_timeout", "journal")
 INSTALL = "pip install 'forerun[server]'"
 
 DraftModelName = Annotated[
@@ -126,7 +126,10 @@ def serve(
     model = chosen_model(model, "MODEL")
     drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:
-        note(f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it")
+        note(
+            f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it. Name "
+            "each address by which they call it with --allowed-host"
+        )
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     if ray.ray:

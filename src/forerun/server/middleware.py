@@ -1,9 +1,8 @@
-"""Request middleware: request ids, API keys, limits of bodies, draining, and the log line of each request."""
+"""Request middleware: request ids, access, limits of bodies, draining, and the log line of each request."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import re
@@ -11,10 +10,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from hashlib import sha256
 from typing import Any, TypeAlias
 
 from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, RequestTimeoutError
+from forerun.server.access import Access
 from forerun.server.body_inspector import LARGE_BODY
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import HTTPMetrics
@@ -27,8 +26,6 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
-"""Paths that need no key."""
 _MIB = 1 << 20
 _LINGER = 2.0
 """Seconds for which the rest of a too large body is read: if closed at once, the client would not see the answer."""
@@ -69,7 +66,7 @@ class RequestMiddleware:
 
     def __init__(self, app: App, options: ServerOptions, metrics: HTTPMetrics) -> None:
         self._app, self._options, self._metrics = app, options, metrics
-        self._keys = [sha256(key.encode()).digest() for key in options.api_key]
+        self._access = Access(options)
         self._rate_limit = RateLimit(_MAX_RATE)
         self.draining = False
         self.num_active = 0
@@ -100,34 +97,14 @@ class RequestMiddleware:
     async def _handle(self, scope: Scope, receive: Receive, active: _ActiveRequest) -> None:
         scope.setdefault("state", {})["log_fields"] = active.log_fields
         scope["state"]["request_id"] = active.request_id
-        headers = {name: value for name, value in scope["headers"] if name in (b"authorization", b"content-length")}
-        scope["state"]["tenant"] = self._tenant(scope["path"], headers.get(b"authorization", b""))
+        scope["state"]["tenant"] = self._access.tenant(scope)
         if scope["method"] == "POST":
             if self.draining:
                 raise EngineClosedError("The server is shutting down, and takes no more requests. Send it again later.")
-            body = await self._body(receive, headers.get(b"content-length", b""))
+            length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+            body = await self._body(receive, length)
             receive = _replayed(body, receive)
         await self._app(scope, receive, active.send)
-
-    def _tenant(self, path: str, authorization: bytes) -> str | None:
-        """Return the tenant of a request, by its key; None if the server has no keys.
-
-        Raises:
-            RequestBodyError: the key is missing or wrong.
-        """
-        if not self._keys or path in OPEN_PATHS:
-            return None
-        scheme, _, given = authorization.partition(b" ")
-        digest = sha256(given.strip()).digest()
-        # compare with all keys, each in constant time
-        matches = [hmac.compare_digest(digest, key) for key in self._keys]
-        if scheme.lower() != b"bearer" or not any(matches):
-            raise RequestBodyError(
-                "The API key is missing or wrong. Send it as a header: Authorization: Bearer KEY.",
-                code="invalid_api_key",
-                status=401,
-            )
-        return f"key {matches.index(True)}"
 
     async def _body(self, receive: Receive, length: bytes) -> bytes:
         """Read the whole body.

@@ -17,7 +17,7 @@ from forerun.server.body_inspector import BodyInspector, Limits, longest_token
 from forerun.server.body_inspector_process import LENGTH, inspect, main
 from forerun.server.middleware import RateLimit
 from forerun.utils.json_file import Fields
-from serving import Served, fake_llm, serving
+from serving import JSON, Served, fake_llm, serving
 from small_tokenizers import byte_level
 
 LIMITS = Limits("it", 100, 5, 60)
@@ -102,9 +102,10 @@ def test_a_large_body_over_http(served: Served, monkeypatch: pytest.MonkeyPatch)
     url = f"{served.url}/v1/completions"
     refused = httpx.post(url, json={"prompt": list(range(100)) * 2000})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-    broken = httpx.post(url, content=b'{"prompt": "' + b"a" * (1 << 17))
+    broken = httpx.post(url, content=b'{"prompt": "' + b"a" * (1 << 17), headers=JSON)
     assert (broken.status_code, seen) == (400, [])
-    whole = httpx.post(url, content=json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 17))
+    content = json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 17)
+    whole = httpx.post(url, content=content, headers=JSON)
     assert (whole.status_code, len(seen)) == (200, 1)
     counted = httpx.post(f"{served.url}/tokenize", json={"prompt": "a" * (1 << 17)})
     assert counted.status_code == 200 and counted.json()["count"] > served.llm.target.context_length
@@ -122,5 +123,5 @@ def test_what_the_pace_takes_is_not_the_client_s_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RateLimit, "take", lambda self, size: waits.pop() if waits else 0.0)
     with serving(fake_llm(), body_timeout=0.9) as made:
         content = json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 21)  # in pieces
-        assert httpx.post(f"{made.url}/v1/completions", content=content, timeout=30).status_code == 200
+        assert httpx.post(f"{made.url}/v1/completions", content=content, headers=JSON, timeout=30).status_code == 200
     assert not waits
