@@ -398,5 +398,5 @@ def _constraints(
             f"No token ends an answer: {target.name} has none, or ignore_eos is set. Leave ignore_eos out, or give "
             "stop_token_ids, so that an answer can end where its grammar does."
         )
-    new_matcher = grammars.prepare(grammar)
+    new_matcher = grammars.prepare(grammar, request.params.tenant)
     return [SequenceConstraint(new_matcher, request.stop_ids, target.vocab_size) for _ in range(request.params.n)]

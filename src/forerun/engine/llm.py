@@ -224,7 +224,7 @@ class LLM:
         every = one_each(params, len(encoded))
         for each in every:
             if each.grammar is not None:  # now, and not between two steps of other requests
-                self.engine.grammars.prepare(each.grammar)
+                self.engine.grammars.prepare(each.grammar, each.tenant)
         ids: list[int] = []
         results: list[Generation | Exception] = []
         try:

@@ -71,7 +71,7 @@ def checked(
                 "a name the request has the default."
             )
     if params.grammar is not None and grammars is not None:
-        grammars.prepare(params.grammar)
+        grammars.prepare(params.grammar, params.tenant)
     if params.prediction is None:
         return params
     return replace(params, prediction=encode_prediction(params, target, tokenizer, drafter))

@@ -38,7 +38,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     service.check_model(completion.model)
     with ExitStack() as stack:
         stack.enter_context(service.admitted(completion))
-        prompts = await asyncio.to_thread(service.encode, completion)
+        prompts = await asyncio.to_thread(service.encode, completion, request.state.tenant)
         engine_request = service.submit_request(completion, prompts, request)
         stack.callback(engine_request.close)
         active = ActiveResponse(service, completion, prompts, engine_request, request)

@@ -189,10 +189,11 @@ class Service:
             self._limits.check(await asyncio.to_thread(self._body_inspector.inspect, content))
         return await parsed_body(content)
 
-    def encode(self, completion: CompletionRequest) -> list[list[int]]:
+    def encode(self, completion: CompletionRequest, tenant: str | None) -> list[list[int]]:
         """Tokenize a request's prompts and prepare its grammar. Raises RequestBodyError, GrammarError."""
-        if completion.params.grammar is not None and self.llm.engine.grammars is not None:
-            self.llm.engine.grammars.prepare(completion.params.grammar)  # in this thread, since it may take a second
+        grammar = completion.params.grammar
+        if grammar is not None and self.llm.engine.grammars is not None:
+            self.llm.engine.grammars.prepare(grammar, tenant)  # in this thread, since it may take a second
         prompts = completion.encode(self.llm.tokenizer, self.llm.target.name)
         context = self.llm.target.context_length
         for prompt in prompts:
