@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,10 +20,12 @@ from forerun.cli.output import print_json, size_text
 from forerun.errors import ConfigError, FetchError
 from forerun.utils import fetch as store
 from forerun.utils.files import leftovers, locked, remove
-from forerun.utils.home import COSTS_FILE, KERNELS_FOLDER, home
+from forerun.utils.home import COSTS_STEM, KERNELS_FOLDER, home
 
 COSTS, KERNELS = "costs", "kernels"
 """Names under which the measured costs and the compiled kernels are listed."""
+_COSTS_FILE = re.compile(rf"{COSTS_STEM}(-\d+)?\.json(\.damaged)?")
+"""Those of every version, and those that were damaged."""
 _WEIGHTS = (".safetensors", ".gguf")
 
 
@@ -77,10 +80,10 @@ def _own() -> Iterator[CacheEntry]:
     base = home()
     if base is None:
         return
-    costs, kernels = base / COSTS_FILE, base / KERNELS_FOLDER
-    for name, paths in {COSTS: (costs, costs.with_name(costs.name + ".damaged")), KERNELS: (kernels,)}.items():
-        if present := _present(*paths):
-            yield CacheEntry(name, name, _size(*present), paths[0], partial(_remove, present))
+    costs = sorted(path for path in base.glob(f"{COSTS_STEM}*") if _COSTS_FILE.fullmatch(path.name))
+    for name, present in {COSTS: costs, KERNELS: _present(base / KERNELS_FOLDER)}.items():
+        if present:
+            yield CacheEntry(name, name, _size(*present), present[-1], partial(_remove, present))
 
 
 def _hub() -> Iterator[CacheEntry]:
