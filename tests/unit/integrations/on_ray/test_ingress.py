@@ -162,6 +162,23 @@ def test_keys_limits_and_the_drain_are_the_ingress_s() -> None:
         assert refused.status_code == 503 and http.get("/health").status_code == 503
 
 
+def test_who_may_call_is_as_without_an_ingress() -> None:
+    with running() as (replicas, _, http):
+        for headers, status in (
+            ({"host": "evil.example"}, 403),
+            ({"origin": "https://evil.example"}, 403),
+            ({"content-type": "text/plain"}, 415),
+        ):
+            assert http.post(COMPLETIONS, json=SHORT, headers=headers).status_code == status
+            assert http.get("/live", headers=headers).status_code == (403 if status == 403 else 200)
+        assert not replicas.asked
+        own = {"host": "localhost:1", "origin": "http://localhost:1"}
+        assert http.post(COMPLETIONS, json=SHORT, headers=own).status_code == 200
+    with running(api_key=("one",), metrics_key="figures") as (_, _, http):
+        keys = {key: {"authorization": f"Bearer {key}"} for key in ("one", "figures")}
+        assert [http.get("/live", headers=given).status_code for given in keys.values()] == [401, 200]
+
+
 def lost(at: int) -> Callable[[ForwardedRequest, int], None]:
     def fails(asked: ForwardedRequest, number: int) -> None:
         if number == at:
