@@ -11,11 +11,11 @@ from pathlib import Path
 from forerun.errors import ConfigError
 from forerun.utils.fields import check_options, documented, option
 
-_HOST = re.compile(r"(?:\[([\da-f:.]+)\]|([\w.-]+))(?::\d*)?", re.IGNORECASE)
+_HOST = re.compile(r"(?:\[([\da-f:.]+)\]|([\w.-]+))(?::\d*)?|([\da-f:.]+)", re.IGNORECASE)
 
 
 def host_of(authority: str) -> str:
-    """Return the name or address of HOST, HOST:PORT or [ADDRESS]:PORT in small letters; empty for any other text."""
+    """Return the name or address in small letters, without brackets and port; empty for what is neither."""
     found = _HOST.fullmatch(authority)
     return "".join(filter(None, found.groups())).lower() if found else ""
 
@@ -84,9 +84,7 @@ class ServerOptions:
             raise ConfigError("metrics_key is an api_key, too. Give it a key of its own.")
         for host in self.allowed_host:
             if host != "*" and not host_of(host):
-                raise ConfigError(
-                    f"allowed_host is {host!r}, but must be a name or address, such as nas.lan or [fd00::1]."
-                )
+                raise ConfigError(f"allowed_host is {host!r}, but must be a name or address, such as nas.lan.")
 
     @property
     def is_open(self) -> bool:
