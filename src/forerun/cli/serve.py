@@ -166,9 +166,10 @@ def _serve_on_ray(plan: ServePlan, ray: RayOptions) -> None:
 def _serve_here(model: str, name: str, drafters: str | list[str], llm: dict[str, Any], server: ServerOptions) -> None:
     """Serve in this process."""
     from forerun.server.logs import log_as_json
-    from forerun.server.run import bound_socket, serve as run
+    from forerun.server.run import bound_socket, serve as run, share_one_arena
     from forerun.server.service import Service
 
+    share_one_arena()
     if server.journal is not None:
         check_place(server.journal)
     with bound_socket(server) as listening:

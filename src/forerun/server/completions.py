@@ -85,7 +85,7 @@ class ActiveResponse:
         return self._form.whole(self._engine_request.generations)
 
     async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[dict[str, str]]:
-        """Yield the events of the stream. An error is the last of them."""
+        """Yield the events of the stream. After an error comes its end alone."""
         before = time.monotonic()
         try:
             async with aclosing(self.outputs) as outputs:
@@ -99,12 +99,12 @@ class ActiveResponse:
             for body in self._form.last(self._engine_request.generations):
                 yield _event(body)
             self.complete = True
-            if self._form.ends_with_done:
-                yield {"data": _DONE}
         except Exception as error:
             self.request.state.log_fields["error"] = type(error).__name__
             self.complete = True
             yield _event(self._form.failure(error_response(error)[1]))
+        if self._form.ends_with_done:
+            yield {"data": _DONE}
 
     def _count(self, index: int, output: StepOutput) -> None:
         if output.choice is not None:
