@@ -25,6 +25,7 @@ from forerun.lab.plan.shapes import model_shape
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.speculation.predictor import StepCosts
 from forerun.utils import workloads
+from forerun.utils.device import is_quick_at_bfloat16
 from forerun.utils.machine import model as processor_name, total_memory
 
 _SIZES = (4, 16, 64, 256)
@@ -56,7 +57,9 @@ def read_bandwidth(size: int) -> float:
 
 
 def product_flops(dtype: torch.dtype) -> float:
-    """Measure the operations per second of a product of matrices."""
+    """Measure the operations per second of a product of matrices; of float32 where bfloat16 is computed by it."""
+    if dtype == torch.bfloat16 and not is_quick_at_bfloat16():
+        dtype = torch.float32
     matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
     return 2 * _SIDE**3 / _seconds(partial(torch.matmul, matrix, matrix))
 
