@@ -147,7 +147,7 @@ def _layers(settings: Fields, num_layers: int | None) -> tuple[int, ...]:
     found = settings.list_of(LAYER_IDS, int, None) or (eagle or settings).list_of(LAYER_IDS, int, None)
     if not found:
         count = _needed(settings, num_layers)
-        found = list({2, count // 2, count - 3})
+        found = sorted({2, count // 2, count - 3})
     return fused_layers(settings, found, num_layers, _OTHER_HEAD)
 
 
