@@ -166,7 +166,7 @@ def test_a_request_that_takes_too_long() -> None:
         whole = http.post(COMPLETIONS, json=LONG)
         assert whole.status_code == 408 and whole.json()["error"]["type"] == "timeout_error"
         events = http.post(COMPLETIONS, json={**LONG, "stream": True}).text.strip().split("\n\n")
-        assert "[DONE]" not in events[-1] and "error" in json.loads(events[-1].removeprefix("data: "))
+        assert events[-1] == "data: [DONE]" and "error" in json.loads(events[-2].removeprefix("data: "))
         served.settle()
 
 
