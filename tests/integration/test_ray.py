@@ -305,6 +305,34 @@ def test_a_batch_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "ray.jsonl.broken").exists() and not journal.exists()
 
 
+def test_a_worker_is_killed_while_it_loads(tmp_path: Path) -> None:
+    batch_file(tmp_path / "in.jsonl", 20)
+    command = (
+        "batch",
+        "in.jsonl",
+        "out.jsonl",
+        "--model",
+        "bundled",
+        "--ray",
+        "--replicas",
+        "2",
+        "--replica-threads",
+        "1",
+    )
+    process = forerun(*command, cwd=tmp_path)
+    end, victim = time.monotonic() + 120, 0
+    while not victim:
+        assert process.poll() is None and time.monotonic() < end
+        loading = (each for each in Served(process).processes() if "ray::RayWorker" in name_of(each))
+        victim = next(loading, 0)
+        time.sleep(0.01)
+    assert lines_of(tmp_path / "out.jsonl.journal") <= 1, "it has answered already"
+    os.kill(victim, signal.SIGKILL)
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    assert (tmp_path / "out.jsonl").read_bytes().count(b'"status_code": 200') == 19
+
+
 def lines_of(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
