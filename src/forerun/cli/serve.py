@@ -120,6 +120,7 @@ def serve(
     ray: Annotated[RayOptions, Flags(typed=options.RAY_TYPED, panel="Ray")],
     settings: Annotated[LLMOptions, Flags(typed=("acceptance", "cache_memory", "prefix_reuse", *options.LLM_TYPED))],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
+    threads: options.HiddenThreads = None,
 ) -> None:
     """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""
     check_extra()
@@ -133,8 +134,10 @@ def serve(
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     if ray.ray:
+        ray = replace(ray, replica_threads=ray.replica_threads or threads)
         _serve_on_ray(ServePlan.of(model, name, drafters, llm, server, ray), ray)
     else:
+        options.set_threads(threads)
         _serve_here(model, name, drafters, llm, server)
 
 

@@ -31,6 +31,9 @@ class ResponseEvents:
 
     Args:
         model, name, created: as `Responses.body`.
+
+    Attributes:
+        num_events: made so far, the number of the next one.
     """
 
     ends_with_done = False
@@ -59,7 +62,7 @@ class ResponseEvents:
             **request.repeated,
         }
         self._item = f"msg_{name}"
-        self._number = 0
+        self.num_events = 0
 
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
         """Return the body of the answer."""
@@ -84,7 +87,7 @@ class ResponseEvents:
 
     def of(self, place: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the events of one output."""
-        if not self._number:
+        if not self.num_events:
             yield self._event("response.created", response=self._unfinished("in_progress"))
             yield self._event("response.in_progress", response=self._unfinished("in_progress"))
             message = {"id": self._item, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
@@ -128,7 +131,7 @@ class ResponseEvents:
         return found
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        number, self._number = self._number, self._number + 1
+        number, self.num_events = self.num_events, self.num_events + 1
         return {"type": kind, "sequence_number": number, **fields}
 
 

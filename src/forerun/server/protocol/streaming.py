@@ -21,9 +21,13 @@ class Chunks:
         responses: of the target.
         prompts: token ids of each of the request's prompts.
         model, name, created: as `Responses.body`.
+
+    Attributes:
+        num_events: 0, since chunks have no numbers.
     """
 
     ends_with_done = True
+    num_events = 0
 
     def __init__(
         self,
