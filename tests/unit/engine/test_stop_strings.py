@@ -58,7 +58,10 @@ STOPS = st.lists(st.text("abé\ufffd", min_size=1, max_size=9), max_size=9)
 
 @examples(400)
 @given(
-    stops=STOPS, ids=st.lists(st.integers(0, 9), max_size=40), size=st.integers(1, 7), exempt=st.sampled_from([0, 3, 20])
+    stops=STOPS,
+    ids=st.lists(st.integers(0, 9), max_size=40),
+    size=st.integers(1, 7),
+    exempt=st.sampled_from([0, 3, 20]),
 )
 def test_it_ends_and_holds_back_as_the_search_did(stops: list[str], ids: list[int], size: int, exempt: int) -> None:
     stream, searched = TextStream(TEXTS, [], StopStrings(stops)), Searched(stops)
