@@ -23,7 +23,7 @@ from forerun.engine.scheduler import Schedule, Scheduler
 from forerun.engine.sequence import Request, SequenceState, new_state
 from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
-from forerun.engine.text import TokenTexts
+from forerun.engine.text import NO_STOPS, StopStrings, TokenTexts
 from forerun.errors import DeviceError, GrammarError, InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.sampling import SequenceConstraint
@@ -154,7 +154,8 @@ class Engine:
         if params.stop and self._texts is not None:
             params = with_special_stops(params, self._texts.special, target)
         stop_ids = (frozenset() if params.ignore_eos else target.eos_token_ids) | frozenset(params.stop_token_ids)
-        request = Request(next(self._ids), list(prompt_token_ids), params, stream, stop_ids)
+        stops = StopStrings(params.stop) if params.stop else NO_STOPS
+        request = Request(next(self._ids), list(prompt_token_ids), params, stream, stop_ids, stops)
         constraints: list[Constraint | None] = [None] * params.n
         if params.grammar is not None:
             constraints = _constraints(request, params.grammar, self.grammars, target)

@@ -31,7 +31,7 @@ SAME_NAMES = tuple(name for name in described(SamplingParams) if name not in _OT
 
 _ANY_LENGTH = 2**62
 _MOST_STOPS = 256
-"""Strings, and token ids, that end an answer. All are checked after every token."""
+"""Strings, and token ids, that end an answer."""
 
 
 def sampling_params(body: Mapping[str, Any], others: Mapping[str, tuple[str, Any]]) -> SamplingParams:
