@@ -19,7 +19,7 @@ from forerun.cli.output import print_json, size_text
 from forerun.errors import ConfigError, FetchError
 from forerun.utils import fetch as store
 from forerun.utils.files import leftovers, locked, remove
-from forerun.utils.home import COSTS_FILE, KERNELS_FOLDER, home
+from forerun.utils.home import COSTS_FILE, KERNELS_FOLDER, TOKENIZERS_FOLDER, home
 
 COSTS, KERNELS = "costs", "kernels"
 """Names under which the measured costs and the compiled kernels are listed."""
@@ -32,7 +32,7 @@ class CacheEntry:
 
     Attributes:
         name: by which it is listed and cleared; of a model, what --model takes.
-        kind: "fetched", "costs", "kernels" or "hub".
+        kind: "fetched", "costs", "kernels", "tokenizers" or "hub".
         nbytes: its size on disk, with the remains of interrupted fetches.
         path: where it lies.
         removal: function that removes it.
@@ -73,12 +73,13 @@ def _fetched() -> Iterator[CacheEntry]:
 
 
 def _own() -> Iterator[CacheEntry]:
-    """Yield measured costs and compiled kernels."""
+    """Yield measured costs, compiled kernels and marks of tokenizers."""
     base = home()
     if base is None:
         return
     costs, kernels = base / COSTS_FILE, base / KERNELS_FOLDER
-    for name, paths in {COSTS: (costs, costs.with_name(costs.name + ".damaged")), KERNELS: (kernels,)}.items():
+    own = {COSTS: (costs, costs.with_name(costs.name + ".damaged")), KERNELS: (kernels,)}
+    for name, paths in (own | {TOKENIZERS_FOLDER: (base / TOKENIZERS_FOLDER,)}).items():
         if present := _present(*paths):
             yield CacheEntry(name, name, _size(*present), paths[0], partial(_remove, present))
 

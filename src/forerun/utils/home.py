@@ -11,6 +11,8 @@ COSTS_FILE = "costs.json"
 """In that folder: measured costs."""
 KERNELS_FOLDER = "kernels"
 """In that folder: compiled kernels."""
+TOKENIZERS_FOLDER = "tokenizers"
+"""In that folder: an empty file for each tokenizer that passed its trial."""
 
 
 def home() -> Path | None:
