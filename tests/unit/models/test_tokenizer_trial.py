@@ -98,7 +98,7 @@ def test_a_trial_that_takes_too_long(home: Path, tmp_path: Path, monkeypatch: py
 def test_a_panic_that_no_trial_meets_is_an_error_without_the_text(home: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(changed(tmp_path / "model", lambda _: {"pre_tokenizer": LEFT_OVER}))
     for call in (tokenizer, tokenizer.encode, tokenizer.tokenize):
-        with pytest.raises(RequestError, match="The tokenizer of .*model failed") as caught:
+        with pytest.raises(RequestError, match=r"The tokenizer of .*model failed") as caught:
             call("b" * 60 + "!")
         assert "bbb" not in str(caught.value)
     assert tokenizer("a banana")["input_ids"]

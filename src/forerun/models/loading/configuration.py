@@ -28,9 +28,10 @@ _MAX_LAYERS = 1 << 16
 """Configurations make lists of as many entries; no model has a hundredth of that."""
 _RANGES: tuple[tuple[str, float, float], ...] = (
     (r"(^|_)(eps|epsilon)$", 0.0, 1.0),
-    (r"^(rope_theta|rope_local_base_freq|rotary_emb_base)$", 1.0, math.inf),
+    (r"^(rope_theta|rope_local_base_freq|rotary_emb_base)$", 1, math.inf),
     (r"^(partial_rotary_factor|rotary_pct)$", _SMALLEST, 1.0),
     (r"softcap|^(query_pre_attn_scalar|logits_scaling|factor|attention_factor)$", _SMALLEST, math.inf),
+    (r"^(beta_fast|beta_slow|low_freq_factor|high_freq_factor)$", _SMALLEST, 1e9),
 )
 """Pattern of a key, and the least and the largest number that a model can be computed with."""
 _COUNTS = re.compile(r"^(sliding_window|n_group|topk_group|num_experts_per_tok|original_max_position_embeddings)$")
