@@ -11,6 +11,8 @@ COSTS_STEM = "costs"
 """In that folder, how the names of files of measured costs begin."""
 KERNELS_FOLDER = "kernels"
 """In that folder: compiled kernels."""
+TOKENIZERS_FOLDER = "tokenizers"
+"""In that folder: an empty file for each tokenizer that passed its trial."""
 
 
 def home() -> Path | None:

@@ -155,7 +155,7 @@ def _needed(settings: Fields, num_layers: int | None) -> int:
     if num_layers is None:
         raise ModelLoadError(
             f"{settings.place}: which states of its target the head reads depends on the target's number of layers. "
-            "Give the target too."
+            "Give the target too (--model)."
         )
     return num_layers
 
