@@ -115,7 +115,7 @@ def test_nothing_is_lost_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> N
             looks.append((begin + ROUND, tables(served), resident()))
             print(*looks[-1], dict(counts), f"{preemptions} preemptions", flush=True)
         last = clients.submit(drive, served.url, asked, NUM_REQUESTS, NUM_REQUESTS + STREAMS)
-        until(lambda: served.service.num_choices >= STREAMS // 2)
+        until(lambda: served.server._middleware.num_active >= STREAMS * 3 // 4)
         num_begun = served.server._middleware.num_active
         served.server.handle_exit(signal.SIGTERM, None)
         soak = last.result()
