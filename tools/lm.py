@@ -185,7 +185,7 @@ def train(
     model = build_model(options.architecture, end_of_text(tokenizer), options.seed)
     prepare(model)
     model.to(where)
-    optimisers = Optimisers(model, options.optimisation)
+    optimisers = Optimisers(model, options.optimisation, dtype)
     state = load_checkpoint(run_folder, model, optimisers)
     console.print(f"{stream.tokens_per_epoch:,} tokens in {len(files)} files, {model.num_parameters():,} parameters")
     steps = max(1, options.tokens // options.tokens_per_step)

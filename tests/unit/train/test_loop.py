@@ -12,7 +12,9 @@ from rich.console import Console
 from forerun.train import loop
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.corpus import SourceFile
+from forerun.train.defaults import Optimisation
 from forerun.train.loop import Loop, StageProgress
+from forerun.train.optim import Float32Muon, Optimisers
 from tools import lm
 
 from .conftest import SHORT_RUN
@@ -93,6 +95,26 @@ def test_a_pipe_gets_lines_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -
     assert lines[-1].startswith("training: 250 of 1,000 · loss 2.000 · about ") and lines[-1].endswith(" s left")
     shown = terminal.file.getvalue()  # type: ignore[attr-defined]
     assert "loss 2.000" in shown and "of 1,000" not in shown
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_muon_in_float32_is_pytorchs(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    first = torch.randn(shape)
+    ours, theirs = (torch.nn.Parameter(first.clone()) for _ in range(2))
+    optimisers = [kind([each], lr=0.1) for kind, each in ((Float32Muon, ours), (torch.optim.Muon, theirs))]
+    for _ in range(3):
+        ours.grad = theirs.grad = torch.randn(shape)
+        for each in optimisers:
+            each.step()
+    assert torch.allclose(ours, theirs, atol=0.01) and not torch.allclose(ours, first, atol=0.1)
+    optimisers[1].load_state_dict(optimisers[0].state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_a_quick_processor_gets_muon_in_bfloat16(dtype: torch.dtype) -> None:
+    kinds = {type(each) for each, _ in Optimisers(torch.nn.Linear(2, 2), Optimisation(), dtype)._all}
+    assert (Float32Muon in kinds) == (dtype == torch.float32) and len(kinds) == 2
 
 
 def test_several_workers_compute_the_gradient_of_one(files: list[SourceFile], tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def distil(
     """
     draft.to(training_device(options.device))
     batches = ShardBatches(run_folder / "samples", shards, options.tokens_per_step, options.seed)
-    optimisers = Optimisers(draft, options.distillation)
+    optimisers = Optimisers(draft, options.distillation, dtype)
     folder, tokens = run_folder / "distil", output_tokens_of(draft)
     chosen = None if tokens is None else digest(tokens.numpy().tobytes())
     names = ("distillation", "tokens_per_step", "loss", "pruning")

@@ -51,7 +51,7 @@ def train(
         weight_decay=options.weight_decay,
         warmup=min(0.5, options.warmup_steps / total),
     )
-    optimisers = Optimisers(head, optimisation)
+    optimisers = Optimisers(head, optimisation, target.dtype)
     pinned = {key: value for key, value in asdict(options).items() if key not in _FREE}
     pinned |= {DTYPE: dtype_name(target.dtype), "data": dict(rows.made_from), "steps": total}
     pin(folder, {**pinned, "head": asdict(head.config)})
