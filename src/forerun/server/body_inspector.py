@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -125,11 +124,3 @@ class BodyInspector:
         if not line:
             raise BrokenPipeError
         return str(line, "utf-8")
-
-
-def longest_token(tokenizer: Any) -> int | None:
-    """Return the characters of the longest token as the vocabulary writes it, an upper bound for its text."""
-    if tokenizer is None:
-        return None
-    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
-    return max(map(len, vocabulary))
