@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.drafters import Drafter
-from forerun.errors import ForerunError, PromptError, SamplingError
+from forerun.errors import GrammarDeadEndError, NonFiniteError, PromptError, RequestBodyError, SamplingError
 from forerun.models import LanguageModel
 from forerun.sampling.grammar.compile import Grammars
 from forerun.utils.vocabulary import encode_text, longest_token
@@ -20,7 +20,7 @@ def naming_prompt(index: int, count: int) -> Iterator[None]:
     """Have the errors of a prompt say which of several it is; index: from 0."""
     try:
         yield
-    except ForerunError as error:
+    except (PromptError, SamplingError, GrammarDeadEndError, NonFiniteError, RequestBodyError) as error:
         if count > 1:
             error.args = (f"Prompt {index} of 0..{count - 1}: {error}",)
         raise

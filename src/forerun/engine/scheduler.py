@@ -115,7 +115,7 @@ class WaitingQueue:
         priority = max(chain(self._queues, self._resuming))
         queues: FlowQueues = self._queues.get(priority, {})
         flows = sorted(queues, key=lambda flow: self._given.get(flow, self._level))
-        heads = [*self._resuming.get(priority, ()), *(queues[flow][0] for flow in flows)]
+        heads: list[SequenceState] = [*self._resuming.get(priority, ()), *(queues[flow][0] for flow in flows)]
         busy = {state.request.flow for state in running}
         return next((state for state in heads if state.request.flow not in busy), heads[0])
 

@@ -30,8 +30,22 @@ def told(body: object) -> dict[str, Any]:
 
 def test_what_a_body_holds() -> None:
     found = told({"prompt": [[1, 2, 3], ["ab", "c"]], "stop": {"k": [True, 1]}, "n": 1})
-    assert found["fields"]["prompt"] == {"values": 8, "entries": 2, "characters": 3, "text": 2, "numbers": 3}
-    assert found["fields"]["stop"] == {"values": 4, "entries": 1, "characters": 1, "text": 0, "numbers": 0}
+    assert found["fields"]["prompt"] == {
+        "values": 8,
+        "entries": 2,
+        "longest": 0,
+        "characters": 3,
+        "text": 2,
+        "numbers": 3,
+    }
+    assert found["fields"]["stop"] == {
+        "values": 4,
+        "entries": 1,
+        "longest": 0,
+        "characters": 1,
+        "text": 0,
+        "numbers": 0,
+    }
     assert (found["is_object"], found["num_fields"]) == (True, 3)
     assert told([1])["is_object"] is False
     assert "not JSON" in inspect(b"{")["error"]
