@@ -24,8 +24,8 @@ _SUBJECT = "The request's body"
 
 
 def measure(value: object) -> dict[str, Any]:
-    """Return for each field of an object the number of values, of entries of a list, the index of the longest entry, the
-    number of characters of all texts, of the longest text, and of the longest list of numbers."""
+    """Return for each field of an object the number of values, of entries of a list, the index of the longest entry,
+    the number of characters of all texts, of the longest text, and of the longest list of numbers."""
     if not isinstance(value, dict):
         return {"is_object": False, "num_fields": 0, "fields": {}}
     held = {str(name)[:_NAME]: _counts(entry) for name, entry in list(value.items())[:MOST_FIELDS]}

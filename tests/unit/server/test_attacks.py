@@ -72,7 +72,7 @@ def test_a_stream_goes_on_beside(bundled: Served, attack: dict[str, Any], status
 def test_a_newcomer_does_not_wait_for_a_body_of_many_prompts(bundled: Served) -> None:
     alone = first_piece(bundled.url)
     attack = {"prompt": [f"# {i}\n{LINE * 250}" for i in range(256)], "max_tokens": 64, "ignore_eos": True}
-    seen = beside(bundled, attack, newcomer=5.0)
+    seen = beside(bundled, attack, newcomer=5.0, seconds=8.0)
     assert seen.first is not None and seen.first <= alone + MOST_WAIT
 
 
