@@ -45,12 +45,6 @@ def test_a_long_prediction_is_refused_beside_a_stream(bundled: Served) -> None:
     assert_flows(seen)
 
 
-def test_many_prompts_with_a_prediction_beside_a_stream(bundled: Served) -> None:
-    seen = beside(bundled, {"prompt": ["a"] * 32, "max_tokens": 1, "prediction": prediction(450)})
-    assert seen.status == 200
-    assert_flows(seen)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "status"),
@@ -72,7 +66,7 @@ def test_a_stream_goes_on_beside(bundled: Served, attack: dict[str, Any], status
 def test_a_newcomer_does_not_wait_for_a_body_of_many_prompts(bundled: Served) -> None:
     alone = first_piece(bundled.url)
     attack = {"prompt": [f"# {i}\n{LINE * 250}" for i in range(256)], "max_tokens": 64, "ignore_eos": True}
-    seen = beside(bundled, attack, newcomer=5.0, seconds=8.0)
+    seen = beside(bundled, attack, newcomer=5.0, seconds=25.0)  # left long after the bound
     assert seen.first is not None and seen.first <= alone + MOST_WAIT
 
 
