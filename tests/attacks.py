@@ -48,7 +48,9 @@ class Seen:
     @property
     def gap(self) -> float:
         """The most seconds between two pieces during the attack, steps with prompts left out."""
-        return max(self._without_prompts(*pair) for stream in self.pieces for pair in pairwise(stream) if self._in(*pair))
+        return max(
+            self._without_prompts(*pair) for stream in self.pieces for pair in pairwise(stream) if self._in(*pair)
+        )
 
     @property
     def step(self) -> float:

@@ -22,8 +22,8 @@ from forerun.utils import fetch as store
 from forerun.utils.files import leftovers, locked, remove
 from forerun.utils.home import COSTS_STEM, KERNELS_FOLDER, TOKENIZERS_FOLDER, home
 
-COSTS, KERNELS = "costs", KERNELS_FOLDER
-"""Names under which the measured costs and the compiled kernels are listed."""
+COSTS = "costs"
+"""The name under which the measured costs are listed."""
 _COSTS_FILE = re.compile(rf"{COSTS_STEM}(-\d+)?\.json(\.damaged)?")
 """Those of every version, and those that were damaged."""
 _WEIGHTS = (".safetensors", ".gguf")

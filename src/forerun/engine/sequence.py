@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from operator import attrgetter, is_
 from time import perf_counter
@@ -35,6 +35,7 @@ class Request:
         stream: outputs carry text as it arrives.
         stop_ids: token ids that end the output: the model's EOS, unless ignored, and the request's own.
         stops: strings that end it.
+        flow: the scheduler is fair to flows: a tenant, or the requests of one body.
     """
 
     id: int
@@ -43,6 +44,7 @@ class Request:
     stream: bool
     stop_ids: frozenset[int]
     stops: StopStrings = NO_STOPS
+    flow: Hashable = None
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -34,17 +34,22 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         ForerunError: the request cannot be served.
         ClientGoneError: the client has disconnected.
     """
-    body, length = await service.body(request), service.llm.target.context_length
-    completion = parse_response(body, length) if url == RESPONSES_URL else parse_body(url, body, length)
+    length = service.llm.target.context_length
+
+    def read(body: object) -> CompletionRequest:
+        return parse_response(body, length) if url == RESPONSES_URL else parse_body(url, body, length)
+
+    completion = await service.body(request, read)
     service.check_model(completion.model)
     with ExitStack() as stack:
         stack.enter_context(service.admitted(completion))
-        prompts = await asyncio.to_thread(service.encode, completion, request.state.tenant)
-        engine_request = service.submit_request(completion, prompts, request)
+        requests = await asyncio.to_thread(service.encode, completion, request.state.tenant)
+        engine_request = service.submit_request(completion, requests, request)
         stack.callback(engine_request.close)
+        prompts = [each.prompt_token_ids for each in requests]
         active = ActiveResponse(service, completion, prompts, engine_request, request)
         if not completion.stream:
-            return JSONResponse(await while_connected(request, active.whole()))
+            return await while_connected(request, active.whole())
         # wait for the first output, so that a refusal has its own status
         first = await while_connected(request, anext(active.outputs))
         return Stream(active.events(first), active, stack.pop_all())
@@ -80,12 +85,12 @@ class ActiveResponse:
         self.outputs: AsyncGenerator[tuple[int, StepOutput], None] = engine_request.outputs()
         self.complete = False
 
-    async def whole(self) -> dict[str, Any]:
-        """Return the body of the response."""
+    async def whole(self) -> Response:
+        """Return the response, which another thread writes, since it may be long."""
         async with aclosing(self.outputs) as outputs:
             async for index, output in outputs:
                 self._count(index, output)
-        return self._form.whole(self._engine_request.generations)
+        return await asyncio.to_thread(lambda: JSONResponse(self._form.whole(self._engine_request.generations)))
 
     async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[bytes]:
         """Yield the events of the stream, those of one output together. An error is the last of them.

@@ -13,10 +13,11 @@ import pytest
 
 from forerun.errors import RequestBodyError
 from forerun.server import body_inspector, service
-from forerun.server.body_inspector import BodyInspector, Limits, longest_token
+from forerun.server.body_inspector import BodyInspector, Limits
 from forerun.server.body_inspector_process import LENGTH, inspect, main
 from forerun.server.middleware import RateLimit
 from forerun.utils.json_file import Fields
+from forerun.utils.vocabulary import longest_token
 from serving import JSON, Served, fake_llm, serving
 from small_tokenizers import byte_level
 
@@ -29,8 +30,22 @@ def told(body: object) -> dict[str, Any]:
 
 def test_what_a_body_holds() -> None:
     found = told({"prompt": [[1, 2, 3], ["ab", "c"]], "stop": {"k": [True, 1]}, "n": 1})
-    assert found["fields"]["prompt"] == {"values": 8, "entries": 2, "characters": 3, "text": 2, "numbers": 3}
-    assert found["fields"]["stop"] == {"values": 4, "entries": 1, "characters": 1, "text": 0, "numbers": 0}
+    assert found["fields"]["prompt"] == {
+        "values": 8,
+        "entries": 2,
+        "longest": 0,
+        "characters": 3,
+        "text": 2,
+        "numbers": 3,
+    }
+    assert found["fields"]["stop"] == {
+        "values": 4,
+        "entries": 1,
+        "longest": 0,
+        "characters": 1,
+        "text": 0,
+        "numbers": 0,
+    }
     assert (found["is_object"], found["num_fields"]) == (True, 3)
     assert told([1])["is_object"] is False
     assert "not JSON" in inspect(b"{")["error"]
@@ -69,8 +84,7 @@ def test_what_may_be_served_is_let_through() -> None:
     ):
         LIMITS.check(Fields("it", told(body), RuntimeError))
     Limits("it", 100, None, 60).check(Fields("it", told({"prompt": "a" * 1000}), RuntimeError))
-    assert longest_token(None) is None
-    assert (longest_token(byte_level()) or 0) >= 1
+    assert longest_token(byte_level()) >= 1
 
 
 def test_bodies_are_answered_one_after_another() -> None:

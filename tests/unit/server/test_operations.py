@@ -89,9 +89,9 @@ def test_keys() -> None:
 def test_each_key_is_a_tenant_of_its_own() -> None:
     with running(api_key=("one", "two")) as (served, http):
         tenants = []
-        submit = served.service.thread.submit
-        served.service.thread.submit = lambda prompt, params, *rest, **more: (  # type: ignore[method-assign]
-            tenants.append(params.tenant) or submit(prompt, params, *rest, **more)  # type: ignore[func-returns-value]
+        enter = served.service.thread.enter
+        served.service.thread.enter = lambda request, *rest, **more: (  # type: ignore[method-assign]
+            tenants.append(request.params.tenant) or enter(request, *rest, **more)  # type: ignore[func-returns-value]
         )
         for key in ("one", "two", "one"):
             http.post(COMPLETIONS, json=SHORT, headers={"authorization": f"Bearer {key}"})

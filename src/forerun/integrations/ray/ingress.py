@@ -206,7 +206,7 @@ async def _parsed(content: bytes) -> Any:
     if not content:
         return None
     try:
-        return await parsed_body(content)
+        return await parsed_body(content, lambda value: value)
     except RequestBodyError:
         return None
 
