@@ -6,16 +6,14 @@ PYTHONPATH=src python tests/capped_server.py PORT
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from starlette.requests import Request
-
+from forerun.engine.sequence import Request
 from forerun.server.logs import log_as_json
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.requests import CompletionRequest
 from forerun.server.run import bound_socket, serve
-from forerun.server.service import EngineRequest, Service
+from forerun.server.service import Service
 from mixed_requests import DRAFTERS, load
 
 MOST = 8
@@ -25,12 +23,12 @@ MOST = 8
 class Capped(Service):
     """Cuts every answer."""
 
-    def submit_request(self, asked: CompletionRequest, prompts: Seq[list[int]], request: Request) -> EngineRequest:
+    def encode(self, asked: CompletionRequest, tenant: str | None) -> list[Request]:
         given = asked.params
         params = replace(
             given, max_tokens=min(given.max_tokens, MOST), min_tokens=min(given.min_tokens, MOST, given.max_tokens)
         )
-        return super().submit_request(replace(asked, params=params), prompts, request)
+        return super().encode(replace(asked, params=params), tenant)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Automaton:
         self.num_made += 1
         return AutomatonMatcher(self)
 
-    def prepare(self, grammar: Grammar) -> Callable[[], Matcher]:
+    def prepare(self, grammar: Grammar, tenant: str | None = None) -> Callable[[], Matcher]:
         """As `Grammars.prepare`, of every grammar."""
         return self.matcher
 

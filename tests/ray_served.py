@@ -13,8 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from config_keys import keys_in_file
 
 PYTHON = os.environ.get("FORERUN_RAY_PYTHON", "") or (sys.executable if find_spec("ray") else "")
 MISSING = (
@@ -24,7 +28,8 @@ MISSING = (
 SRC = Path(__file__).parents[1] / "src"
 START = 240.0
 """Seconds in which a server must be ready."""
-ENGINE = "ServeReplica:forerun:Engine"
+ENGINE = "ServeReplica:forerun:RayEngine"
+_KEYS, _number = TemporaryDirectory(), count()
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -33,8 +38,9 @@ def environment(threads: int = 1) -> dict[str, str]:
 
 
 def forerun(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """The command, by the interpreter that has Ray."""
-    command = [PYTHON, "-m", "forerun", *arguments]
+    """The command, by the interpreter that has Ray; options without a flag may be among the arguments."""
+    keys = Path(_KEYS.name) / f"{next(_number)}.toml"
+    command = [PYTHON, "-m", "forerun", *keys_in_file(arguments, keys)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, env=environment(), **(pipes | options))
 

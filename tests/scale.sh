@@ -28,7 +28,9 @@ if [ -z "${LLAMA_CPP:-}" ]; then
         mv $here/unpacked/vendor/llama.cpp $here/llama.cpp
         cmake -S $here/llama.cpp -B $here/llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
             -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF
-        cmake --build $here/llama.cpp/build --target llama-server --parallel
+        # a compiler for each processor, and for each 2 GiB of memory
+        jobs=$("$python" -c 'import os; print(max(1, min(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 31)))')
+        cmake --build $here/llama.cpp/build --target llama-server --parallel "$jobs"
     fi
 fi
 if [ -z "${RAY_PYTHON:-}" ]; then

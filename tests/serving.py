@@ -17,6 +17,7 @@ from forerun.server.service import Service
 from small_tokenizers import END, byte_level, ids_of
 
 LIMIT = 60.0
+JSON = {"content-type": "application/json"}
 NAME = "it"
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from threading import Barrier
 from typing import Any
 
 import httpx
@@ -18,7 +19,8 @@ from mixed_requests import CHAT, COMPLETIONS, Answer, Asked, read
 
 LIMIT = 300.0
 """Seconds for which a client waits."""
-CLIENTS = 12
+CLIENTS, STREAMS = 12, 64
+"""Clients that come one after another, and those that come at once, all for streams."""
 SEND_TIMEOUT = 0.5
 """Seconds after which the server is to cut who reads nothing."""
 NONSENSE: tuple[tuple[str, bytes, int], ...] = (
@@ -44,6 +46,7 @@ class Soak:
         answers: complete ones, with the place of what was asked.
         parts: of streams that were left: text so far.
         counts: of kinds of clients.
+        begin: holds those that come at once until all are there.
     """
 
     url: str
@@ -52,22 +55,38 @@ class Soak:
     answers: list[tuple[int, Answer]] = field(default_factory=list)
     parts: list[tuple[int, Answer]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    begin: Any = field(default_factory=lambda: Barrier(STREAMS))
 
-    def one(self, number: int) -> None:
-        """One request, of a kind that its number chooses."""
+    def at_once(self, number: int) -> str:
+        """One of many that want a stream at the same time; the server may be about to end. Returns its kind."""
         rng = random.Random(number)
-        kinds: list[Callable[[random.Random, int], None]] = [self.patient] * 12 + [self.leaves] * 3
+        place = rng.choice([place for place, asked in enumerate(self.asked) if asked.body["stream"]])
+        self.begin.wait()
+        try:
+            response = self.http.post(self.asked[place].url, json=self.asked[place].body)
+        except (httpx.ConnectError, httpx.RemoteProtocolError):
+            return "refused"
+        if response.status_code == 503:
+            return "refused"
+        self.take(place, response)
+        return "at_once"
+
+    def one(self, number: int) -> str:
+        """One request, of a kind that its number chooses. Returns its kind."""
+        rng = random.Random(number)
+        kinds: list[Callable[[random.Random, int], str | None]] = [self.patient] * 12 + [self.leaves] * 4
         kinds += [self.slow, self.stalls, self.nonsense, self.nonsense, self.too_long, self.looks]
         kind = rng.choice(kinds)
-        kind(rng, rng.randrange(len(self.asked)))
-        self.counts[kind.__name__] += 1  # type: ignore[attr-defined]
+        return kind(rng, rng.randrange(len(self.asked))) or kind.__name__
+
+    def take(self, place: int, response: httpx.Response) -> None:
+        """Keep a complete answer."""
+        assert response.status_code == 200, response.text
+        self.answers.append((place, read(self.asked[place], response.text)))
 
     def patient(self, rng: random.Random, place: int) -> None:
         """Waits for its answer."""
-        asked = self.asked[place]
-        response = self.http.post(asked.url, json=asked.body)
-        assert response.status_code == 200, response.text
-        self.answers.append((place, read(asked, response.text)))
+        self.take(place, self.http.post(self.asked[place].url, json=self.asked[place].body))
 
     def leaves(self, rng: random.Random, place: int) -> None:
         """Goes away before, or amid, its answer."""
@@ -98,8 +117,8 @@ class Soak:
         assert head.startswith(b"HTTP/1.1 200")
         self.answers.append((place, read(asked, unchunked(head, body).decode())))
 
-    def stalls(self, rng: random.Random, place: int) -> None:
-        """Reads nothing until it is cut."""
+    def stalls(self, rng: random.Random, place: int) -> str | None:
+        """Reads nothing until it is cut. Returns "cut" if it was."""
         with self.connection(COMPLETIONS, LONG) as connection:
             time.sleep(5 * SEND_TIMEOUT)
             received = b""
@@ -108,7 +127,7 @@ class Soak:
                     received += piece
             except ConnectionResetError:
                 pass
-        self.counts["cut"] += b"[DONE]" not in received
+        return None if b"[DONE]" in received else "cut"
 
     def nonsense(self, rng: random.Random, place: int) -> None:
         """Sends what no server can read."""
@@ -136,7 +155,8 @@ class Soak:
         made.settimeout(LIMIT)
         made.connect((host, int(port)))
         content = json.dumps(body).encode()
-        head = f"POST {url} HTTP/1.1\r\nHost: it\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = f"POST {url} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         made.sendall(head.encode() + content)
         return made
 
@@ -153,12 +173,15 @@ def unchunked(head: bytes, body: bytes) -> bytes:
 
 
 def drive(url: str, asked: list[Asked], begin: int, end: int) -> Soak:
-    """Let the clients of these numbers come, several at a time."""
-    limits = httpx.Limits(max_connections=CLIENTS)
+    """Let the clients of these numbers come: the first of them at once, the others several at a time."""
+    limits = httpx.Limits(max_connections=STREAMS)
+    headers = {"content-type": "application/json"}
     with (
-        httpx.Client(base_url=url, timeout=LIMIT, limits=limits) as http,
+        httpx.Client(base_url=url, timeout=LIMIT, limits=limits, headers=headers) as http,
+        ThreadPoolExecutor(STREAMS) as crowd,
         ThreadPoolExecutor(CLIENTS) as clients,
     ):
         soak = Soak(url, http, asked)
-        list(clients.map(soak.one, range(begin, end)))
-    return replace(soak, http=None, asked=[])  # what goes back to another process
+        soak.counts.update(crowd.map(soak.at_once, range(begin, begin + STREAMS)))
+        soak.counts.update(clients.map(soak.one, range(begin + STREAMS, end)))
+    return replace(soak, http=None, asked=[], begin=None)  # what goes back to another process

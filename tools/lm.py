@@ -24,9 +24,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from forerun.train.accelerator import device_of, end_of_text, to_device, training_device
+from forerun.train.accelerator import device_of, dtype_name, end_of_text, products_in, to_device, training_device
 from forerun.train.card import load_tokenizer
-from forerun.train.checkpoint import LoopState, load_checkpoint, pin
+from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin, run_type
 from forerun.train.corpus import SourceFile
 from forerun.train.defaults import Optimisation, RunOptions
 from forerun.train.loop import Loop, Workers
@@ -146,11 +146,14 @@ def inherit_embeddings(draft: LlamaForCausalLM, target: PreTrainedModel) -> None
     draft.model.embed_tokens.weight.copy_(inherited * scale)
 
 
-def next_token_loss(model: nn.Module, batch: Tensor) -> Tensor:
-    """Compute the mean cross-entropy in nats of each token after its prefix; `batch` int64 [B, T + 1]."""
+def next_token_loss(model: nn.Module, batch: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute the mean cross-entropy in nats of each token after its prefix by products of `dtype`.
+
+    batch: int64 [B, T + 1].
+    """
     where = device_of(model)
     batch = to_device(batch, where)
-    with torch.autocast(where.type, dtype=torch.bfloat16):
+    with products_in(dtype, where):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
@@ -171,16 +174,18 @@ def train(
         learnt = train_tokenizer((file.text for file in files), options.architecture.vocab_size)
         learnt.save_pretrained(run_folder)
     tokenizer = load_tokenizer(run_folder)
-    free = {"tokens", "threads", "checkpoint_seconds", "device"}
-    pinned = {key: value for key, value in asdict(options).items() if key not in free}
+    where, end = training_device(options.device), options.end()
+    dtype = run_type(run_folder, options.dtype, where)
+    free = {"tokens", "threads", "checkpoint_seconds", "device", "minutes"}
+    pinned = {key: value for key, value in asdict(options).items() if key not in free} | {DTYPE: dtype_name(dtype)}
     pin(run_folder, pinned | {"tokenizer": digest((run_folder / "tokenizer.json").read_bytes())})
     texts = EpochTexts.make(files, options.seed, options.copy_share, options.rename_share)
     windows = options.short_window, options.long_window
     stream = TwoStageStream(texts, tokenizer, windows, options.long_share, options.tokens_per_step)
     model = build_model(options.architecture, end_of_text(tokenizer), options.seed)
     prepare(model)
-    model.to(training_device(options.device))
-    optimisers = Optimisers(model, options.optimisation)
+    model.to(where)
+    optimisers = Optimisers(model, options.optimisation, dtype)
     state = load_checkpoint(run_folder, model, optimisers)
     console.print(f"{stream.tokens_per_epoch:,} tokens in {len(files)} files, {model.num_parameters():,} parameters")
     steps = max(1, options.tokens // options.tokens_per_step)
@@ -190,8 +195,9 @@ def train(
         optimisers=optimisers,
         total_steps=steps,
         batch=lambda step: (stream.batch(step, steps),),
-        loss=lambda replica, rows, _: next_token_loss(replica, rows[0]),
+        loss=lambda replica, rows, _: next_token_loss(replica, rows[0], dtype),
         workers=Workers(model, options.threads),
         checkpoint_seconds=options.checkpoint_seconds,
+        end=end,
     )
     return model, tokenizer, loop.run(state, console, "training")

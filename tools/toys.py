@@ -20,7 +20,7 @@ from forerun.engine import LLM
 from forerun.errors import ConfigError
 from forerun.lab.bench.padded_model import make_wide
 from forerun.models.loading.load import adopt
-from forerun.train.accelerator import device_name, model_vocabulary, training_device
+from forerun.train.accelerator import device_name, model_vocabulary, product_type, training_device
 from forerun.train.card import CARD, build_record, load, load_tokenizer, save, write_card
 from forerun.train.checkpoint import LoopState, run_in
 from forerun.train.commands import train_draft
@@ -96,7 +96,7 @@ def _write(
     """Write the model's folder, with its measurement on the held-out files and its card."""
     save(model, tokenizer, out)
     stored, where = load(out)[0], training_device(options.device)
-    stored.to(where)
+    stored.to(where, product_type(options.dtype, where))
     score = text_score(stored, tokenizer, [file.text for file in sides[1]])
     record: dict[str, Any] = build_record(
         kind=kind,
@@ -164,7 +164,8 @@ def draft(
     with run_in(work, out, console, resume=resume, force=force):
         training, _ = read_corpus(data)
         model, tokenizer = load(target)
-        model.to(training_device(options.device))
+        where = training_device(options.device)
+        model.to(where, product_type(options.dtype, where))
         tokenizer.save_pretrained(work)
         options = replace(options, architecture=replace(sizes, vocab_size=model_vocabulary(model)))
         learnt, _, _ = lm.train(training, work, options, console, lambda each: lm.inherit_embeddings(each, model))
@@ -174,7 +175,14 @@ def draft(
         made_from = {"tokenizer": fingerprint(tokenizer)}
         vocab_size = model_vocabulary(model)
         pack(documents, packed, window=PROMPT + WRITTEN - 1, vocab_size=vocab_size, made_from=made_from)
-    distilling = DraftTraining(tokens=distil_tokens, seed=options.seed, threads=options.threads, device=options.device)
+    distilling = DraftTraining(
+        tokens=distil_tokens,
+        seed=options.seed,
+        threads=options.threads,
+        device=options.device,
+        dtype=options.dtype,
+        minutes=options.minutes,
+    )
     command, run = "python -m tools.toys draft", out.with_name(out.name + ".run")
     train_draft(out, run, target, packed, distilling, command, resume=run.exists(), force=force, start=start)
 
@@ -197,7 +205,8 @@ def other_vocab(
     with run_in(work, out, console, resume=resume, force=force):
         sides = read_corpus(data)
         model, tokenizer = load(target)
-        model.to(training_device(options.device))
+        where = training_device(options.device)
+        model.to(where, product_type(options.dtype, where))
         options = replace(options, architecture=sizes)
         if not (work / "tokenizer.json").exists():
             own = lm.train_tokenizer((file.text for file in sides[0]), sizes.vocab_size)

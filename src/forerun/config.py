@@ -61,6 +61,9 @@ JSON_OBJECT, JSON_SCHEMA, REGEX, LARK = KINDS = ("json_object", "json_schema", "
 MAX_GRAMMAR_BYTES = 2**16
 """Size of a schema or grammar: the time to prepare one grows with the square of its size, and is a second here."""
 
+MAX_STOP_CHARACTERS = 2**17
+"""Of all stop strings of a request."""
+
 _REMEDY = "Correct it, or leave it out."
 
 
@@ -374,6 +377,10 @@ class SamplingParams:
         for string in self.stop:
             if not isinstance(string, str) or not string:
                 raise SamplingError(f"stop holds {string!r}, but each entry must be a non-empty string.")
+        if (length := sum(map(len, self.stop))) > MAX_STOP_CHARACTERS:
+            raise SamplingError(
+                f"stop has {length} characters in all, but may have {MAX_STOP_CHARACTERS}. Shorten its strings."
+            )
         if self.min_tokens > self.max_tokens:
             raise SamplingError(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}: no output can satisfy both. "

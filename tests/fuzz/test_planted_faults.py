@@ -13,11 +13,16 @@ from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache import page_pool, paged as paged_cache, prefix_tree, sequence_cache
 from fuzzing import fails
 
+from .interrupting import Interrupts
 from .test_drafters import test_others_are_as_without_it as drafters_fuzzer
 from .test_interrupts import (
     DRAFTERS,
+    open_llm,
+    plain,
+    requests,
     test_a_step_is_interrupted as steps_fuzzer,
     test_another_call_is_interrupted as calls_fuzzer,
+    work,
 )
 from .test_options import test_every_field_takes_or_refuses_any_value as options_fuzzer
 from .test_pool import Pools, walk as pool_fuzzer
@@ -44,6 +49,11 @@ def finds(fuzzer: Any) -> bool:
 @pytest.mark.parametrize("fuzzer", [steps_fuzzer, calls_fuzzer])
 def test_steps_that_are_not_taken_back_are_found(fuzzer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "_recover", forget)
+    for kind in ("none", "suffix", "staged"):  # where nothing is interrupted, it does what it is to do
+        assert work(kind, open_llm(kind, 4), Interrupts()) == plain(kind, 0)[0]
+    llm = open_llm("none", 0)
+    llm.engine.abort(llm.engine.add(*requests(None)[0]))
+    assert [output.choice.finish_reason for output in llm.engine.step() if output.choice] == ["abort"]
     assert finds(fuzzer)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from doubles import FakeModel, adversaries
 from forerun import LLM, SamplingParams
-from forerun.engine.text import TextStream, TokenTexts
+from forerun.engine.text import StopStrings, TextStream, TokenTexts
 from fuzzing import examples
 from small_tokenizers import TURN, byte_level, decoded, sentence_piece
 
@@ -34,7 +34,7 @@ def tokens(draw: st.DrawFn, name: str, size: int) -> list[int]:
 
 def shown(texts: TokenTexts, prompt: Seq[int], blocks: Seq[Seq[int]], stops: Seq[str], exempt: int) -> Any:
     """The tokens that were taken, and the text, once in pieces and once whole."""
-    stream = TextStream(texts, prompt, stops)
+    stream = TextStream(texts, prompt, StopStrings(stops))
     pieces, done = [], 0
     for block in blocks:
         stopped = stream.push(block, min(max(exempt - done, 0), len(block)))

@@ -6,16 +6,17 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 33_700
-MOST_FILES = 394
-"""Both are raised on purpose, with a reason in the commit, where a feature pays for its room."""
+MOST_STATEMENTS = 34_400
+MOST_CORE_STATEMENTS = 25_400
+MOST_FILES = 397
+"""These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
 
 @pytest.mark.skipif(not (structure.ROOT / ".git").exists(), reason="tracked files are counted")
 def test_nothing_grows_unnoticed() -> None:
     found = structure.figures()
     assert found["statements"] <= MOST_STATEMENTS
-    assert found["statements of the core"] <= 25_000
+    assert found["statements of the core"] <= MOST_CORE_STATEMENTS
     assert found["files in src"] <= MOST_FILES
     assert found["top-level entries"] <= 18
     assert found["class names defined more than once"] <= 10

@@ -117,7 +117,6 @@ def _of_model(
     model: str, drafter: str | None, prompts: str | None, settings: AuditOptions, llm: LLMOptions, threads: int | None
 ) -> Certificate:
     """Audit a model with a drafter, in this process."""
-    from forerun.cli.bench.shared import set_threads
     from forerun.engine import LLM
     from forerun.kernels.provenance import machine_facts
     from forerun.lab.audit.engine_layer import Audited
@@ -127,7 +126,7 @@ def _of_model(
     if drafter == NO_DRAFTER:
         raise DrafterError(NEEDS_DRAFTER)
     cases = None if prompts is None else load(prompts)
-    set_threads(threads)
+    options.set_threads(threads)
     note(f"loading {model}")
     with log_memory_plan(note):
         opened = LLM(model, drafter or AUTO, seed=settings.seed, **asdict(llm))

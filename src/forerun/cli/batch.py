@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -62,6 +62,7 @@ def batch(
     drafter: options.DrafterName = None,
     settings: Annotated[LLMOptions, Flags(typed=options.LLM_TYPED)],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
+    threads: options.HiddenThreads = None,
     sampling: Annotated[SamplingParams, Flags("seed")],
     served_model_name: ServedModelName = None,
     ray: Annotated[RayOptions, Flags(leave_out=("routing",), typed=options.RAY_TYPED, panel="Ray")],
@@ -84,6 +85,9 @@ def batch(
         **asdict(settings),
     }
     worker = {"model": model, "drafter": chosen, "llm": llm, "name": name, "seed": sampling.seed}
+    if ray.ray:
+        ray = replace(ray, replica_threads=ray.replica_threads or threads)
+    options.set_threads(threads)
     _answer(source, out, run, partial(_compute_on_ray, ray) if ray.ray else _compute_here, worker, force)
 
 

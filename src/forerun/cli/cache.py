@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,10 +20,12 @@ from forerun.cli.output import print_json, size_text
 from forerun.errors import ConfigError, FetchError
 from forerun.utils import fetch as store
 from forerun.utils.files import leftovers, locked, remove
-from forerun.utils.home import COSTS_FILE, KERNELS_FOLDER, home
+from forerun.utils.home import COSTS_STEM, KERNELS_FOLDER, TOKENIZERS_FOLDER, home
 
-COSTS, KERNELS = "costs", "kernels"
-"""Names under which the measured costs and the compiled kernels are listed."""
+COSTS = "costs"
+"""The name under which the measured costs are listed."""
+_COSTS_FILE = re.compile(rf"{COSTS_STEM}(-\d+)?\.json(\.damaged)?")
+"""Those of every version, and those that were damaged."""
 _WEIGHTS = (".safetensors", ".gguf")
 
 
@@ -32,7 +35,7 @@ class CacheEntry:
 
     Attributes:
         name: by which it is listed and cleared; of a model, what --model takes.
-        kind: "fetched", "costs", "kernels" or "hub".
+        kind: "fetched", "costs", "kernels", "tokenizers" or "hub".
         nbytes: its size on disk, with the remains of interrupted fetches.
         path: where it lies.
         removal: function that removes it.
@@ -73,14 +76,15 @@ def _fetched() -> Iterator[CacheEntry]:
 
 
 def _own() -> Iterator[CacheEntry]:
-    """Yield measured costs and compiled kernels."""
+    """Yield measured costs, compiled kernels and marks of tokenizers."""
     base = home()
     if base is None:
         return
-    costs, kernels = base / COSTS_FILE, base / KERNELS_FOLDER
-    for name, paths in {COSTS: (costs, costs.with_name(costs.name + ".damaged")), KERNELS: (kernels,)}.items():
-        if present := _present(*paths):
-            yield CacheEntry(name, name, _size(*present), paths[0], partial(_remove, present))
+    costs = sorted(path for path in base.glob(f"{COSTS_STEM}*") if _COSTS_FILE.fullmatch(path.name))
+    own = {COSTS: costs} | {name: _present(base / name) for name in (KERNELS_FOLDER, TOKENIZERS_FOLDER)}
+    for name, present in own.items():
+        if present:
+            yield CacheEntry(name, name, _size(*present), present[-1], partial(_remove, present))
 
 
 def _hub() -> Iterator[CacheEntry]:

@@ -55,6 +55,7 @@ def chat(
     drafter: options.DrafterName = None,
     settings: Annotated[LLMOptions, Flags(typed=options.LLM_TYPED)],
     system: options.System = None,
+    threads: options.HiddenThreads = None,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Mark the tokens that a draft had right, on a terminal.")
     ] = False,
@@ -68,6 +69,7 @@ def chat(
     name = model or named or default_model()
     history = History(None if system is None else unicode_text(system, "--system"))
     screen.note(f"forerun: loading {name}")
+    options.set_threads(threads)
     with log_memory_plan(lambda line: screen.note(f"forerun: {line}")):
         llm = open_llm(name, AUTO if drafter is None else drafter, chat=True, **asdict(settings))
     session = Session(llm, params, settings, history)

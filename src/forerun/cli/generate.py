@@ -93,6 +93,7 @@ def generate(
         ),
     ] = False,
     system: options.System = None,
+    threads: options.Threads = None,
     json: options.Json = False,
     params: Annotated[SamplingParams, Flags(leave_out=_NOT_HERE, typed=_TYPED, panel="Sampling")],
     form: Annotated[GrammarFlags, Flags(typed=("json_schema", "regex"), panel="Structured output")],
@@ -106,6 +107,7 @@ def generate(
         raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")
     request = read_chat(read_prompt(prompt), system) if chat else read_prompt(prompt)
     default = AUTO if params.prediction is None else "prediction"
+    options.set_threads(threads)
     if not json:
         note(f"loading {model}")
     with log_memory_plan(None if json else note):

@@ -42,7 +42,9 @@ def info(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A model whose memory is to be planned.", metavar="MODEL", show_default="none"),
+        typer.Option(
+            help="The model whose memory is planned; with HEAD, its target.", metavar="MODEL", show_default="none"
+        ),
     ] = None,
     drafter: Annotated[
         str | None,
@@ -61,7 +63,7 @@ def info(
     that is and which target it is for, and nothing else.
     """
     if head is not None:
-        _show_head(head, json)
+        _show_head(head, model, json)
         return
     from forerun.kernels.provenance import machine_facts
 
@@ -80,10 +82,12 @@ def info(
     _show(_lines(facts))
 
 
-def _show_head(folder: Path, json: bool) -> None:
+def _show_head(folder: Path, target: str | None, json: bool) -> None:
     from forerun.drafters.heads.folder import load_head
+    from forerun.models.loading.find_source import find_source
 
-    summary = load_head(folder).summary()
+    num_layers = None if target is None else find_source(target).config().num_hidden_layers
+    summary = load_head(folder, num_layers).summary()
     if json:
         print_json(summary)
     else:

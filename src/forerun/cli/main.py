@@ -133,7 +133,7 @@ for name, (group, heading) in _GROUPS.items():
 
 def main() -> None:
     """Run the console script."""
-    app()
+    app(prog_name="forerun")
 
 
 if __name__ == "__main__":

@@ -119,6 +119,14 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown table
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
+def set_threads(threads: int | None) -> None:
+    """Set torch's number of threads; None leaves it."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
 def comma_list(text: str, what: str) -> list[str]:
     """Split the value of a flag at commas; or at semicolons if there is one, so that entries may contain commas.
 

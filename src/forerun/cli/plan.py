@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 _HEADER = ("K", "tokens a step", "ms a step", "speed-up", "break-even acceptance")
 _SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 SOURCES = {
+    "given": "given as step_ms",
     "measured": "steps of these models, measured in the engine on this machine",
     "calibrated": "a roofline, with costs of layers, rows and steps that were measured on this machine",
     "bound": "a bound: the roofline alone. Nothing was measured, and real steps take longer",
 }
 
 
-def lines(made: SpeculationPlan, accept_probs: ChainAcceptance) -> Iterator[str]:
+def lines(made: SpeculationPlan, accept_probs: ChainAcceptance, settings: PlanOptions) -> Iterator[str]:
     """Yield the lines of a plan."""
     from forerun.lab.bench.tables import plain_table
 
@@ -45,7 +46,8 @@ def lines(made: SpeculationPlan, accept_probs: ChainAcceptance) -> Iterator[str]
     speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
     yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{_of_all(made)}, {speed}"
     yield f"acceptance: {', '.join(f'{each:g}' for each in accept_probs.per_position)}, each after the tokens before it"
-    shown = [each for each in prediction.by_k if each.num_draft_tokens in _SHOWN or each is prediction.best]
+    table = settings.table or settings.step_ms or _SHOWN
+    shown = [each for each in prediction.by_k if each.num_draft_tokens in table or each is prediction.best]
     yield ""
     yield plain_table(_HEADER, list(map(_row, shown)))
     yield ""
@@ -172,12 +174,12 @@ def plan(
     target = model_shape(model)
     drafting = draft_shape(draft, measure=measure)
     costs = measured_costs(model, draft, settings) if measure else None
-    on = chosen or (bare_machine() if measure else measured_machine(note))
+    on = chosen or (bare_machine() if measure or settings.step_ms else measured_machine(note))
     made = make_plan(target, drafting, on, accept_probs, settings, costs)
     if json:
         print_json(made.as_object() | {"acceptance": list(accept_probs.per_position)})
         return
-    typer.echo("\n".join(lines(made, accept_probs)))
+    typer.echo("\n".join(lines(made, accept_probs, settings)))
 
 
 def chosen_machine(
@@ -206,7 +208,9 @@ def chosen_machine(
 
 
 def check_measured(settings: PlanOptions) -> None:
-    """Raise ConfigError unless the plan is for one sequence on one device."""
+    """Raise ConfigError unless the plan is for one sequence on one device, whose steps are not given."""
+    if settings.step_ms:
+        raise ConfigError("--measure measures steps, and step_ms gives their times. Leave one out.")
     if settings.batch > 1 or settings.tensor_parallel > 1:
         raise ConfigError(
             "--measure measures steps of one sequence on this machine. Leave --batch and --tensor-parallel out; "

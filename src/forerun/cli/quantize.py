@@ -44,10 +44,9 @@ def quantize(
     """Write a folder that forerun serves at 8 or 4 bits without quantizing anew."""
     if quantize not in QUANTISATIONS:
         raise ConfigError(f"--quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}.")
-    from forerun.cli.bench.shared import set_threads
     from forerun.export.quantized import export_quantized
 
-    set_threads(threads)
+    options.set_threads(threads)
     typer.echo(f"forerun: quantizing {model}", err=True)
     exported = export_quantized(
         model,

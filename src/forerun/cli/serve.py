@@ -88,7 +88,7 @@ def _of_vllm(text: str) -> str:
 
 
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
-_SERVER_TYPED = ("host", "port", "api_key", "request_timeout", "journal")
+_SERVER_TYPED = ("host", "port", "api_key", "metrics_key", "allowed_host", "request_timeout", "journal")
 INSTALL = "pip install 'forerun[server]'"
 
 DraftModelName = Annotated[
@@ -120,18 +120,24 @@ def serve(
     ray: Annotated[RayOptions, Flags(typed=options.RAY_TYPED, panel="Ray")],
     settings: Annotated[LLMOptions, Flags(typed=("acceptance", "cache_memory", "prefix_reuse", *options.LLM_TYPED))],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
+    threads: options.HiddenThreads = None,
 ) -> None:
     """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""
     check_extra()
     model = chosen_model(model, "MODEL")
     drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:
-        note(f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it")
+        note(
+            f"{server.host} lets other machines in, and there is no --api-key: whoever reaches it may use it. Name "
+            "each address by which they call it with --allowed-host"
+        )
     name = served_model_name or model
     llm = asdict(settings) | {"max_batch": engine.max_batch, "prefill_chunk": engine.prefill_chunk}
     if ray.ray:
+        ray = replace(ray, replica_threads=ray.replica_threads or threads)
         _serve_on_ray(ServePlan.of(model, name, drafters, llm, server, ray), ray)
     else:
+        options.set_threads(threads)
         _serve_here(model, name, drafters, llm, server)
 
 
@@ -163,9 +169,10 @@ def _serve_on_ray(plan: ServePlan, ray: RayOptions) -> None:
 def _serve_here(model: str, name: str, drafters: str | list[str], llm: dict[str, Any], server: ServerOptions) -> None:
     """Serve in this process."""
     from forerun.server.logs import log_as_json
-    from forerun.server.run import bound_socket, serve as run
+    from forerun.server.run import bound_socket, serve as run, share_one_arena
     from forerun.server.service import Service
 
+    share_one_arena()
     if server.journal is not None:
         check_place(server.journal)
     with bound_socket(server) as listening:

@@ -85,14 +85,6 @@ def answers(
 
 
 Out = Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file, or a hub id.",
-        metavar="MODEL",
-        show_default="smollm2 if it is fetched, else bundled",
-    ),
-]
 Data = Annotated[
     Path,
     typer.Option(
@@ -107,7 +99,7 @@ Work = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace what OUT holds.")]
-TYPED = ("epochs", "device")
+TYPED = ("epochs", "minutes")
 MTP_SIZES = ("draft_vocab", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "sliding_window")
 
 
@@ -116,7 +108,7 @@ def eagle(
     *,
     out: Out,
     data: Data,
-    target: Target = None,
+    target: TargetName = None,
     options: Annotated[EagleTraining, Flags(typed=TYPED)],
     shape: Annotated[EagleShape, Flags(typed=("version",), panel="Architecture")],
     work: Work = None,
@@ -134,7 +126,7 @@ def block(
     *,
     out: Out,
     data: Data,
-    target: Target = None,
+    target: TargetName = None,
     options: Annotated[BlockTraining, Flags(typed=TYPED)],
     shape: Annotated[BlockShape, Flags(typed=("block_size",), panel="Architecture")],
     work: Work = None,
@@ -152,7 +144,7 @@ def medusa(
     *,
     out: Out,
     data: Data,
-    target: Target = None,
+    target: TargetName = None,
     options: Annotated[MedusaTraining, Flags(typed=TYPED)],
     shape: Annotated[MedusaShape, Flags(typed=("sequential",), panel="Architecture")],
     work: Work = None,
@@ -171,7 +163,7 @@ def mtp(
     *,
     out: Out,
     data: Data,
-    target: Target = None,
+    target: TargetName = None,
     options: Annotated[EagleTraining, Flags(base=MTP_TRAINING, leave_out=("feature_weight",), typed=TYPED)],
     shape: Annotated[EagleShape, Flags(*MTP_SIZES, "own_output_rows", base=MTP_SHAPE, typed=())],
     work: Work = None,
@@ -190,7 +182,11 @@ def _train(
     from forerun.train.heads.commands import train_head
 
     name, folder = chosen_model(target, "--target"), work or out.with_name(out.name + ".run")
-    train_head(out, folder, str(name), data, kind, this_command(), resume=resume, force=force)
+    train_head(out, folder, name, data, kind, this_command(), resume=resume, force=force)
+
+
+def _folder(name: str) -> Path:
+    return BUNDLED_MODELS.get(name, Path(name))
 
 
 def this_command() -> str:
@@ -207,16 +203,6 @@ app = typer.Typer(help="Train drafters for a target, and measure them.", no_args
 for command in (answers, eagle, block, medusa, mtp):
     app.command()(command)
 
-DraftTarget = Annotated[
-    Path,
-    typer.Option(
-        help="The target model: 'bundled', one that `forerun fetch` brings, a local folder or a GGUF file.",
-        metavar="MODEL",
-        parser=lambda name: BUNDLED_MODELS.get(str(name), Path(name)),
-        show_default="bundled",
-    ),
-]
-
 
 @app.command()
 @with_flags
@@ -224,8 +210,8 @@ def draft(
     *,
     out: Out,
     data: Data,
-    target: DraftTarget = BUNDLED_MODELS[BUNDLED_TARGET],
-    options: Annotated[DraftTraining, Flags(typed=("tokens", "device"))],
+    target: TargetName = None,
+    options: Annotated[DraftTraining, Flags(typed=("tokens", "minutes"))],
     start: Annotated[
         Path | None,
         typer.Option(help="Folder of a model of the target's tokens to go on from.", metavar="FOLDER"),
@@ -239,16 +225,27 @@ def draft(
     from forerun.train.commands import train_draft
 
     options, work = replace(options, pruning=pruning), work or out.with_name(out.name + ".run")
-    train_draft(out, work, target, data, options, this_command(), resume=resume, force=force, start=start)
+    train_draft(
+        out,
+        work,
+        _folder(chosen_model(target, "--target")),
+        data,
+        options,
+        this_command(),
+        resume=resume,
+        force=force,
+        start=start,
+    )
 
 
 @app.command(name="eval")
 @with_flags
 def evaluate(
     *,
-    target: DraftTarget = BUNDLED_MODELS[BUNDLED_TARGET],
+    target: TargetName = None,
     draft: Annotated[
-        Path | None, typer.Option(help="Draft's model folder.", metavar="FOLDER", show_default="the bundled one")
+        Path | None,
+        typer.Option(help="Draft's model folder.", metavar="FOLDER", show_default="the bundled pair's, without --head"),
     ] = None,
     head: Annotated[
         Path | None, typer.Option(help="Head's folder, to be measured in place of a draft.", metavar="FOLDER")
@@ -277,7 +274,7 @@ def evaluate(
             raise ConfigError("--draft and --head are both given. Give the one that is to be measured.")
         from forerun.train.heads.commands import evaluate_head
 
-        report = evaluate_head(str(target), head, data, **settings)
+        report = evaluate_head(chosen_model(target, "--target"), head, data, **settings)
         if json:
             print_json(report.record())
         else:
@@ -287,7 +284,8 @@ def evaluate(
         raise ConfigError("--data is for a --head: a draft is measured on the files that ship with forerun.")
     from forerun.train.commands import evaluate_pair
 
-    result = evaluate_pair(target, draft or ASSETS / "draft", **settings)
+    name = target or (BUNDLED_TARGET if draft is None else chosen_model(None, "--target"))
+    result = evaluate_pair(_folder(name), draft or ASSETS / "draft", **settings)
     if json:
         print_json(result)
     else:
@@ -297,6 +295,8 @@ def evaluate(
 def _show(result: Evaluation) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from forerun.train.card import NOT_JUDGED
 
     scores = Table("model", "bits per byte", "perplexity", "tokens")
     for name, score in (("target", result.target), ("draft", result.draft)):
@@ -313,4 +313,4 @@ def _show(result: Evaluation) -> None:
         )
     console = Console()
     console.print(scores)
-    console.print(rates)
+    console.print(rates if result.acceptance else NOT_JUDGED)

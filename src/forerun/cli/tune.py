@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forerun.cli import options
-from forerun.cli.bench.shared import check_json, set_threads, whole_numbers
+from forerun.cli.bench.shared import check_json, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions, chosen_model
@@ -64,7 +64,7 @@ def tune(
     drafters = options.comma_list(settings.drafters, "--drafters") if settings.drafters else []
     cases = None if prompts is None else chosen_cases(prompts, settings.num_prompts)
     model = chosen_model(model, "MODEL")
-    set_threads(threads)
+    options.set_threads(threads)
     from forerun.kernels.provenance import Watch
 
     watch = Watch.begin()

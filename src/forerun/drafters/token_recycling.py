@@ -23,6 +23,7 @@ from forerun.drafters.ranked_tree import Child, RankedTree, best_tree
 from forerun.errors import ConfigError, DrafterError, IncompatibleDrafterError
 from forerun.speculation import Rates
 from forerun.types import Draft, Needs, Sequence, Step
+from forerun.utils.json_file import open_regular
 from forerun.utils.vocabulary import ids_fingerprint
 
 Matrix = npt.NDArray[np.int32]
@@ -106,7 +107,7 @@ def save_matrix(path: str | Path, matrix: Matrix, tokenizer: Any) -> None:
     """
     try:
         save_file({_NAME: np.ascontiguousarray(matrix)}, path, {"tokenizer": ids_fingerprint(tokenizer)})
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise DrafterError(f"The matrix cannot be written to {str(path)!r}: {error}. Give another path.") from error
 
 
@@ -122,7 +123,7 @@ def load_matrix(path: str | Path, vocab_size: int, width: int, tokenizer: Any) -
     """
     remedy = "Give a file that Recycling.save has written, or leave the option out."
     try:
-        with safe_open(path, framework="np") as file:
+        with open_regular(path), safe_open(path, framework="np") as file:
             matrix: Matrix = file.get_tensor(_NAME)
             saved_fingerprint = (file.metadata() or {}).get("tokenizer", "")
     except (OSError, SafetensorError) as error:

@@ -12,9 +12,9 @@ from forerun.config import AUTO, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.chat_template import Prompt, split_prompts
 from forerun.engine.engine_thread import EngineThread
-from forerun.engine.llm import LLM, one_each
-from forerun.engine.request_checks import checked
+from forerun.engine.llm import LLM
 from forerun.engine.results import Generation, StepOutput, StreamChunk
+from forerun.engine.sequence import Request
 from forerun.errors import BatchError, ConfigError
 from forerun.models import LanguageModel
 
@@ -76,11 +76,10 @@ class AsyncLLM:
             EngineClosedError: this was closed before the answer was there.
         """
         split, single = split_prompts(prompts)
-        every = one_each(params, len(split))
-        ready = await asyncio.to_thread(lambda: [self._prepare(*each) for each in zip(split, every, strict=True)])
+        requests = await asyncio.to_thread(self.llm.requests, split, params)
         if single:
-            return await self._answer(*ready[0])
-        answers = await asyncio.gather(*(self._answer(*each) for each in ready), return_exceptions=True)
+            return await self._answer(requests[0])
+        answers = await asyncio.gather(*map(self._answer, requests), return_exceptions=True)
         errors = {index: answer for index, answer in enumerate(answers) if isinstance(answer, Exception)}
         if errors:
             generations = [answer if isinstance(answer, Generation) else None for answer in answers]
@@ -94,8 +93,10 @@ class AsyncLLM:
             PromptError, SamplingError: with the first chunk.
             EngineClosedError: this was closed before the end.
         """
-        ready = await asyncio.to_thread(self._prepare, prompt, params)
-        async with aclosing(self._outputs(*ready, stream=True)) as outputs:
+        (request,) = await asyncio.to_thread(
+            lambda: self.llm.engine.requests([self.llm.encode(prompt)], params, stream=True)
+        )
+        async with aclosing(self._outputs(request)) as outputs:
             async for output in outputs:
                 yield output.chunk
 
@@ -107,19 +108,11 @@ class AsyncLLM:
         """End the thread. Requests that are not finished end with EngineClosedError. The LLM stays as it is."""
         await asyncio.to_thread(self._thread.close)
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams | None) -> tuple[list[int], SamplingParams]:
-        """Encode and check a request."""
-        llm = self.llm
-        token_ids = llm.encode(prompt)
-        return token_ids, checked(token_ids, params, llm.target, llm.tokenizer, llm.drafter, llm.engine.grammars)
+    async def _answer(self, request: Request) -> Generation:
+        async with aclosing(self._outputs(request)) as outputs:
+            return Generation.of(request.prompt_token_ids, [output async for output in outputs])
 
-    async def _answer(self, token_ids: list[int], params: SamplingParams) -> Generation:
-        async with aclosing(self._outputs(token_ids, params, stream=False)) as outputs:
-            return Generation.of(token_ids, [output async for output in outputs])
-
-    async def _outputs(
-        self, token_ids: list[int], params: SamplingParams, stream: bool
-    ) -> AsyncGenerator[StepOutput, None]:
+    async def _outputs(self, request: Request) -> AsyncGenerator[StepOutput, None]:
         """Yield the outputs of one request until all of its choices have ended. Raises the error of the first that
         fails."""
         loop = asyncio.get_running_loop()
@@ -128,8 +121,8 @@ class AsyncLLM:
         def sink(output: StepOutput) -> None:
             loop.call_soon_threadsafe(arrived.put_nowait, output)
 
-        request_id = self._thread.submit(token_ids, params, sink, stream=stream, quick=True)
-        unfinished = params.n
+        self._thread.enter(request, sink, quick=True)
+        unfinished = request.params.n
         try:
             while unfinished:
                 output = await arrived.get()
@@ -138,4 +131,4 @@ class AsyncLLM:
                 unfinished -= output.choice is not None
                 yield output
         finally:
-            self._thread.abort(request_id)  # where it has not ended
+            self._thread.abort(request.id)  # where it has not ended

@@ -6,7 +6,7 @@ import itertools
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence as Seq
 from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any
@@ -17,13 +17,13 @@ from forerun.config import EngineConfig, Grammar, SamplingParams
 from forerun.drafters import Drafter
 from forerun.drafters.validation import check_drafter
 from forerun.engine.kv_cache_manager import KVCacheManager
-from forerun.engine.request_checks import checked, with_special_stops
+from forerun.engine.request_checks import check_prompt, checked, naming_prompt, with_special_stops
 from forerun.engine.results import StepOutput
 from forerun.engine.scheduler import Schedule, Scheduler
 from forerun.engine.sequence import Request, SequenceState, new_state
 from forerun.engine.stats import StepStats
 from forerun.engine.step import StepLoop
-from forerun.engine.text import TokenTexts
+from forerun.engine.text import NO_STOPS, StopStrings, TokenTexts
 from forerun.errors import DeviceError, GrammarError, InterruptedRequestError
 from forerun.models import LanguageModel
 from forerun.sampling import SequenceConstraint
@@ -132,29 +132,59 @@ class Engine:
         return bool(len(self.scheduler) or self.outputs or self._under_way or self._ending)
 
     def add(self, prompt_token_ids: list[int], params: SamplingParams | None = None, *, stream: bool = False) -> int:
-        """Queue a request and return its id.
+        """Queue a request and return its id. Arguments as `requests`. Raises as `requests` and `enqueue`."""
+        (request,) = self.requests([prompt_token_ids], params, stream=stream)
+        self.enqueue(request)
+        return request.id
+
+    def requests(
+        self,
+        prompts: Seq[Seq[int]],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        flow: Hashable = None,
+    ) -> list[Request]:
+        """Check prompts with the same options, and make a request of each. Any thread may call this, at any time.
 
         Args:
-            prompt_token_ids: [n], 1 <= n < context length.
+            prompts: [n] token ids of each, 1 <= n < context length.
             params: options; the defaults if None.
             stream: outputs carry text as it arrives, not only at the end.
+            flow: what these requests have in common with no others; None: their tenant.
 
         Raises:
-            PromptError: the prompt is empty, too long, or holds ids outside the vocabulary; or its keys and values
+            PromptError: a prompt is empty, too long, or holds ids outside the vocabulary; or its keys and values
                 would not fit into memory.
-            SamplingError: an option does not fit this model, or the grammar cannot be followed.
-            QueueFullError: `max_queue` sequences wait already.
+            SamplingError, GrammarError: an option does not fit this model, or the grammar cannot be followed.
             DeviceError: the device has failed.
         """
-        if self.faults.failure is not None:
-            raise DeviceError(self.faults.failure)
+        self.faults.check()
         target = self.target
-        params = checked(prompt_token_ids, params, target, self.tokenizer, self.drafter)
-        self._memory.check(len(prompt_token_ids), params)
+        params = checked(params, target, self.tokenizer, self.drafter, self.grammars)
         if params.stop and self._texts is not None:
             params = with_special_stops(params, self._texts.special, target)
         stop_ids = (frozenset() if params.ignore_eos else target.eos_token_ids) | frozenset(params.stop_token_ids)
-        request = Request(next(self._ids), list(prompt_token_ids), params, stream, stop_ids)
+        flow = params.tenant if flow is None else flow
+        stops = StopStrings(params.stop) if params.stop else NO_STOPS
+        made = []
+        for index, prompt in enumerate(prompts):
+            with naming_prompt(index, len(prompts)):
+                check_prompt(prompt, target)
+                self._memory.check(len(prompt), params)
+            made.append(Request(next(self._ids), list(prompt), params, stream, stop_ids, stops, flow))
+        return made
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a request of `requests`.
+
+        Raises:
+            QueueFullError: `max_queue` sequences wait already.
+            DeviceError: the device has failed.
+            GrammarError: no token may end an answer that the grammar completes.
+        """
+        self.faults.check()
+        params, target = request.params, self.target
         constraints: list[Constraint | None] = [None] * params.n
         if params.grammar is not None:
             constraints = _constraints(request, params.grammar, self.grammars, target)
@@ -163,7 +193,6 @@ class Engine:
             for choice, constraint in enumerate(constraints)
         ]
         self.scheduler.add(states)
-        return request.id
 
     def step(self) -> list[StepOutput]:
         """Take every running sequence one forward further, and return the outputs.
@@ -398,5 +427,5 @@ def _constraints(
             f"No token ends an answer: {target.name} has none, or ignore_eos is set. Leave ignore_eos out, or give "
             "stop_token_ids, so that an answer can end where its grammar does."
         )
-    new_matcher = grammars.prepare(grammar)
+    new_matcher = grammars.prepare(grammar, request.params.tenant)
     return [SequenceConstraint(new_matcher, request.stop_ids, target.vocab_size) for _ in range(request.params.n)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import itertools
 import logging
 import threading
 import time
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from forerun.config import SamplingParams
-from forerun.engine.request_checks import checked
 from forerun.engine.results import StepOutput, StreamChunk
+from forerun.engine.sequence import Request
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import EngineClosedError, InterruptedRequestError
 
@@ -110,17 +109,14 @@ class _Job:
     Attributes:
         open: the choices that have not ended.
         quick: its sink is called in the engine's thread.
-        engine_id: the engine's name of the request; None before it has entered.
+        entered: the engine has it.
     """
 
-    id: int
-    token_ids: list[int]
-    params: SamplingParams
-    stream: bool
+    request: Request
     mailbox: Mailbox
     open: set[int]
     quick: bool = False
-    engine_id: int | None = None
+    entered: bool = False
 
 
 class EngineThread:
@@ -137,13 +133,12 @@ class EngineThread:
     def __init__(self, shared: SharedEngine) -> None:
         self._shared = shared
         self._sinks = Sinks()
-        self._ids = itertools.count()
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
         self._commands: deque[tuple[_Job, bool]] = deque()  # requests that are to enter (True) or to be aborted
         self._accepting, self._closing = True, False
         # of the thread alone
-        self._inside: dict[int, _Job] = {}  # by the engine's id
+        self._inside: dict[int, _Job] = {}
         self._inbox: deque[StepOutput] = deque()
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         atexit.register(self.close)  # a thread inside a kernel must not outlive the interpreter
@@ -164,32 +159,37 @@ class EngineThread:
         stream: bool = False,
         quick: bool = False,
     ) -> int:
-        """Submit a request and return its id, which its outputs carry.
+        """Submit a request and return its id, which its outputs carry. Arguments and errors as `enter`, and:
 
         Args:
             stream: outputs come as tokens do; else one per choice, at its end.
-            quick: the sink never waits and is fast: it is called in the engine's thread between two steps.
 
         Raises:
             PromptError, SamplingError: the request cannot be served.
-            EngineClosedError: no more requests are taken.
             DeviceError: the device has failed, and nothing can be computed any more.
+        """
+        (request,) = self._shared.engine.requests([prompt_token_ids], params, stream=stream)
+        self.enter(request, sink, quick=quick)
+        return request.id
+
+    def enter(self, request: Request, sink: Sink, *, quick: bool = False) -> None:
+        """Submit a request of `Engine.requests`, whatever its size, at once.
+
+        Args:
+            quick: the sink never waits and is fast: it is called in the engine's thread between two steps.
+
+        Raises:
+            EngineClosedError: no more requests are taken.
 
         An error with which the engine refuses the request between two steps (QueueFullError) is an output's `error`.
         """
-        engine = self._shared.engine
-        engine.faults.check()
-        params = checked(prompt_token_ids, params, engine.target, engine.tokenizer, engine.drafter, engine.grammars)
         with self._changed:
             if not self._accepting:
                 raise EngineClosedError("The engine takes no more requests: it is about to end, or has ended.")
-            number = next(self._ids)
-            mailbox = Mailbox(sink, lambda: self.abort(number))
-            job = _Job(number, list(prompt_token_ids), params, stream, mailbox, set(range(params.n)), quick)
-            self._jobs[number] = job
+            mailbox = Mailbox(sink, lambda: self.abort(request.id))
+            job = self._jobs[request.id] = _Job(request, mailbox, set(range(request.params.n)), quick)
             self._commands.append((job, True))
         self._notify()
-        return number
 
     def abort(self, request_id: int) -> None:
         """Abort a request: its unfinished choices end with the present step, with finish reason "abort".
@@ -263,15 +263,16 @@ class EngineThread:
         while self._commands:
             job, enters = self._commands.popleft()
             if not enters:
-                if job.engine_id in self._inside:
-                    self._shared.abort(job.engine_id)
+                if job.request.id in self._inside:
+                    self._shared.abort(job.request.id)
                 continue
             try:
-                job.engine_id = self._shared.add(job.token_ids, job.params, job.stream, [], self._inbox)
+                self._shared.add(job.request, [], self._inbox)
             except Exception as error:
                 self._end(job, error)
             else:
-                self._inside[job.engine_id] = job
+                self._inside[job.request.id] = job
+                job.entered = True
 
     def _dispatch(self) -> None:
         while self._inbox:
@@ -281,26 +282,25 @@ class EngineThread:
                 self._put(job, output)
 
     def _put(self, job: _Job, output: StepOutput) -> None:
-        output.request_id = job.id
         if output.choice is not None or output.error is not None:
             job.open.discard(output.chunk.index)
-        if not job.open and job.engine_id is not None:
-            del self._inside[job.engine_id]
-            self._shared.forget([job.engine_id])
+        if not job.open and job.entered:
+            del self._inside[job.request.id]
+            self._shared.forget([job.request.id])
         if job.quick:
             job.mailbox.deliver(output)
         else:
             self._sinks.put(job.mailbox, output)
         if not job.open:
             with self._changed:  # after the sink has it: `drain` looks at the sinks when the last job has gone
-                self._jobs.pop(job.id, None)
+                self._jobs.pop(job.request.id, None)
                 self._changed.notify_all()
 
     def _end(self, job: _Job, error: Exception) -> None:
         """End the unfinished choices of a request with this error."""
         for choice in sorted(job.open):
             chunk = StreamChunk("", [], finish_reason="abort", index=choice)
-            self._put(job, StepOutput(job.id, chunk, error=error))
+            self._put(job, StepOutput(job.request.id, chunk, error=error))
 
     def _end_all(self, error: Exception) -> None:
         with self._changed:

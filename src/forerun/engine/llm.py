@@ -27,8 +27,9 @@ from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafte
 from forerun.engine.chat_template import Prompt, encode, split_prompts
 from forerun.engine.engine import Engine
 from forerun.engine.memory_plan import MemoryPlan
-from forerun.engine.request_checks import checked
+from forerun.engine.request_checks import naming_prompt
 from forerun.engine.results import Generation, StepOutput, StreamChunk
+from forerun.engine.sequence import Request
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
 from forerun.models import LanguageModel, find_tokenizer, load_model
@@ -220,18 +221,13 @@ class LLM:
                 single prompt, the error itself.
         """
         split, single = split_prompts(prompts)
-        encoded = [encode(prompt, self.tokenizer, self.target.name) for prompt in split]
-        every = one_each(params, len(encoded))
-        for each in every:
-            if each.grammar is not None:  # now, and not between two steps of other requests
-                self.engine.grammars.prepare(each.grammar)
+        requests = self.requests(split, params)
         ids: list[int] = []
         results: list[Generation | Exception] = []
         try:
-            for prompt, each in zip(encoded, every, strict=True):
-                self.shared.add(prompt, each, False, ids)
-            for request_id, prompt, each in zip(ids, encoded, every, strict=True):
-                results.append(self._collect(request_id, prompt, each.n))
+            for request in requests:
+                self.shared.add(request, ids)
+            results += map(self._collect, requests)
         finally:
             self.shared.forget(ids)
         errors = {index: result for index, result in enumerate(results) if isinstance(result, Exception)}
@@ -250,9 +246,26 @@ class LLM:
         Raises:
             PromptError, SamplingError: at once, not at the first chunk.
         """
-        token_ids = self.encode(prompt)
-        grammars = self.engine.grammars
-        return self._chunks(token_ids, checked(token_ids, params, self.target, self.tokenizer, self.drafter, grammars))
+        (request,) = self.engine.requests([self.encode(prompt)], params, stream=True)
+        return self._chunks(request)
+
+    def requests(self, prompts: Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None) -> list[Request]:
+        """Make a request of each prompt; params as of `generate`. Any thread may call this, at any time.
+
+        Raises:
+            PromptError, SamplingError: one of the requests cannot be served.
+        """
+        encoded = []
+        for index, prompt in enumerate(prompts):
+            with naming_prompt(index, len(prompts)):
+                encoded.append(encode(prompt, self.tokenizer, self.target.name))
+        if params is None or isinstance(params, SamplingParams):
+            return self.engine.requests(encoded, params)
+        made = []
+        for index, (prompt, each) in enumerate(zip(encoded, one_each(params, len(encoded)), strict=True)):
+            with naming_prompt(index, len(encoded)):
+                made += self.engine.requests([prompt], each)
+        return made
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Encode one prompt as `generate` and `stream` do.
@@ -265,14 +278,14 @@ class LLM:
             raise PromptError(f"This takes one prompt, but got a list of {len(split)}. Use generate for several.")
         return encode(split[0], self.tokenizer, self.target.name)
 
-    def _chunks(self, token_ids: list[int], params: SamplingParams) -> Iterator[StreamChunk]:
+    def _chunks(self, request: Request) -> Iterator[StreamChunk]:
         # The request enters with the first chunk: an iterator that is never started leaves nothing behind.
         ids: list[int] = []
         try:
-            request_id = self.shared.add(token_ids, params, True, ids)
-            unfinished = params.n
+            self.shared.add(request, ids)
+            unfinished = request.params.n
             while unfinished:
-                for output in self.shared.take(request_id):
+                for output in self.shared.take(request.id):
                     if output.error is not None:
                         raise output.error
                     unfinished -= output.choice is not None
@@ -280,22 +293,20 @@ class LLM:
         finally:
             self.shared.forget(ids)
 
-    def _collect(self, request_id: int, prompt: list[int], num_choices: int) -> Generation | Exception:
+    def _collect(self, request: Request) -> Generation | Exception:
         """Wait for the answer to one request. Return it, or the error of the choice that failed first."""
         outputs: list[StepOutput] = []
-        while len(outputs) < num_choices:
-            for output in self.shared.take(request_id):
+        while len(outputs) < request.params.n:
+            for output in self.shared.take(request.id):
                 if output.error is not None:
-                    self.shared.forget([request_id])
+                    self.shared.forget([request.id])
                     return output.error
                 outputs.append(output)
-        return Generation.of(prompt, outputs)
+        return Generation.of(request.prompt_token_ids, outputs)
 
 
-def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def one_each(params: Seq[SamplingParams], count: int) -> Seq[SamplingParams]:
     """Return the options of each of `count` prompts. Raises ConfigError if there are more or fewer."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
     if len(params) != count:
         raise ConfigError(f"There are {count} prompts but {len(params)} params. Give one for all, or one per prompt.")
-    return list(params)
+    return params

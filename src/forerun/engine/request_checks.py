@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.drafters import Drafter
-from forerun.errors import PromptError, SamplingError
+from forerun.errors import GrammarDeadEndError, NonFiniteError, PromptError, RequestBodyError, SamplingError
 from forerun.models import LanguageModel
 from forerun.sampling.grammar.compile import Grammars
-from forerun.utils.vocabulary import encode_text
+from forerun.utils.vocabulary import encode_text, longest_token
 
 
-def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageModel, tokenizer: Any) -> None:
-    """Raise PromptError or SamplingError if the target cannot serve the request."""
+@contextmanager
+def naming_prompt(index: int, count: int) -> Iterator[None]:
+    """Have the errors of a prompt say which of several it is; index: from 0."""
+    try:
+        yield
+    except (PromptError, SamplingError, GrammarDeadEndError, NonFiniteError, RequestBodyError) as error:
+        if count > 1:
+            error.args = (f"Prompt {index} of 0..{count - 1}: {error}",)
+        raise
+
+
+def check_prompt(prompt: Seq[int], target: LanguageModel) -> None:
+    """Raise PromptError if the target cannot continue these tokens."""
     if len(prompt) == 0:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
     if len(prompt) >= target.context_length:
@@ -30,6 +42,11 @@ def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageMode
             f"Token {prompt[bad]} at position {bad} of the prompt is outside the vocabulary of {target.name}, "
             f"0..{vocab_size - 1}. Was it made by another model's tokenizer?"
         )
+
+
+def check_params(params: SamplingParams, target: LanguageModel, tokenizer: Any) -> None:
+    """Raise SamplingError if the options do not fit the target."""
+    vocab_size = target.vocab_size
     for name, token_ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         for token_id in token_ids:
             if token_id >= vocab_size:
@@ -45,7 +62,6 @@ def check_request(prompt: Seq[int], params: SamplingParams, target: LanguageMode
 
 
 def checked(
-    prompt: Seq[int],
     params: SamplingParams | None,
     target: LanguageModel,
     tokenizer: Any,
@@ -54,14 +70,17 @@ def checked(
 ) -> SamplingParams:
     """Return the request's options with its prediction in the target's tokens; the default options if `params` is None.
 
+    This and what it returns serve all prompts of a request. It may take a second: where requests are computed, call it
+    in another thread.
+
     Args:
-        grammars: of the engine, where the request's is prepared, which may take a second.
+        grammars: of the engine, where the request's is prepared.
 
     Raises:
-        PromptError, SamplingError: the engine would refuse the request.
+        SamplingError, GrammarError: the engine would refuse the request.
     """
     params = params or SamplingParams()
-    check_request(prompt, params, target, tokenizer)
+    check_params(params, target, tokenizer)
     if params.drafter not in (None, NO_DRAFTER):
         offers = () if drafter is None else tuple(drafter.offers)
         if params.drafter not in offers:
@@ -71,7 +90,7 @@ def checked(
                 "a name the request has the default."
             )
     if params.grammar is not None and grammars is not None:
-        grammars.prepare(params.grammar)
+        grammars.prepare(params.grammar, params.tenant)
     if params.prediction is None:
         return params
     return replace(params, prediction=encode_prediction(params, target, tokenizer, drafter))
@@ -79,11 +98,13 @@ def checked(
 
 def check_text(text: str, error: type[PromptError | SamplingError], what: str) -> None:
     """Raise `error` if the text holds halves of characters, as Python's reading of bytes that are no UTF-8 leaves."""
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         raise error(
             f"{what} is not Unicode text: it holds lone surrogates. It was read from bytes that are not UTF-8, or cut "
             "inside a character; decode it with the encoding it is in."
-        )
+        ) from None
 
 
 def with_special_stops(params: SamplingParams, special: Mapping[str, int], target: LanguageModel) -> SamplingParams:
@@ -114,6 +135,12 @@ def encode_prediction(
     if isinstance(prediction, str):
         if tokenizer is None:
             raise SamplingError(f"The prediction is text, but {target.name} has no tokenizer. Give it as token ids.")
+        size, most = len(prediction), target.context_length
+        if size > most and size > most * longest_token(tokenizer):  # before they are encoded, which takes a while
+            raise SamplingError(
+                f"The prediction has {size} characters, more than the {most} tokens that the context of {target.name} "
+                "holds can have. Shorten it."
+            )
         check_text(prediction, SamplingError, "The prediction")
         token_ids = encode_text(tokenizer, prediction, special=False)
     else:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence as Seq
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -70,23 +70,22 @@ def _mixed(old: float, new: float) -> float:
     return DECAY * old + (1 - DECAY) * new if old else new
 
 
-TenantQueues = dict[str | None, deque[SequenceState]]
-"""By tenant, the waiting sequences, first come first."""
+FlowQueues = dict[Hashable, deque[SequenceState]]
+"""By flow, the waiting sequences, first come first."""
 
 
 class WaitingQueue:
-    """Orders waiting sequences: highest priority first; among these, preempted sequences, then the tenant that has been
-    given least (start-time fair queueing: Goyal, Vin and Cheng, 1996), first come first.
+    """Orders waiting sequences: highest priority first; among these, flows of which nothing runs; then preempted
+    sequences, then the flow that has been given least (self-clocked fair queueing: Golestani, 1994), first come first.
 
-    A sequence counts for its tenant as the tokens of its prompt and its max_tokens. Requests without a tenant count as
-    one tenant's.
+    A sequence counts for its flow as the tokens of its prompt and its max_tokens. Requests without a flow count as one.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[int, TenantQueues] = {}  # by priority
+        self._queues: dict[int, FlowQueues] = {}  # by priority
         self._resuming: dict[int, deque[SequenceState]] = {}
-        self._given: dict[str | None, float] = {}  # tokens, since the queue was last empty
-        self._level = 0.0  # what the last tenant served had been given before
+        self._given: dict[Hashable, int] = {}  # tokens, by flow that waits
+        self._level = 0  # of the flow served last, with which a flow that comes begins
 
     def __len__(self) -> int:  # counted every time: an interrupt may come between a queue and its count
         num_waiting = sum([len(states) for queues in self._queues.values() for states in queues.values()])
@@ -98,12 +97,10 @@ class WaitingQueue:
             yield from chain(*queues.values())
 
     def push(self, state: SequenceState) -> None:
-        """Append a sequence behind those of its tenant."""
-        params = state.request.params
-        states = self._queues.setdefault(params.priority, {}).setdefault(params.tenant, deque())
-        # a new tenant has no claim to what other tenants were given in the meantime
-        self._given[params.tenant] = max(self._given.get(params.tenant, 0.0), self._level)
-        states.append(state)
+        """Append a sequence behind those of its flow."""
+        request = state.request
+        self._given.setdefault(request.flow, self._level)
+        self._queues.setdefault(request.params.priority, {}).setdefault(request.flow, deque()).append(state)
 
     def push_back(self, state: SequenceState) -> None:
         """Put a sequence before all others of its priority, unless it is there already."""
@@ -111,45 +108,47 @@ class WaitingQueue:
         if state not in resuming:
             resuming.appendleft(state)
 
-    @property
-    def first(self) -> SequenceState | None:
-        """Return the sequence that is next; None if none waits."""
-        for priority in sorted({*self._resuming, *self._queues}, reverse=True):
-            if resuming := self._resuming.get(priority):
-                return resuming[0]
-            queues = {tenant: states for tenant, states in self._queues.get(priority, {}).items() if states}
-            if queues:
-                return queues[min(queues, key=lambda tenant: self._given.get(tenant, 0.0))][0]
-        return None
+    def first(self, running: Iterable[SequenceState]) -> SequenceState | None:
+        """Return the sequence that is next beside the running ones; None if none waits."""
+        if not self._queues and not self._resuming:
+            return None
+        priority = max(chain(self._queues, self._resuming))
+        queues: FlowQueues = self._queues.get(priority, {})
+        flows = sorted(queues, key=lambda flow: self._given.get(flow, self._level))
+        heads: list[SequenceState] = [*self._resuming.get(priority, ()), *(queues[flow][0] for flow in flows)]
+        busy = {state.request.flow for state in running}
+        return next((state for state in heads if state.request.flow not in busy), heads[0])
 
     def take(self, state: SequenceState) -> None:
         """Remove a sequence that is admitted."""
-        params = state.request.params
-        if state not in self._resuming.get(params.priority, ()):
-            self._level = self._given.get(params.tenant, 0.0)
-            self._given[params.tenant] = self._level + state.sequence.max_length
+        request = state.request
+        if state not in self._resuming.get(request.params.priority, ()):
+            given = self._given.get(request.flow, self._level) + state.sequence.max_length
+            self._given[request.flow] = given
+            self._level = max(self._level, given)
         self.remove(state)
 
     def remove(self, state: SequenceState) -> None:
         """Remove a sequence, if it is there."""
-        params = state.request.params
-        resuming = self._resuming.get(params.priority)
+        request = state.request
+        priority, flow = request.params.priority, request.flow
+        resuming = self._resuming.get(priority)
         if resuming is not None and state in resuming:
             resuming.remove(state)
             if not resuming:
-                del self._resuming[params.priority]
+                del self._resuming[priority]
             return
-        queues = self._queues.get(params.priority, {})
-        states = queues.get(params.tenant)
-        if states is None or state not in states:
+        queues = self._queues.get(priority, {})
+        if state not in queues.get(flow, ()):
             return
-        states.remove(state)
-        if not states:
-            del queues[params.tenant]
+        queues[flow].remove(state)
+        if not queues[flow]:
+            del queues[flow]
+            self._given.pop(flow, None)
             if not queues:
-                del self._queues[params.priority]
+                del self._queues[priority]
         if not self._queues and not self._resuming:
-            self._given, self._level = {}, 0.0
+            self._level = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,27 +232,30 @@ class Scheduler:
 
     def admit(self) -> None:
         """Admit waiting sequences while slots are free. An interrupt leaves none out: for a moment it is in both."""
-        while (state := self.waiting.first) is not None and self._can_start(state):
+        while (state := self.waiting.first(self.running)) is not None and self._can_start(state):
             if state not in self.running:
                 self.running.append(state)
             self.waiting.take(state)
 
     def preempted(self) -> SequenceState | None:
-        """Return the sequence to preempt before the next step, because memory runs out or a waiting request has a
-        higher priority; None if there is none."""
+        """Return the sequence to preempt before the next step, because memory runs out, a waiting request has a higher
+        priority, or nothing of its flow runs and more than one sequence of another; None if there is none."""
         last = max(self.running, key=_rank, default=None)
         if last is None:
             return None
         if len(self.running) > 1 and self._is_short():
             return last
-        first = self.waiting.first
-        if (
-            first is not None
-            and first.request.params.priority > last.request.params.priority
-            and not self._can_start(first)
-        ):
+        first = self.waiting.first(self.running)
+        if first is None or self._can_start(first):
+            return None
+        if first.request.params.priority > last.request.params.priority:
             return last
-        return None
+        flows = Counter(state.request.flow for state in self.running)
+        ((flow, count),) = flows.most_common(1)
+        if first.request.flow in flows or count == 1:
+            return None
+        victim = max((state for state in self.running if state.request.flow == flow), key=_rank)
+        return victim if victim.request.params.priority <= first.request.params.priority else None
 
     def requeue(self, state: SequenceState) -> None:
         """Put a preempted sequence back into the queue."""
@@ -306,9 +308,14 @@ class Scheduler:
         return Schedule(turns, ready, plan if self._pool is None else _limit_to_pages(plan, ready, left))
 
     def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
-        """Return the next chunks of prompts, in rank, as far as rows and pages suffice."""
+        """Return the next chunks of prompts, in rank, a flow's second sequence after the first of every other, as far
+        as rows and pages suffice."""
         turns = []
+        places, flows = dict[SequenceState, int](), Counter[Hashable]()
         for state in sorted(self.running, key=_rank):
+            places[state] = flows[state.request.flow]
+            flows[state.request.flow] += 1
+        for state in sorted(places, key=lambda state: (-state.request.params.priority, places[state])):
             if state.num_uncomputed_tokens == 1 or rows == 0:
                 continue
             num_tokens = min(state.num_uncomputed_tokens, self._chunk, rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from operator import attrgetter, is_
 from time import perf_counter
@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
-from forerun.engine.text import Detokenizer, TextStream, TokenTexts
+from forerun.engine.text import NO_STOPS, Detokenizer, StopStrings, TextStream, TokenTexts
 from forerun.models import Rows
 from forerun.sampling import LogitsRow, TokenLogprob, takes_argmax
 from forerun.speculation import DraftOutcome, Reason
@@ -34,6 +34,8 @@ class Request:
         params: options.
         stream: outputs carry text as it arrives.
         stop_ids: token ids that end the output: the model's EOS, unless ignored, and the request's own.
+        stops: strings that end it.
+        flow: the scheduler is fair to flows: a tenant, or the requests of one body.
     """
 
     id: int
@@ -41,6 +43,8 @@ class Request:
     params: SamplingParams
     stream: bool
     stop_ids: frozenset[int]
+    stops: StopStrings = NO_STOPS
+    flow: Hashable = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -193,7 +197,7 @@ def new_state(
     state = SequenceState(request, sequence, takes_argmax(params), _attributes(sequence))
     state.most_drafted = 0 if params.drafter == NO_DRAFTER else params.num_draft_tokens
     if texts is not None and (request.stream or params.stop):
-        state.text = TextStream(texts, prompt, params.stop)
+        state.text = TextStream(texts, prompt, request.stops)
     if params.logprobs is not None:
         state.logprobs = []
     if params.prompt_logprobs is not None and choice == 0:

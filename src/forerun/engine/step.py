@@ -93,7 +93,9 @@ class Verifying:
     def non_finite_message(self) -> str:
         """Explain why logits are NaN or infinite. The weights are searched once, after the first such row."""
         tensor = first_non_finite_tensor(self._target)
-        cause = "No such number was found in its weights. A wider number format may help: dtype='float32'."
+        cause = "No such number was found in its weights. "
+        is_narrow = self._target.dtype.itemsize < 4
+        cause += "A wider number format may help: dtype='float32'." if is_narrow else "Its files may be damaged."
         if tensor is not None:
             cause = f"Its weights hold such numbers, first in {tensor}. Get them anew, or another model."
         return (

@@ -8,9 +8,10 @@ division into steps are the same.
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Sequence as Seq
-from functools import lru_cache
-from itertools import islice
+from collections import defaultdict
+from collections.abc import Iterable, Sequence as Seq
+from functools import cached_property, lru_cache
+from itertools import islice, pairwise
 from typing import Any
 
 from forerun.utils.vocabulary import special_tokens
@@ -143,14 +144,76 @@ class Detokenizer:
         return new
 
 
+class _State:
+    """A text that begins stop strings.
+
+    Attributes:
+        length: of the text.
+        shorter: the state of its longest proper suffix that begins stop strings; None for the empty text, and until a
+            text first enters the state.
+        match: length of the longest stop string that the text ends with; 0 without one.
+    """
+
+    def __init__(self, stops: Seq[str], length: int = 0) -> None:
+        self._stops = stops  # those that begin with the text
+        self.length = length
+        self.shorter: _State | None = None
+        self.match = length if any(len(stop) == length for stop in stops) else 0
+
+    @cached_property
+    def following(self) -> dict[str, _State]:
+        """Return the states of this text and one more character."""
+        longer = defaultdict(list)
+        for stop in self._stops:
+            if len(stop) > self.length:
+                longer[stop[self.length]].append(stop)
+        return {character: _State(stops, self.length + 1) for character, stops in longer.items()}
+
+
+class StopStrings:
+    """A request's stop strings as one automaton (Aho and Corasick, 1975), which its choices share.
+
+    Its states are made when a text first enters them, so that strings which no text begins cost nothing. After that, a
+    character takes the same time however many strings there are, and however long.
+    """
+
+    def __init__(self, stops: Iterable[str] = ()) -> None:
+        self.empty = _State(list(dict.fromkeys(stops)))
+
+    def after(self, state: _State, character: str) -> _State:
+        """Return the state of the longest suffix, of a text and one more character, that begins a stop string.
+
+        state: the same of the text.
+        """
+        entered = []
+        at: _State | None = state
+        while at is not None:
+            found = at.following.get(character)
+            if found is not None:
+                entered.append(found)
+                if found.shorter is not None:
+                    break
+            at = at.shorter
+        else:
+            entered.append(self.empty)
+        for shorter, longer in pairwise(reversed(entered)):
+            longer.shorter = shorter
+            longer.match = longer.match or shorter.match
+        return entered[0]
+
+
+NO_STOPS = StopStrings()
+
+
 class TextStream:
     """Streams the text of one choice: cut before a stop string, holding back what may become one."""
 
-    __slots__ = ("_detokenizer", "_held", "_pieces", "_ready", "_stops")
+    __slots__ = ("_detokenizer", "_held", "_pieces", "_ready", "_state", "_stops")
 
-    def __init__(self, texts: TokenTexts, prompt_ids: Seq[int], stops: Seq[str] = ()) -> None:
+    def __init__(self, texts: TokenTexts, prompt_ids: Seq[int], stops: StopStrings = NO_STOPS) -> None:
         self._detokenizer = Detokenizer(texts, prompt_ids)
-        self._stops = tuple(stops)
+        self._stops = stops
+        self._state = stops.empty  # of the text so far
         self._held = ""  # decoded, not shown: the longest suffix that begins a stop string
         self._pieces: list[str] = []
         self._ready = 0  # pieces already taken
@@ -166,14 +229,14 @@ class TextStream:
         num_exempt: stop strings completed by the first that many tokens are passed over (min_tokens).
         After a stop string the stream is closed: nothing more may be pushed.
         """
-        if not self._stops:
-            self._hold(self._detokenizer.push(ids))
+        if self._stops is NO_STOPS:
+            self._show(self._detokenizer.push(ids))
             return None
         for i, token_id in enumerate(ids):
             new = self._detokenizer.push((token_id,))
-            at = self._find(new) if i >= num_exempt else None
-            if at is not None:
-                self._pieces.append((self._held + new)[:at])
+            at = self._find(new)
+            if at is not None and i >= num_exempt:
+                self._show((self._held + new)[:at])
                 self._held = ""
                 return i + 1
             self._hold(new)
@@ -183,8 +246,7 @@ class TextStream:
         """End the choice without a stop string: all held text becomes showable."""
         new = self._detokenizer.flush()
         at = self._find(new)
-        text = self._held + new
-        self._pieces.append(text if at is None else text[:at])
+        self._show((self._held + new)[:at])
         self._held = ""
 
     def take(self) -> str:
@@ -193,24 +255,24 @@ class TextStream:
         self._ready = len(self._pieces)
         return new
 
+    def _show(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+
     def _find(self, new: str) -> int | None:
         """Return where in held + new the first stop string begins that ends within new; None without one."""
-        if not self._stops or not new:
-            return None
-        text, old = self._held + new, len(self._held)
-        found = [at for stop in self._stops if (at := text.find(stop, max(0, old - len(stop) + 1))) >= 0]
-        return min(found, default=None)
+        found = None
+        for end, character in enumerate(new, len(self._held) + 1):
+            state = self._state = self._stops.after(self._state, character)
+            if state.match and (found is None or end - state.match < found):
+                found = end - state.match
+        return found
 
     def _hold(self, new: str) -> None:
+        """Show all but what may become a stop string."""
+        while not self._state.following and self._state.shorter is not None:
+            self._state = self._state.shorter  # a whole stop string, passed over, may only end in another's beginning
         text = self._held + new
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
-        border = len(text) - keep
-        if border:
-            self._pieces.append(text[:border])
+        border = len(text) - self._state.length
+        self._show(text[:border])
         self._held = text[border:]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of text that is a proper prefix of stop."""
-    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
-    return next((length for length in lengths if text.endswith(stop[:length])), 0)

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 
-from forerun.config import SamplingParams
 from forerun.engine.engine import Engine, HeldInterrupts
 from forerun.engine.results import StepOutput
+from forerun.engine.sequence import Request
 
 _WAIT_SECONDS = 1.0
 """Seconds after which a thread that waits looks again by itself."""
@@ -32,26 +32,18 @@ class SharedEngine:
         self._driver: int | None = None  # the thread that steps
         self._entering: set[object] = set()  # threads that wait for the engine between two steps
 
-    def add(
-        self,
-        token_ids: list[int],
-        params: SamplingParams | None,
-        stream: bool,
-        ids: list[int],
-        inbox: deque[StepOutput] | None = None,
-    ) -> int:
-        """Queue a request, like `Engine.add`, between two steps.
+    def add(self, request: Request, ids: list[int], inbox: deque[StepOutput] | None = None) -> None:
+        """Queue a request, like `Engine.enqueue`, between two steps.
 
         Args:
             ids: gets the request's id too, since an interrupt can keep it from being returned: the caller forgets them.
             inbox: where the outputs go, for `advance`, perhaps those of several requests; None: for `take`.
         """
         with HeldInterrupts(), self._between_steps():
-            request_id = self.engine.add(token_ids, params, stream=stream)
-            ids.append(request_id)
-            self._inboxes[request_id] = deque() if inbox is None else inbox
-            self._open[request_id] = set(range(1 if params is None else params.n))
-            return request_id
+            self.engine.enqueue(request)
+            ids.append(request.id)
+            self._inboxes[request.id] = deque() if inbox is None else inbox
+            self._open[request.id] = set(range(request.params.n))
 
     def take(self, request_id: int) -> list[StepOutput]:
         """Return the request's outputs since the last call, at least one. Steps the engine for them, or waits."""

@@ -3,7 +3,8 @@ layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol, cast
@@ -14,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import AttentionShape
+from forerun.kernels.torch.elementwise import SameAtEveryPlace
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs
@@ -113,7 +115,7 @@ class GeneralDecoder:
         self.attention = ReferenceAttention(model.dtype) if attention is None else attention
         recorder = _AttentionRecorder(model.dtype)
         positions = torch.arange(5, device=model.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), _functions_of_single_numbers_replaced(model):
             self._run(torch.zeros_like(positions), positions, 0, recorder)
         self.layer_attentions = [recorder.layers[index] for index in sorted(recorder.layers)]
         self.planner = self.attention.planner(self.layer_attentions, model.device)
@@ -191,6 +193,40 @@ class GeneralDecoder:
             f"{type(self.model).__name__} keeps its layers in no list of {self.num_layers} modules, so hidden states "
             "between them cannot be handed out. Take a drafter that needs none."
         )
+
+
+@contextmanager
+def _functions_of_single_numbers_replaced(model: nn.Module) -> Iterator[None]:
+    """Replace PyTorch's functions of single numbers by forerun's, in the modules that turn out to call them.
+
+    Elsewhere they are not looked for: that would cost every operation a microsecond or more.
+    """
+    within: list[nn.Module] = []
+    callers: set[nn.Module] = set()
+    handles = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(lambda entered, _: within.append(entered)))
+        handles.append(module.register_forward_hook(lambda *_: within.__delitem__(-1)))
+    try:
+        with SameAtEveryPlace(lambda: callers.add(within[-1])):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    for module in callers if next(model.parameters()).device.type == "cpu" else ():
+        module.register_forward_pre_hook(_enter)
+        module.register_forward_hook(_leave, always_call=True)
+
+
+_same_at_every_place: Any = SameAtEveryPlace()
+
+
+def _enter(*_: object) -> None:
+    _same_at_every_place.__enter__()
+
+
+def _leave(*_: object) -> None:
+    _same_at_every_place.__exit__(None, None, None)
 
 
 def _are_counted(layers: nn.ModuleList) -> bool:

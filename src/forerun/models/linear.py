@@ -13,27 +13,11 @@ from torch import Tensor, nn
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import QuantizedWeight
-from forerun.kernels.torch.elementwise import Silu
 from forerun.kernels.torch.linear import JoinedLinear, PackedExperts, PackedLinear, PlainLinear, can_pack
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
-# Gates of mixtures have few outputs per row, and a sigmoid of them. PyTorch computes a sigmoid on CPU by vectors, and
-# the remainder of a tensor number by number; the two differ in the last bit now and then. Which of them a row gets
-# depends on the rows around it, unless the rows before it fill whole vectors.
-
 _ROWS = 32
-"""Rows of each call of a router: PyTorch's loop over vectors takes 32 float32 numbers at a time, or 16."""
-
-
-class SingleOutput(PackedLinear):
-    """A product with one output, such as the gate of a shared expert.
-
-    Its outputs do not lie one behind another, so that what follows is computed number by number for all rows.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x W^T + b. x: [..., in] -> [..., 1], a column of a wider tensor."""
-        return super().forward(x).expand(*x.shape[:-1], 2).contiguous()[..., :1]
+"""Rows of each call of a router, whose product is not packed."""
 
 
 def is_router(module: nn.Module) -> bool:
@@ -151,13 +135,6 @@ def make_quantized_linear(weights: Sequence[QuantizedWeight], bias: Tensor | Non
     return QuantizedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
 
 
-def _is_silu(module: nn.Module) -> bool:
-    """Return whether a module is PyTorch's or Transformers' SiLU."""
-    from transformers.activations import SiLUActivation
-
-    return isinstance(module, (nn.SiLU, SiLUActivation))
-
-
 def _are_plain_experts(module: nn.Module) -> bool:
     """Return whether a module computes what Mixtral's experts do, which Transformers copies from family to family.
     Other experts (with biases, clamps) keep their own modules, and the self-test reports what that costs."""
@@ -170,8 +147,8 @@ def _are_plain_experts(module: nn.Module) -> bool:
 
 
 def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module | None = None, prefix: str = "") -> None:
-    """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts. SiLU
-    is computed by `kernels/torch/elementwise.py`. Routers keep their modules, and are called in blocks of rows.
+    """Replace, in place, every layer below `module` that can be packed: nn.Linear, GPT-2's Conv1D, plain experts.
+    Routers keep their modules, and are called in blocks of rows.
 
     Args:
         maker: of the linear layers; None: of floats.
@@ -179,9 +156,6 @@ def pack_module(module: nn.Module, maker: Maker | None = None, head: nn.Module |
     """
     for name, child in list(module.named_children()):
         path = f"{prefix}{name}"
-        if _is_silu(child):
-            setattr(module, name, Silu())
-            continue
         if is_router(child) and all(can_pack(weight.dtype, weight.device) for weight in child.parameters()):
             call_in_blocks(child)
         packed = _packed(child) if maker is None else _made(child, maker, child is head, path)
@@ -212,11 +186,9 @@ def _packed(module: nn.Module) -> nn.Module | None:
     if not weights or not all(can_pack(weight.dtype, weight.device) for weight in weights.values()):
         return None
     if type(module) is nn.Linear:
-        return (SingleOutput if module.out_features == 1 else PackedLinear)(module.weight, module.bias)
+        return PackedLinear(module.weight, module.bias)
     if type(module) is Conv1D:
         return PackedLinear(weights["weight"].T, weights["bias"])
     if _are_plain_experts(module):
-        activation = module.get_submodule("act_fn")
-        activation = Silu() if _is_silu(activation) else activation
-        return PackedExperts(list(weights["gate_up_proj"]), list(weights["down_proj"]), activation)
+        return PackedExperts(list(weights["gate_up_proj"]), list(weights["down_proj"]), module.get_submodule("act_fn"))
     return None

@@ -23,6 +23,8 @@ from forerun.utils.device import as_device_errors
 
 _NEW_ROWS = 16
 _CROWD_ROWS = 70
+_SHARE = 2**15
+"""Numbers of a tensor from which PyTorch divides it among threads."""
 
 
 def probe(model: Model) -> bool:
@@ -47,7 +49,8 @@ def probe(model: Model) -> bool:
 @torch.inference_mode()
 def self_test(model: Model) -> Exactness:
     """Compare the logits of rows computed one by one with the same rows computed together, beside other sequences, and
-    on a path through a branching tree. The rows stand at a border of two blocks of keys.
+    on a path through a branching tree. The rows stand at a border of two blocks of keys; where modules are
+    Transformers' own, also where the parts of two threads meet.
 
     Raises:
         DeviceError, DeviceMemoryError: the device that computes it fails, or has no memory left.
@@ -66,18 +69,38 @@ def _tried(model: Model, cache: SequenceCache) -> Exactness:
     if not has_finite_rows(alone):
         tensor = first_non_finite_tensor(model) or "a number computed from finite weights"
         return Exactness(False, f"its logits are not finite: {tensor} is NaN or infinite")
-    trials: dict[str, Callable[[], Tensor]] = {
-        "together": lambda: _in_groups(model, cache, tokens, (_NEW_ROWS,)),
-        "in twos, fives and nines": lambda: _in_groups(model, cache, tokens, (2, 5, 9)),
-        "in eights": lambda: _in_groups(model, cache, tokens, (8, 8)),
-        "in a forward of many rows": lambda: _in_a_crowd(model, cache, tokens),
-        "beside other sequences": lambda: _beside_others(model, cache, tokens),
-        "in a branching tree": lambda: _in_a_tree(model, cache, tokens),
-    }
-    for label, trial in trials.items():
+    for label, (trial, place) in _trials(model, cache, tokens).items():
         if not torch.equal(alone, trial()):
-            return Exactness(False, f"rows computed {label} differ in their last bits from rows alone: {_blame(model)}")
+            groups = partial(_in_groups, model, cache, tokens)
+            few, many = (
+                (partial(groups, (4,)), partial(groups, (7,))) if place == 0 else (partial(groups, (_NEW_ROWS,)), trial)
+            )
+            reason = _blame(model, few, many, place)
+            return Exactness(False, f"rows computed {label} differ in their last bits from rows alone: {reason}")
     return Exactness(True)
+
+
+def _trials(model: Model, cache: SequenceCache, tokens: list[int]) -> dict[str, tuple[Callable[[], Tensor], int]]:
+    """Return ways to compute the tokens' logits: label -> (the way, rows before theirs in its first forward)."""
+    groups, crowd = partial(_in_groups, model, cache, tokens), partial(_in_a_crowd, model, cache, tokens)
+    most, threads = model.context_length, torch.get_num_threads()
+    trials: dict[str, tuple[Callable[[], Tensor], int]] = {
+        "together": (partial(groups, (_NEW_ROWS,)), 0),
+        "in twos, fives and nines": (partial(groups, (2, 5, 9)), 0),
+        "in eights": (partial(groups, (8, 8)), 0),
+        "in a forward of many rows": (partial(crowd, min(_CROWD_ROWS, most), 0, threads), min(_CROWD_ROWS, most)),
+        "beside other sequences": (partial(_beside_others, model, cache, tokens), 3),
+        "in a branching tree": (partial(_in_a_tree, model, cache, tokens), 0),
+    }
+    if isinstance(model.decoder, GeneralDecoder):
+        width = model.embedding_rows(torch.tensor([0])).shape[-1]
+        count = min(max(_NEW_ROWS, 2 * _SHARE // width), most)  # enough for three threads
+        for part in (1, 2, 3):
+            place = min(count, max(0, (count + _NEW_ROWS) // part - _NEW_ROWS // 2))
+            num_threads = max(3, threads) - 3 + part
+            trial = partial(crowd, place, count - place, num_threads)
+            trials[f"by {num_threads} threads after {place} of {count} other rows"] = trial, place
+    return trials
 
 
 def _tokens(model: Model, count: int) -> list[int]:
@@ -124,11 +147,21 @@ def _beside_others(model: Model, cache: SequenceCache, tokens: list[int]) -> Ten
     return logits
 
 
-def _in_a_crowd(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
-    """Compute the tokens beside a prompt chunk: some kernels change with the number of rows only beyond a few dozen."""
-    prompt = Rows(model.new_cache(), (tokens * _CROWD_ROWS)[: min(_CROWD_ROWS, model.context_length)], num_logits=0)
-    logits = model.forward([prompt, Rows(cache, tokens)]).logits
-    prompt.cache.free()
+def _in_a_crowd(
+    model: Model, cache: SequenceCache, tokens: list[int], before: int, after: int, num_threads: int
+) -> Tensor:
+    """Compute the tokens between so many rows of prompts: some kernels change with the number of rows only beyond a few
+    dozen, and others with a row's place in its thread's part."""
+    batch = [Rows(model.new_cache(), (tokens * count)[:count], num_logits=0) for count in (before, after)]
+    batch.insert(1, Rows(cache, tokens))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        logits = model.forward([rows for rows in batch if len(rows.token_ids)]).logits
+    finally:
+        torch.set_num_threads(threads)
+        batch[0].cache.free()
+        batch[2].cache.free()
     cache.drop()
     return logits
 
@@ -151,24 +184,22 @@ def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
     return torch.cat(logits)
 
 
-def _blame(model: Model) -> str:
-    """Name the first module that gives another result for the same row beside other rows."""
+def _blame(model: Model, compute_few: Callable[[], object], compute_many: Callable[[], object], place: int) -> str:
+    """Name the first module that gives another result for the same rows. They come after `place` others in the second
+    computation."""
     if not isinstance(model.decoder, GeneralDecoder):
         return f"the Llama decoder in {model.quantize or model.dtype} on this {model.device.type}"
     inside = model.decoder.model
-    tokens = _tokens(model, 7)
     few: dict[str, tuple[Tensor, Tensor]] = {}
     many: dict[str, tuple[Tensor, Tensor]] = {}
-    for store, rows in ((few, tokens[:4]), (many, tokens)):
+    for store, compute in ((few, compute_few), (many, compute_many)):
         with _recording(inside, store):
-            cache = model.new_cache()
-            model.forward([Rows(cache, rows)])
-            cache.free()
+            compute()
     for name, (given, result) in few.items():
         if name not in many:
             continue
         other_given, other_result = many[name]
-        if _same(given, other_given) and not _same(result, other_result):
+        if _same(given, other_given, place) and not _same(result, other_result, place):
             return f"{name} ({type(inside.get_submodule(name)).__name__})"
     return "no single module; the difference appears only across steps"
 
@@ -190,9 +221,9 @@ def _recording(module: nn.Module, store: dict[str, tuple[Tensor, Tensor]]) -> It
             handle.remove()
 
 
-def _same(few: Tensor, many: Tensor) -> bool:
-    """Return whether the rows that both hold are the same bits. Rows lie in the first dimension of more than one
-    entry."""
+def _same(few: Tensor, many: Tensor, place: int) -> bool:
+    """Return whether the rows that both hold are the same bits, after `place` others in the second. Rows lie in the
+    first dimension of more than one entry."""
     few, many = (t.squeeze(0) if t.dim() > 2 else t for t in (few, many))
-    rows = min(len(few), len(many), 4)
-    return torch.equal(few[:rows], many[:rows])
+    rows = min(len(few), len(many) - place)
+    return torch.equal(few[:rows], many[place : place + rows])

@@ -27,6 +27,18 @@ def in_use(params: SamplingParams) -> bool:
     return bool(params.logit_bias) or params.min_tokens > 0 or penalises(params)
 
 
+def dense_bias(params: SamplingParams, logits: Tensor) -> Tensor | None:
+    """Return [V] the bias of each token in the form of [R, V] logits; None without one."""
+    size = logits.shape[-1]
+    bias = {token: value for token, value in params.logit_bias.items() if token < size}
+    if not bias:
+        return None
+    limit = torch.finfo(logits.dtype).max / 4  # a logit and two such numbers add up to a finite one
+    dense = torch.zeros(size, dtype=torch.float64)
+    dense[list(bias)] = torch.tensor(list(bias.values()), dtype=torch.float64).clamp(-limit, limit)
+    return dense.to(logits)
+
+
 class SequencePenalties:
     """The options of one sequence that name tokens, prepared to apply.
 
@@ -34,25 +46,23 @@ class SequencePenalties:
         sequence: whose options and tokens.
         vocab_size: token ids at and above it are ignored, since a draft model's vocabulary may be smaller.
         eos_token_ids: held back by min_tokens, beside the sequence's stop_token_ids.
+        bias: [V] of the request, which its sequences share, as `dense_bias` makes it; None without one.
     """
 
-    def __init__(self, sequence: Sequence, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, sequence: Sequence, vocab_size: int, eos_token_ids: Iterable[int], bias: Tensor | None = None
+    ) -> None:
         params = sequence.params
-        self.sequence = sequence
-        bias = {token: value for token, value in params.logit_bias.items() if token < vocab_size}
+        self.sequence, self.bias = sequence, bias
         ends = {token for token in (*eos_token_ids, *params.stop_token_ids) if token < vocab_size}
-        self._bias_ids = torch.tensor(list(bias), dtype=torch.int64)
-        self._bias = torch.tensor(list(bias.values()), dtype=torch.float64)
         self._end_ids = torch.tensor(sorted(ends), dtype=torch.int64)
         self._counts = _TokenCounts(sequence, vocab_size) if penalises(params) else None
 
     def apply(self, logits: Tensor, paths: Seq[Seq[int]]) -> None:
         """Change [R, V] logits in place; row r stands after the sequence's tokens and paths[r]."""
         params, device = self.sequence.params, logits.device
-        if len(self._bias):
-            limit = torch.finfo(logits.dtype).max / 4  # a logit and two such numbers add up to a finite one
-            bias = self._bias.clamp(-limit, limit).to(logits).expand(len(logits), -1)
-            logits.index_add_(1, self._bias_ids.to(device), bias)
+        if self.bias is not None:
+            logits += self.bias
         if self._counts is not None:
             self._penalise(self._counts, logits, paths)
         missing = params.min_tokens - self.sequence.num_output

@@ -108,7 +108,7 @@ class LogitsPipeline:
             sequence = members[0].sequence
             part, paths = adjusted[start : start + len(members)], [row.path for row in members]
             if penalties.in_use(sequence.params):
-                self._penalties_of(sequence).apply(part, paths)
+                self._penalties_of(sequence, logits).apply(part, paths)
                 part.clamp_(max=torch.finfo(part.dtype).max / 4)  # a penalty below 1 may overflow a large bias
             if sequence.constraint is not None:
                 errors = mask_logits(part, sequence.constraint.allowed(sequence, paths))
@@ -122,10 +122,15 @@ class LogitsPipeline:
             dead.update(found)
         return adjusted
 
-    def _penalties_of(self, sequence: Sequence) -> SequencePenalties:
+    def _penalties_of(self, sequence: Sequence, logits: Tensor) -> SequencePenalties:
         found = self._penalties.get(sequence.id)
         if found is None or found.sequence is not sequence:
-            found = self._penalties[sequence.id] = SequencePenalties(sequence, self.vocab_size, self.eos_token_ids)
+            params = sequence.params
+            others = (each for each in self._penalties.values() if each.sequence.params is params)
+            same = next(others, None)
+            bias = penalties.dense_bias(params, logits) if same is None else same.bias
+            found = SequencePenalties(sequence, self.vocab_size, self.eos_token_ids, bias)
+            self._penalties[sequence.id] = found
         return found
 
 

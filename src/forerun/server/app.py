@@ -129,7 +129,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
     def computed(compute: Callable[[Service, object], dict[str, Any]]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            body = await service.body(request, is_prompt=False)
+            body = await service.body(request, lambda value: value, is_prompt=False)
             return JSONResponse(await asyncio.to_thread(compute, service, body))
 
         return endpoint

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.engine.request_checks import naming_prompt
 from forerun.errors import RequestBodyError
 from forerun.server.body_inspector_process import LENGTH, MOST_FIELDS
 from forerun.utils.json_file import Fields
@@ -53,18 +53,19 @@ class Limits:
 
     def _check(self, name: str, counts: Fields) -> None:
         is_prompt, is_chat = name in _PROMPTS, name in _CHATS
-        numbers, values = counts.integer("numbers"), counts.integer("values")
+        numbers, values, entries = (counts.integer(key) for key in ("numbers", "values", "entries"))
+        is_list_of_ids = is_prompt and numbers == entries
         if is_prompt or is_chat:
             characters = counts.integer("characters" if is_chat else "text")
-            if numbers >= self.context_length:
-                raise self._too_long(name, f"{numbers} tokens")
-            if self.token_length is not None and characters > self.token_length * self.context_length:
-                raise self._too_long(name, f"{characters} characters, of which a token has at most {self.token_length}")
-        is_list_of_ids = is_prompt and numbers == counts.integer("entries")
+            num_prompts = entries if is_prompt and not is_list_of_ids else 1
+            with naming_prompt(counts.integer("longest"), num_prompts):
+                if numbers >= self.context_length:
+                    raise self._too_long(name, f"{numbers} tokens")
+                if self.token_length is not None and characters > self.token_length * self.context_length:
+                    size = f"{characters} characters, of which a token has at most {self.token_length}"
+                    raise self._too_long(name, size)
         most = self.context_length * self.prompts if is_prompt else _MOST_VALUES
-        if values > max(most, self.context_length) or (
-            is_prompt and not is_list_of_ids and counts.integer("entries") > self.prompts
-        ):
+        if values > max(most, self.context_length) or (is_prompt and not is_list_of_ids and entries > self.prompts):
             raise RequestBodyError(
                 f"{ascii(name)[1:-1]} holds {values} values, more than this server takes. Send fewer.",
                 param=ascii(name)[1:-1],
@@ -125,11 +126,3 @@ class BodyInspector:
         if not line:
             raise BrokenPipeError
         return str(line, "utf-8")
-
-
-def longest_token(tokenizer: Any) -> int | None:
-    """Return the characters of the longest token as the vocabulary writes it, an upper bound for its text."""
-    if tokenizer is None:
-        return None
-    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
-    return max(map(len, vocabulary))

@@ -24,8 +24,8 @@ _SUBJECT = "The request's body"
 
 
 def measure(value: object) -> dict[str, Any]:
-    """Return for each field of an object the number of values, of entries of a list, of characters of all texts, of the
-    longest text, and of the longest list of numbers."""
+    """Return for each field of an object the number of values, of entries of a list, the index of the longest entry,
+    the number of characters of all texts, of the longest text, and of the longest list of numbers."""
     if not isinstance(value, dict):
         return {"is_object": False, "num_fields": 0, "fields": {}}
     held = {str(name)[:_NAME]: _counts(entry) for name, entry in list(value.items())[:MOST_FIELDS]}
@@ -49,8 +49,16 @@ def _counts(value: object) -> Mapping[str, int]:
         elif isinstance(each, dict):
             characters += sum(map(len, each))
             pending += each.values()
-    entries = len(value) if isinstance(value, list) else 1
-    return {"values": values, "entries": entries, "characters": characters, "text": text, "numbers": numbers}
+    sizes = [len(each) if isinstance(each, (str, list)) else 0 for each in value] if isinstance(value, list) else [0]
+    entries, longest = len(sizes), sizes.index(max(sizes, default=0)) if sizes else 0
+    return {
+        "values": values,
+        "entries": entries,
+        "longest": longest,
+        "characters": characters,
+        "text": text,
+        "numbers": numbers,
+    }
 
 
 def inspect(content: bytes) -> dict[str, Any]:

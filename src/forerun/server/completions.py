@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import ExitStack, aclosing, suppress
 from typing import Any, TypeVar
 
+from sse_starlette.event import ensure_bytes
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from forerun.engine import StepOutput
 from forerun.server.middleware import ClientGoneError, Receive, Scope, Send
+from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.requests import CompletionRequest, parse_body
 from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseEvents, parse_response
@@ -33,17 +34,22 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         ForerunError: the request cannot be served.
         ClientGoneError: the client has disconnected.
     """
-    body, length = await service.body(request), service.llm.target.context_length
-    completion = parse_response(body, length) if url == RESPONSES_URL else parse_body(url, body, length)
+    length = service.llm.target.context_length
+
+    def read(body: object) -> CompletionRequest:
+        return parse_response(body, length) if url == RESPONSES_URL else parse_body(url, body, length)
+
+    completion = await service.body(request, read)
     service.check_model(completion.model)
     with ExitStack() as stack:
         stack.enter_context(service.admitted(completion))
-        prompts = await asyncio.to_thread(service.encode, completion)
-        engine_request = service.submit_request(completion, prompts, request)
+        requests = await asyncio.to_thread(service.encode, completion, request.state.tenant)
+        engine_request = service.submit_request(completion, requests, request)
         stack.callback(engine_request.close)
+        prompts = [each.prompt_token_ids for each in requests]
         active = ActiveResponse(service, completion, prompts, engine_request, request)
         if not completion.stream:
-            return JSONResponse(await while_connected(request, active.whole()))
+            return await while_connected(request, active.whole())
         # wait for the first output, so that a refusal has its own status
         first = await while_connected(request, anext(active.outputs))
         return Stream(active.events(first), active, stack.pop_all())
@@ -67,7 +73,9 @@ class ActiveResponse:
     ) -> None:
         self.service, self._engine_request, self.request = service, engine_request, request
         self._completion, self._prompts = completion, prompts
-        named: dict[str, Any] = {"model": service.name, "name": uuid.uuid4().hex, "created": int(time.time())}
+        # of a stream that goes on here, begun elsewhere; else new
+        self._state: StreamState = getattr(request.state, "stream", None) or StreamState()
+        named: dict[str, Any] = {"model": service.name, "name": self._state.name, "created": self._state.created}
         self._form: Chunks | ResponseEvents
         if completion.url == RESPONSES_URL:
             self._form = ResponseEvents(service.responses, completion, **named)
@@ -77,16 +85,21 @@ class ActiveResponse:
         self.outputs: AsyncGenerator[tuple[int, StepOutput], None] = engine_request.outputs()
         self.complete = False
 
-    async def whole(self) -> dict[str, Any]:
-        """Return the body of the response."""
+    async def whole(self) -> Response:
+        """Return the response, which another thread writes, since it may be long."""
         async with aclosing(self.outputs) as outputs:
             async for index, output in outputs:
                 self._count(index, output)
-        return self._form.whole(self._engine_request.generations)
+        return await asyncio.to_thread(lambda: JSONResponse(self._form.whole(self._engine_request.generations)))
 
-    async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[dict[str, str]]:
-        """Yield the events of the stream. An error is the last of them."""
-        before = time.monotonic()
+    async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[bytes]:
+        """Yield the events of the stream, those of one output together. An error is the last of them.
+
+        `request.state.progress` is the progress with what is yielded; absent with the last events.
+        """
+        before, form, params = time.monotonic(), self._form, self._completion.params
+        form.num_events = self._state.num_events
+        replay = Replay(self._state.choices, params.greedy or params.seed is not None)
         try:
             async with aclosing(self.outputs) as outputs:
                 async for index, output in _prepend(first, outputs):
@@ -94,17 +107,20 @@ class ActiveResponse:
                     self.service.metrics.chunk(now - before)
                     before = now
                     self._count(index, output)
-                    for body in self._form.of(index, output):
-                        yield _event(body)
-            for body in self._form.last(self._engine_request.generations):
-                yield _event(body)
-            self.complete = True
-            if self._form.ends_with_done:
-                yield {"data": _DONE}
+                    choice = index * params.n + output.chunk.index
+                    for part, is_new in replay.divided(choice, output):
+                        bodies = [*form.of(index, part)]
+                        if not is_new:
+                            form.num_events = self._state.num_events
+                        elif bodies:
+                            self.request.state.progress = replay.progress(choice, form.num_events)
+                            yield _events(bodies)
+            last = [*form.last(self._engine_request.generations)]
         except Exception as error:
             self.request.state.log_fields["error"] = type(error).__name__
-            self.complete = True
-            yield _event(self._form.failure(error_response(error)[1]))
+            last = [form.failure(error_response(error)[1])]
+        self.complete = True
+        yield _events(last, done=form.ends_with_done)
 
     def _count(self, index: int, output: StepOutput) -> None:
         if output.choice is not None:
@@ -119,7 +135,7 @@ class Stream(EventSourceResponse):
         resources: closed at the end of the stream.
     """
 
-    def __init__(self, events: AsyncIterator[dict[str, str]], active: ActiveResponse, resources: ExitStack) -> None:
+    def __init__(self, events: AsyncIterator[bytes], active: ActiveResponse, resources: ExitStack) -> None:
         super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout)
         self._active, self._resources = active, resources
 
@@ -165,6 +181,12 @@ async def _prepend(
         yield each
 
 
-def _event(body: dict[str, Any]) -> dict[str, str]:
-    data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return {"event": body["type"], "data": data} if "type" in body else {"data": data}
+def _events(bodies: list[dict[str, Any]], *, done: bool = False) -> bytes:
+    """Encode events. done: the stream ends after them."""
+    events = []
+    for body in bodies:
+        data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        events.append({"event": body["type"], "data": data} if "type" in body else {"data": data})
+    if done:
+        events.append({"data": _DONE})
+    return b"".join(ensure_bytes(event, "\n") for event in events)

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from forerun.errors import ConfigError
 from forerun.utils.fields import check_options, documented, option
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOST = re.compile(r"(?:\[([\da-f:.]+)\]|([\w.-]+))(?::\d*)?|([\da-f:.]+)", re.IGNORECASE)
+
+
+def host_of(authority: str) -> str:
+    """Return the name or address in small letters, without brackets and port; empty for what is neither."""
+    found = _HOST.fullmatch(authority)
+    return "".join(filter(None, found.groups())).lower() if found else ""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is always this machine: localhost, 127.0.0.0/8, ::1."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 @documented
@@ -24,6 +41,12 @@ class ServerOptions:
     port: int = option(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
     api_key: Sequence[str] = option(
         (), "A key that clients may send as a bearer token; without any, everybody is let in.", metavar="KEY"
+    )
+    metrics_key: str | None = option(
+        None, "The only key that reads /metrics and /live; without it, API keys do on this machine.", metavar="KEY"
+    )
+    allowed_host: Sequence[str] = option(
+        (), "A name or address by which clients without a key may call the server; * is every one.", metavar="HOST"
     )
     cors_origin: Sequence[str] = option(
         (), "An origin whose pages may call the server from a browser; * is every one.", metavar="ORIGIN"
@@ -54,10 +77,16 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_options(self, ConfigError)
-        if not all(key and key.isascii() and key.isprintable() and " " not in key for key in self.api_key):
-            raise ConfigError("An api_key is empty, or holds blanks or other characters than those of ASCII.")
+        keys = [*self.api_key, *([] if self.metrics_key is None else [self.metrics_key])]
+        if not all(key and key.isascii() and key.isprintable() and " " not in key for key in keys):
+            raise ConfigError("A key is empty, or holds blanks or other characters than those of ASCII.")
+        if self.metrics_key in self.api_key:
+            raise ConfigError("metrics_key is an api_key, too. Give it a key of its own.")
+        for host in self.allowed_host:
+            if host != "*" and not host_of(host):
+                raise ConfigError(f"allowed_host is {host!r}, but must be a name or address, such as nas.lan.")
 
     @property
     def is_open(self) -> bool:
         """Return whether other machines may call it without a key."""
-        return self.host not in LOOPBACK and not self.api_key
+        return not is_loopback(self.host) and not self.api_key

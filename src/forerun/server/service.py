@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence as Seq
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from forerun.config import SamplingParams
 from forerun.engine import LLM, EngineThread, Generation, StepOutput
 from forerun.engine.engine_thread import LoopInbox
+from forerun.engine.request_checks import naming_prompt
+from forerun.engine.sequence import Request as PromptRequest
 from forerun.errors import QueueFullError, RequestBodyError, RequestTimeoutError
-from forerun.server.body_inspector import LARGE_BODY, BodyInspector, Limits, longest_token
+from forerun.server.body_inspector import LARGE_BODY, BodyInspector, Limits
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import MetricFactory, Metrics, Prometheus
 from forerun.server.options import ServerOptions
@@ -27,6 +28,9 @@ from forerun.server.protocol.responses import Responses
 from forerun.server.protocol.tools import check_template_carries
 from forerun.server.traffic_journal import ServerJournal, category_of
 from forerun.utils.json_file import parse_json
+from forerun.utils.vocabulary import longest_token
+
+T = TypeVar("T")
 
 
 class EngineRequest:
@@ -34,51 +38,33 @@ class EngineRequest:
 
     Args:
         inbox: of the event loop.
-        prompts: token ids of each.
-        stream: an output per step; else one per choice.
+        requests: of each prompt.
         timeout: seconds that all of it may take.
 
     Attributes:
         generations: of each prompt, complete when `outputs` has ended.
     """
 
-    def __init__(
-        self,
-        thread: EngineThread,
-        inbox: LoopInbox,
-        prompts: Seq[list[int]],
-        params: SamplingParams,
-        *,
-        stream: bool,
-        timeout: float,
-    ) -> None:
-        self._thread, self._inbox = thread, inbox
-        self._prompts, self._params, self._stream = prompts, params, stream
-        self._timeout = timeout
-        self._ids: list[int] = []
-        self._ended: list[list[StepOutput]] = [[] for _ in prompts]
+    def __init__(self, thread: EngineThread, inbox: LoopInbox, requests: Seq[PromptRequest], *, timeout: float) -> None:
+        self._thread, self._inbox, self._requests, self._timeout = thread, inbox, requests, timeout
+        self._ended: list[list[StepOutput]] = [[] for _ in requests]
         self._arrived: asyncio.Queue[tuple[int, StepOutput] | None] = asyncio.Queue()
 
     @property
     def generations(self) -> list[Generation]:
         """Return the generation of each prompt."""
-        return [Generation.of(prompt, outputs) for prompt, outputs in zip(self._prompts, self._ended, strict=True)]
+        pairs = zip(self._requests, self._ended, strict=True)
+        return [Generation.of(request.prompt_token_ids, outputs) for request, outputs in pairs]
 
     def submit(self) -> None:
-        """Submit the prompts to the engine; all of them or none.
-
-        Raises:
-            PromptError, SamplingError: one of them cannot be served.
-            EngineClosedError: no more requests are taken.
-        """
+        """Submit the prompts to the engine; all of them or none. Raises EngineClosedError if it takes no more."""
 
         def sink(index: int, output: StepOutput) -> None:
             self._inbox.put(self._arrived.put_nowait, (index, output))
 
         try:
-            for index, prompt in enumerate(self._prompts):
-                made = partial(sink, index)
-                self._ids.append(self._thread.submit(prompt, self._params, made, stream=self._stream, quick=True))
+            for index, request in enumerate(self._requests):
+                self._thread.enter(request, partial(sink, index), quick=True)
         except BaseException:
             self.close()
             raise
@@ -90,7 +76,7 @@ class EngineRequest:
             RequestTimeoutError: they have not within the timeout.
             Exception: the error of the first that fails.
         """
-        unfinished = len(self._prompts) * self._params.n
+        unfinished = sum(request.params.n for request in self._requests)
         end = asyncio.get_running_loop().call_later(self._timeout, self._arrived.put_nowait, None)
         try:
             while unfinished:
@@ -102,7 +88,8 @@ class EngineRequest:
                     )
                 index, output = arrived
                 if output.error is not None:
-                    raise output.error
+                    with naming_prompt(index, len(self._requests)):
+                        raise output.error
                 if output.choice is not None:
                     unfinished -= 1
                     self._ended[index].append(output)
@@ -113,9 +100,8 @@ class EngineRequest:
 
     def close(self) -> None:
         """Abort what has not ended."""
-        for request_id in self._ids:
-            self._thread.abort(request_id)
-        self._ids.clear()
+        for request in self._requests:
+            self._thread.abort(request.id)
 
 
 _SMALL_BODY = 1 << 15
@@ -149,7 +135,7 @@ class Service:
         self.created = int(time.time())
         self.num_choices = 0
         self._body_inspector = BodyInspector()
-        length = longest_token(llm.tokenizer)
+        length = None if llm.tokenizer is None else longest_token(llm.tokenizer)
         self._limits = Limits(name, llm.target.context_length, length, options.max_prompts)
         where, size = options.journal, options.journal_size
         self._journal = None if where is None else ServerJournal(llm, name, where, size)
@@ -178,8 +164,8 @@ class Service:
                 status=404,
             )
 
-    async def body(self, request: Request, *, is_prompt: bool = True) -> Any:
-        """Parse a request's body. Raises RequestBodyError.
+    async def body(self, request: Request, read: Callable[[Any], T], *, is_prompt: bool = True) -> T:
+        """Parse a request's body, and return what `read` makes of its JSON value. Raises RequestBodyError.
 
         Args:
             is_prompt: inspect large bodies first, and refuse those that exceed the context before they are parsed.
@@ -187,23 +173,26 @@ class Service:
         content = await request.body()
         if is_prompt and len(content) > LARGE_BODY:
             self._limits.check(await asyncio.to_thread(self._body_inspector.inspect, content))
-        return await parsed_body(content)
+        return await parsed_body(content, read)
 
-    def encode(self, completion: CompletionRequest) -> list[list[int]]:
-        """Tokenize a request's prompts and prepare its grammar. Raises RequestBodyError, GrammarError."""
-        if completion.params.grammar is not None and self.llm.engine.grammars is not None:
-            self.llm.engine.grammars.prepare(completion.params.grammar)  # in this thread, since it may take a second
+    def encode(self, completion: CompletionRequest, tenant: str | None) -> list[PromptRequest]:
+        """Tokenize and check a request's prompts, with all that its options need. Raises ForerunError.
+
+        tenant: None without keys: then each body has its own share of the engine.
+        """
         prompts = completion.encode(self.llm.tokenizer, self.llm.target.name)
         context = self.llm.target.context_length
-        for prompt in prompts:
+        for index, prompt in enumerate(prompts):
             if len(prompt) >= context:
-                raise RequestBodyError(
-                    f"The prompt has {len(prompt)} tokens, but the context of {self.name} holds {context}, and at "
-                    "least one position is needed for the answer. Shorten it.",
-                    param=completion.prompt_field,
-                    code="context_length_exceeded",
-                )
-        return prompts
+                with naming_prompt(index, len(prompts)):
+                    raise RequestBodyError(
+                        f"The prompt has {len(prompt)} tokens, but the context of {self.name} holds {context}, and at "
+                        "least one position is needed for the answer. Shorten it.",
+                        param=completion.prompt_field,
+                        code="context_length_exceeded",
+                    )
+        params = replace(completion.params, tenant=tenant)
+        return self.llm.engine.requests(prompts, params, stream=completion.stream, flow=tenant or object())
 
     @contextmanager
     def admitted(self, completion: CompletionRequest) -> Iterator[None]:
@@ -232,18 +221,18 @@ class Service:
         finally:
             self.num_choices -= count
 
-    def submit_request(self, completion: CompletionRequest, prompts: Seq[list[int]], request: Request) -> EngineRequest:
-        """Submit a request to the engine. Raises as `EngineRequest.submit`."""
-        params = replace(completion.params, tenant=request.state.tenant)
+    def submit_request(
+        self, completion: CompletionRequest, requests: Seq[PromptRequest], request: Request
+    ) -> EngineRequest:
+        """Submit a request's prompts to the engine. Raises as `EngineRequest.submit`."""
         request.state.category = "" if self._journal is None else category_of(request)
         if self._inbox is None:
             self._inbox = LoopInbox()
-        timeout = self.options.request_timeout
-        made = EngineRequest(self.thread, self._inbox, prompts, params, stream=completion.stream, timeout=timeout)
+        made = EngineRequest(self.thread, self._inbox, requests, timeout=self.options.request_timeout)
         made.submit()
-        num_tokens = sum(map(len, prompts))
+        num_tokens = sum(len(each.prompt_token_ids) for each in requests)
         self.metrics.prompted(num_tokens)
-        request.state.log_fields.update(prompt_tokens=num_tokens, prompts=len(prompts), stream=completion.stream)
+        request.state.log_fields.update(prompt_tokens=num_tokens, prompts=len(requests), stream=completion.stream)
         if self.options.log_prompts:
             _log.info({"event": "prompts", "request_id": request.state.request_id, "prompts": completion.prompts})
         return made
@@ -302,9 +291,10 @@ class Service:
         return found
 
 
-async def parsed_body(content: bytes) -> Any:
-    """Parse a JSON body. Raises RequestBodyError."""
-    arguments = (content, "The request's body", RequestBodyError)
-    if len(content) <= _SMALL_BODY:
-        return parse_json(*arguments, remedy="Send JSON.")
-    return await asyncio.to_thread(parse_json, *arguments, remedy="Send JSON.")
+async def parsed_body(content: bytes, read: Callable[[Any], T]) -> T:
+    """Parse a JSON body, and return what `read` makes of its value. Raises RequestBodyError."""
+
+    def parsed() -> T:
+        return read(parse_json(content, "The request's body", RequestBodyError, remedy="Send JSON."))
+
+    return parsed() if len(content) <= _SMALL_BODY else await asyncio.to_thread(parsed)

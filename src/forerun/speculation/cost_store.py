@@ -17,13 +17,15 @@ from forerun.config import COST_CACHE_VARIABLE, environment_choice
 from forerun.errors import ConfigError
 from forerun.speculation.acceptance import AcceptanceStats
 from forerun.speculation.cost_model import CostModel
-from forerun.utils.files import write_json
-from forerun.utils.home import COSTS_FILE, home
+from forerun.utils.files import locked, write_json
+from forerun.utils.home import COSTS_STEM, home
 from forerun.utils.json_file import Fields
 
 COST_CACHE_ENTRIES = 64
 """Settings kept in the file; the one written longest ago is dropped first."""
 _VERSION = 3
+_LOCK_WAIT = 5.0
+"""Seconds to wait for other processes that write the file, after which costs are not saved this time."""
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What a damaged entry may raise."""
 
@@ -35,20 +37,22 @@ _warned: set[Path] = set()
 def cache_file() -> Path | None:
     """Return the file of costs in forerun's folder. None without one, or where FORERUN_COST_CACHE is 0.
 
+    Its name has its version: other versions of forerun have files of their own.
+
     Raises:
         ConfigError: it is neither 0 nor 1.
     """
     if environment_choice(COST_CACHE_VARIABLE, ("0", "1")) == "0":
         return None
     base = home()
-    return None if base is None else base / COSTS_FILE
+    return None if base is None else base / f"{COSTS_STEM}-{_VERSION}.json"
 
 
 class StoredCosts:
     """The costs of one setting, which all its engines in this process share.
 
-    The file is a convenience: where it cannot be read or written, costs are measured again. A damaged file is renamed
-    to costs.json.damaged, a damaged entry is left out when the file is next written, with one warning.
+    The file is a convenience: where it cannot be read or written, costs are measured again. When it is next written, a
+    damaged file gets `.damaged` appended to its name, and a damaged entry is left out, with one warning.
 
     Args:
         setting: all that costs depend on, such as models, number format and threads; the machine is added.
@@ -65,11 +69,12 @@ class StoredCosts:
         file = cache_file()
         if file is None:
             return
-        entries = _read()
-        entries.pop(self._key, None)
-        entries[self._key] = self.costs
-        kept = {key: costs.state() for key, costs in list(entries.items())[-COST_CACHE_ENTRIES:]}
-        with suppress(ConfigError, ValueError):  # ValueError: a number that is not finite
+        # ValueError: a number that is not finite
+        with suppress(ConfigError, ValueError), locked(file, ConfigError, wait=_LOCK_WAIT):
+            entries = _read(sets_aside=True)
+            entries.pop(self._key, None)
+            entries[self._key] = self.costs
+            kept = {key: costs.state() for key, costs in list(entries.items())[-COST_CACHE_ENTRIES:]}
             write_json(file, {"version": _VERSION, "entries": kept}, error=ConfigError, indent=None)
 
 
@@ -85,16 +90,25 @@ def suggest(key: str, costs: CostModel) -> None:
         _known[key] = costs
 
 
-def _read() -> dict[str, CostModel]:
-    """Read key -> costs of every sound entry, the oldest first; empty if there is no readable file of this version."""
+def _read(*, sets_aside: bool = False) -> dict[str, CostModel]:
+    """Read key -> costs of every sound entry, the oldest first; empty if there is no sound file.
+
+    Args:
+        sets_aside: rename a damaged file, which wants the lock.
+    """
     file = cache_file()
     if file is None or not os.path.lexists(file):
         return {}
     try:
         content = Fields.read(file, ConfigError)
-        states = content.fields("entries").values if content.integer("version") == _VERSION else {}
+        content.integer("version", low=_VERSION, high=_VERSION)
+        states = content.fields("entries").values
     except ConfigError:
-        _warn(file, f"It is kept as {_set_aside(file)}.")
+        damaged = file.with_name(f"{file.name}.damaged")
+        _warn(file, f"It is kept as {damaged}.")
+        if sets_aside:
+            with suppress(OSError):
+                file.replace(damaged)
         return {}
     entries = {}
     for key, state in states.items():
@@ -103,14 +117,6 @@ def _read() -> dict[str, CostModel]:
         except _DAMAGE:
             _warn(file, "Its damaged entries are left out.")
     return entries
-
-
-def _set_aside(file: Path) -> Path:
-    damaged = file.with_name(file.name + ".damaged")
-    try:
-        return file.replace(damaged)
-    except OSError:
-        return file
 
 
 def _warn(file: Path, consequence: str) -> None:

@@ -130,8 +130,9 @@ def min_acceptance_prob(
     batch, longest = len(num_draft_tokens), max(num_draft_tokens)
     if longest == 0:
         return 0.0
-    rows = batch + sum(num_draft_tokens)
-    low, high = max(batch, rows - 4), min(rows + 4, len(target) - 1)
+    last = len(target) - 1  # beyond it further rows are taken to cost what the last ones do
+    rows = min(batch + sum(num_draft_tokens), last)
+    low, high = min(max(batch, rows - 4), last), min(rows + 4, last)
     row = (target[high] - target[low]) / max(high - low, 1)
     first = int(longest > 1)
     node = (draft[longest] - draft[first]) / (longest - first) / batch

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
-from forerun.utils.device import resolve_device
+from forerun.train.defaults import AUTO
+from forerun.utils.device import is_quick_at_bfloat16, resolve_device
 
 MICRO_TOKENS = {"cpu": 4_096, "cuda": 131_072, "mps": 4_096}
 """Largest number of tokens in one forward; a larger batch is accumulated."""
@@ -51,6 +52,24 @@ def training_device(name: str | None) -> torch.device:
         ConfigError: there is no such device.
     """
     return resolve_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def product_type(name: str, where: torch.device) -> torch.dtype:
+    """Return the number format of products of this name; for "auto" what the device is quick at."""
+    if name != AUTO:
+        return torch.float32 if name == "float32" else torch.bfloat16
+    quick = is_quick_at_bfloat16() if where.type == "cpu" else where.type == "cuda"
+    return torch.bfloat16 if quick else torch.float32
+
+
+def products_in(dtype: torch.dtype, where: torch.device) -> torch.autocast:
+    """Return the block in which products of float32 weights are of this type."""
+    return torch.autocast(where.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def device_name(where: torch.device) -> str:

@@ -38,7 +38,7 @@ from forerun.train.heads.module import (
 )
 from forerun.train.heads.options import DECAY, BlockTraining
 from forerun.train.heads.start import HeadKind, shape_for
-from forerun.train.heads.target_states import COMPUTE, HeadInputs, TrainingTarget
+from forerun.train.heads.target_states import HeadInputs, TrainingTarget
 from forerun.train.loop import Batch
 
 Keys = tuple[Tensor, Tensor]
@@ -251,7 +251,7 @@ def position_weights(options: BlockTraining, steps: int) -> Tensor:
 
 def block_outputs(head: BlockHead, rows: HeadRows, inputs: HeadInputs) -> tuple[Tensor, Tensor]:
     """Compute the output layer's inputs of each block, [A, K, H], and the token before each, [A, K]."""
-    mask, dtype = mask_of(head, inputs.target), COMPUTE[inputs.states.device.type]
+    mask, dtype = mask_of(head, inputs.target), inputs.target.dtype
     outputs = blocks(head, rows, inputs.states, inputs.embeddings, mask, dtype, inputs.augment)
     return outputs, rows.token_ids[rows.tokens.T]
 

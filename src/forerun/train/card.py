@@ -23,6 +23,7 @@ from forerun.utils.json_file import Fields
 
 TRAINING_RECORD = "training.json"
 CARD = "README.md"
+NOT_JUDGED = "no answers were held out that are long enough, so there was nothing to judge by. Give more data."
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -142,8 +143,7 @@ def render(record: dict[str, Any]) -> str:
         f"- Command: `{record['command']}`",
         *([_start_line(record["started_from"])] if record["started_from"] else []),
         f"- Seed: {record['seed']}",
-        f"- Held-out bits per byte: {held_out['bits_per_byte']:.4f}",
-        f"- Held-out perplexity per token: {held_out['perplexity']:.3f} ({held_out['tokens']:,} tokens)",
+        *_score_lines(held_out),
         f"- Device: {record.get('device', 'cpu')}",
         "- Versions: " + ", ".join(f"{name} {number}" for name, number in record["versions"].items()),
         "",
@@ -159,6 +159,15 @@ def render(record: dict[str, Any]) -> str:
         lines += ["", *_acceptance_table(record["acceptance"])]
     lines += ["", "`training.json` says the same for programs, with every option.", ""]
     return "\n".join(lines)
+
+
+def _score_lines(held_out: dict[str, Any]) -> list[str]:
+    if not held_out["tokens"]:
+        return [f"- Evaluation: {NOT_JUDGED}"]
+    return [
+        f"- Held-out bits per byte: {held_out['bits_per_byte']:.4f}",
+        f"- Held-out perplexity per token: {held_out['perplexity']:.3f} ({held_out['tokens']:,} tokens)",
+    ]
 
 
 def _start_line(record: dict[str, Any]) -> str:

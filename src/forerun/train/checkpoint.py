@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from forerun.drafters.heads.fingerprint import same_target, target_fingerprint
 from forerun.errors import ConfigError
+from forerun.train.accelerator import product_type
+from forerun.train.defaults import AUTO, FORMATS
 from forerun.train.optim import Optimisers
 from forerun.utils.files import check_seal, locked, refuse_to_overwrite, sealed_file, write_json
 from forerun.utils.json_file import Fields
@@ -29,6 +31,8 @@ FILE_NAME = "options.json"
 _OTHER = "Set the key work to another folder, or give --force to begin anew."
 TARGET = "target"
 """Key of the target's fingerprint in the options of a run."""
+DTYPE = "dtype"
+"""Key of the number format of its products."""
 _STAGES = ("", "samples", "distil", "states")
 _FILES = (
     FILE_NAME,
@@ -148,6 +152,18 @@ class Weights:
         return weight[token_ids.to(weight.device)].float()
 
 
+def pinned(folder: Path) -> Fields:
+    """Return the options that a run has written into `folder`; none without one. Raises ConfigError if damaged."""
+    path = folder / FILE_NAME
+    return Fields.read(path, ConfigError, remedy=_OTHER) if path.exists() else Fields.of({}, str(path), ConfigError)
+
+
+def run_type(folder: Path, name: str, where: torch.device) -> torch.dtype:
+    """Return the number format of products: for "auto" that which the run in `folder` began with."""
+    former = pinned(folder).string(DTYPE, AUTO, FORMATS)
+    return product_type(former if name == AUTO else name, where)
+
+
 def pin_target(folder: Path, target: PreTrainedModel) -> None:
     """Write the target's fingerprint into `folder`, or compare it with that of a former run.
 
@@ -158,7 +174,7 @@ def pin_target(folder: Path, target: PreTrainedModel) -> None:
     if not path.exists():
         write_json(path, {TARGET: found}, error=ConfigError)
         return
-    former = Fields.read(path, ConfigError, remedy=_OTHER).string(TARGET, "")
+    former = pinned(folder).string(TARGET, "")
     if not same_target(former, found):
         raise ConfigError(
             f"{folder} belongs to a run of another target, whose weights are not these. Give that target, set the "
@@ -177,7 +193,7 @@ def pin(folder: Path, options: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, plain, error=ConfigError)
         return
-    former = Fields.read(path, ConfigError, remedy=_OTHER).values
+    former = pinned(folder).values
     changed = sorted(key for key in {*plain, *former} if plain.get(key) != former.get(key))
     if changed:
         described = ", ".join(f"{key} was {str(former.get(key))[:80]} and is {plain.get(key)}" for key in changed)

@@ -12,13 +12,13 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.train.accelerator import device_name, micro_tokens, training_device
-from forerun.train.card import build_record, load, read_record, save, write_card
-from forerun.train.checkpoint import Weights, run_in
+from forerun.train.accelerator import device_name, dtype_name, micro_tokens, product_type, training_device
+from forerun.train.card import NOT_JUDGED, build_record, load, read_record, save, write_card
+from forerun.train.checkpoint import DTYPE, Weights, run_in, run_type
 from forerun.train.corpus import read_held_out
 from forerun.train.data.answer_rows import read_rows
 from forerun.train.data.packed import PackedBatch, PackedShard
-from forerun.train.defaults import DraftTraining
+from forerun.train.defaults import AUTO, DraftTraining
 from forerun.train.draft import distil
 from forerun.train.draft.prune import check_start_given
 from forerun.train.draft.samples import mask_unproposed
@@ -62,12 +62,13 @@ def train_draft(
     console = Console()
     with run_in(work, out, console, resume=resume, force=force):
         target, tokenizer = load(target_folder)
+        target.to(where, run_type(work / "samples", options.dtype, where))
         rows = read_rows(data, Weights(target), tokenizer, work / "packed", options.window, console)
         former = load(start, torch.float32) if start is not None else None
         draft, state = distil.train(target, tokenizer, rows, work, options, console, former)
         save(draft, tokenizer, out)
         stored, _ = load(out)
-        stored.to(where)
+        stored.to(where, target.dtype)
         held_out = rows.held_out()
         rates = packed_acceptance(target, stored, held_out)
         record = build_record(
@@ -76,7 +77,7 @@ def train_draft(
             seed=options.seed,
             model=stored,
             data=_data_record(rows, held_out),
-            options=asdict(options),
+            options=asdict(options) | {DTYPE: dtype_name(target.dtype)},
             stages={"distillation": state},
             started_from=read_record(start) if start is not None else None,
             held_out=text_score(stored, tokenizer, packed_texts(held_out, tokenizer)),
@@ -87,6 +88,8 @@ def train_draft(
         for row in rates:
             setting = f"temperature {row.temperature:g}, K={row.num_draft_tokens}"
             console.print(f"{out}: acceptance rate {row.rate:.3f} at {setting}")
+        if not rates:
+            console.print(f"{out}: {NOT_JUDGED}", highlight=False)
 
 
 def _data_record(rows: PackedShard, held_out: PackedShard) -> dict[str, Any]:
@@ -114,10 +117,11 @@ def evaluate_pair(
     where = training_device(device)
     if threads:
         torch.set_num_threads(threads)
+    dtype = product_type(AUTO, where)
     target, tokenizer = load(target_folder)
     draft, _ = load(draft_folder)
-    target.to(where)
-    draft.to(where)
+    target.to(where, dtype)
+    draft.to(where, dtype)
     texts = [file.text for file in read_held_out()]
     return Evaluation(
         target=text_score(target, tokenizer, texts),
@@ -137,7 +141,9 @@ def pair_acceptance(
     prompts = [tokenizer(case.prompt, verbose=False)["input_ids"] for case in workloads.load("code")]
     with mask_unproposed(draft):
         return [
-            acceptance(
+            found
+            for temperature in (0.0, 1.0)
+            for found in acceptance(
                 target,
                 draft,
                 prompts,
@@ -145,7 +151,6 @@ def pair_acceptance(
                 num_draft_tokens=num_draft_tokens,
                 new_tokens=new_tokens,
             )
-            for temperature in (0.0, 1.0)
         ]
 
 
@@ -170,7 +175,7 @@ def packed_acceptance(
         }
         for temperature, values in agreed.items():
             found[temperature] += _runs(values.cpu(), batch, num_draft_tokens)
-    return [acceptance_of(rows, temperature, num_draft_tokens) for temperature, rows in found.items() if rows]
+    return [each for temperature, runs in found.items() for each in acceptance_of(runs, temperature, num_draft_tokens)]
 
 
 def _logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:

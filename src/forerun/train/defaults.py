@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -9,6 +11,9 @@ from typing import Literal, get_args
 from forerun.errors import ConfigError
 from forerun.utils.device import DEVICES
 from forerun.utils.fields import Checked, option
+
+AUTO = "auto"
+FORMATS = (AUTO, "float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,24 @@ class RunOptions(Checked):
     checkpoint_seconds: float = option(60.0, "Seconds of training between checkpoints.", low=0)
     threads: int = option(0, "CPU threads; 0 takes as many as PyTorch finds.", low=0)
     device: str | None = option(None, f"Where to compute: {DEVICES}.", default_text="CUDA if it is there, else the CPU")
+    dtype: str = option(
+        AUTO,
+        "Number format of products: float32, bfloat16, or auto: what the device is quick at. A resumed run keeps its "
+        "own.",
+        metavar="DTYPE",
+        choices=FORMATS,
+    )
+    minutes: float | None = option(
+        None,
+        "Minutes after which training ends, with a whole schedule; evaluation and saving follow. Not repeatable.",
+        low=0,
+        above=True,
+        default_text="no limit",
+    )
+
+    def end(self) -> float:
+        """Return when training that is begun now has to end, on the clock of time.monotonic."""
+        return time.monotonic() + 60 * self.minutes if self.minutes else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +121,7 @@ class DraftTraining(RunOptions):
         "kl-then-tv",
         f"What it is distilled by: {', '.join(LOSSES)}.",
         metavar="LOSS",
+        choices=LOSSES,
     )
     variation_from: float = 0.5
     """Share of the distillation after which total variation takes over from forward KL, of `kl-then-tv`."""
@@ -108,11 +132,6 @@ class DraftTraining(RunOptions):
         low=1,
         default_text="all of the vocabulary",
     )
-
-    def __post_init__(self) -> None:
-        Checked.__post_init__(self)
-        if self.loss not in LOSSES:
-            raise ConfigError(f"loss is {self.loss!r}, but must be one of {', '.join(LOSSES)}.")
 
 
 @dataclass(frozen=True, slots=True)

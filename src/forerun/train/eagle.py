@@ -24,7 +24,7 @@ from forerun.train.heads.module import (
 )
 from forerun.train.heads.options import DECAY, EagleTraining
 from forerun.train.heads.start import HeadKind, hidden_size, shape_for
-from forerun.train.heads.target_states import COMPUTE, HeadInputs
+from forerun.train.heads.target_states import HeadInputs
 from forerun.train.loop import Batch
 
 Keys = tuple[Tensor, Tensor]
@@ -188,7 +188,7 @@ class EagleKind(HeadKind[EagleTraining]):
         """Sum the loss over the unrolled steps."""
         options, target, where = self.options, inputs.target, device_of(head)
         rows = inputs.rows.to(where)
-        outputs, fed_back = unrolled(head, rows, inputs.states, inputs.embeddings, COMPUTE[where.type], inputs.augment)
+        outputs, fed_back = unrolled(head, rows, inputs.states, inputs.embeddings, inputs.target.dtype, inputs.augment)
         own = head.get_parameter("lm_head.weight") if head.config.own_output_rows else None
         weights = step_weights(options.step_weight, rows.steps).to(where)[:, None] * rows.valid
         last = inputs.states[rows.predictors, -1]
@@ -205,7 +205,6 @@ class EagleKind(HeadKind[EagleTraining]):
 
     def predict(self, head: EagleHead, inputs: HeadInputs) -> LogitParts:
         """Predict by the unrolled steps, each on the text's token."""
-        where = inputs.states.device
-        outputs, _ = unrolled(head, inputs.rows, inputs.states, inputs.embeddings, COMPUTE[where.type])
+        outputs, _ = unrolled(head, inputs.rows, inputs.states, inputs.embeddings, inputs.target.dtype)
         own = head.config.own_output_rows
         return [(outputs, head.get_parameter("lm_head.weight") if own else inputs.target.output_rows)]

@@ -169,8 +169,8 @@ def expected_chains(overlaps: Tensor) -> tuple[int, list[float]]:
     return starts, survived
 
 
-def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> HeldOutAcceptance:
-    """Aggregate the acceptance of each position of some texts, float32 [T] each."""
+def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tokens: int) -> list[HeldOutAcceptance]:
+    """Aggregate the acceptance of each position of some texts, float32 [T] each; nothing where no draft fits them."""
     steps, accepted = 0, torch.zeros(num_draft_tokens, dtype=torch.float64)
     for row in agreement:
         each = row.expand(num_draft_tokens, -1)
@@ -182,16 +182,19 @@ def acceptance_of(agreement: Sequence[Tensor], temperature: float, num_draft_tok
             starts, survived = expected_chains(each)
             steps += starts
             accepted += torch.tensor(survived, dtype=torch.float64)
-    everything, counts = torch.cat([*agreement, torch.zeros(0)]), accepted.tolist()
-    return HeldOutAcceptance(
+    if not steps:
+        return []
+    everything, counts = torch.cat([*agreement]), accepted.tolist()
+    found = HeldOutAcceptance(
         temperature=temperature,
         num_draft_tokens=num_draft_tokens,
-        per_token=float(everything.sum()) / max(1, len(everything)),
-        rate=sum(counts) / max(steps * num_draft_tokens, 1),
+        per_token=float(everything.mean()),
+        rate=sum(counts) / (steps * num_draft_tokens),
         per_position=[a / max(r, 1e-9) for a, r in zip(counts, [steps, *counts], strict=False)],
-        mean_acceptance_length=1 + sum(counts) / max(steps, 1),
+        mean_acceptance_length=1 + sum(counts) / steps,
         tokens=len(everything),
     )
+    return [found]
 
 
 @torch.inference_mode()
@@ -204,7 +207,7 @@ def acceptance(
     num_draft_tokens: int = 4,
     new_tokens: int = 128,
     seed: int = 0,
-) -> HeldOutAcceptance:
+) -> list[HeldOutAcceptance]:
     """Measure acceptance on the target's own continuations of `prompts` (token ids), at temperature 0 or above."""
     rows: list[Tensor] = []
     size = max(1, min(32, _LOGITS // model_vocabulary(target)))

@@ -9,16 +9,17 @@ from __future__ import annotations
 import copy
 import json
 import math
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from torch import Tensor, nn
 
 from forerun.engine.engine import HeldInterrupts
@@ -30,8 +31,58 @@ from forerun.train.optim import Optimisers
 Batch = tuple[Tensor, ...]
 """Tensors that agree in their first dimension; the first holds token ids, [rows, tokens + 1]."""
 
+PROGRESS_SECONDS = 10.0
+"""Between two lines of progress."""
 _TIMED_STEPS = 2
 """Steps that are timed before a run to estimate its duration; the first of them is slower than the others."""
+
+
+class StageProgress:
+    """The progress of a stage of a run while the block lasts: a bar on a terminal, elsewhere a line every ten seconds.
+
+    Args:
+        total, done: parts of the stage, and how many there are already.
+        enough: parts after which the remaining time is estimated: the first of many at once take the time of all.
+        end: when it ends at the latest, on the clock of time.monotonic.
+    """
+
+    def __init__(
+        self, console: Console, title: str, total: int, done: int = 0, enough: int = 1, *, end: float = math.inf
+    ) -> None:
+        self._console, self._title, self._total, self._enough, self._end = console, title, total, enough, end
+        self._first, self._done, self._start, self._detail = done, done, time.monotonic(), ""
+        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[now]}")
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task(title, total=total, completed=done, now="")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._print, daemon=True)
+
+    def __enter__(self) -> StageProgress:
+        self._bar.start()
+        if not self._console.is_terminal:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._bar.stop()
+
+    def show(self, done: int, detail: str = "", tokens: int = 0) -> None:
+        """Show how many parts are done, what else there is to say, and the speed at which this took so many tokens."""
+        speed = f"{tokens / (time.monotonic() - self._start):,.0f} tokens/s" if tokens else ""
+        self._done, self._detail = done, detail or speed
+        self._bar.update(self._task, completed=done, now=self._now())
+
+    def _now(self) -> str:
+        spent, new = time.monotonic() - self._start, self._done - self._first
+        left = (self._total - self._done) * spent / new if new >= self._enough else math.inf
+        left = max(0.0, min(left, self._end - time.monotonic()))
+        return " · ".join(filter(None, [self._detail, f"about {_in_words(left)} left" if left < math.inf else ""]))
+
+    def _print(self) -> None:
+        while not self._over.wait(PROGRESS_SECONDS):
+            parts = f"{self._title}: {self._done:,} of {self._total:,}", self._now()
+            self._console.print(" · ".join(filter(None, parts)), highlight=False, soft_wrap=True)
 
 
 class Workers:
@@ -107,6 +158,10 @@ class Loop:
     checkpoint_seconds: float
     workers: Workers
     evaluations: Evaluations | None = None
+    end: float = math.inf
+    """When the run ends, whatever step it has come to, on the clock of time.monotonic; its schedule ends then, too."""
+    began: float = field(default_factory=time.monotonic)
+    """When it began, on the same clock, as if it had never been interrupted."""
 
     def announce(self, state: LoopState, console: Console) -> None:
         """Print how long the remaining run will take, by timing steps that change nothing."""
@@ -118,7 +173,8 @@ class Loop:
             self._gradients(self.batch(step), step / self.total_steps)
             self.model.zero_grad(set_to_none=True)
             seconds = time.monotonic() - started
-        console.print(f"{left:,} steps of {seconds:.2f} s: about {_in_words(left * seconds)}", highlight=False)
+        rest = min(left * seconds, max(0.0, self.end - time.monotonic()))
+        console.print(f"{left:,} steps of {seconds:.2f} s: about {_in_words(rest)}", highlight=False)
 
     def run(self, state: LoopState, console: Console, title: str) -> LoopState:
         """Train from `state` to the end, or until interrupted; the last act is a checkpoint.
@@ -130,18 +186,20 @@ class Loop:
             KeyboardInterrupt: after Ctrl-C, when the step is done and saved.
         """
         last_save = time.monotonic()
+        self.began = last_save - state.seconds
         self.model.train()
+        over = self._is_over(state)
         with (
             HeldInterrupts() as held,
-            self._progress(console) as progress,
+            StageProgress(console, title, self.total_steps, state.step, end=self.end) as progress,
             (self.folder / METRICS).open("a") as metrics,
         ):
-            task = progress.add_task(title, total=self.total_steps, completed=state.step, loss=0.0, speed=0.0)
-            while state.step < self.total_steps and not self._ended_early(state) and not held.pending:
+            while not over and not self._ended_early(state) and not held.pending:
                 speed = self._several_steps(state)
-                self._evaluate(state, metrics)
+                over = self._is_over(state)
+                self._evaluate(state, metrics, last=over)
                 recent = state.losses[-32:]
-                progress.update(task, completed=state.step, loss=sum(recent) / len(recent), speed=speed)
+                progress.show(state.step, f"loss {sum(recent) / len(recent):.3f} · {speed:,.0f} tokens/s")
                 metrics.write(
                     json.dumps({"step": state.step, "loss": round(state.losses[-1], 4), "tokens_per_s": round(speed)})
                     + "\n"
@@ -154,18 +212,30 @@ class Loop:
             interrupted = held.pending
         if interrupted:  # the handler of SIGINT may be one that raises nothing
             raise KeyboardInterrupt
+        if state.step < self.total_steps and over:
+            steps = f"step {state.step:,} of {self.total_steps:,}"
+            console.print(f"{title}: ended by --minutes after {steps}; --resume goes on", highlight=False)
         if state.scores and state.best_step < state.step:
             load_best(self.folder, self.model, state.best_step)
         return state
 
+    def _is_over(self, state: LoopState) -> bool:
+        """Return whether steps or time are over; one step is always done."""
+        return state.step >= self.total_steps or (state.step > 0 and time.monotonic() >= self.end)
+
+    def _share(self, step: int) -> float:
+        """Return the share of the run that lies before a step, in [0, 1): of its steps or its time, if that is more."""
+        spent = (time.monotonic() - self.began) / max(1e-9, self.end - self.began)
+        return max(step / self.total_steps, min(spent, 1 - 1e-9))
+
     def _ended_early(self, state: LoopState) -> bool:
         return self.evaluations is not None and self.evaluations.are_over(state.scores)
 
-    def _evaluate(self, state: LoopState, metrics: TextIO) -> None:
+    def _evaluate(self, state: LoopState, metrics: TextIO, *, last: bool) -> None:
         """Evaluate every so many steps and after the last one, and keep the weights if they are the best."""
         due = self.evaluations
-        last = state.scores[-1][0] if state.scores else 0
-        if due is None or (state.step // due.every == last // due.every and state.step < self.total_steps):
+        former = state.scores[-1][0] if state.scores else 0
+        if due is None or (state.step // due.every == former // due.every and not last):
             return
         self.model.eval()
         score = due.score(self.model)
@@ -182,7 +252,7 @@ class Loop:
         count = min(LOSSES_READ_EVERY[device_of(self.model).type], self.total_steps - state.step)
         for step in range(state.step, state.step + count):
             batch = self.batch(step)
-            values.append(self._step(batch, step / self.total_steps))
+            values.append(self._step(batch, self._share(step)))
             state.tokens += batch[0].shape[0] * (batch[0].shape[1] - 1)
         losses = [float(loss) for loss, _ in values]
         if not all(math.isfinite(value) for value in (*losses, *(float(norm) for _, norm in values))):
@@ -214,19 +284,6 @@ class Loop:
 
         pieces = list(zip(*(torch.split(tensor, rows) for tensor in batch), strict=True))
         return self.workers.run(backward, pieces)
-
-    @staticmethod
-    def _progress(console: Console) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"),
-            TextColumn("{task.fields[speed]:,.0f} tokens/s"),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
 
 
 def _in_words(seconds: float) -> str:

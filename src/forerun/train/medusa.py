@@ -20,7 +20,7 @@ from forerun.train.heads.loss import ChainTargets, Targets, chain_loss, step_wei
 from forerun.train.heads.module import Augmentation, HeadModule, HeadRows, predicted, product
 from forerun.train.heads.options import DECAY, MedusaTraining
 from forerun.train.heads.start import HeadKind, hidden_size, target_config
-from forerun.train.heads.target_states import COMPUTE, HeadInputs
+from forerun.train.heads.target_states import HeadInputs
 from forerun.train.loop import Batch
 
 
@@ -141,7 +141,7 @@ class MedusaKind(HeadKind[MedusaTraining]):
         """Sum the loss over the heads."""
         options, of_target, where = self.options, inputs.target.output_rows, device_of(head)
         rows = inputs.rows.to(where)
-        outputs = head_outputs(head, rows, inputs.states, inputs.embeddings, COMPUTE[where.type], inputs.augment)
+        outputs = head_outputs(head, rows, inputs.states, inputs.embeddings, inputs.target.dtype, inputs.augment)
         layers = output_layers(head, of_target)
         if options.position_weights != DECAY:
             chains = ChainTargets.of(inputs, rows, predicted(rows).float(), options)
@@ -159,8 +159,7 @@ class MedusaKind(HeadKind[MedusaTraining]):
 
     def predict(self, head: MedusaHead, inputs: HeadInputs) -> LogitParts:
         """Predict by the first heads, one for each step."""
-        where = inputs.states.device
-        outputs = head_outputs(head, inputs.rows, inputs.states, inputs.embeddings, COMPUTE[where.type])
+        outputs = head_outputs(head, inputs.rows, inputs.states, inputs.embeddings, inputs.target.dtype)
         layers = output_layers(head, inputs.target.output_rows)[: len(outputs)]
         if len(layers) == 1:
             return [(outputs, layers[0])]

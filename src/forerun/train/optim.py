@@ -15,10 +15,42 @@ MUON_PARTS = 2
 """Muon's orthogonalisation is a tenth of a step on a CPU; in two parts, two threads share it."""
 
 
-class Optimisers:
-    """Muon and AdamW side by side under one learning-rate schedule."""
+class Float32Muon(torch.optim.Muon):
+    """Muon with products of float32; PyTorch's are of bfloat16, which takes some processors a hundred times as long."""
 
-    def __init__(self, model: nn.Module, options: Optimisation) -> None:
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters as PyTorch's class does."""
+        for group in self.param_groups:
+            momentum, rate = group["momentum"], group["lr"]
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state, (rows, columns) = self.state[parameter], parameter.shape
+                    former = state.setdefault("momentum_buffer", torch.zeros_like(parameter))
+                    former.lerp_(parameter.grad, 1 - momentum)
+                    update = orthogonal(parameter.grad.lerp(former, momentum), group)
+                    parameter.mul_(1 - rate * group["weight_decay"])
+                    parameter.add_(update, alpha=-rate * math.sqrt(max(1, rows / columns)))
+
+
+def orthogonal(matrix: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return a matrix with the singular vectors of this one and values near 1 (Newton-Schulz), by Muon's options."""
+    a, b, c = group["ns_coefficients"]
+    found = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    found = found / found.norm().clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if matrix.shape[0] > matrix.shape[1] else found
+
+
+class Optimisers:
+    """Muon and AdamW side by side under one learning-rate schedule.
+
+    dtype: of Muon's products.
+    """
+
+    def __init__(self, model: nn.Module, options: Optimisation, dtype: torch.dtype = torch.float32) -> None:
         self.options = options
         groups: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
         for name, parameter in model.named_parameters():
@@ -34,7 +66,8 @@ class Optimisers:
         else:
             parts = MUON_PARTS if on_cpu else 1
             for part in filter(None, (matrices[index::parts] for index in range(parts))):
-                muon = torch.optim.Muon(part, lr=options.muon_lr, momentum=options.momentum, weight_decay=decay)
+                kind = Float32Muon if dtype == torch.float32 else torch.optim.Muon
+                muon = kind(part, lr=options.muon_lr, momentum=options.momentum, weight_decay=decay)
                 self._all.append((muon, options.muon_lr))
         if others:
             self._add_adam(others, 0.0, fused=not on_cpu)

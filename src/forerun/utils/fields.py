@@ -43,6 +43,7 @@ class Option:
         flags: the flag's names where they are not made from the field's.
         metavar: what stands for the value in help, where the type's name does not tell.
         default_text: the default in words, where the value does not tell.
+        choices: the texts allowed; none for all.
     """
 
     help: str
@@ -53,6 +54,7 @@ class Option:
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     default_text: str | None = None
+    choices: tuple[str, ...] = ()
 
     @property
     def range(self) -> str:
@@ -77,9 +79,10 @@ def option(
     flags: tuple[str, ...] = (),
     metavar: str | None = None,
     default_text: str | None = None,
+    choices: tuple[str, ...] = (),
 ) -> T:
     """Make a dataclass field with this default and an `Option` of the other arguments."""
-    metadata = {_KEY: Option(help, low, high, above, remedy, flags, metavar, default_text)}
+    metadata = {_KEY: Option(help, low, high, above, remedy, flags, metavar, default_text, choices)}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)  # type: ignore[return-value]  # T is dict here
     return field(default=default, metadata=metadata)
@@ -120,7 +123,7 @@ class Described:
     def expected(self) -> str:
         """Return what the value must be, in words."""
         if self.kind in _WORDS:
-            return _WORDS[self.kind]
+            return f"one of {', '.join(self.option.choices)}" if self.option.choices else _WORDS[self.kind]
         limits = self.option.range
         before = " in " if ".." in limits else " of " if limits and not self.option.above else " " if limits else ""
         noun = "a whole number" if self.number is int else "a number"
@@ -129,7 +132,8 @@ class Described:
     def accepts(self, value: object) -> bool:
         """Return whether a value has the field's type and range; True for types other than numbers, text and bool."""
         if self.kind in _WORDS:
-            return isinstance(value, bool if self.kind is bool else str)
+            allowed = value in self.option.choices or not self.option.choices
+            return allowed and isinstance(value, bool if self.kind is bool else str)
         if self.number is None or (isinstance(value, str) and value in self.words):
             return True
         if isinstance(value, bool) or not isinstance(value, Integral if self.number is int else Real):

@@ -27,7 +27,7 @@ CAN_LOCK = fcntl is not None
 
 REMEDY = "Give another place, or make room and permission there."
 _DIGEST_BYTES = 16
-_LOCK_INTERVAL = 0.05
+_LOCK_INTERVAL = 0.005
 """Seconds between two tries to get a lock."""
 _SEAL = b"\nforerun-blake2b "
 _SEAL_BYTES = len(_SEAL) + 2 * _DIGEST_BYTES

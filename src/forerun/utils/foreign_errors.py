@@ -24,9 +24,14 @@ def as_load_errors(what: str, remedy: str) -> Iterator[None]:
     except ForerunError:
         raise
     except BaseException as failure:
-        if not isinstance(failure, Exception) and type(failure).__name__ != "PanicException":
+        if not isinstance(failure, Exception) and not is_panic(failure):
             raise
         raise ModelLoadError(f"{what}: {reason(failure)}. {remedy}") from failure
+
+
+def is_panic(failure: BaseException) -> bool:
+    """Return whether a part in Rust panicked. The class has no place from which it could be imported."""
+    return type(failure).__name__ == "PanicException"
 
 
 def reason(failure: BaseException) -> str:

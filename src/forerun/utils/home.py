@@ -7,10 +7,12 @@ from pathlib import Path
 
 HOME_VARIABLE = "FORERUN_HOME"
 """Environment variable: the folder. Unset or empty: `forerun` in the user's cache folder."""
-COSTS_FILE = "costs.json"
-"""In that folder: measured costs."""
+COSTS_STEM = "costs"
+"""In that folder, how the names of files of measured costs begin."""
 KERNELS_FOLDER = "kernels"
 """In that folder: compiled kernels."""
+TOKENIZERS_FOLDER = "tokenizers"
+"""In that folder: an empty file for each tokenizer that passed its trial."""
 
 
 def home() -> Path | None:

@@ -12,8 +12,10 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, TypeVar
@@ -39,15 +41,25 @@ def read_json(path: str | Path, error: ErrorType, *, remedy: str = REMEDY, max_b
         remedy: the message's last sentence.
 
     Raises:
-        error: no such file, not a regular one, not readable, larger than `max_bytes`; else as `parse_json`.
+        error: as `read_bytes` and `parse_json`.
+    """
+    return parse_json(read_bytes(path, error, remedy=remedy, max_bytes=max_bytes), str(path), error, remedy=remedy)
+
+
+def read_bytes(path: str | Path, error: ErrorType, *, remedy: str = REMEDY, max_bytes: int = MAX_BYTES) -> bytes:
+    """Read a whole file.
+
+    Raises:
+        error: no such file, not a regular one, not readable, larger than `max_bytes`.
     """
     try:
-        content = _content(path, max_bytes)
+        with open_regular(path) as file:
+            content = file.read(max_bytes + 1)
     except (OSError, ValueError) as failure:  # ValueError: a path with a null character
         raise error(f"{path}: it cannot be read: {getattr(failure, 'strerror', None) or failure}. {remedy}") from None
     if len(content) > max_bytes:
         raise error(f"{path}: it is larger than {max_bytes:,} bytes, which no such file is. {remedy}")
-    return parse_json(content, str(path), error, remedy=remedy)
+    return content
 
 
 def parse_json(content: str | bytes, place: str, error: ErrorType, *, remedy: str = REMEDY) -> Any:
@@ -169,13 +181,14 @@ class Fields:
             raise self.wrong(key, expected) from None
 
 
-def _content(path: str | Path, max_bytes: int) -> bytes:
-    """Read the first bytes of a regular file, `max_bytes` + 1 at most. Raises OSError, ValueError."""
+@contextmanager
+def open_regular(path: str | Path) -> Iterator[BufferedReader]:
+    """Open a regular file. Raises OSError, ValueError, the latter for pipes and devices too."""
     # opening a pipe would wait for its other end
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")
-        return file.read(max_bytes + 1)
+        yield file
 
 
 def _instance(value: object, kind: type[T]) -> T:

@@ -32,6 +32,11 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     return special
 
 
+def longest_token(tokenizer: Any) -> int:
+    """Return the characters of the longest token as the vocabulary writes it, an upper bound for its text."""
+    return max(map(len, tokenizer.get_vocab()))
+
+
 def backend(tokenizer: Any) -> dict[str, Any]:
     """Return the contents of its tokenizer.json; empty for slow tokenizers, which have none."""
     fast = getattr(tokenizer, "backend_tokenizer", None)

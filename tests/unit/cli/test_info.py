@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from forerun.drafters.heads.folder import save_head
 from forerun.errors import NativeUnavailableError
@@ -89,3 +91,20 @@ def test_what_a_head_is(invoke: Invoke, tmp_path: Path) -> None:
         and lines.keys() == json.loads(invoke("info", str(tmp_path), "--json").stdout).keys()
     )
     assert invoke("info", str(tmp_path / "none")).exit_code == 2
+
+
+def test_a_head_that_needs_its_target(invoke: Invoke, tmp_path: Path) -> None:
+    """Check that a head which does not name its layers is shown with the target that --model names."""
+    config = {
+        "architectures": ["MedusaModel"],
+        "hidden_size": 8,
+        "vocab_size": 16,
+        "num_heads": 1,
+        "num_hidden_layers": 1,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {"blocks.0.layers.0.weight": torch.ones(8, 8)}
+    save_file({**tensors, "lm_heads.0.weight": torch.ones(16, 8)}, tmp_path / "model.safetensors")
+    assert "Give the target too (--model)." in invoke("info", str(tmp_path)).stderr
+    result = invoke("info", str(tmp_path), "--model", "bundled")
+    assert result.exit_code == 0 and "Medusa" in result.stdout, result.output

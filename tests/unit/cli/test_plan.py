@@ -53,6 +53,21 @@ def test_measured_steps_take_the_rooflines_place(invoke: Invoke, monkeypatch: py
     assert len(made["by_num_draft_tokens"]) == 2
 
 
+def test_step_times_measured_elsewhere_and_the_rows_of_the_table(invoke: Invoke) -> None:
+    times = ("--step-ms", "0=85", "--step-ms", "4=250")
+    result = invoke("plan", "2B", "--acceptance", "0.9", *times)
+    assert result.exit_code == 0, result.output
+    *_, row, _, verdict = result.stdout.splitlines()
+    assert row.split()[:4] == ["4", "4.10", "250.00", "1.39"] and "given as step_ms" in result.stdout
+    assert verdict.startswith("Best: K=4, 1.39 times plain decoding")
+    made = json.loads(invoke("plan", "2B", "--acceptance", "0.9", *times, "--json").stdout)
+    assert made["source"] == "given" and made["costs"]["plain"] == 0.085
+    assert [each["num_draft_tokens"] for each in made["by_num_draft_tokens"]] == [4]
+
+    text = invoke(*LLAMA, "--table", "7", "--table", "40").stdout
+    assert [line.split()[0] for line in text.splitlines() if line[:1].isdecimal()][1:] == ["7", "8", "40"]  # 8 is best
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -64,6 +79,9 @@ def test_measured_steps_take_the_rooflines_place(invoke: Invoke, monkeypatch: py
         (["1B", "--machine", "h100", "--acceptance", "much"], "--acceptance is 'much'"),
         (["1B", "--machine", "h100", "--measure"], "another one is given"),
         (["1B", "--measure", "--batch", "4"], "steps of one sequence"),
+        (["1B", "--measure", "--step-ms", "0=9", "--step-ms", "2=10"], "Leave one out"),
+        (["1B", "--step-ms", "2=10"], "of a plain step, 0=MS"),
+        (["1B", "--step-ms", "0=9", "--step-ms", "2=-1"], "milliseconds above 0"),
         (["1B", "--machine", "h100", "--draft", "eagle"], "can only be measured"),
         (["1B", "--machine", "h100", "--precision", "int2"], "--precision is 'int2'"),
     ],

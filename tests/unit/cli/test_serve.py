@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from config_keys import keys_in_file
 from forerun.cli import serve as command
 from forerun.cli.main import app
 from forerun.cli.serve import served_drafters
 from forerun.errors import ConfigError
 from forerun.server import run as server_run
-
-from .conftest import keys_in_file
 
 RUNNER = CliRunner()
 

@@ -16,6 +16,7 @@ from forerun.train.commands import Evaluation
 from forerun.train.defaults import DraftTraining, Pruning
 from forerun.train.evaluate import TextScore
 from forerun.train.heads import commands as head_commands
+from forerun.utils import fetch as store
 
 from .conftest import Invoke
 
@@ -38,6 +39,44 @@ def test_the_defaults_are_those_of_the_options(invoke: Invoke, called: dict[str,
     assert invoke("train", "draft", "out", "--data", "d").exit_code == 0
     assert called["args"][:5] == (Path("out"), Path("out.run"), ASSETS / "target", Path("d"), DraftTraining())
     assert called["force"] is False and called["resume"] is False and called["start"] is None
+
+
+@pytest.mark.parametrize("command", ["eagle", "block", "medusa", "mtp", "draft", "eval"])
+def test_commands_have_one_default_target(
+    invoke: Invoke, called: dict[str, Any], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(store, "default_model", lambda: "smollm2")
+    monkeypatch.setattr(head_commands, "train_head", lambda *args, **_: called.update(args=args))
+    places = ["--draft", "d"] if command == "eval" else ["out", "--data", "d"]
+    result = invoke("train", command, *places)
+    assert result.exit_code == 0, result.output
+    assert str(called["args"][0 if command == "eval" else 2]) == "smollm2" and "so it is smollm2" in result.stderr
+
+
+def test_the_bundled_pair_is_measured_where_nothing_is_named(
+    invoke: Invoke, called: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "default_model", lambda: "smollm2")
+    result = invoke("train", "eval")
+    assert called["args"] == (ASSETS / "target", ASSETS / "draft") and "nothing to judge by" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["eagle", "block", "medusa", "mtp", "draft"])
+def test_minutes_bound_every_training_command(
+    invoke: Invoke, called: dict[str, Any], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(head_commands, "train_head", lambda *args, **_: called.update(args=args))
+    more = ["--dtype", "float32", "--target", "bundled"]
+    assert invoke("train", command, "out", "--data", "d", "--minutes", "2.5", *more).exit_code == 0
+    options = called["args"][4] if command == "draft" else called["args"][4].options
+    assert options.minutes == 2.5 and options.dtype == "float32"
+    assert "'half' is not one of auto" in invoke("train", command, "out", "--data", "d", "--dtype", "half").stderr
+
+
+def test_a_version_of_eagle_that_is_none_is_not_offered(invoke: Invoke) -> None:
+    result = invoke("train", "eagle", "out", "--data", "d", "--target", "bundled", "--version", "2")
+    assert result.exit_code == 2 and "version is 2, but must be 1 or 3" in result.stderr
+    assert "1..3" not in invoke("train", "eagle", "--help").stdout
 
 
 def test_a_target_is_a_folder_or_bundled(invoke: Invoke, called: dict[str, Any]) -> None:
@@ -68,7 +107,7 @@ def test_a_draft_may_start_from_a_pruned_copy(invoke: Invoke, called: dict[str, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--loss luck", "loss is 'luck', but must be one of kl-then-tv"),
+        ("--loss luck", "'luck' is not one of kl-then-tv"),
         ("--prune-width 9", "prune_width has no effect without --prune-layers"),
         ("--prune-layers 0 --prune-by luck", "prune_by is 'luck'"),
         ("--output-tokens 0", "of 1 or more"),

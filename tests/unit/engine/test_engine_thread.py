@@ -292,6 +292,6 @@ def test_a_request_that_the_engine_refuses_ends_by_its_sink(
         raise EngineClosedError("no room")
 
     heard = Heard(2)
-    monkeypatch.setattr(llm.engine, "add", full)
+    monkeypatch.setattr(llm.engine, "enqueue", full)
     thread.submit(PROMPTS[0], SamplingParams(n=2), heard)
     assert isinstance(heard.error, EngineClosedError) and len(heard.last) == 2

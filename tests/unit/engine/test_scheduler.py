@@ -102,6 +102,68 @@ def test_tenants_take_turns() -> None:
     assert [each for each in order if each in busy] == busy
 
 
+def enqueue(engine: Engine, prompts: list[list[int]], params: SamplingParams, flow: object) -> list[int]:
+    requests = engine.requests(prompts, params, flow=flow)
+    for request in requests:
+        engine.enqueue(request)
+    return [request.id for request in requests]
+
+
+def test_a_newcomer_gets_a_slot_of_a_flow_that_has_several() -> None:
+    """A body of many prompts, and one of a single prompt; the texts are what they are alone."""
+    fake, engine = engine_of(1000, max_batch=4)
+    prompts = [[1, 2, i % 10] for i in range(12)]
+    bulk = enqueue(engine, prompts, replace(GREEDY, max_tokens=100, ignore_eos=True), "bulk")
+    for _ in range(3):
+        engine.step()
+    (new,) = enqueue(engine, [[3, 4]], GREEDY, "new")
+    engine.step()
+    assert new in [state.request.id for state in engine.scheduler.running]
+    last = finish(engine)
+    assert last[new, 0].choice.stats.num_preemptions == 0
+    stats = [last[i, 0].choice.stats for i in bulk]
+    assert [each.num_preemptions for each in stats] == [0, 0, 0, 1] + [0] * 8
+    for i, prompt in zip(bulk, prompts):
+        assert last[i, 0].choice.token_ids == fake.greedy(prompt, 100)
+
+
+def test_choices_of_one_request_do_not_keep_a_newcomer_out() -> None:
+    _, engine = engine_of(1000, max_batch=2)
+    (many,) = enqueue(engine, [[1, 2]], SamplingParams(n=9, seed=1, max_tokens=20, ignore_eos=True), "many")
+    for _ in range(3):
+        engine.step()
+    (new,) = enqueue(engine, [[3, 4]], GREEDY, "new")
+    engine.step()
+    assert {state.request.id for state in engine.scheduler.running} == {many, new}
+    finish(engine)
+
+
+def test_a_newcomer_s_prompt_is_computed_before_a_flow_s_second() -> None:
+    _, engine = engine_of(1000, max_batch=8, prefill_chunk=256)
+    enqueue(engine, [[1] * 500 for _ in range(4)], GREEDY, "bulk")
+    (new,) = enqueue(engine, [[3] * 100], GREEDY, "new")
+    engine.step()
+    begun = [state.request.id for state in engine.scheduler.running if state.sequence.num_output]
+    assert begun == [new]
+    finish(engine)
+
+
+def test_flows_of_one_sequence_do_not_starve_one_of_many() -> None:
+    """And of flows that have gone nothing is kept."""
+    _, engine = engine_of(1000, max_batch=1)
+    bulk = enqueue(engine, [[1, i] for i in range(4)], GREEDY, "bulk")
+    order: list[int] = []
+    for i in range(400):
+        if i % 4 == 0 and len(engine.scheduler) < 8:
+            enqueue(engine, [[2, 3]], GREEDY, object())
+        order += [output.request_id for output in engine.step() if output.choice is not None]
+        assert len(engine.scheduler.waiting._given) <= 9
+        if set(bulk) <= set(order):
+            break
+    assert set(bulk) <= set(order)
+    finish(engine)
+
+
 def test_a_full_queue_refuses() -> None:
     _, engine = engine_of(100, max_batch=2, max_queue=1)
     for _ in range(3):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from doubles import PieceTokenizer
-from forerun.engine.text import Detokenizer, TextStream, TokenTexts
+from forerun.engine.text import Detokenizer, StopStrings, TextStream, TokenTexts
 from small_tokenizers import END, TURN, byte_level, bytes_of, ids_of, sentence_piece
 
 BYTES = TokenTexts(PieceTokenizer.of_bytes())
@@ -57,7 +57,7 @@ def test_bytes_that_are_no_character_are_not_held_for_ever() -> None:
 
 def test_decoding_costs_the_same_however_long_the_text() -> None:
     tokenizer = PieceTokenizer.of_bytes()
-    stream = TextStream(TokenTexts(tokenizer), list(b"prompt"), ["never so"])
+    stream = TextStream(TokenTexts(tokenizer), list(b"prompt"), StopStrings(["never so"]))
     for token_id in list("lorem ipsum né ".encode()) * 200:
         stream.push([token_id])
     assert tokenizer.num_decoded < 8 * 16 * 200
@@ -87,7 +87,7 @@ def test_stop_strings_against_the_definition(stops: list[str], num_exempt: int) 
     for _ in range(300):
         ids = [rng.randrange(len(PIECES.pieces)) for _ in range(10)]
         count, text = naive(ids, stops, num_exempt)
-        stream, done, shown, stopped = TextStream(TEXTS, [], stops), 0, "", None
+        stream, done, shown, stopped = TextStream(TEXTS, [], StopStrings(stops)), 0, "", None
         for block in blocks(ids, rng.randrange(99)):
             found = stream.push(block, min(len(block), max(0, num_exempt - done)))
             shown += stream.take()
@@ -103,7 +103,7 @@ def test_stop_strings_against_the_definition(stops: list[str], num_exempt: int) 
 
 
 def test_what_may_become_a_stop_string_is_held_back() -> None:
-    stream = TextStream(BYTES, [], ["</end>"])
+    stream = TextStream(BYTES, [], StopStrings(["</end>"]))
     stream.push(list(b"one </e"))
     assert stream.take() == "one "
     stream.push(list(b"x two"))
@@ -140,7 +140,7 @@ def test_a_space_after_a_special_token_is_not_lost(special: str, size: int) -> N
         ids = ids_of(tokenizer, "\u2581hello", special, special, "\u2581world", special, "ld")
         assert streamed(tokenizer, ids_of(tokenizer, "\u2581a"), ids, size) == " hello worldld"
         assert streamed(tokenizer, ids_of(tokenizer, special), ids, size) == "hello worldld"  # nothing before it
-        stream = TextStream(TokenTexts(tokenizer), ids_of(tokenizer, "a"), ["o world"])
+        stream = TextStream(TokenTexts(tokenizer), ids_of(tokenizer, "a"), StopStrings(["o world"]))
         assert stream.push(ids) == 4
         assert stream.text == " hell"
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +19,9 @@ from hypothesis import given, strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from families import VOCAB, make_family
-from forerun import LLM
-from forerun.errors import ModelLoadError
+from families import FAMILIES, VOCAB, make_family
+from forerun import LLM, SamplingParams
+from forerun.errors import ModelLoadError, PromptError
 from forerun.models import Rows, find_tokenizer, load_draft_model, load_model, load_tokenizer
 from forerun.utils import json_file
 from fuzzing import examples, fails
@@ -69,6 +72,21 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) 
         ({"eos_token_id": [[1]]}, "eos_token_id"),
         ({"eos_token_id": 1.5}, "eos_token_id is 1.5"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps is -1e-06, but must be a number in 0..1"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf, but must be a number"),
+        ({"rope_theta": 0}, "rope_theta is 0, but must be a number of 1 or more"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}}, "rope_theta is nan"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": -1}}, "rope_parameters: rope_theta is -1"),
+        (
+            {"rope_parameters": {"rope_type": "../../x", "rope_theta": 1e4}},
+            "rope_type is '../../x', but must be default",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling: factor is 0"),
+        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor is 2.0"),
+        ({"sliding_window": 0}, "sliding_window is 0, but must be a whole number"),
+        ({"hidden_act": "eval"}, "hidden_act is 'eval', but must be an activation that Transformers has"),
+        ({"initializer_range": 1e300}, r"initializer_range is 1e\+300"),
+        ({"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers is 'x'"),
         ({"rope_parameters": 3}, "rope_parameters"),
         ({"layer_types": ["no_such_attention"] * 2}, "layer_types"),
         ({"hidden_act": "no_such_act"}, "no_such_act"),
@@ -151,9 +169,9 @@ def test_weights_are_not_rounded_in_silence(folder: Path, caplog: pytest.LogCapt
         ("tokenizer_config.json", NESTED, "nested too deeply"),
         ("tokenizer_config.json", "3", "must hold an object"),
         ("added_tokens.json", "{", "not JSON"),
-        ("tokenizer.json", "{", "no tokenizer could be read"),
-        ("tokenizer.json", NESTED, "no tokenizer could be read"),
-        ("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE"}}', "no tokenizer could be read"),
+        ("tokenizer.json", "{", "no tokenizer can be made of it"),
+        ("tokenizer.json", NESTED, "no tokenizer can be made of it"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE"}}', "no tokenizer can be made of it"),
     ],
 )
 def test_damaged_json(file: str, content: str | bytes, said: str, folder: Path) -> None:
@@ -194,6 +212,15 @@ def test_damaged_shard_index(index: str, said: str, folder: Path) -> None:
 def test_shards_are_read(folder: Path) -> None:
     _shard(folder, json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}))
     assert load_model(folder, "float32").num_layers == 2
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", WEIGHTS])
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_folder_or_a_pipe_in_place_of_a_file(name: str, make: Callable[[Path], None], folder: Path) -> None:
+    (folder / name).unlink()
+    make(folder / name)
+    with pytest.raises(ModelLoadError, match=re.escape(name)):
+        LLM(folder, None, dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -296,6 +323,25 @@ class TestFuzz:
         key = data.draw(st.sampled_from(sorted(json.loads(path.read_text(encoding="utf-8")))))
         change(path, **{key: data.draw(self.VALUES)})
         attempt(folder)
+
+    ODD = (None, 0, -1, 0.5, math.nan, math.inf, 1e-320, 1e300, 2**62, True, "x", "../../x", [], {})
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_every_value_of_a_configuration(self, family: str, tmp_path: Path) -> None:
+        """Check that a model either computes, or is refused when it is loaded."""
+        path = make_family(family, tmp_path) / "config.json"
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        for key in whole.keys() - {"model_type"}:
+            inner = whole[key] if isinstance(whole[key], dict) else {}
+            for value in (*self.ODD, *({**inner, name: odd} for name in inner for odd in self.ODD)):
+                path.write_text(json.dumps({**whole, key: value}), encoding="utf-8")
+                try:
+                    llm = LLM(path.parent, None, dtype="float32")
+                except ModelLoadError:
+                    continue
+                with contextlib.suppress(PromptError):  # a context of one token
+                    llm.generate([1, 2, 3], SamplingParams(max_tokens=2, temperature=0))
 
     def test_json_that_nobody_checks_is_found(
         self, healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -254,3 +254,12 @@ def test_tokens_outside_a_smaller_vocabulary_are_ignored():
     sequence = Sequence(0, [1, 65, 2], 1, params)
     distribution = LogitsPipeline(VOCAB, {90}).process(random_logits(1), [LogitsRow(sequence, [66])])
     assert math.isclose(float(distribution.exp().sum()), 1)
+
+
+def test_the_choices_of_a_request_share_its_bias() -> None:
+    params = SamplingParams(logit_bias={token: token / 7 for token in range(VOCAB)})
+    sequences = [Sequence(index, list(PROMPT), len(PROMPT), params, 0, 99) for index in range(3)]
+    pipeline, logits = LogitsPipeline(VOCAB, EOS), torch.randn(3, VOCAB)
+    adjusted = pipeline.adjust(logits, [LogitsRow(sequence) for sequence in sequences])
+    assert torch.equal(adjusted, logits + torch.arange(VOCAB).double().div(7).to(logits))
+    assert len({id(each.bias) for each in pipeline._penalties.values()}) == 1

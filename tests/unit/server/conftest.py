@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from serving import LIMIT, Served, fake_llm, serving
+from serving import JSON, LIMIT, Served, fake_llm, serving
 
 
 @pytest.fixture(scope="module")
@@ -25,5 +25,5 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url, timeout=LIMIT) as made:
+    with httpx.Client(base_url=served.url, timeout=LIMIT, headers=JSON) as made:
         yield made

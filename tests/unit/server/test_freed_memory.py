@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 import time
 
 import httpx
@@ -13,7 +16,7 @@ from serving import LIMIT, fake_llm, serving, until
 
 
 def test_only_after_requests_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory, "_malloc_trim", lambda: lambda _: 0)
+    monkeypatch.setattr(freed_memory, "_glibc", lambda _: lambda _: 0)
     memory, now = FreedMemory(), time.monotonic()
     later = [now + place * freed_memory._EVERY for place in range(1, 6)]
     monkeypatch.setattr(freed_memory.time, "monotonic", lambda: later[0])
@@ -35,8 +38,25 @@ def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_server_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setattr(freed_memory, "_EVERY", 0.0)
-    monkeypatch.setattr(freed_memory, "_malloc_trim", lambda: lambda _: given.append(1) or 1)
+    monkeypatch.setattr(freed_memory, "_glibc", lambda _: lambda _: given.append(1) or 1)
     with serving(fake_llm()) as served:
         body = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LIMIT):
             until(lambda: bool(given))
+
+
+SHARED = """
+import ctypes, threading
+from forerun.server.run import share_one_arena
+share_one_arena()
+threads = [threading.Thread(target=lambda: bytearray(10_000)) for _ in range(4)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+ctypes.CDLL(None).malloc_stats()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="another C library than glibc")
+def test_threads_share_one_arena() -> None:
+    told = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True)
+    assert told.stderr.count("Arena ") == 1

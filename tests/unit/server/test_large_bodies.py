@@ -13,11 +13,12 @@ import pytest
 
 from forerun.errors import RequestBodyError
 from forerun.server import body_inspector, service
-from forerun.server.body_inspector import BodyInspector, Limits, longest_token
+from forerun.server.body_inspector import BodyInspector, Limits
 from forerun.server.body_inspector_process import LENGTH, inspect, main
 from forerun.server.middleware import RateLimit
 from forerun.utils.json_file import Fields
-from serving import Served, fake_llm, serving
+from forerun.utils.vocabulary import longest_token
+from serving import JSON, Served, fake_llm, serving
 from small_tokenizers import byte_level
 
 LIMITS = Limits("it", 100, 5, 60)
@@ -29,8 +30,22 @@ def told(body: object) -> dict[str, Any]:
 
 def test_what_a_body_holds() -> None:
     found = told({"prompt": [[1, 2, 3], ["ab", "c"]], "stop": {"k": [True, 1]}, "n": 1})
-    assert found["fields"]["prompt"] == {"values": 8, "entries": 2, "characters": 3, "text": 2, "numbers": 3}
-    assert found["fields"]["stop"] == {"values": 4, "entries": 1, "characters": 1, "text": 0, "numbers": 0}
+    assert found["fields"]["prompt"] == {
+        "values": 8,
+        "entries": 2,
+        "longest": 0,
+        "characters": 3,
+        "text": 2,
+        "numbers": 3,
+    }
+    assert found["fields"]["stop"] == {
+        "values": 4,
+        "entries": 1,
+        "longest": 0,
+        "characters": 1,
+        "text": 0,
+        "numbers": 0,
+    }
     assert (found["is_object"], found["num_fields"]) == (True, 3)
     assert told([1])["is_object"] is False
     assert "not JSON" in inspect(b"{")["error"]
@@ -69,8 +84,7 @@ def test_what_may_be_served_is_let_through() -> None:
     ):
         LIMITS.check(Fields("it", told(body), RuntimeError))
     Limits("it", 100, None, 60).check(Fields("it", told({"prompt": "a" * 1000}), RuntimeError))
-    assert longest_token(None) is None
-    assert (longest_token(byte_level()) or 0) >= 1
+    assert longest_token(byte_level()) >= 1
 
 
 def test_bodies_are_answered_one_after_another() -> None:
@@ -102,9 +116,10 @@ def test_a_large_body_over_http(served: Served, monkeypatch: pytest.MonkeyPatch)
     url = f"{served.url}/v1/completions"
     refused = httpx.post(url, json={"prompt": list(range(100)) * 2000})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-    broken = httpx.post(url, content=b'{"prompt": "' + b"a" * (1 << 17))
+    broken = httpx.post(url, content=b'{"prompt": "' + b"a" * (1 << 17), headers=JSON)
     assert (broken.status_code, seen) == (400, [])
-    whole = httpx.post(url, content=json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 17))
+    content = json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 17)
+    whole = httpx.post(url, content=content, headers=JSON)
     assert (whole.status_code, len(seen)) == (200, 1)
     counted = httpx.post(f"{served.url}/tokenize", json={"prompt": "a" * (1 << 17)})
     assert counted.status_code == 200 and counted.json()["count"] > served.llm.target.context_length
@@ -122,5 +137,5 @@ def test_what_the_pace_takes_is_not_the_client_s_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RateLimit, "take", lambda self, size: waits.pop() if waits else 0.0)
     with serving(fake_llm(), body_timeout=0.9) as made:
         content = json.dumps({"prompt": "hello", "max_tokens": 2}).encode() + b" " * (1 << 21)  # in pieces
-        assert httpx.post(f"{made.url}/v1/completions", content=content, timeout=30).status_code == 200
+        assert httpx.post(f"{made.url}/v1/completions", content=content, headers=JSON, timeout=30).status_code == 200
     assert not waits

@@ -18,7 +18,7 @@ import pytest
 
 from forerun.server.options import ServerOptions
 from forerun.server.run import bound_socket
-from serving import LIMIT, Served, fake_llm, serving, until
+from serving import JSON, LIMIT, Served, fake_llm, serving, until
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
@@ -27,7 +27,10 @@ SHORT = {"prompt": "hello", "max_tokens": 3, "temperature": 0}
 
 @contextmanager
 def running(**options: Any) -> Iterator[tuple[Served, httpx.Client]]:
-    with serving(fake_llm(), **options) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as http:
+    with (
+        serving(fake_llm(), **options) as served,
+        httpx.Client(base_url=served.url, timeout=LIMIT, headers=JSON) as http,
+    ):
         yield served, http
 
 
@@ -63,7 +66,10 @@ def raw_post(served: Served, body: dict[str, Any], length: int | None = None) ->
     host, port = re.findall(r"//(.*):(\d+)", served.url)[0]
     connection = socket.create_connection((host, int(port)), timeout=LIMIT)
     content = json.dumps(body).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: it\r\nContent-Length: {length or len(content)}\r\n\r\n"
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length or len(content)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + content)
     return connection
 
@@ -83,9 +89,9 @@ def test_keys() -> None:
 def test_each_key_is_a_tenant_of_its_own() -> None:
     with running(api_key=("one", "two")) as (served, http):
         tenants = []
-        submit = served.service.thread.submit
-        served.service.thread.submit = lambda prompt, params, *rest, **more: (  # type: ignore[method-assign]
-            tenants.append(params.tenant) or submit(prompt, params, *rest, **more)  # type: ignore[func-returns-value]
+        enter = served.service.thread.enter
+        served.service.thread.enter = lambda request, *rest, **more: (  # type: ignore[method-assign]
+            tenants.append(request.params.tenant) or enter(request, *rest, **more)  # type: ignore[func-returns-value]
         )
         for key in ("one", "two", "one"):
             http.post(COMPLETIONS, json=SHORT, headers={"authorization": f"Bearer {key}"})
@@ -166,7 +172,7 @@ def test_a_request_that_takes_too_long() -> None:
         whole = http.post(COMPLETIONS, json=LONG)
         assert whole.status_code == 408 and whole.json()["error"]["type"] == "timeout_error"
         events = http.post(COMPLETIONS, json={**LONG, "stream": True}).text.strip().split("\n\n")
-        assert "[DONE]" not in events[-1] and "error" in json.loads(events[-1].removeprefix("data: "))
+        assert events[-1] == "data: [DONE]" and "error" in json.loads(events[-2].removeprefix("data: "))
         served.settle()
 
 

@@ -159,3 +159,14 @@ def test_the_openapi_schema_names_every_field(http: httpx.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     schema = paths[URL]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(schema["properties"]) == {*response_requests._SUPPORTED, *LABELS}
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+@pytest.mark.parametrize(
+    "field",
+    ['"user": [Infinity]', '"metadata": {"\\ud800": 1}', '"text": {"\\ud800": null, "format": {"type": "text"}}'],
+)
+def test_what_the_answer_cannot_repeat_is_refused(served: Served, field: str, stream: str) -> None:
+    content = f'{{"input": "hello", "max_output_tokens": 2, "stream": {stream}, {field}}}'
+    refused = httpx.post(served.url + URL, content=content, headers={"content-type": "application/json"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == field.split('"')[1]

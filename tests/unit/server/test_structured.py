@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 
-from serving import NAME, Served
+from forerun.sampling.grammar.compile import Grammars
+from serving import NAME, Served, fake_llm, serving
 
 pytest.importorskip("llguidance")
 
@@ -60,3 +61,20 @@ def test_what_is_refused(served: Served, http: httpx.Client) -> None:
             refused = http.post("/v1/chat/completions", json=body)
             assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"
     served.settle()
+
+
+def test_each_key_prepares_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time to the first token tells which schemas others use."""
+    made: list[str] = []
+    compiled = Grammars._compile
+    monkeypatch.setattr(
+        Grammars, "_compile", lambda self, grammar: made.append(grammar.text) or compiled(self, grammar)
+    )
+    body = {"messages": MESSAGES, "response_format": FORMAT, "max_tokens": 2}
+    with serving(fake_llm(), api_key=("one", "two")) as served:
+        numbers = []
+        for key in ("one", "one", "two", "two"):
+            headers = {"authorization": f"Bearer {key}"}
+            assert httpx.post(f"{served.url}/v1/chat/completions", json=body, headers=headers).status_code == 200
+            numbers.append(len(made))
+    assert numbers == [1, 1, 2, 2]

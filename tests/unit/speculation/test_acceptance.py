@@ -129,3 +129,9 @@ def test_probes_are_paid_for() -> None:
         if probes.due:
             made += probes.buy(0.0)
     assert made <= 5 + 100 // 8 + 1
+
+
+@pytest.mark.parametrize("batch", [1, 128, 2000])
+def test_more_rows_than_costs_are_kept_of(batch: int) -> None:
+    probability = min_acceptance_prob(0.1, [12] * batch, list(range(1025)), list(range(13)))
+    assert 0.0 <= probability <= 0.9

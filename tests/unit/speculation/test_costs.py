@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
 from forerun.speculation import CostModel, StoredCosts, cost_store
 from forerun.speculation.cost_model import Curve, bucket, rounded
+from forerun.utils.files import locked
 from forerun.utils.home import HOME_VARIABLE
 
 
@@ -121,7 +123,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cost_store, "_known", {})
     monkeypatch.setattr(cost_store, "_warned", set())
-    return tmp_path / "forerun" / "costs.json"
+    return tmp_path / "forerun" / "costs-3.json"
 
 
 def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +132,7 @@ def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert StoredCosts(("target", "drafter")).costs is first.costs
     first.save()
     StoredCosts(("target", "another")).save()
-    assert [file.name for file in home.parent.iterdir()] == ["costs.json"]
+    assert [file.name for file in home.parent.iterdir()] == ["costs-3.json"]
     monkeypatch.setattr(cost_store, "_known", {})
     assert StoredCosts(("target", "drafter")).costs.largest_draft == 3
     assert StoredCosts(("other target", "drafter")).costs.largest_draft == 0
@@ -215,8 +217,9 @@ def test_a_damaged_file_is_set_aside_with_one_warning(
     home.write_text(content)
     for name in ("a", "b"):
         assert StoredCosts((name,)).costs.largest_draft == 0
-    assert home.with_name("costs.json.damaged").read_text() == content
+    assert home.read_text() == content  # reading changes nothing
     StoredCosts(("a",)).save()
+    assert home.with_name("costs-3.json.damaged").read_text() == content
     assert json.loads(home.read_text())["version"] == 3
     assert [str(home) in record.getMessage() for record in caplog.records] == [True]
 
@@ -250,11 +253,36 @@ def test_any_damage_leaves_costs_that_can_be_used(home: Path, monkeypatch: pytes
         json.loads(home.read_text(), parse_constant=pytest.fail)
 
 
-def test_another_version_is_not_called_damaged(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_other_versions_stay(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     home.parent.mkdir()
-    home.write_text('{"version": 9, "entries": {}}')
-    assert StoredCosts(("a",)).costs.largest_draft == 0
-    assert home.exists() and not caplog.records
+    others = [home.with_name(name) for name in ("costs.json", "costs-9.json")]
+    for each in others:
+        each.write_text('{"version": 9, "entries": {}}')
+    stored = StoredCosts(("a",))
+    assert stored.costs.largest_draft == 0
+    stored.save()
+    assert [each.read_text() for each in others] == ['{"version": 9, "entries": {}}'] * 2
+    assert home.is_file() and not caplog.records
+
+
+def test_nobody_loses_what_others_write_meanwhile(home: Path) -> None:
+    def save(writer: int) -> None:
+        for number in range(12):
+            StoredCosts((f"{writer} {number}",)).save()
+
+    with ThreadPoolExecutor(3) as writers:  # the lock keeps threads apart as it does processes
+        list(writers.map(save, range(3)))
+    assert len(json.loads(home.read_text())["entries"]) == 36
+    assert [each.name for each in home.parent.iterdir()] == [home.name]
+
+
+def test_a_process_that_does_not_let_go_stops_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_store, "_LOCK_WAIT", 0.02)
+    with locked(home, ConfigError, wait=False):
+        StoredCosts(("a",)).save()
+    assert not home.exists()
+    StoredCosts(("a",)).save()
+    assert home.is_file()
 
 
 def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,13 +290,13 @@ def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     for folder in ("cache", "./cache", ""):
         monkeypatch.setenv("XDG_CACHE_HOME", folder)
-        assert cost_store.cache_file() == tmp_path / "user" / ".cache" / "forerun" / "costs.json"
+        assert cost_store.cache_file() == tmp_path / "user" / ".cache" / "forerun" / "costs-3.json"
     StoredCosts(("a",)).save()
     assert [each.name for each in tmp_path.iterdir()] == ["user"]
     monkeypatch.setenv(HOME_VARIABLE, "elsewhere")
-    assert cost_store.cache_file() == tmp_path / "elsewhere" / "costs.json"
+    assert cost_store.cache_file() == tmp_path / "elsewhere" / "costs-3.json"
     monkeypatch.setenv(HOME_VARIABLE, "~/mine")
-    assert cost_store.cache_file() == tmp_path / "user" / "mine" / "costs.json"
+    assert cost_store.cache_file() == tmp_path / "user" / "mine" / "costs-3.json"
 
 
 def test_a_switch_that_is_none_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from forerun.models import load_transformers_model
 from forerun.train.corpus import SourceFile, read_python_files, split
 from forerun.train.heads import commands
-from forerun.train.heads.target_states import COMPUTE, frozen_model
 from forerun.train.loop import Loop
 from tools.lm import Architecture, LmTraining
 
@@ -45,26 +42,6 @@ def number_of_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def float32_products() -> Iterator[None]:
-    """Train heads in float32: without instructions for bfloat16, a processor is several times as fast at it."""
-
-    def load(name: str, where: torch.device) -> Any:
-        return load_transformers_model(name, "float32").eval().requires_grad_(False).to(where)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(COMPUTE, "cpu", torch.float32)
-        patch.setattr(commands, "frozen_model", load)
-        yield
-
-
-@pytest.fixture
-def bfloat16_products(float32_products: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train heads in bfloat16, as users do."""
-    monkeypatch.setitem(COMPUTE, "cpu", torch.bfloat16)
-    monkeypatch.setattr(commands, "frozen_model", frozen_model)
 
 
 @pytest.fixture

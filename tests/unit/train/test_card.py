@@ -115,6 +115,7 @@ def test_a_draft_with_its_own_vocabulary_learns_from_samples(
     made("other-vocab", tmp_path / "other", *SMALL, *own)
     _, tokenizer = folder.load(tmp_path / "other")
     assert len(tokenizer) == 280 and any(name.startswith("samples/") for name in seen)
+    assert folder.read_record(tmp_path / "other")["kind"] == "draft with a vocabulary of its own"
 
 
 def test_folders_that_hold_no_model_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
 from forerun.models import Rows, load_draft_model
-from forerun.train import card as folder, commands
+from forerun.train import accelerator, card as folder, commands
 from forerun.train.corpus import SourceFile
 from forerun.train.data.packed import PackedDocument, PackedShard, pack
 from forerun.train.defaults import LOSSES, DraftTraining, LossName, Pruning
@@ -165,6 +166,7 @@ def test_a_pruned_draft_is_killed_resumed_saved_and_served(
     target: Path, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, draft = tmp_path / "whole", tmp_path / "draft"
+    monkeypatch.setattr(accelerator, "is_quick_at_bfloat16", lambda: False)
     commands.train_draft(whole, tmp_path / "a", target, source_folder, OPTIONS, COMMAND)
     original: Callable[..., float | Tensor] = Loop._step
 
@@ -185,7 +187,12 @@ def test_a_pruned_draft_is_killed_resumed_saved_and_served(
     changed = replace(OPTIONS, loss="forward-kl")
     with pytest.raises(ConfigError, match="loss was hybrid and is forward-kl"):
         commands.train_draft(draft, tmp_path / "b", target, source_folder, changed, COMMAND, resume=True)
+    monkeypatch.setattr(accelerator, "is_quick_at_bfloat16", lambda: True)  # a run keeps the type it began with
+    changed = replace(OPTIONS, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="dtype was float32 and is bfloat16"):
+        commands.train_draft(draft, tmp_path / "b", target, source_folder, changed, COMMAND, resume=True)
     commands.train_draft(draft, tmp_path / "b", target, source_folder, OPTIONS, COMMAND, resume=True)
+    assert folder.read_record(draft)["options"]["dtype"] == "float32"
     assert (draft / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
     stored, _ = folder.load(draft, torch.float32)
@@ -231,6 +238,32 @@ def test_packed_rows_are_learnt_from(
     )
     tokens = output_tokens_of(folder.load(tmp_path / "next")[0])
     assert tokens is not None and tokens.tolist() == [0, 7, 9]
+
+
+def test_a_draft_in_no_time_is_saved_and_one_without_held_out_rows_is_not_judged(
+    target: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    files: list[SourceFile],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console = Console(file=io.StringIO(), width=500)
+    monkeypatch.setattr(commands, "Console", lambda: console)
+    kept = [replace(each, held_out=False) for each in documents(tokenizer, files)]
+    made_from = {"tokenizer": fingerprint(tokenizer)}
+    rows = pack(kept, tmp_path / "rows", window=63, vocab_size=320, made_from=made_from)
+    hurried, out = replace(OPTIONS, minutes=1e-6, text_batch=2), tmp_path / "draft"
+    commands.train_draft(out, tmp_path / "a", target, rows.folder, hurried, COMMAND)
+    record, labels = folder.read_record(out), tmp_path / "a" / "samples"
+    assert record["stages"]["distillation"]["steps"] == 1 and len(list(labels.glob("*.tokens.npy"))) == 1
+    assert record["acceptance"] == [] and "nothing to judge by" in (out / "README.md").read_text()
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "ended by --minutes after step 1 of 8" in printed and "nothing to judge by" in printed
+    assert "0.000" not in printed and "bits per byte" not in (out / "README.md").read_text()
+    patient = replace(hurried, minutes=None)
+    commands.train_draft(out, tmp_path / "a", target, rows.folder, patient, COMMAND, resume=True)
+    assert folder.read_record(out)["stages"]["distillation"]["steps"] == 8
+    assert len(list(labels.glob("*.tokens.npy"))) == 1  # it learns from the rows that it began with
 
 
 def test_what_does_not_fit_together_is_refused(

@@ -14,9 +14,10 @@ from families import make_family
 from forerun.drafters.eagle.model import EagleModel
 from forerun.models import Model, Rows, load_model
 from forerun.speculation.predictor import StepCosts
-from forerun.train import eagle as eagle_kind
+from forerun.train.card import NOT_JUDGED
 from forerun.train.data.packed import NO_DOCUMENT, PackedDocument, PackedShard, pack
 from forerun.train.eagle import EagleHead, EagleKind
+from forerun.train.evaluate import acceptance_of
 from forerun.train.heads import evaluate as heads_evaluate
 from forerun.train.heads.card import HeadReport
 from forerun.train.heads.evaluate import HeldOut, answers_alone
@@ -82,8 +83,6 @@ def drafted(head: EagleModel, target: Model, text: list[int]) -> tuple[list[int]
 def test_chains_along_an_answer_are_those_that_are_drafted(
     target: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (heads_evaluate, eagle_kind):
-        monkeypatch.setattr(module, "COMPUTE", {"cpu": torch.float64})
     monkeypatch.setattr(heads_evaluate, "CONTEXTS", (0, 16, 32))
     texts = [greedy_text(target, seed) for seed in range(5)]
     counts = torch.bincount(torch.cat([torch.tensor(text) for text in texts]))
@@ -121,3 +120,15 @@ def test_the_predicted_speed_up_is_of_measured_steps() -> None:
     score = heads_evaluate.HeadScore(2, reached=[10, 5], accepted=[5, 4])
     speedups = HeadReport.of(score, costs).speedups
     assert speedups[1] == pytest.approx(1.5 * 10 / 13) and speedups[2] == pytest.approx(1.9 * 10 / 15)
+
+
+def test_nothing_is_said_of_what_could_not_be_judged() -> None:
+    costs = StepCosts(10.0, [9.0, 10.0, 11.0], [0.5, 2.0, 3.0], [0.5, 1.0, 1.0])
+    report = HeadReport.of(heads_evaluate.HeadScore(2), costs)
+    assert report.speedups == {} and report.lines() == [f"- Evaluation: {NOT_JUDGED}"]
+    assert report.record()["mean_acceptance_length"] is report.record()["overlap_at_temperature_1"] is None
+    drawn = heads_evaluate.HeadScore(2, starts=10, survived=[5.0, 4.0], documents=1)
+    report = HeadReport.of(drawn, costs)  # no answer is greedy
+    assert report.speedups[2] == pytest.approx(1.9 * 10 / 15) and report.record()["per_position"] is None
+    assert "on 0 of 1 held-out answers: nothing to judge by" in report.lines()[0]
+    assert acceptance_of([torch.ones(3)], 0.0, 4) == acceptance_of([], 1.0, 4) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import os
 import random
@@ -42,6 +44,7 @@ TINY = EagleTraining(
     num_draft_tokens=2,
     checkpoint_seconds=1e9,
     threads=1,
+    dtype="float32",
 )
 
 
@@ -61,7 +64,7 @@ def write_answers(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory, float32_products: None) -> PreparedRun:
+def start(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
     folder = tmp_path_factory.mktemp("eagle")
     return prepare_head(BUNDLED_TARGET, write_answers(folder / "answers.jsonl"), folder, EagleKind(TINY), QUIET)
 
@@ -129,6 +132,21 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint(start: 
     assert (tmp_path / CHECKPOINT).read_bytes() == poisoned != before
 
 
+def test_a_run_that_is_out_of_time_ends_with_its_schedule_and_an_evaluation(start: PreparedRun, tmp_path: Path) -> None:
+    head, console = fresh(start), Console(file=io.StringIO())
+    scores = []
+
+    def score(head: EagleHead) -> float:
+        scores.append(1.0)
+        return 1.0
+
+    kind = EagleKind(replace(TINY, evaluate_every=3))
+    state = train(head, start.target, start.rows, tmp_path, kind, console, score, time.monotonic())
+    assert state.step == 1 and state.scores == [(1, 1.0)] and (tmp_path / CHECKPOINT).exists()
+    assert "ended by --minutes after step 1 of 4; --resume goes on" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert train(head, start.target, start.rows, tmp_path, kind, QUIET, score).step == 4
+
+
 def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: PreparedRun, tmp_path: Path) -> None:
     scores = iter([1.2, 1.5, 1.4, 1.5, 1.3, 1.6])
     kept: list[dict[str, Tensor]] = []
@@ -144,10 +162,9 @@ def test_a_run_ends_by_its_evaluations_with_the_best_weights(start: PreparedRun,
     assert all(torch.equal(tensor, kept[1][name]) for name, tensor in head.state_dict().items())
 
 
-@pytest.mark.usefixtures("bfloat16_products")
 def test_the_command_writes_a_head_that_drafts_with_its_card(start: PreparedRun, tmp_path: Path) -> None:
     out, work = tmp_path / "head", tmp_path / "work"
-    options = replace(TINY, max_steps=1, evaluate_every=0)
+    options = replace(TINY, max_steps=1, evaluate_every=0, dtype="bfloat16")
     train_head(
         out,
         work,
@@ -162,9 +179,13 @@ def test_the_command_writes_a_head_that_drafts_with_its_card(start: PreparedRun,
     assert stored.config.layers == (2, 8, 16) and len(stored.tensors["norm.weight"]) == 256
     EagleModel(stored, start.inference_target)
     card = (out / "README.md").read_text()
-    assert "EAGLE-3 head" in card and "mean acceptance length" in card
+    assert "EAGLE-3 head" in card and "Predicted speed-up" in card
     record = json.loads((out / "training.json").read_text())
     assert record["training"]["steps"] == 1 and record["held_out"]["documents"] > 0
+    assert record["options"]["dtype"] == "bfloat16"
+    head = copy.deepcopy(start.head)
+    state = train(head, start.target, start.rows, tmp_path / "float32", EagleKind(options), QUIET, None)
+    assert state.losses[0] == pytest.approx(record["training"]["final_loss"], rel=0.01)
     with pytest.raises(ConfigError, match="holds another run"):
         train_head(out, work, BUNDLED_TARGET, start.rows.folder, EagleKind(options), "", resume=False, force=False)
     with locked(work, ConfigError, wait=False), pytest.raises(ConfigError, match="in use by another process"):

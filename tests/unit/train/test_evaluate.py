@@ -57,11 +57,11 @@ def test_expected_chains_multiply_overlaps() -> None:
 def test_a_model_accepts_everything_of_itself(temperature: float) -> None:
     model = build_model(TINY, 0, 0).float().eval()
     prompts = [list(range(5, 45)), list(range(3, 50)), [7, 8, 9]]
-    same = acceptance(model, model, prompts, temperature=temperature, new_tokens=24)
+    (same,) = acceptance(model, model, prompts, temperature=temperature, new_tokens=24)
     assert same.rate == pytest.approx(1.0, abs=1e-4) and same.mean_acceptance_length == pytest.approx(5, abs=1e-3)
     other = copy.deepcopy(model)
     other.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.roll(1, dims=0))
-    assert acceptance(model, other, prompts, temperature=temperature, new_tokens=24).rate < 0.9
+    assert acceptance(model, other, prompts, temperature=temperature, new_tokens=24)[0].rate < 0.9
 
 
 def test_text_counts_up_to_its_end() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from forerun.train import loop
 from forerun.train.checkpoint import CHECKPOINT, LoopState, save_checkpoint
 from forerun.train.corpus import SourceFile
-from forerun.train.loop import Loop
+from forerun.train.defaults import Optimisation
+from forerun.train.loop import Loop, StageProgress
+from forerun.train.optim import Float32Muon, Optimisers
 from tools import lm
 
 from .conftest import SHORT_RUN
@@ -57,6 +62,59 @@ def test_training_lowers_the_loss_and_leaves_no_half_written_checkpoint(
     _, _, state = lm.train(files, tmp_path, SHORT_RUN, QUIET)
     assert state.losses[-1] < state.losses[0]
     assert (tmp_path / CHECKPOINT).exists() and not list(tmp_path.glob("*.tmp"))
+
+
+def test_minutes_end_a_run_and_its_schedule(files: list[SourceFile], tmp_path: Path) -> None:
+    seen: list[float] = []
+    original = Loop._step
+
+    def step(self: Loop, batch, progress: float):
+        seen.append(progress)
+        time.sleep(0.1)
+        return original(self, batch, progress)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_step", step)
+        bounded = replace(SHORT_RUN, tokens=10**6, minutes=0.5 / 60)
+        _, _, state = lm.train(files, tmp_path, bounded, QUIET)
+    assert 1 < state.step < 8 and (tmp_path / CHECKPOINT).exists()
+    assert seen == sorted(seen) and 0.5 < seen[-1] < 1
+    assert lm.train(files, tmp_path, replace(bounded, tokens=1024, minutes=None), QUIET)[2].step == 8
+
+
+def test_a_pipe_gets_lines_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "PROGRESS_SECONDS", 0.05)
+    pipe, terminal = (Console(file=io.StringIO(), force_terminal=each) for each in (False, True))
+    for console in (pipe, terminal):
+        with StageProgress(console, "training", 1_000) as progress:
+            time.sleep(0.12)
+            progress.show(250, "loss 2.000")
+            time.sleep(0.12)
+    lines = pipe.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == "training: 0 of 1,000"
+    assert lines[-1].startswith("training: 250 of 1,000 · loss 2.000 · about ") and lines[-1].endswith(" s left")
+    shown = terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert "loss 2.000" in shown and "of 1,000" not in shown
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_muon_in_float32_is_pytorchs(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    first = torch.randn(shape)
+    ours, theirs = (torch.nn.Parameter(first.clone()) for _ in range(2))
+    optimisers = [kind([each], lr=0.1) for kind, each in ((Float32Muon, ours), (torch.optim.Muon, theirs))]
+    for _ in range(3):
+        ours.grad = theirs.grad = torch.randn(shape)
+        for each in optimisers:
+            each.step()
+    assert torch.allclose(ours, theirs, atol=0.01) and not torch.allclose(ours, first, atol=0.1)
+    optimisers[1].load_state_dict(optimisers[0].state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_a_quick_processor_gets_muon_in_bfloat16(dtype: torch.dtype) -> None:
+    kinds = {type(each) for each, _ in Optimisers(torch.nn.Linear(2, 2), Optimisation(), dtype)._all}
+    assert (Float32Muon in kinds) == (dtype == torch.float32) and len(kinds) == 2
 
 
 def test_several_workers_compute_the_gradient_of_one(files: list[SourceFile], tmp_path: Path) -> None:

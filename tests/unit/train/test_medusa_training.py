@@ -18,7 +18,6 @@ from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.medusa.config import RANKS, MedusaConfig
 from forerun.drafters.medusa.model import MedusaModel
 from forerun.models import Model, Rows, load_model
-from forerun.train import medusa as medusa_loss
 from forerun.train.data.packed import NO_DOCUMENT
 from forerun.train.heads.loss import step_weights
 from forerun.train.heads.module import HeadRows, head_rows
@@ -150,7 +149,6 @@ def test_a_shifted_implementation_is_another_one(mutant: str, target: Model, pac
 def test_the_loss_is_that_of_each_prediction_alone(
     kind: str, pace: str, target: Model, packed: Packed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(medusa_loss, "COMPUTE", {"cpu": torch.float64})
     head = random_medusa(target, **KINDS[kind])
     rows = head_rows(*packed, HEADS)
     states, of_target = states_of(target, head, rows), target.output_rows(vocabulary(head)).double()

@@ -132,9 +132,14 @@ def test_a_copys_size_is_judged_by_what_a_token_costs() -> None:
     untied = build_model(sizes, 0, 0)
     untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
     assert step_parameters(untied) == inner + 32_000 and step_parameters(untied, 100) == inner + 3_200
-    check_size(250, 1_000)
-    with pytest.raises(ConfigError, match=r"251 .* more than a quarter of its target's 1,000.*output_tokens"):
-        check_size(251, 1_000)
+    most = 4 * inner + 4 * 32 * 200
+    check_size(tied, most, 200)
+    with pytest.raises(
+        ConfigError, match=rf"more than a quarter of its target's {most:,}.*output_tokens to 200 at most"
+    ):
+        check_size(tied, most, 201)
+    with pytest.raises(ConfigError, match=rf"Without its output layer it has {inner:,}: keep fewer layers"):
+        check_size(tied, inner, 200)
 
 
 def test_a_start_with_other_tokens_is_refused() -> None:

@@ -226,12 +226,11 @@ def test_an_interrupt_while_sampling_begins_no_other_shard(tmp_path: Path, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(samples, "make_shard", draw)
-    monkeypatch.setattr(samples, "num_shards", lambda *_: 5_000)
     documents = [PackedDocument([1, 2, 3], [True] * 3)]
     rows = pack(documents, tmp_path / "rows", window=8, vocab_size=9, made_from={})
     target = lm.build_model(replace(TINY, num_layers=1), 0, 0)
     with pytest.raises(KeyboardInterrupt):
-        sample_all(target, rows, tmp_path, DraftTraining(threads=1), done)
+        sample_all(target, rows, tmp_path, DraftTraining(threads=1), done, 5_000)
     assert len(drawn) < 5_000
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, LLMOptions, comma_list
+from forerun.cli.options import DRAFTERS_HELP, WORKLOAD_FILE, LLMOptions, comma_list, set_threads
 from forerun.cli.output import log_memory_plan, terminal_width
 from forerun.config import AUTO, OFF, NumDraftTokens
 from forerun.errors import ConfigError
@@ -104,14 +104,6 @@ def begin(threads: int | None, json: Path | None) -> Watch:
     watch = Watch.begin()
     set_threads(threads)
     return watch
-
-
-def set_threads(threads: int | None) -> None:
-    """Set torch's number of threads; None leaves it."""
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def check_json(path: Path | None, flag: str = "--json") -> None:

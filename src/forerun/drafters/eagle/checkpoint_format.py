@@ -139,12 +139,15 @@ def _flags(settings: Fields) -> dict[str, bool]:
 
 
 def _layers(settings: Fields, num_layers: int | None) -> tuple[int, ...]:
-    """Return the layers whose inputs are fused. Where none are named they are EAGLE's: 2, L // 2, L - 3."""
+    """Return the layers whose inputs are fused. Where none are named they are EAGLE's: 2, L // 2, L - 3.
+
+    Programs fuse a layer once that these name twice, as they do of a target of six layers.
+    """
     eagle: Fields | None = settings.fields("eagle_config", None)
     found = settings.list_of(LAYER_IDS, int, None) or (eagle or settings).list_of(LAYER_IDS, int, None)
     if not found:
         count = _needed(settings, num_layers)
-        found = [2, count // 2, count - 3]
+        found = sorted({2, count // 2, count - 3})
     return fused_layers(settings, found, num_layers, _OTHER_HEAD)
 
 
@@ -152,7 +155,7 @@ def _needed(settings: Fields, num_layers: int | None) -> int:
     if num_layers is None:
         raise ModelLoadError(
             f"{settings.place}: which states of its target the head reads depends on the target's number of layers. "
-            "Give the target too."
+            "Give the target too (--model)."
         )
     return num_layers
 

@@ -32,7 +32,7 @@ from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantize import QuantizedWeight, quantize_int8
 from forerun.utils.files import digest, new_files, whole_folder, write_bytes, write_json
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
-from forerun.utils.json_file import ErrorType, Fields
+from forerun.utils.json_file import ErrorType, Fields, open_regular
 
 _CODES, _SCALE = ".codes", ".scale"
 """Suffixes of a quantized matrix's tensors: NAME.codes [out, in] uint8 and NAME.scale [out, 1] float32."""
@@ -241,9 +241,11 @@ def _read(folder: Path, settings: Fields) -> StoredHead[HeadConfig]:
     if version != FORMAT_VERSION:
         raise ModelLoadError(f"{settings.place}: format_version is {version}, not {FORMAT_VERSION}. {_NEWER}")
     try:
-        weights = path.read_bytes()
-    except OSError as failure:
-        raise ModelLoadError(f"{path} cannot be read: {failure.strerror or failure}. {REMEDY}") from None
+        with open_regular(path) as file:
+            weights = file.read()
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or failure
+        raise ModelLoadError(f"{path} cannot be read: {reason}. {REMEDY}") from None
     if settings.string("checksum") != _checksum(settings.values, weights):
         raise ModelLoadError(f"{source} is damaged: {CONFIG} and {WEIGHTS} are not as they were written. {REMEDY}")
     config = _config(settings.fields("head"), kind)

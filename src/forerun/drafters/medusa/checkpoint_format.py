@@ -72,7 +72,7 @@ def medusa_config_of(settings: Fields, num_layers: int | None) -> MedusaConfig:
     if num_layers is None:
         raise ModelLoadError(
             f"{settings.place}: which state of its target Medusa heads read depends on the target's number of layers. "
-            "Give the target too."
+            "Give the target too (--model)."
         )
     vocab = settings.integer("vocab_size", low=1)
     try:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import ConfigError
 from forerun.utils.files import digest, file_digest, write_bytes
-from forerun.utils.json_file import Fields
+from forerun.utils.json_file import Fields, open_regular
 
 # The suffix array is sorted by prefix doubling (Manber and Myers, 1993) in whole-array operations: where the first h
 # tokens are ranked, one sort ranks up to 2 h. It is sorted only as deep as retrieval reads, since repeated files make
@@ -193,11 +193,11 @@ def read_header(path: Path) -> tuple[IndexHeader, int]:
         ConfigError: no such file; not an index; of another version; damaged or cut short.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             line = file.readline(_MAX_HEADER)
             size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise ConfigError(f"The index {path} cannot be read: {error.strerror}. {_REBUILD}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The index {path} cannot be read: {error}. {_REBUILD}") from None
     if not line.startswith(_START):
         raise ConfigError(f"{path} is not an index of forerun (its first bytes are {line[:16]!r}). {_REBUILD}")
     values = Fields.parse(line, f"The index {path} is damaged: its header", ConfigError, remedy=_REBUILD)

@@ -157,7 +157,9 @@ def to_forerun_error(error: BaseException) -> BaseException:
     if "BackPressureError" in names:
         return QueueFullError("All replicas are busy, and as many requests wait as may. Send it again later.")
     if _LOST & names:
-        why = " for lack of memory" if "OutOfMemoryError" in names or "OOM" in str(error) else ""
+        why = " (it was killed or has crashed)" if "OOM killer" in str(error) else ""  # Ray names what it may have been
+        if "OutOfMemoryError" in names or "running low on memory" in str(error):
+            why = " for lack of memory"
         return ReplicaError(
             f"The replica that computed the request has ended{why} before its answer was complete. Send it again."
         )

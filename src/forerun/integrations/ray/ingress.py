@@ -14,12 +14,13 @@ from starlette.responses import JSONResponse
 
 from forerun.errors import ReplicaError, RequestBodyError
 from forerun.integrations.ray.affinity import prefix_of
-from forerun.integrations.ray.messages import LOG_FIELDS, ForwardedRequest
+from forerun.integrations.ray.messages import LOG_FIELDS, PROGRESS, ForwardedRequest
 from forerun.server.app import with_middleware
 from forerun.server.completions import while_connected
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.middleware import Message, Receive, Scope, Send
 from forerun.server.options import ServerOptions
+from forerun.server.progress import StreamState
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.responses_api import RESPONSES_URL
 from forerun.server.service import parsed_body
@@ -27,6 +28,8 @@ from forerun.server.service import parsed_body
 SESSION_HEADER = b"x-session-id"
 """Ray Serve's own name of the header."""
 _FORWARDED = (b"content-type", b"accept")
+_MOST_REPLICAS = 3
+"""Replicas that a request is sent to, one after another as they end: the request may be the cause."""
 _START_TIMEOUT = 30.0
 """Seconds in which a replica must show that it computes a request; none does while all are restarting."""
 _SUMMARY_TIMEOUT = 5.0
@@ -83,7 +86,12 @@ class Ingress:
 
 @dataclass(slots=True)
 class _Relay:
-    """One request, sent to a replica, and its answer, sent to the client."""
+    """One request, sent to a replica, and its answer, sent to the client.
+
+    Attributes:
+        finished: the last event of the stream has been sent.
+        complete: the answer is.
+    """
 
     replicas: Any
     request: ForwardedRequest
@@ -92,34 +100,51 @@ class _Relay:
     head: Message | None = None
     begun: bool = False
     streams: bool = False
-    num_events: int = 0
+    finished: bool = False
     complete: bool = False
 
     async def run(self, start_timeout: float) -> None:
-        """Forward the whole answer.
+        """Forward the whole answer: where a replica ends, another one goes on.
 
         Raises:
             Exception: the request failed before any part of the answer was forwarded.
         """
-        try:
-            async with aclosing(self.replicas.answer(self.request)) as messages:
-                try:
-                    async with asyncio.timeout(start_timeout):
-                        await self._forward(await anext(messages))
-                except TimeoutError:
-                    raise ReplicaError(
-                        f"No replica has taken the request within {start_timeout:g} seconds. Send it again later."
-                    ) from None
-                async for batch in messages:
-                    await self._forward(batch)
-            if not self.complete:
-                raise ReplicaError("The replica has ended before its answer was complete. Send the request again.")
-        except Exception as error:
-            if not (self.begun and self.streams) or self.complete:
-                raise
-            self.log_fields["error"] = type(error).__name__
-            body = self._last_event(error)
-            await self.send({"type": "http.response.body", "body": body, "more_body": False})
+        for left in reversed(range(_MOST_REPLICAS)):
+            try:
+                await self._attempt(start_timeout)
+                return
+            except TimeoutError:
+                failure: Exception = ReplicaError(
+                    f"No replica has taken the request within {start_timeout:g} seconds. Send it again later."
+                )
+                break
+            except Exception as error:
+                failure = error
+                if self.finished or self.complete or not (left and isinstance(error, ReplicaError)):
+                    break
+                self.log_fields["lost_replicas"] = _MOST_REPLICAS - left
+        if not (self.begun and self.streams) or self.complete:
+            raise failure
+        body = b""
+        if not self.finished:
+            self.log_fields["error"] = type(failure).__name__
+            body = self._last_events(failure)
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _attempt(self, start_timeout: float) -> None:
+        """Forward the rest of the answer from one replica.
+
+        Raises:
+            TimeoutError: none has taken the request.
+            ReplicaError: it has ended before.
+        """
+        async with aclosing(self.replicas.answer(self.request)) as messages:
+            async with asyncio.timeout(start_timeout):
+                await self._forward(await anext(messages))
+            async for batch in messages:
+                await self._forward(batch)
+        if not self.complete:
+            raise ReplicaError("The replica has ended before its answer was complete. Send the request again.")
 
     async def _forward(self, messages: list[Message]) -> None:
         for message in messages:
@@ -127,6 +152,11 @@ class _Relay:
             if kind == LOG_FIELDS:
                 self.log_fields.update(message["fields"])
             elif kind == "http.response.start":
+                if self.begun and message["status"] != 200:
+                    raise ReplicaError(
+                        f"The replica that computed the stream has ended, and another one has refused the rest with "
+                        f"status {message['status']}. Send the request again."
+                    )
                 self.head = message  # held back until there is a body, so that a failure until then has its own status
                 self.streams = dict(message["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
             else:
@@ -134,18 +164,21 @@ class _Relay:
                     assert self.head is not None
                     self.begun = True
                     await self.send(self.head)
-                body = message.get("body", b"")
-                self.num_events += body.startswith((b"event:", b"data:"))
+                if self.streams and PROGRESS in message:
+                    progress = message.pop(PROGRESS)
+                    self.finished = progress is None
+                    if progress is not None:
+                        self.request.stream.advance(progress)
                 self.complete = not message.get("more_body", False)
                 await self.send(message)
 
-    def _last_event(self, error: Exception) -> bytes:
-        """Return the event that ends a stream with an error."""
+    def _last_events(self, error: Exception) -> bytes:
+        """Return the events that end a stream with an error."""
         body = error_response(error)[1]
         if self.request.path != RESPONSES_URL:
-            return b"data: " + _compact(body) + b"\n\n"
+            return b"data: " + _compact(body) + b"\n\ndata: [DONE]\n\n"
         details = body["error"]
-        event = {"type": "error", "sequence_number": self.num_events}
+        event = {"type": "error", "sequence_number": self.request.stream.num_events}
         event |= {name: details[name] for name in ("code", "message", "param")}
         return b"event: error\ndata: " + _compact(event) + b"\n\n"
 
@@ -164,6 +197,7 @@ async def _forwarded(request: Request) -> ForwardedRequest:
         request_id=request.state.request_id,
         tenant=tenant,
         prefix=prefix_of(await _parsed(content), tenant, session),
+        stream=StreamState(),
     )
 
 
@@ -172,7 +206,7 @@ async def _parsed(content: bytes) -> Any:
     if not content:
         return None
     try:
-        return await parsed_body(content)
+        return await parsed_body(content, lambda value: value)
     except RequestBodyError:
         return None
 

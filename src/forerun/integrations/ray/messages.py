@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from forerun.server.progress import StreamState
+
 LOG_FIELDS = "forerun.log_fields"
 """The type of the last message of an answer: its `fields` are added to the log line of the request."""
+PROGRESS = "forerun.progress"
+"""The key of a stream's events in their message: a `Progress`; None with the last ones."""
 
 
 class Prefix(NamedTuple):
@@ -27,6 +31,7 @@ class ForwardedRequest(NamedTuple):
 
     Attributes:
         tenant: owner of the request, by its key.
+        stream: what other replicas, which have ended, have sent of the answer.
     """
 
     method: str
@@ -37,3 +42,4 @@ class ForwardedRequest(NamedTuple):
     request_id: str
     tenant: str | None
     prefix: Prefix
+    stream: StreamState

@@ -44,11 +44,30 @@ class WorkerPool:
             self._add()
 
     def load(self) -> None:
-        """Wait until all workers have loaded the model. Raises what one of them fails with."""
-        try:
-            ray.get([worker.load.remote() for worker in self._workers.values()])
-        except Exception as error:
-            raise to_forerun_error(error) from None
+        """Wait until all workers have loaded the model; those that die are replaced.
+
+        Raises:
+            ReplicaError: several have died.
+            Exception: raised by a worker.
+        """
+        loading = {worker.load.remote(): number for number, worker in self._workers.items()}
+        num_deaths = 0
+        while loading:
+            (ready, *_), _ = ray.wait([*loading], num_returns=1)
+            number = loading.pop(ready)
+            try:
+                ray.get(ready)
+            except Exception as error:
+                failure, num_deaths = to_forerun_error(error), num_deaths + 1
+                if not isinstance(failure, ReplicaError):
+                    raise failure from None
+                if num_deaths == _MOST_DEATHS:
+                    raise ReplicaError(
+                        f"{_MOST_DEATHS} workers have ended while they loaded the model. If memory is short, give "
+                        "fewer --replicas."
+                    ) from None
+                worker = self._replace(number)
+                loading[worker.load.remote()] = self._num_started - 1
 
     def run(self, jobs: Iterator[ByteRange]) -> Iterator[Any]:
         """Yield the results of the jobs, in the order of their completion.
@@ -99,9 +118,14 @@ class WorkerPool:
                     "answers so far are kept, and the same command resumes. If memory is short, give fewer --replicas."
                 )
             self._lost.append(job)
-        del self._workers[gone]
-        self._add()
+        self._replace(gone)
 
-    def _add(self) -> None:
-        self._workers[self._num_started] = self._start()
+    def _replace(self, gone: int) -> Any:
+        """Start a worker in place of a dead one, and return it."""
+        del self._workers[gone]
+        return self._add()
+
+    def _add(self) -> Any:
+        worker = self._workers[self._num_started] = self._start()
         self._num_started += 1
+        return worker

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
-from forerun.integrations.ray.messages import LOG_FIELDS, ForwardedRequest
+from forerun.integrations.ray.messages import LOG_FIELDS, PROGRESS, ForwardedRequest
 from forerun.server.app import make_app
 from forerun.server.middleware import App, Message
 from forerun.server.service import Service
@@ -16,6 +16,7 @@ _KEEP_ALIVE_AFTER = 5.0
 """Seconds without an answer after which a replica shows that it computes the request."""
 _ABORT_TIMEOUT = 1.0
 """Seconds in which an abandoned request may end by itself."""
+_EVENT = (b"data:", b"event:")
 
 
 class Replica:
@@ -80,6 +81,8 @@ class Replica:
         disconnected: asyncio.Event,
     ) -> None:
         """Call the application with the request; put its messages and then None into the outbox."""
+        state: dict[str, Any] = {"log_fields": log_fields, "request_id": request.request_id}
+        state |= {"tenant": request.tenant, "stream": request.stream}
         body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
         async def receive() -> Message:
@@ -89,15 +92,17 @@ class Replica:
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
+            if message.get("body", b"").startswith(_EVENT):  # not a ping, which may come before them
+                message[PROGRESS] = state.pop("progress", None)
             outbox.put_nowait(message)
 
         try:
-            await self._app(_scope(request, log_fields), receive, send)
+            await self._app(_scope(request, state), receive, send)
         finally:
             outbox.put_nowait(None)
 
 
-def _scope(request: ForwardedRequest, log_fields: dict[str, Any]) -> dict[str, Any]:
+def _scope(request: ForwardedRequest, state: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -111,5 +116,5 @@ def _scope(request: ForwardedRequest, log_fields: dict[str, Any]) -> dict[str, A
         "headers": [*request.headers],
         "client": None,
         "server": None,
-        "state": {"log_fields": log_fields, "request_id": request.request_id, "tenant": request.tenant},
+        "state": state,
     }

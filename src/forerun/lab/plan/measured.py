@@ -25,6 +25,7 @@ from forerun.lab.plan.shapes import model_shape
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.speculation.predictor import StepCosts
 from forerun.utils import workloads
+from forerun.utils.device import is_quick_at_bfloat16
 from forerun.utils.machine import model as processor_name, total_memory
 
 _SIZES = (4, 16, 64, 256)
@@ -56,7 +57,9 @@ def read_bandwidth(size: int) -> float:
 
 
 def product_flops(dtype: torch.dtype) -> float:
-    """Measure the operations per second of a product of matrices."""
+    """Measure the operations per second of a product of matrices; of float32 where bfloat16 is computed by it."""
+    if dtype == torch.bfloat16 and not is_quick_at_bfloat16():
+        dtype = torch.float32
     matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
     return 2 * _SIDE**3 / _seconds(partial(torch.matmul, matrix, matrix))
 
@@ -112,7 +115,7 @@ def _seconds(work: Callable[[], object]) -> float:
 NGRAM_DRAFTER = "suffix"
 """Measured for drafts without a model."""
 MOST = 8
-"""Largest K that is measured."""
+"""Largest K that is measured unless the table has a larger one."""
 CONTEXT = 256
 TOKENS = 24
 _ARGUMENTS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None)} | {
@@ -143,5 +146,5 @@ def measured_steps(model: str, draft: str | None, options: PlanOptions) -> StepC
     most = min(CONTEXT, options.context, target.context_length // 2)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     with torch.inference_mode():
-        count = min(MOST, options.num_draft_tokens)
+        count = options.most if options.table else min(MOST, options.most)
         return step_costs(target, tokenizer, lambda: drafter, count, prompt[:most], params)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from forerun.errors import ConfigError
 from forerun.utils.fields import Checked, option
 
 PRECISIONS: Mapping[str, float] = {
@@ -39,7 +40,28 @@ class PlanOptions(Checked):
         low=0,
         default_text=f"{USUAL_SYNCHRONISATION[0]:g}, where there are several",
     )
+    table: Sequence[int] = option((), "K of a row of the table.", low=1, high=128, default_text="the usual ones")
+    step_ms: Mapping[int, float] = option(
+        {},
+        "Milliseconds of a step with K draft tokens, measured elsewhere: 0=MS is plain decoding.",
+        metavar="K=MS",
+        default_text="computed",
+    )
     price: float | None = option(None, "Price of an hour of all devices together.", low=0, default_text="not counted")
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        given = self.step_ms
+        if given and (0 not in given or min(given) < 0 or len(given) < 2 or not all(ms > 0 for ms in given.values())):
+            raise ConfigError(
+                f"step_ms is {dict(given)}, but must be milliseconds above 0 of a plain step, 0=MS, and of steps with "
+                "drafts, K=MS."
+            )
+
+    @property
+    def most(self) -> int:
+        """Return the largest K that is looked at."""
+        return max(self.table or self.step_ms or (self.num_draft_tokens,))
 
     @property
     def synchronisation(self) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from forerun.errors import ConfigError
 from forerun.lab.plan.machines import Machine, Placed, roofline_costs
@@ -11,9 +14,9 @@ from forerun.lab.plan.options import PRECISIONS, PlanOptions
 from forerun.lab.plan.shapes import ModelShape
 from forerun.speculation.predictor import ChainAcceptance, SpeedPrediction, StepCosts
 
-MEASURED, CALIBRATED, BOUND = "measured", "calibrated", "bound"
-"""Where the seconds come from: steps of these models in the engine here; a roofline with costs of layers, rows and
-steps that were measured here; a roofline alone."""
+MEASURED, GIVEN, CALIBRATED, BOUND = "measured", "given", "calibrated", "bound"
+"""Where the seconds come from: steps of these models in the engine here; the user; a roofline with costs of layers,
+rows and steps that were measured here; a roofline alone."""
 _FULL = 4.0
 
 
@@ -49,7 +52,7 @@ class SpeculationPlan:
     """A prediction of memory, costs and speeds.
 
     Attributes:
-        source: MEASURED, CALIBRATED or BOUND.
+        source: MEASURED, GIVEN, CALIBRATED or BOUND.
         batch: sequences of a step, each of which gives a step's tokens.
         price: of an hour.
     """
@@ -122,7 +125,9 @@ def make_plan(
     placed = Placed(target, machine, weight, cache, options.tensor_parallel, options.synchronisation)
     beside = None if draft is None else Placed(draft, machine, drafted, cache)
     source = MEASURED if costs is not None else BOUND if machine.overheads is None else CALIBRATED
-    costs = costs or roofline_costs(placed, beside, options.batch, options.context, options.num_draft_tokens)
+    if options.step_ms:
+        source, costs = GIVEN, given_costs(options.step_ms)
+    costs = costs or roofline_costs(placed, beside, options.batch, options.context, options.most)
     positions = options.batch * options.context
     memory = MemoryEstimate(
         placed.weights,
@@ -132,7 +137,19 @@ def make_plan(
         None if machine.memory is None else machine.memory * options.tensor_parallel,
     )
     prediction = SpeedPrediction.of(costs, acceptance.gains(costs.most))
+    if options.step_ms:
+        prediction = replace(
+            prediction, by_k=tuple(e for e in prediction.by_k if e.num_draft_tokens in options.step_ms)
+        )
     return SpeculationPlan(target, draft, machine.name, source, memory, costs, prediction, options.batch, options.price)
+
+
+def given_costs(step_ms: Mapping[int, float]) -> StepCosts:
+    """Return the costs of steps of which some are known; others lie on a line between. step_ms: K -> milliseconds."""
+    points = sorted(step_ms)
+    steps = np.interp(range(points[-1] + 1), points, [step_ms[k] / 1000 for k in points]).tolist()
+    nothing = [0.0] * len(steps)
+    return StepCosts(steps[0], steps, nothing, nothing)
 
 
 def _bytes_of(precision: str, flag: str) -> float:

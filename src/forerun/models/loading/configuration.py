@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from forerun.errors import UnsupportedModelError
+from forerun.utils.json_file import Fields
 
 UNLIMITED = 2**20
 """Positions of a model whose configuration sets no limit."""
@@ -13,6 +18,28 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"
 OUTPUT_TOKENS = "output_token_ids"
 """Key of config.json, of forerun's: the tokens that the output layer was trained to propose. All others have no
 probability, and their rows are not computed. The folder holds the whole layer, and is an ordinary one to others."""
+_SMALLEST = 1e-6
+_SIZES = (
+    *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "head_dim"),
+    *("num_attention_heads", "n_heads", "n_head", "num_key_value_heads"),
+)
+_NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_MAX_LAYERS = 1 << 16
+"""Configurations make lists of as many entries; no model has a hundredth of that."""
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    (r"(^|_)(eps|epsilon)$", 0.0, 1.0),
+    (r"^(rope_theta|rope_local_base_freq|rotary_emb_base)$", 1, math.inf),
+    (r"^(partial_rotary_factor|rotary_pct)$", _SMALLEST, 1.0),
+    (r"softcap|^(query_pre_attn_scalar|logits_scaling|factor|attention_factor)$", _SMALLEST, math.inf),
+    (r"^(beta_fast|beta_slow|low_freq_factor|high_freq_factor)$", _SMALLEST, 1e9),
+)
+"""Pattern of a key, and the least and the largest number that a model can be computed with."""
+_COUNTS = re.compile(r"^(sliding_window|n_group|topk_group|num_experts_per_tok|original_max_position_embeddings)$")
+_ACTIVATION = re.compile(r"^(hidden_act|hidden_activation|mlp_hidden_act|activation_function)$")
+_ROPE, _ROPE_TYPES = ("rope_parameters", "rope_scaling"), {"default", "mrope", "su"}
+"""The last two are names that Transformers reads as others."""
+_LARGEST = 3.5e38
+"""A larger number is infinite in float32."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -26,6 +53,66 @@ def refuse_unservable(config: Any, name: str) -> None:
     else:
         return
     raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {reason}.")
+
+
+def check_values(fields: Fields) -> None:
+    """Raise ModelLoadError, with key and value, for what no model can be computed with: Transformers uses most of it
+    unchecked.
+
+    fields: a configuration, as Transformers writes it.
+    """
+    for key in (*_SIZES, *CONTEXT_KEYS):
+        if not isinstance(fields.values.get(key), list):  # a value for each layer
+            fields.integer(key, None, low=1)
+    for key in _NUMBERS_OF_LAYERS:
+        fields.integer(key, None, low=1, high=_MAX_LAYERS)
+    fields.integer("num_nextn_predict_layers", None, low=0, high=_MAX_LAYERS)
+    for key in ("dtype", "torch_dtype"):
+        name = fields.string(key, "float32")
+        if name != "auto" and not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
+            raise fields.wrong(key, "a number format of torch, such as bfloat16")
+    token_ids(fields)
+    _check_numbers(fields)
+    for key in _ROPE:
+        if (rope := fields.fields(key, None)) is not None:
+            kinds = [key for key, value in rope.values.items() if isinstance(value, dict)]  # one for each kind of layer
+            for part in [rope.fields(kind) for kind in kinds] or [rope]:
+                _check_rope(part)
+
+
+def _check_numbers(fields: Fields) -> None:
+    from transformers.activations import ACT2FN
+
+    for key, value in fields.values.items():
+        if isinstance(value, float):
+            fields.number(key, low=-_LARGEST, high=_LARGEST)
+        for pattern, low, high in _RANGES:
+            if re.search(pattern, key):
+                fields.number(key, None, low, high)
+        if _COUNTS.search(key) and fields.values.get("use_sliding_window") is not False:
+            fields.integer(key, None, low=1, high=2**62)
+        if _ACTIVATION.search(key) and value is not None and fields.string(key) not in ACT2FN:
+            raise fields.wrong(key, "an activation that Transformers has, such as silu")
+
+
+def _check_rope(rope: Fields) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    _check_numbers(rope)
+    for key in ("rope_type", "type"):
+        if key in rope and rope.string(key) not in _ROPE_TYPES | ROPE_INIT_FUNCTIONS.keys():
+            raise rope.wrong(key, f"default, {', '.join(ROPE_INIT_FUNCTIONS)}")
+    for key in ("short_factor", "long_factor"):
+        if min(rope.list_of(key, float, [1.0])) < _SMALLEST:
+            raise rope.wrong(key, "a list of positive numbers")
+
+
+def token_ids(fields: Fields) -> list[int] | None:
+    """Return `eos_token_id` as a list; None if it is not set."""
+    if isinstance(fields.values.get("eos_token_id"), list):
+        return fields.list_of("eos_token_id", int)
+    single = fields.integer("eos_token_id", None)
+    return None if single is None else [single]
 
 
 def context_length(config: Any) -> int:

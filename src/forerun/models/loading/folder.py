@@ -90,11 +90,14 @@ class ModelFolder:
         """Return the folder of a bundled model, a local folder, or, for a string, that of a hub id.
 
         Raises:
-            ModelLoadError: there is none.
+            ModelLoadError: there is none, or something in it is neither a file nor a folder.
         """
         text = str(BUNDLED_MODELS.get(str(name), name))
         path = local_path(text)
         if path.is_dir():
+            for each in path.iterdir():
+                if each.exists() and not (each.is_file() or each.is_dir()):  # reading a pipe waits for its other end
+                    raise ModelLoadError(f"{each}: it is a pipe or a device. Put a file there, or take it away.")
             return cls(str(name), path)
         if isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or path.exists():
             raise ModelLoadError(
@@ -175,6 +178,9 @@ class ModelFolder:
 
     def _no_weights(self) -> ModelLoadError:
         others = sorted(path.name for path in self.path.glob("*.safetensors"))
+        odd = next((name for name in others if not (self.path / name).is_file()), None)
+        if odd is not None:
+            return ModelLoadError(f"{self.path / odd}: it is not a regular file. {REMEDY}")
         if others:
             return ModelLoadError(
                 f"model folder {self.name} has {others[0]}, but no {WEIGHTS}, and no {INDEX} that names it. {REMEDY}"

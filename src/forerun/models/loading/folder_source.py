@@ -13,7 +13,7 @@ import torch
 from forerun.config import QUANTISATIONS
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
-from forerun.models.loading.configuration import CONTEXT_KEYS, OUTPUT_TOKENS, token_ids_of
+from forerun.models.loading.configuration import OUTPUT_TOKENS, check_values, token_ids, token_ids_of
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, ModelFolder
 from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
 from forerun.models.loading.quantized_tensors import QuantizedTensors
@@ -23,15 +23,9 @@ from forerun.models.loading.weights import Checkpoint, TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
-_SIZES = (
-    *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "head_dim"),
-    *("num_attention_heads", "n_heads", "n_head", "num_key_value_heads"),
-)
-_NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
-_MAX_LAYERS = 1 << 16
-"""Configurations make lists of as many entries; no model has a hundredth of that."""
 # keys that would make Transformers import code or open files that were not checked
 _DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_config", "distributed_config"}
+_DROPPED |= {"output_hidden_states", "output_attentions", "return_dict"}  # what a forward returns
 _DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
 
@@ -60,14 +54,14 @@ class FolderSource(ModelSource):
         for part in (fields, text):
             if part is not None:
                 stored_quantization(part)
-                _check_values(part)
+                check_values(part)
         with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
             cls = CONFIG_MAPPING[model_type]
             return cls.from_dict(_of_types(cls, _without_code(fields.values))).get_text_config(decoder=True)
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
         """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
-        ids = _token_ids(self.folder.read(GENERATION_CONFIG))
+        ids = token_ids(self.folder.read(GENERATION_CONFIG))
         if ids is None:
             given = getattr(config, "eos_token_id", None)
             ids = [] if given is None else [given] if isinstance(given, int) else given
@@ -148,28 +142,6 @@ class FolderSource(ModelSource):
             raise ModelLoadError(
                 f"{settings.place}: the code that auto_map asks for ({code}) is not run: it could do anything. {remedy}"
             ) from None
-
-
-def _token_ids(fields: Fields) -> list[int] | None:
-    """Return `eos_token_id` as a list; None if it is not set."""
-    if isinstance(fields.values.get("eos_token_id"), list):
-        return fields.list_of("eos_token_id", int)
-    single = fields.integer("eos_token_id", None)
-    return None if single is None else [single]
-
-
-def _check_values(fields: Fields) -> None:
-    """Check the values that models are built with: Transformers uses some of them unchecked."""
-    for key in (*_SIZES, *CONTEXT_KEYS):
-        if not isinstance(fields.values.get(key), list):  # a value for each layer
-            fields.integer(key, None, low=1)
-    for key in _NUMBERS_OF_LAYERS:
-        fields.integer(key, None, low=1, high=_MAX_LAYERS)
-    for key in ("dtype", "torch_dtype"):
-        name = fields.string(key, "float32")
-        if name != "auto" and not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
-            raise fields.wrong(key, "a number format of torch, such as bfloat16")
-    _token_ids(fields)
 
 
 def stored_quantization(fields: Fields) -> Quantization | None:

@@ -14,26 +14,37 @@ from typing import Any
 
 import torch
 
+from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
 from forerun.models.loading.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
+from forerun.utils.json_file import read_bytes
 
 _log = logging.getLogger(__name__)
 
 
 def read_tokenizer(folder: Path, name: str, remedy: str) -> Any:
-    """Return the Transformers tokenizer of a folder.
+    """Return the Transformers tokenizer of a folder, which raises RequestError where it fails.
 
     Args:
         name: the name that the user gave. remedy: what to do where there is no tokenizer in it.
 
     Raises:
-        ModelLoadError: it cannot be read, or needs code of the folder's.
+        ModelLoadError: it cannot be read or used, or needs code of the folder's.
     """
     from transformers import AutoTokenizer
 
+    path, is_own = folder / "tokenizer.json", folder in BUNDLED_MODELS.values()
+    if path.exists() and not is_own:
+        check_tokenizer(read_bytes(path, ModelLoadError, remedy=remedy), str(path), remedy)
     with as_load_errors(f"no tokenizer could be read from {name}", remedy):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not is_own:  # its other files may hold values that are read when it is called
+            tokenizer.decode(tokenizer("a", verbose=False)["input_ids"])
+    if not path.exists() and (made := getattr(tokenizer, "backend_tokenizer", None)):  # of a file in another format
+        check_tokenizer(made.to_str().encode(), name, remedy)
+    return guarded(tokenizer, name)
 
 
 def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None = None) -> Any:

@@ -86,22 +86,26 @@ class Grammars:
         self._hf_tokenizer, self._name, self._vocab_size = tokenizer, name, vocab_size
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._prepared: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._prepared: OrderedDict[tuple[str | None, Grammar], LLMatcher] = OrderedDict()
 
-    def prepare(self, grammar: Grammar) -> Callable[[], Matcher]:
+    def prepare(self, grammar: Grammar, tenant: str | None = None) -> Callable[[], Matcher]:
         """Compile a grammar. Return a function that makes matchers of it, at their beginning.
+
+        Args:
+            tenant: whose it is; nobody learns from the time that this takes which grammars other tenants use.
 
         Raises:
             GrammarError: it is invalid, takes too much work, or allows nothing; the target's tokenizer does not serve;
                 or llguidance is not installed.
         """
+        key = (tenant, grammar)
         with self._lock:
-            found = self._prepared.get(grammar)
+            found = self._prepared.get(key)
         if found is None:
             found = self._compile(grammar)
         with self._lock:
-            self._prepared[grammar] = found
-            self._prepared.move_to_end(grammar)
+            self._prepared[key] = found
+            self._prepared.move_to_end(key)
             while len(self._prepared) > _MOST:
                 self._prepared.popitem(last=False)
         return partial(self._matcher, found)

@@ -5,6 +5,7 @@ const chatMode = () => document.querySelector("input[name=mode]:checked").value 
 const messages = [];
 const places = new Map(); // drafter -> its colour
 let running = null;
+let refused = null; // a key that does not read the server's state
 
 const headers = () => {
   const key = at("key").value;
@@ -21,7 +22,7 @@ function complain(text) {
 async function told(path) {
   const response = await fetch(path, { headers: headers() });
   const body = await response.json();
-  if (!response.ok && body.error) throw new Error(body.error.message);
+  if (!response.ok && body.error) throw Object.assign(new Error(body.error.message), { status: response.status });
   return body;
 }
 
@@ -177,7 +178,8 @@ async function ask(text) {
 }
 
 async function look() {
-  if (document.hidden) return;
+  const key = at("key").value;
+  if (document.hidden || key === refused) return;
   try {
     const now = await told("/live");
     at("batch").textContent = `${now.running} of ${now.max_batch}`;
@@ -185,7 +187,9 @@ async function look() {
     const step = now.last_step;
     at("step").textContent = `${counted(step.num_rows, "row")}, ${counted(step.num_tokens, "token")}`;
     at("reason").textContent = step.num_draft_tokens ? `${step.num_draft_tokens} drafted (${step.reason})` : step.reason || "–";
-  } catch {
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) refused = key;
+    at("batch").title = error.message;
     at("batch").textContent = at("waiting").textContent = at("step").textContent = at("reason").textContent = "–";
   }
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.config import SamplingParams
 from forerun.engine.chat_template import Prompt, encode
+from forerun.engine.request_checks import naming_prompt
 from forerun.errors import PromptError, RequestBodyError, SamplingError
 from forerun.server.protocol import structured, tools
 from forerun.server.protocol.fields import SPECULATIVE, checked_body, field, speculative_options
@@ -31,7 +32,7 @@ SAME_NAMES = tuple(name for name in described(SamplingParams) if name not in _OT
 
 _ANY_LENGTH = 2**62
 _MOST_STOPS = 256
-"""Strings, and token ids, that end an answer. All are checked after every token."""
+"""Strings, and token ids, that end an answer."""
 
 
 def sampling_params(body: Mapping[str, Any], others: Mapping[str, tuple[str, Any]]) -> SamplingParams:
@@ -134,10 +135,14 @@ class CompletionRequest:
         if self.tools or self.has_calls:
             tools.check_template_carries(tokenizer, "tools" if self.tools else self.prompt_field)
             options = {**options, "tools": list(self.tools) or None}
-        try:
-            return [encode(prompt, tokenizer, name, options) for prompt in self.prompts]
-        except PromptError as error:
-            raise RequestBodyError(str(error), param=self.prompt_field) from None
+        made = []
+        for index, prompt in enumerate(self.prompts):
+            try:
+                with naming_prompt(index, len(self.prompts)):
+                    made.append(encode(prompt, tokenizer, name, options))
+            except PromptError as error:
+                raise RequestBodyError(str(error), param=self.prompt_field) from None
+        return made
 
 
 def parse_body(url: str, body: object, context_length: int) -> CompletionRequest:

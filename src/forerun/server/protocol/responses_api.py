@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence as Seq
-from typing import Any
+from typing import Any, cast
 
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
@@ -30,6 +31,9 @@ class ResponseEvents:
 
     Args:
         model, name, created: as `Responses.body`.
+
+    Attributes:
+        num_events: made so far, the number of the next one.
     """
 
     ends_with_done = False
@@ -58,7 +62,7 @@ class ResponseEvents:
             **request.repeated,
         }
         self._item = f"msg_{name}"
-        self._number = 0
+        self.num_events = 0
 
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
         """Return the body of the answer."""
@@ -83,7 +87,7 @@ class ResponseEvents:
 
     def of(self, place: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the events of one output."""
-        if not self._number:
+        if not self.num_events:
             yield self._event("response.created", response=self._unfinished("in_progress"))
             yield self._event("response.in_progress", response=self._unfinished("in_progress"))
             message = {"id": self._item, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
@@ -127,7 +131,7 @@ class ResponseEvents:
         return found
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        number, self._number = self._number, self._number + 1
+        number, self.num_events = self.num_events, self.num_events + 1
         return {"type": kind, "sequence_number": number, **fields}
 
 
@@ -177,8 +181,6 @@ def parse_response(value: object, context_length: int) -> CompletionRequest:
     others = {**drafting_options(body), **_grammar(body), "max_tokens": ("max_output_tokens", length)}
     if _wants_logprobs(body):
         others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
-    given = value if isinstance(value, dict) else {}
-    text = {"text": body["text"]} if "text" in body and body["text"].get("format") is not None else {}
     return CompletionRequest(
         RESPONSES_URL,
         model_of(body),
@@ -186,8 +188,25 @@ def parse_response(value: object, context_length: int) -> CompletionRequest:
         sampling_params(body, others),
         stream=field(body, "stream").flag("stream", False),
         template_options=template_options(body),
-        repeated={name: given.get(name) for name in _ECHOED} | text,
+        repeated=_repeated(cast(Mapping[str, Any], value), body),
     )
+
+
+def _repeated(given: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that the answer repeats. Raises RequestBodyError if one cannot be written as JSON."""
+    found = {name: given.get(name) for name in _ECHOED}
+    if "text" in body and body["text"].get("format") is not None:
+        found["text"] = body["text"]
+    for name, value in found.items():
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError):
+            raise RequestBodyError(
+                f"{name} cannot be repeated in the answer: it holds NaN, an infinite number, a lone surrogate, or is "
+                "nested too deeply. Correct it, or leave it out.",
+                param=name,
+            ) from None
+    return found
 
 
 def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:

@@ -21,9 +21,13 @@ class Chunks:
         responses: of the target.
         prompts: token ids of each of the request's prompts.
         model, name, created: as `Responses.body`.
+
+    Attributes:
+        num_events: 0, since chunks have no numbers.
     """
 
     ends_with_done = True
+    num_events = 0
 
     def __init__(
         self,
@@ -118,11 +122,10 @@ class Chunks:
     def _opening(self, prompt: int, index: int) -> Iterator[dict[str, Any]]:
         """Yield the beginning of a choice: the role, or the echoed prompt."""
         token_ids = self._prompts[prompt]
-        offsets = self._offsets[index] = Offsets([] if self._request.echo else token_ids, self._responses.texts)
+        self._offsets[index] = Offsets([] if self._request.echo else token_ids, self._responses.texts)
         if self._chat:
             yield self._chunk(index, "", None, None, role="assistant")
         elif self._request.echo:
-            offsets.push(token_ids)
             yield self._chunk(index, self._responses.prompt_text(self._request, prompt, token_ids), None, None)
 
     def _logprobs(self, index: int, chunk: StreamChunk) -> dict[str, Any] | None:

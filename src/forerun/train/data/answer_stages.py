@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from forerun.train.corpus import hash_fraction
 from forerun.train.data.answer_file import AnswerLine, ChatText
 from forerun.train.data.mixture import fault, likeness, writer
 from forerun.train.defaults import AnswerMaking
+from forerun.train.loop import StageProgress
 from forerun.utils.files import digest
 from forerun.utils.journal import Journal
 from forerun.utils.vocabulary import encode_text
@@ -35,7 +35,6 @@ _WAVE = 1.3
 """Times as many prompts are written in a wave as are still wanted."""
 _SEED_DIGITS = 15
 """Hexadecimal digits of a request's seed: below MAX_SEED."""
-_PROGRESS_SECONDS = 10.0
 
 
 def compute(
@@ -96,13 +95,11 @@ class Stages:
         faults: Counter[str] = Counter()
         number, most = 0, _MOST_TRIES * count
         with self._journal("prompts", {"count": count}, most) as journal:
-            progress = _Progress(self._console, "prompts", count, self._options.max_batch)
             while len(kept) < count and number < most:
                 wave = range(number, min(most, number + max(32, round(_WAVE * (count - len(kept))))))
                 missing = deque(number for number in wave if not journal.has(number))
-                for index, choice in compute(self._llm, missing, self._writing_request):
-                    journal.add(index, _entry(choice))
-                    progress.show(min(count, journal.num_done), choice)
+                for _ in self._computed("prompts", journal, wave.stop, missing, self._writing_request):
+                    pass
                 for index in wave:
                     found = journal.get(index)
                     text = found.get("answer", "").strip()
@@ -133,7 +130,6 @@ class Stages:
         turns = [_Turn(case, number) for case in cases for number in range(max(1, len(case.turns)))]
         fingerprint = digest(*(repr(case).encode() for case in cases))
         with self._journal(stage, {"asked": fingerprint}, len(turns)) as journal:
-            progress = _Progress(self._console, stage, len(turns), self._options.max_batch)
 
             def follows(index: int) -> bool:
                 return index < len(turns) and turns[index].number > 0
@@ -150,9 +146,7 @@ class Stages:
                     raise PromptError("The turn before was not answered.")
                 return self.chat.encode(turns[index].prompt(before)), self._params(stage, index, turns[index])
 
-            for index, choice in compute(self._llm, waiting, request):
-                journal.add(index, _entry(choice))
-                progress.show(journal.num_done, choice)
+            for index in self._computed(stage, journal, len(turns), waiting, request):
                 if follows(index + 1) and not journal.has(index + 1):
                     waiting.append(index + 1)
             made = []
@@ -170,6 +164,23 @@ class Stages:
         for why, times in left_out.most_common(3):
             self._console.print(f"{stage}: {times:,} left out: {why}", soft_wrap=True, highlight=False)
         return made
+
+    def _computed(
+        self,
+        stage: str,
+        journal: Journal,
+        total: int,
+        waiting: deque[int],
+        request: Callable[[int], tuple[list[int], SamplingParams]],
+    ) -> Iterator[int]:
+        """Compute the requests of these numbers (`compute`), and yield each when it is in the journal."""
+        tokens = 0
+        with StageProgress(self._console, stage, total, journal.num_done, self._options.max_batch) as progress:
+            for index, choice in compute(self._llm, waiting, request):
+                journal.add(index, _entry(choice))
+                tokens += len(choice.token_ids) if isinstance(choice, Choice) else 0
+                progress.show(journal.num_done, tokens=tokens)
+                yield index
 
     def _writing_request(self, index: int) -> tuple[list[int], SamplingParams]:
         opening = self.chat.user_opening(writer(index)[1])
@@ -234,28 +245,3 @@ def _entry(choice: Choice | Exception) -> dict[str, Any]:
     complete = choice.finish_reason == "stop"
     # an answer that was cut may end within a character
     return {"answer": choice.text if complete else choice.text.rstrip("\ufffd"), "complete": complete}
-
-
-class _Progress:
-    """Prints the progress of a stage every ten seconds.
-
-    enough: answers after which the remaining time is estimated: the first of a batch take the whole time of one.
-    """
-
-    def __init__(self, console: Console, stage: str, total: int, enough: int) -> None:
-        self._console, self._stage, self._total, self._enough = console, stage, total, enough
-        self._start = self._shown = time.monotonic()
-        self._done = self._tokens = 0
-
-    def show(self, count: int, choice: Choice | Exception) -> None:
-        """Count another answer, and print the progress if it is due."""
-        self._done += 1
-        self._tokens += len(choice.token_ids) if isinstance(choice, Choice) else 0
-        now = time.monotonic()
-        if now - self._shown < _PROGRESS_SECONDS:
-            return
-        self._shown, seconds = now, now - self._start
-        line = f"{self._stage}: {count:,} of {self._total:,} · {self._tokens / seconds:,.0f} tokens/s"
-        if self._done >= self._enough:
-            line += f" · about {(self._total - count) * seconds / self._done / 60:,.0f} minutes left"
-        self._console.print(line, highlight=False)

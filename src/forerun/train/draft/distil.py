@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.models.families import llama_refusal
-from forerun.train.accelerator import columns_of, device_of, model_vocabulary, to_device, training_device
-from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target
+from forerun.train.accelerator import (
+    columns_of,
+    device_of,
+    model_vocabulary,
+    products_in,
+    to_device,
+    training_device,
+)
+from forerun.train.checkpoint import LoopState, load_checkpoint, pin, pin_target, pinned
 from forerun.train.data.packed import PackedShard
 from forerun.train.defaults import DraftTraining, LossName
 from forerun.train.draft.prune import check_size, check_start, pruned_copy, step_parameters
@@ -29,11 +37,13 @@ from forerun.train.draft.samples import (
     sample_all,
 )
 from forerun.train.evaluate import document_mask
-from forerun.train.loop import Batch, Loop, Workers
+from forerun.train.loop import Batch, Loop, StageProgress, Workers
 from forerun.train.losses import distillation_loss
 from forerun.train.optim import Optimisers
 from forerun.utils.files import digest
 
+SHARDS = "shards"
+"""Key of the number of shards of soft labels that a draft learns from."""
 _CALIBRATION = (16, 256)
 """Rows and tokens of the text that ranks a pruned copy's channels."""
 LOGITS_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 29, "mps": 1 << 25}
@@ -48,16 +58,21 @@ class DistillationLoss:
         name: of the loss (`losses.divergence`).
         output_tokens: int64, those that the draft proposes; None for all.
         columns: int64 [V], each token's index among these, -1 for the others.
+        dtype: of products.
     """
 
     name: LossName
     output_tokens: Tensor | None = None
     columns: Tensor | None = None
+    dtype: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, name: LossName, output_tokens: Tensor | None, vocab_size: int) -> DistillationLoss:
+    def of(
+        cls, name: LossName, output_tokens: Tensor | None, vocab_size: int, dtype: torch.dtype = torch.float32
+    ) -> DistillationLoss:
         """Return the loss of a draft that proposes these tokens of its vocabulary."""
-        return cls(name, output_tokens, None if output_tokens is None else columns_of(output_tokens, vocab_size))
+        columns = None if output_tokens is None else columns_of(output_tokens, vocab_size)
+        return cls(name, output_tokens, columns, dtype)
 
     def mean(self, draft: nn.Module, rows: Batch, variation_share: float) -> Tensor:
         """Average over the positions of the rows whose next token is wanted.
@@ -72,7 +87,7 @@ class DistillationLoss:
             ids = self.columns.to(where)[ids]
         ids, probs = ids[counted], probs.float()[counted]
         inputs = {"input_ids": tokens[:, :-1].long(), "attention_mask": document_mask(documents[:, :-1])}
-        with torch.autocast(where.type, dtype=torch.bfloat16):
+        with products_in(self.dtype, where):
             if llama_refusal(draft.config) is not None:  # it may do more to its logits than one product
                 logits = draft(**inputs, use_cache=False).logits[counted]
                 return distillation_loss(logits, ids, probs, self.name, variation_share=variation_share)
@@ -120,7 +135,10 @@ def train(
 ) -> tuple[PreTrainedModel, LoopState]:
     """Run all stages, each continuing from `run_folder`; return the draft, and the state of its distillation.
 
+    Of the options' minutes, half at most are for the target's soft labels: rows without any are left out then.
+
     Args:
+        target: on the device, in the type of products.
         start: a compatible model in float32 with its tokenizer; None: the pruned copy that the options ask for.
 
     Raises:
@@ -131,7 +149,6 @@ def train(
         check_start(*start, target, tokenizer)
     run_folder.mkdir(parents=True, exist_ok=True)
     pin_target(run_folder, target)
-    target.to(training_device(options.device))
     if start is None:
         count, length = _CALIBRATION
         draft = pruned_copy(target, options.pruning, rows.batch(0, count, options.seed).tokens[:, :length])
@@ -139,33 +156,43 @@ def train(
         draft = start[0]
     kept = output_tokens_of(draft)
     outputs = options.output_tokens or (None if kept is None else len(kept))
-    check_size(step_parameters(draft, outputs), step_parameters(target))
-    samples, shards = run_folder / "samples", num_shards(rows, options)
-    with Progress(console=console) as progress:
-        task = progress.add_task("sampling", total=shards)
-        sample_all(target, rows, samples, options, lambda _: progress.advance(task))
+    check_size(draft, step_parameters(target), outputs)
+    end, now, samples = options.end(), time.monotonic(), run_folder / "samples"
+    begun = pinned(run_folder / "distil").integer(SHARDS, 0)  # a run that goes on learns from the same rows
+    shards, half = begun or num_shards(rows, options), math.inf if begun else now + (end - now) / 2
+    with StageProgress(console, "soft labels", shards, end=half) as progress:
+        shards = sample_all(target, rows, samples, options, progress.show, shards, half)
     if options.output_tokens is not None:
         ends = target.generation_config.eos_token_id
         always = [] if ends is None else [ends] if isinstance(ends, int) else ends
         kept = frequent_tokens(samples, shards, options.output_tokens, model_vocabulary(target), always)
     if kept is not None:
         restrict(draft, kept)
-    return draft, distil(draft, run_folder, shards, options, console)
+    return draft, distil(draft, run_folder, shards, options, console, target.dtype, end)
 
 
 def distil(
-    draft: PreTrainedModel, run_folder: Path, shards: int, options: DraftTraining, console: Console
+    draft: PreTrainedModel,
+    run_folder: Path,
+    shards: int,
+    options: DraftTraining,
+    console: Console,
+    dtype: torch.dtype,
+    end: float,
 ) -> LoopState:
-    """Train `draft` in place on the samples, over the tokens that it proposes."""
+    """Train `draft` in place on the samples, over the tokens that it proposes.
+
+    dtype: of products. end: see `Loop`.
+    """
     draft.to(training_device(options.device))
     batches = ShardBatches(run_folder / "samples", shards, options.tokens_per_step, options.seed)
-    optimisers = Optimisers(draft, options.distillation)
+    optimisers = Optimisers(draft, options.distillation, dtype)
     folder, tokens = run_folder / "distil", output_tokens_of(draft)
     chosen = None if tokens is None else digest(tokens.numpy().tobytes())
     names = ("distillation", "tokens_per_step", "loss", "pruning")
-    pin(folder, {name: asdict(options)[name] for name in names} | {"output_tokens": chosen})
+    pin(folder, {name: asdict(options)[name] for name in names} | {"output_tokens": chosen, SHARDS: shards})
     state = load_checkpoint(folder, draft, optimisers)
-    losses = DistillationLoss.of(cast(LossName, options.loss), tokens, model_vocabulary(draft))
+    losses = DistillationLoss.of(cast(LossName, options.loss), tokens, model_vocabulary(draft), dtype)
 
     def loss(model: nn.Module, rows: Batch, progress: float) -> Tensor:
         return losses.mean(model, rows, variation_share(progress, options.variation_from))
@@ -179,5 +206,6 @@ def distil(
         loss=loss,
         checkpoint_seconds=options.checkpoint_seconds,
         workers=Workers(draft, options.threads),
+        end=end,
     )
     return loop.run(state, console, "distilling")

@@ -28,6 +28,8 @@ from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
 MAX_SHARE = 0.25
 """Largest share of its target's work a token that a draft may cost."""
+LEAST_OUTPUTS = 128
+"""Output tokens that are advised, at least."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -59,18 +61,27 @@ def check_start_given(start: Path | None, pruning: Pruning) -> None:
         )
 
 
-def check_size(draft_parameters: int, target_parameters: int) -> None:
+def check_size(draft: PreTrainedModel, target_parameters: int, num_outputs: int | None = None) -> None:
     """Refuse a draft whose step costs more than a quarter of its target's, by `step_parameters` of both.
 
     Raises:
-        ConfigError: with both sizes.
+        ConfigError: with both sizes, and with what would be small enough.
     """
-    if draft_parameters > MAX_SHARE * target_parameters:
-        raise ConfigError(
-            f"a draft that computes each token with {draft_parameters:,} parameters has more than a quarter of its "
-            f"target's {target_parameters:,}, and would cost more than it saves. Keep fewer layers (--prune-layers), "
-            "channels (prune_width) or output tokens (output_tokens)."
+    parameters, most = step_parameters(draft, num_outputs), int(MAX_SHARE * target_parameters)
+    if parameters <= most:
+        return
+    inner = step_parameters(draft, 0)
+    room = (most - inner) // draft.get_output_embeddings().weight.shape[1]
+    if room >= LEAST_OUTPUTS:
+        remedy = f"Set the key output_tokens to {room:,} at most"
+    else:
+        remedy = (
+            f"Without its output layer it has {inner:,}: keep fewer layers (--prune-layers) or channels (prune_width)"
         )
+    raise ConfigError(
+        f"a draft that computes each token with {parameters:,} parameters has more than a quarter of its target's "
+        f"{target_parameters:,} ({most:,}), and would cost more than it saves. {remedy}."
+    )
 
 
 def check_start(

@@ -6,6 +6,7 @@ Shards are written whole or not at all and depend on their number alone, so that
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from transformers import PreTrainedModel
 from forerun.errors import ConfigError
 from forerun.models.families import llama_refusal
 from forerun.models.loading.configuration import OUTPUT_TOKENS
-from forerun.train.accelerator import columns_of, model_vocabulary, stored_ids
-from forerun.train.checkpoint import pin
+from forerun.train.accelerator import columns_of, dtype_name, model_vocabulary, stored_ids
+from forerun.train.checkpoint import DTYPE, pin
 from forerun.train.data.packed import PackedShard
 from forerun.train.defaults import DraftTraining
 from forerun.train.evaluate import TopProbs, top_probs_of
@@ -92,26 +93,39 @@ def make_shard(target: PreTrainedModel, rows: PackedShard, number: int, options:
 
 
 def sample_all(
-    target: PreTrainedModel, rows: PackedShard, folder: Path, options: DraftTraining, done: Callable[[int], None]
-) -> None:
-    """Write every shard that `folder` lacks, several at once on a CPU; `done(number)` after each of all."""
-    pin(folder, {"packed": dict(rows.made_from), "text_batch": options.text_batch, "top": options.top})
+    target: PreTrainedModel,
+    rows: PackedShard,
+    folder: Path,
+    options: DraftTraining,
+    done: Callable[[int], None],
+    shards: int,
+    end: float = math.inf,
+) -> int:
+    """Write the shards that `folder` lacks, several at once on a CPU; return how many of the first are there.
+
+    Args:
+        done: is told how many are done, after each.
+        end: when no more are begun but the first, on the clock of time.monotonic.
+    """
+    labels = {"text_batch": options.text_batch, "top": options.top, DTYPE: dtype_name(target.dtype)}
+    pin(folder, {"packed": dict(rows.made_from), **labels})
     workers = (options.threads or torch.get_num_threads()) if target.device.type == "cpu" else 1
 
-    def work(number: int) -> int:
+    def work(number: int) -> None:
         if workers > 1:
             torch.set_num_threads(1)
-        if not shard_path(folder, number).exists():
+        if not shard_path(folder, number).exists() and (number == 0 or time.monotonic() < end):
             write_shard(folder, number, make_shard(target, rows, number, options))
-        return number
 
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for future in as_completed([pool.submit(work, number) for number in range(num_shards(rows, options))]):
-                done(future.result())
+            for count, future in enumerate(as_completed([pool.submit(work, number) for number in range(shards)]), 1):
+                future.result()
+                done(count)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)  # those that began are finished and kept
             raise
+    return next((number for number in range(shards) if not shard_path(folder, number).exists()), shards)
 
 
 class ShardBatches:

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.speculation.predictor import StepCosts
-from forerun.train.card import CARD, TRAINING_RECORD, stage_record, versions
+from forerun.train.card import CARD, NOT_JUDGED, TRAINING_RECORD, stage_record, versions
 from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedShard
 from forerun.train.heads.evaluate import HeadScore, shown
@@ -36,20 +36,21 @@ class HeadReport:
 
     @classmethod
     def of(cls, score: HeadScore, costs: StepCosts) -> HeadReport:
-        """Predict the speed-ups for every K up to the one that was scored."""
-        lengths = {k: score.length_of_chains(k) for k in range(1, score.num_draft_tokens + 1)}
+        """Predict the speed-ups for every K up to the one that was scored; none where nothing was."""
+        most = score.num_draft_tokens if score.is_judged else 0
+        lengths = {k: score.length_of_chains(k) for k in range(1, most + 1)}
         return cls(score, costs, {k: costs.speedup(length, k) for k, length in lengths.items()})
 
     def record(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        score = self.score
+        score, is_greedy = self.score, self.score.reached[0] > 0
         return {
             "num_draft_tokens": score.num_draft_tokens,
-            "mean_acceptance_length": round(score.mean_acceptance_length, 4),
-            "per_position": [round(value, 4) for value in score.per_position],
+            "mean_acceptance_length": round(score.mean_acceptance_length, 4) if is_greedy else None,
+            "per_position": [round(value, 4) for value in score.per_position] if is_greedy else None,
             "by_context": {str(start): round(value, 4) for start, value in score.lengths_by_context.items()},
-            "overlap_at_temperature_1": [round(value, 4) for value in score.overlap],
-            "mean_acceptance_length_at_temperature_1": round(score.expected_length, 4),
+            "overlap_at_temperature_1": [round(value, 4) for value in score.overlap] if score.starts else None,
+            "mean_acceptance_length_at_temperature_1": round(score.expected_length, 4) if score.starts else None,
             "documents": score.documents,
             "greedy_documents": score.greedy_documents,
             "plain_step_ms": round(1000 * self.costs.plain, 3),
@@ -62,15 +63,17 @@ class HeadReport:
     def lines(self) -> list[str]:
         """Return the report as lines of Markdown."""
         score, k = self.score, self.score.num_draft_tokens
+        if not score.is_judged:
+            return [f"- Evaluation: {NOT_JUDGED}"]
         by_context = ", ".join(f"{value:.2f} from {start}" for start, value in score.lengths_by_context.items())
         speedups = ", ".join(f"{value:.2f} at K={k}" for k, value in self.speedups.items())
-        answers = f"{score.greedy_documents} of {score.documents} held-out answers"
-        costs = self.costs
+        answers, costs = f"{score.greedy_documents} of {score.documents} held-out answers", self.costs
         parts = f"target {_ms(costs.target[k])}, head {_ms(costs.draft[k])}, engine {_ms(costs.rest[k])}"
         steps = f"plain step {_ms(costs.plain)}; with K={k}: {parts}"
         length = f"mean acceptance length {score.mean_acceptance_length:.3f}"
+        length += f"; acceptance by position: {shown(score.per_position)}"
         return [
-            f"- Greedy chains of {k} on {answers}: {length}; acceptance by position: {shown(score.per_position)}",
+            f"- Greedy chains of {k} on {answers}: {length if score.reached[0] else 'nothing to judge by'}",
             f"- By tokens of context: {by_context or 'no greedy answers'}",
             f"- Overlap at temperature 1 by position: {shown(score.overlap)}; length {score.expected_length:.3f}",
             f"- Predicted speed-up over plain decoding here: {speedups} ({steps})",

@@ -24,11 +24,12 @@ from forerun.engine.step_times import step_costs
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import LanguageModel, load_model, number_format
 from forerun.speculation.predictor import StepCosts
-from forerun.train.accelerator import device_name, reuse_memory, training_device
+from forerun.train.accelerator import device_name, dtype_name, product_type, reuse_memory, training_device
 from forerun.train.block import BlockKind
-from forerun.train.checkpoint import run_in
+from forerun.train.checkpoint import DTYPE, run_in, run_type
 from forerun.train.data.answer_rows import read_rows, tokenizer_of
 from forerun.train.data.packed import PackedDocument, PackedShard, pack
+from forerun.train.defaults import AUTO
 from forerun.train.eagle import EagleKind
 from forerun.train.evaluate import batches_of_one_length, write_on
 from forerun.train.heads.card import PICTURE, REMEDY, HeadReport, build_record, draw_curves, write_card
@@ -38,6 +39,7 @@ from forerun.train.heads.options import BlockTraining, EagleTraining, MedusaTrai
 from forerun.train.heads.run import train
 from forerun.train.heads.start import HeadKind, draft_vocabulary, target_config, token_counts
 from forerun.train.heads.target_states import TrainingTarget, check_states, frozen_model
+from forerun.train.loop import StageProgress
 from forerun.train.medusa import MedusaKind
 from forerun.utils import workloads
 from forerun.utils.vocabulary import encode_text
@@ -83,10 +85,12 @@ class PreparedRun:
         is_part = config.draft_vocab_size < config.vocab_size
         return StoredHead(config, tensors, self.vocabulary - torch.arange(len(self.vocabulary)) if is_part else None)
 
-    def held_out(self, count: int, num_draft_tokens: int) -> HeldOut:
+    def held_out(self, count: int, num_draft_tokens: int, console: Console) -> HeldOut:
         """Read so many held-out rows, for drafts of K tokens."""
         rows = self.rows.held_out()
-        return HeldOut(self.target, rows, count, self.vocabulary, num_draft_tokens, self.kind.predict)
+        of = self.target, rows, count, self.vocabulary, num_draft_tokens, self.kind.predict
+        with StageProgress(console, "reading held-out answers", min(count, len(rows))) as progress:
+            return HeldOut(*of, progress.show)
 
 
 def train_head(
@@ -108,22 +112,23 @@ def train_head(
         command: the command line, for the card.
     """
     console, options = Console(), kind.options
+    end = options.end()
     if options.threads:
         torch.set_num_threads(options.threads)
     with run_in(work, out, console, resume=resume, force=force):
         start = prepare_head(name, data, work, kind, console)
         k = kind.num_draft_tokens
-        during = start.held_out(options.held_out_rows, k)
+        during = start.held_out(options.held_out_rows, k, console)
         evaluate = _evaluation(during, console) if during else None
-        state = train(start.head, start.target, start.rows, work, kind, console, evaluate)
-        last = start.held_out(FINAL_ROWS, k)
-        kind.finish(start.head, lambda count: start.held_out(options.held_out_rows, count))
+        state = train(start.head, start.target, start.rows, work, kind, console, evaluate, end)
+        last = during if options.minutes else start.held_out(FINAL_ROWS, k, console)
+        kind.finish(start.head, lambda count: start.held_out(options.held_out_rows, count, console))
         report, model = measure(start, last, k), start.inference_target
         record = build_record(
             command=command,
             target={"name": model.name, "number_format": number_format(model)},
             config=start.head.config,
-            options=asdict(options),
+            options=asdict(options) | {DTYPE: dtype_name(start.target.dtype)},
             rows=start.rows,
             coverage=start.coverage,
             state=state,
@@ -144,11 +149,9 @@ def _evaluation(held_out: HeldOut, console: Console) -> Callable[[HeadModule], f
 
     def evaluate(head: HeadModule) -> float:
         found = held_out.score(head)
-        console.print(
-            f"mean acceptance length {found.mean_acceptance_length:.3f} ({shown(found.per_position)}), "
-            f"overlap {shown(found.overlap)}",
-            highlight=False,
-        )
+        greedy = shown(found.per_position) if found.reached[0] else "drawn, no answer is greedy"
+        length = f"mean acceptance length {found.score:.3f} ({greedy})"
+        console.print(f"{length}, overlap {shown(found.overlap)}", highlight=False)
         return found.score
 
     return evaluate
@@ -164,12 +167,13 @@ def prepare_head(name: str, data: Path, work: Path, kind: HeadKind[Any], console
     where = training_device(options.device)
     reuse_memory()
     inference_target = load_model(name, device=where)
+    model = frozen_model(name, where, run_type(work, options.dtype, where))
     tokenizer = tokenizer_of(name)
     rows = read_rows(data, inference_target, tokenizer, work / "packed", options.window, console)
     config = kind.config(name, inference_target, rows.window)
     counts = token_counts(rows)
     vocabulary = draft_vocabulary(counts, config.draft_vocab_size, inference_target.eos_token_ids)
-    target = TrainingTarget.of(inference_target, frozen_model(name, where), config.layers, vocabulary)
+    target = TrainingTarget.of(inference_target, model, config.layers, vocabulary)
     first = rows.batch(0, _FIRST_ROWS, options.seed)
     document = first.tokens[0][first.documents[0] == 0]
     apart = check_states(target.states, inference_target, document.tolist())
@@ -240,7 +244,7 @@ def evaluate_head(
             f"{folder} holds a head of the kind {stored.config.kind}, which is not measured here."
         )
     check_target(stored.fingerprint, target, str(folder))
-    kind, model = make_kind(), frozen_model(name, where)
+    kind, model = make_kind(), frozen_model(name, where, product_type(AUTO, where))
     with tempfile.TemporaryDirectory() as temporary:
         packed = Path(temporary) / "packed"
         if data is None:

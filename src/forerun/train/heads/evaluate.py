@@ -20,7 +20,7 @@ from forerun.train.accelerator import device_of
 from forerun.train.data.packed import NO_DOCUMENT, PackedShard
 from forerun.train.evaluate import expected_chains, greedy_chains
 from forerun.train.heads.module import HeadModule, HeadRows, head_rows
-from forerun.train.heads.target_states import COMPUTE, HeadInputs, TrainingTarget
+from forerun.train.heads.target_states import HeadInputs, TrainingTarget
 
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Where the buckets of context lengths begin."""
@@ -72,18 +72,27 @@ class HeadScore:
         self.by_context[bucket] = (chains + 1, accepted + run)
 
     @property
+    def is_judged(self) -> bool:
+        """Return whether there was any chain to count."""
+        return self.reached[0] > 0 or self.starts > 0
+
+    @property
     def per_position(self) -> list[float]:
         """Return the acceptance of greedy chains at each position, if it is reached."""
         return [done / max(1, of) for done, of in zip(self.accepted, self.reached, strict=True)]
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Return the mean length of greedy chains, the target's token included."""
+        """Return the mean length of chains, the target's token included (`length_of_chains`)."""
         return self.length_of_chains(self.num_draft_tokens)
 
     def length_of_chains(self, num_draft_tokens: int) -> float:
-        """Return the mean acceptance length of chains of so many draft tokens, estimated from the longer ones."""
-        return 1 + sum(self.accepted[:num_draft_tokens]) / max(1, self.reached[0])
+        """Return the mean acceptance length of chains of so many draft tokens, estimated from the longer ones.
+
+        They are greedy, or drawn at temperature 1 where no answer is greedy.
+        """
+        counts, of = (self.accepted, self.reached[0]) if self.reached[0] else (self.survived, self.starts)
+        return 1 + sum(counts[:num_draft_tokens]) / max(1, of)
 
     @property
     def overlap(self) -> list[float]:
@@ -103,7 +112,7 @@ class HeadScore:
     @property
     def score(self) -> float:
         """Return the score of a run: the length of greedy chains, or of drawn ones where no answer is greedy."""
-        return self.mean_acceptance_length if self.reached[0] else self.expected_length
+        return self.mean_acceptance_length
 
 
 class HeldOut:
@@ -113,6 +122,7 @@ class HeldOut:
         rows: packed rows; the first `count` of them.
         vocabulary: [V] ids of the draft vocabulary.
         predict: computes the head's predictions (`HeadKind.predict`).
+        done: is told how many rows have been read.
     """
 
     def __init__(
@@ -123,9 +133,10 @@ class HeldOut:
         vocabulary: Tensor,
         num_draft_tokens: int,
         predict: Callable[[Any, HeadInputs], LogitParts],
+        done: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._target, self._vocabulary, self._k = target, vocabulary, num_draft_tokens
-        self._predict = predict
+        self._predict, self._done = predict, done
         self._output = target.all_output_rows()
         self._parts = list(self._read(rows, min(count, len(rows))))
 
@@ -141,6 +152,7 @@ class HeldOut:
                 states = self._target.states.of(laid.token_ids, laid.lengths)
                 embeddings = self._target.embeddings(laid.token_ids)
                 yield HeadInputs(self._target, laid.to(states.device), states, embeddings)
+            self._done(min(count, start + ROWS_AT_ONCE))
 
     @torch.no_grad()
     def score(self, head: HeadModule) -> HeadScore:
@@ -178,7 +190,7 @@ class HeldOut:
     def _predictions(self, head: HeadModule, part: HeadInputs) -> Iterator[tuple[slice, Tensor, list[Tensor]]]:
         """Compute logits at some of the predicting positions at a time: the target's, [n, V], and at each step the
         head's, of its vocabulary."""
-        rows, dtype = part.rows, COMPUTE[device_of(head).type]
+        rows, dtype = part.rows, part.target.dtype
         parts = [(features, layer.to(dtype)) for features, layer in self._predict(head, part)]
         for start in range(0, len(rows.predictors), CHUNK):
             here = slice(start, start + CHUNK)

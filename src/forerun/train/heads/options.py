@@ -44,12 +44,15 @@ class HeadTraining(RunOptions):
     learning_rate: float = option(3e-3, "Peak learning rate.", low=0, above=True)
     warmup_steps: int = option(40, "Steps over which the learning rate rises.", low=0)
     weight_decay: float = option(0.05, "Weight decay of the matrices.", low=0)
-    loss: str = option("forward-kl", f"What is learnt from the target's distribution: {', '.join(LOSSES)}.")
+    loss: str = option(
+        "forward-kl", f"What is learnt from the target's distribution: {', '.join(LOSSES)}.", choices=LOSSES
+    )
     position_weights: str = option(
         DECAY,
         "What weighs the tokens of a draft: decay (less and less), d-pace (what more acceptance there would add to "
         "the expected length), or on-policy (the probability that the head's own draft gets there).",
         metavar="NAME",
+        choices=POSITION_WEIGHTS,
     )
     dropout: float = option(0.1, "Share of the target's states' elements that are dropped.", low=0, high=0.9)
     noise: float = option(0.1, "Uniform noise on the target's normalised states, up to this size.", low=0)
@@ -65,15 +68,6 @@ class HeadTraining(RunOptions):
         default_text=f"{EVALUATED_TOKENS}, or as many as the head drafts, if these are fewer",
     )
     cached_states: float = option(0.0, "GB of the target's states kept in the run's folder for later epochs.", low=0)
-
-    def __post_init__(self) -> None:
-        Checked.__post_init__(self)
-        if self.loss not in LOSSES:
-            raise ConfigError(f"loss is {self.loss!r}, but must be one of {', '.join(LOSSES)}.")
-        if self.position_weights not in POSITION_WEIGHTS:
-            raise ConfigError(
-                f"position_weights is {self.position_weights!r}, but must be one of {', '.join(POSITION_WEIGHTS)}."
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +99,7 @@ class LayerShape(Checked):
 class EagleShape(LayerShape):
     """The shape of the head; sizes that are 0 are the target's."""
 
-    version: int = option(3, "Version of EAGLE: 3 fuses several states of the target, 1 reads the last.", low=1, high=3)
+    version: int = option(3, "Version of EAGLE: 3 fuses several states of the target, 1 reads the last.")
     plain_residual: bool = option(
         False, "Add no linear map of the embedding to the residual: programs other than forerun cannot read it."
     )
@@ -114,8 +108,10 @@ class EagleShape(LayerShape):
 
     def __post_init__(self) -> None:
         LayerShape.__post_init__(self)
-        if self.version == 2:
-            raise ConfigError("version is 2, but must be 1 or 3: EAGLE-2 drafts trees with a head of version 1 or 3.")
+        if self.version not in (1, 3):
+            raise ConfigError(
+                f"version is {self.version}, but must be 1 or 3: EAGLE-2 drafts trees with a head of version 1 or 3."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +198,8 @@ class MedusaShape(Checked):
         "target",
         "Output layer: the target's rows, one of their own for all heads (one), or one for each.",
         metavar="NAME",
+        choices=OUTPUT_ROWS,
     )
-
-    def __post_init__(self) -> None:
-        Checked.__post_init__(self)
-        if self.output_rows not in OUTPUT_ROWS:
-            raise ConfigError(f"output_rows is {self.output_rows!r}, but must be one of {', '.join(OUTPUT_ROWS)}.")
 
 
 @dataclass(frozen=True, slots=True)

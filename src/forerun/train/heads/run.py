@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,8 +13,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from forerun.train.accelerator import device_of, to_device
-from forerun.train.checkpoint import LoopState, load_checkpoint, pin
+from forerun.train.accelerator import device_of, dtype_name, to_device
+from forerun.train.checkpoint import DTYPE, LoopState, load_checkpoint, pin
 from forerun.train.data.packed import PackedShard
 from forerun.train.heads.module import Augmentation, HeadModule, head_rows
 from forerun.train.heads.start import HeadKind
@@ -21,7 +22,10 @@ from forerun.train.heads.target_states import HeadInputs, StateCache, TrainingTa
 from forerun.train.loop import Batch, Evaluations, Loop, Workers
 from forerun.train.optim import Optimisers
 
-_FREE = ("threads", "device", "checkpoint_seconds", "evaluate_every", "held_out_rows", "num_draft_tokens", "patience")
+_FREE = (
+    *("threads", "device", "minutes", "checkpoint_seconds"),
+    *("evaluate_every", "held_out_rows", "num_draft_tokens", "patience"),
+)
 """Options in which a resumed run may differ from the one that it goes on from."""
 
 
@@ -33,8 +37,9 @@ def train(
     kind: HeadKind[Any],
     console: Console,
     evaluate: Callable[[Any], float] | None,
+    end: float = math.inf,
 ) -> LoopState:
-    """Train a head in place, going on from the checkpoint in `folder` if there is one."""
+    """Train a head in place, going on from the checkpoint in `folder` if there is one, until `end` (`Loop.end`)."""
     options = kind.options
     per_step = max(1, options.tokens_per_step // rows.window)
     total = max(1, round(options.epochs * len(rows) / per_step))
@@ -46,9 +51,10 @@ def train(
         weight_decay=options.weight_decay,
         warmup=min(0.5, options.warmup_steps / total),
     )
-    optimisers = Optimisers(head, optimisation)
+    optimisers = Optimisers(head, optimisation, target.dtype)
     pinned = {key: value for key, value in asdict(options).items() if key not in _FREE}
-    pin(folder, {**pinned, "data": dict(rows.made_from), "steps": total, "head": asdict(head.config)})
+    pinned |= {DTYPE: dtype_name(target.dtype), "data": dict(rows.made_from), "steps": total}
+    pin(folder, {**pinned, "head": asdict(head.config)})
     state = load_checkpoint(folder, head, optimisers)
     workers = Workers(head, options.threads)
     targets = [target, *(target.replica() for _ in workers.replicas[1:])]
@@ -66,6 +72,7 @@ def train(
         checkpoint_seconds=options.checkpoint_seconds,
         workers=workers,
         evaluations=evaluations,
+        end=end,
     )
     loop.announce(state, console)
     return loop.run(state, console, "training the head")

@@ -1,8 +1,8 @@
 """The target as training reads it: hidden states of many documents at once, embeddings and output rows.
 
 The states of a document need not have the same bits in every batch, so that products may take the fastest shapes:
-Transformers' modules compute all documents as one row of bfloat16, and attention is computed document by document.
-`check_states` compares these states with those of the inference target before a run.
+Transformers' modules compute all documents as one row, and attention is computed document by document. `check_states`
+compares these states with those of the inference target before a run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from forerun.train.heads.module import Augmentation, HeadRows
 from forerun.utils.files import digest, remove, write_bytes
 
 NAME = "forerun_documents"
-COMPUTE = {"cpu": torch.bfloat16, "cuda": torch.bfloat16, "mps": torch.float32}
-"""Types of products by device. On a CPU without instructions for bfloat16 they are slower, and still correct."""
 MAX_DIFFERENCE = 0.1
 """Largest root-mean-square difference of a layer's states, over their size, between training and inference.
 bfloat16 gives about 0.01; states of another layer differ by more than their size."""
@@ -158,9 +156,9 @@ def check_states(states: TargetStates, inference_target: LanguageModel, token_id
     return differences
 
 
-def frozen_model(name: str, where: torch.device) -> Any:
-    """Load a target as Transformers computes it, on a device, without gradients."""
-    return load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where)
+def frozen_model(name: str, where: torch.device, dtype: torch.dtype) -> Any:
+    """Load a target's weights of bfloat16 as Transformers computes it by products of `dtype`, without gradients."""
+    return load_transformers_model(name, "bfloat16").eval().requires_grad_(False).to(where, dtype)
 
 
 class StateCache:
@@ -233,9 +231,14 @@ class TrainingTarget:
             vocabulary: [V] ids of the tokens that it proposes.
         """
         read = learnt_layers(layers, model.config.get_text_config().num_hidden_layers)
-        output_rows = inference_target.output_rows(vocabulary).to(COMPUTE[inference_target.device.type], copy=True)
+        output_rows = inference_target.output_rows(vocabulary).to(model.dtype, copy=True)
         columns = columns_of(vocabulary, inference_target.vocab_size)
         return cls(inference_target, TargetStates(model, read), output_rows, columns)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of products."""
+        return self.output_rows.dtype
 
     def embeddings(self, token_ids: Tensor) -> Tensor:
         """Look up embeddings, [N, H] float32. token_ids: [N] int64."""
@@ -246,7 +249,7 @@ class TrainingTarget:
     def all_output_rows(self) -> Tensor:
         """Return the whole output layer, [vocabulary, H], in the type of products."""
         every = torch.arange(self.inference_target.vocab_size)
-        return self.inference_target.output_rows(every).to(self.output_rows.dtype, copy=True)
+        return self.inference_target.output_rows(every).to(self.dtype, copy=True)
 
     def replica(self) -> TrainingTarget:
         """Return a copy that shares the weights, for another thread."""

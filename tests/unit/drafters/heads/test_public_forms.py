@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,13 @@ def test_a_copy_of_the_embedding_tells_the_target(tmp_path: Path) -> None:
     assert same_target(found, found)
     change(tmp_path, lambda tensors: tensors.update({"embed_tokens.weight": -EMBEDDING}))
     assert not same_target(found, load_head(tmp_path, NUM_LAYERS).fingerprint)
+
+
+def test_layers_that_the_default_names_twice_are_fused_once(tmp_path: Path) -> None:
+    """Of a target of six layers these are 2, 3 and 3."""
+    shape = replace(SHAPE, layers=(2, 3), draft_vocab_size=96)
+    write(tmp_path, LLAMA, {name: tensor.half() for name, tensor in random_tensors(shape).items()})
+    assert load_head(tmp_path, 6).config.layers == (2, 3)
 
 
 def test_layers_as_the_programs_name_them(tmp_path: Path) -> None:

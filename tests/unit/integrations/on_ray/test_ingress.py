@@ -162,9 +162,31 @@ def test_keys_limits_and_the_drain_are_the_ingress_s() -> None:
         assert refused.status_code == 503 and http.get("/health").status_code == 503
 
 
-def lost(at: int) -> Callable[[ForwardedRequest, int], None]:
+def test_who_may_call_is_as_without_an_ingress() -> None:
+    with running() as (replicas, _, http):
+        for headers, status in (
+            ({"host": "evil.example"}, 403),
+            ({"origin": "https://evil.example"}, 403),
+            ({"content-type": "text/plain"}, 415),
+        ):
+            assert http.post(COMPLETIONS, json=SHORT, headers=headers).status_code == status
+            assert http.get("/live", headers=headers).status_code == (403 if status == 403 else 200)
+        assert not replicas.asked
+        own = {"host": "localhost:1", "origin": "http://localhost:1"}
+        assert http.post(COMPLETIONS, json=SHORT, headers=own).status_code == 200
+    with running(api_key=("one",), metrics_key="figures") as (_, _, http):
+        keys = {key: {"authorization": f"Bearer {key}"} for key in ("one", "figures")}
+        assert [http.get("/live", headers=given).status_code for given in keys.values()] == [401, 200]
+
+
+def lost(*ends: int) -> Callable[[ForwardedRequest, int], None]:
+    """Replicas that end before these messages, one after another; the last one ever again."""
+    left = [*ends]
+
     def fails(asked: ForwardedRequest, number: int) -> None:
-        if number == at:
+        if number == left[0]:
+            if len(left) > 1:
+                left.pop(0)
             raise ReplicaError("The replica has ended.")
 
     return fails
@@ -174,29 +196,104 @@ def lost(at: int) -> Callable[[ForwardedRequest, int], None]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_replica_that_ends_before_the_answer(at: int, stream: bool) -> None:
     with running() as (replicas, _, http):
+        body = {**SHORT, "stream": stream}
+        whole = told(http.post(COMPLETIONS, json=body))
+        replicas.asked.clear()
+        replicas.fails = lost(at, -1)
+        assert texts_of(told(http.post(COMPLETIONS, json=body))) == texts_of(whole) and len(replicas.asked) == 2
+        replicas.asked.clear()
         replicas.fails = lost(at)
-        failed = http.post(COMPLETIONS, json={**SHORT, "stream": stream})
+        failed = http.post(COMPLETIONS, json=body)
+        assert len(replicas.asked) == 3  # the request may be what ends them
         assert failed.status_code == 503 and failed.headers["retry-after"] == "1"
         assert failed.json()["error"]["type"] == "server_error"
         replicas.fails = lambda asked, number: None
         assert http.post(COMPLETIONS, json=SHORT).status_code == 200
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
-def test_a_replica_that_ends_in_the_middle_of_a_stream(path: str) -> None:
-    body: dict[str, Any] = {"temperature": 0, "stream": True}
-    body |= {COMPLETIONS: {"prompt": "hi", "max_tokens": 40}, CHAT: MESSAGES, RESPONSES: {"input": "hi"}}[path]
+def texts_of(answered: Any) -> dict[int, dict[str, Any]]:
+    """What a whole answer, or the chunks or events of a stream, say of each choice, however they are divided."""
+    found: dict[int, dict[str, Any]] = {}
+    for event in answered if isinstance(answered, list) else [answered]:
+        choices = [] if event == "[DONE]" else event.get("choices", [event] if "delta" in event else [])
+        for choice in choices:
+            made = found.setdefault(choice.get("index", 0), {"text": "", "tokens": [], "drafts": "", "opened": 0})
+            delta = choice.get("delta", {})
+            made["text"] += delta if isinstance(delta, str) else delta.get("content", choice.get("text", ""))
+            made["opened"] += isinstance(delta, dict) and "role" in delta
+            made["drafts"] += "".join(text for text, _ in choice.get("drafts", []))
+            logprobs = choice.get("logprobs") or []
+            if isinstance(logprobs, dict):
+                columns = zip(*(v for v in logprobs.values() if v), strict=True)
+                logprobs = logprobs.get("content") or [*columns]
+            made["tokens"] += logprobs
+            assert "end" not in made, "something comes after the end"
+            if choice.get("finish_reason"):
+                made["end"] = choice["finish_reason"]
+    return found
+
+
+SEEDED = {"temperature": 1, "seed": 5, "max_tokens": 24, "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (COMPLETIONS, {"prompt": ["hi", "ho"], "n": 2, "logprobs": 2}),
+        (
+            COMPLETIONS,
+            {
+                "prompt": "hi",
+                "temperature": 0,
+                "stop": ["e~", "a b"],
+                "echo": True,
+                "stream_options": {"include_drafts": True},
+            },
+        ),
+        (CHAT, {**MESSAGES, "n": 2, "logprobs": True, "stream_options": {"include_usage": True}, **SEEDED}),
+        (RESPONSES, {"input": "hi", "max_output_tokens": 24, "include": ["message.output_text.logprobs"]}),
+    ],
+)
+def test_a_stream_goes_on_at_another_replica(path: str, more: dict[str, Any]) -> None:
+    body = {name: value for name, value in SEEDED.items() if path != RESPONSES or name != "max_tokens"} | more
     with running() as (replicas, _, http):
-        replicas.fails = lost(5)
+        whole = http.post(path, json=body)
+        assert whole.status_code == 200, whole.text
+        wanted = texts_of(told(whole))
+        for at in range(2, 40, 3):
+            replicas.asked.clear()
+            replicas.fails = lost(at, at // 2, -1)
+            answered = http.post(path, json=body)
+            events = told(answered)
+            assert texts_of(events) == wanted and (len(replicas.asked) == 3 or at > 4)
+            named = {json.loads(line[6:]).get("id") for line in answered.text.splitlines() if line[:7] == "data: {"}
+            assert len(named) == 1
+            if path == RESPONSES:
+                assert [event["sequence_number"] for event in events] == [*range(len(events))]
+                assert [event for event in events if event["type"] != "response.output_text.delta"] == [
+                    event for event in told(whole) if event["type"] != "response.output_text.delta"
+                ] or cleared(events[-1])["response"]["output"] == cleared(told(whole)[-1])["response"]["output"]
+            else:
+                assert events.count("[DONE]") == 1 and events[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_stream_that_cannot_go_on_ends_with_an_error(path: str, temperature: int) -> None:
+    body: dict[str, Any] = {COMPLETIONS: {"prompt": "hi"}, CHAT: MESSAGES, RESPONSES: {"input": "hi"}}
+    body = {**body[path], "temperature": temperature, "stream": True, "ignore_eos": True}
+    with running() as (replicas, _, http):
+        # all replicas end; or one does, and another draws other tokens
+        replicas.fails = lost(5, 2) if temperature == 0 else lost(7, -1)
         failed = http.post(path, json=body)
-        assert failed.status_code == 200 and "[DONE]" not in failed.text
-        last = told(failed)[-1]
+        assert failed.status_code == 200
+        events = told(failed)
         if path == RESPONSES:
             assert failed.text.split("\n\n")[-2].startswith("event: error\n")
-            assert last["type"] == "error" and "has ended" in last["message"]
-            assert [event["sequence_number"] for event in told(failed)] == [*range(len(told(failed)))]
+            assert events[-1]["type"] == "error" and "has ended" in events[-1]["message"]
+            assert [event["sequence_number"] for event in events] == [*range(len(events))]
         else:
-            assert last["error"]["type"] == "server_error"
+            assert events[-2]["error"]["type"] == "server_error" and events[-1] == "[DONE]"
 
 
 def test_the_stock_client_sees_the_failure() -> None:

@@ -67,6 +67,14 @@ def test_failures(error: Exception, kind: type[Exception], status: int) -> None:
     assert ("lack of memory" in str(made)) == (type(error).__name__ == "OutOfMemoryError")
 
 
+def test_why_a_replica_has_ended() -> None:
+    guess = "Some common causes include: (1) the process was killed by the OOM killer due to high memory usage, (2) ..."
+    told = str(to_forerun_error(named("RayActorError")(guess)))
+    assert "has ended (it was killed or has crashed) before" in told and "memory" not in told
+    known = "1 worker(s) were killed due to the node running low on memory. ..."
+    assert "for lack of memory" in str(to_forerun_error(named("RayActorError")(known)))
+
+
 def test_a_worker_s_own_error_is_unwrapped() -> None:
     wrapped = named("RayTaskError")("a traceback")
     wrapped.cause = ConfigError("the reason")  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +89,40 @@ def requests(path: Path, count: int) -> None:
     body = {"prompt": "abc", "max_tokens": 4}
     lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body} for i in range(count)]
     path.write_text("\n".join(map(json.dumps, lines)))
+
+
+@pytest.mark.parametrize("deaths", [0, 1, 2, 3])
+def test_workers_that_die_while_they_load_are_replaced(llm: LLM, deaths: int) -> None:
+    from forerun.integrations.ray import pool
+
+    left = [RayActorError("the process was killed by the OOM killer due to ...")] * deaths
+
+    def get(_: object) -> None:
+        if left:
+            raise left.pop()
+
+    pool.ray.get = get
+    started: list[Any] = []
+    worker: Any = SimpleNamespace(load=SimpleNamespace(remote=object))
+    made = pool.WorkerPool(2, lambda: started.append(worker) or worker, lambda *_: None)
+    if deaths == 3:
+        with pytest.raises(ReplicaError, match="3 workers have ended while they loaded the model"):
+            made.load()
+    else:
+        made.load()
+        assert len(started) == 2 + deaths and len(made._workers) == 2
+
+
+def test_what_a_worker_cannot_load_is_said(llm: LLM) -> None:
+    from forerun.integrations.ray import pool
+
+    def get(_: object) -> None:
+        raise ConfigError("no such model")
+
+    pool.ray.get = get
+    worker: Any = SimpleNamespace(load=SimpleNamespace(remote=object))
+    with pytest.raises(ConfigError, match="no such model"):
+        pool.WorkerPool(1, lambda: worker, lambda *_: None).load()
 
 
 @pytest.mark.parametrize("deaths", [0, 2])

@@ -189,6 +189,9 @@ def test_each_is_prepared_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) 
         grammars.prepare(Grammar.regex(f"b{number}"))
     grammars.prepare(Grammar.regex("a+"))
     assert len(made) == 72
+    for tenant in ("one", "two", "one", None):  # nobody learns what another tenant has prepared
+        grammars.prepare(Grammar.regex("a+"), tenant)
+    assert len(made) == 74
 
 
 def test_without_the_package(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,16 +117,16 @@ def test_a_queue_that_is_too_small_loses_nothing(
     """The engine refuses what exceeds `capacity`: 3 choices are the most that a request of these lines has."""
     (tmp_path / "in").write_text("\n".join(lines(40)))
     undisturbed = whole(llm, tmp_path / "in")
-    add, refused = llm.engine.add, 0
+    enqueue, refused = llm.engine.enqueue, 0
 
-    def bounded(prompt: list[int], params: Any, **more: Any) -> int:
+    def bounded(request: Any) -> None:
         nonlocal refused
-        if len(llm.engine.scheduler) + params.n > capacity:
+        if len(llm.engine.scheduler) + request.params.n > capacity:
             refused += 1
             raise QueueFullError("no room")
-        return add(prompt, params, **more)
+        enqueue(request)
 
-    monkeypatch.setattr(llm.engine, "add", bounded)
+    monkeypatch.setattr(llm.engine, "enqueue", bounded)
     assert whole(llm, tmp_path / "in") == undisturbed
     assert refused
 
@@ -135,7 +135,7 @@ def test_what_finds_no_room_even_alone_is_refused(llm: LLM, tmp_path: Path, monk
     def full(*_: Any, **__: Any) -> int:
         raise QueueFullError("no room")
 
-    monkeypatch.setattr(llm.engine, "add", full)
+    monkeypatch.setattr(llm.engine, "enqueue", full)
     (tmp_path / "in").write_text("\n".join(line(f"{i}", prompt=[[1], [2]]) for i in range(9)))
     found = whole(llm, tmp_path / "in")
     assert [each["response"]["status_code"] for each in found.values()] == [429] * 9

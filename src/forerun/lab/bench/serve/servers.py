@@ -103,7 +103,8 @@ class MeasuredServer:
         data = found.get("data") if isinstance(found, dict) else None
         if status != 200 or not isinstance(data, list) or not data or "id" not in data[0]:
             raise ConfigError(
-                f"{self.url}/v1/models lists no model (status {status}). Say what requests call it: --ask-for NAME."
+                f"{self.url}/v1/models lists no model (status {status}: {error_of(found)}). Say what requests call it: "
+                "--ask-for NAME."
             )
         return str(data[0]["id"])
 

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.loading.configuration import check_values
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensor_names import EMBEDDING, ROPE_FACTORS, ModelFields, is_tied, metadata_of
 from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
+from forerun.utils.json_file import Fields
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Of all Llama 3 models with longer contexts; their factor differs."""
@@ -163,7 +165,9 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> Any:
     }
     model_type, more = _model_type(fields, file)
     with as_load_errors(f"{file.path}: its metadata describes no {model_type} model", REMEDY):
-        return CONFIG_MAPPING[model_type].from_dict({**values, **more})
+        config = CONFIG_MAPPING[model_type].from_dict({**values, **more})
+    check_values(Fields.of({**values, **more}, f"{file.path}: its metadata", ModelLoadError, remedy=REMEDY))
+    return config
 
 
 def _model_fields(file: GgufFile) -> ModelFields:

@@ -33,6 +33,7 @@ from forerun.models.loading.gguf.token_list import (
     as_fields,
     read_token_list,
 )
+from forerun.models.loading.tokenizer_trial import guarded
 
 # Merges of byte-pair encodings: read and checked, or derived from the scores of a SentencePiece vocabulary.
 
@@ -214,7 +215,8 @@ _DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}}
 
 
 def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
-    """Return the Transformers tokenizer (PreTrainedTokenizerFast) of a file, with its chat template.
+    """Return the Transformers tokenizer (PreTrainedTokenizerFast) of a file, with its chat template. Its parts are made
+    here, so it needs no trial.
 
     Args:
         metadata: keys and plain values.
@@ -242,9 +244,10 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
         for role in ("bos", "eos", "unk", "pad")
         if tokens.named.get(role) in matched
     }
-    return PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, chat_template=template, clean_up_tokenization_spaces=False, **named
     )
+    return guarded(tokenizer, place)
 
 
 def eos_token_ids(metadata: Mapping[str, Any], place: str) -> frozenset[int]:

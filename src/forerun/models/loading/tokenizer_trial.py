@@ -1,0 +1,103 @@
+"""Tokenizers of the library `tokenizers`, which may end its process for want of memory, or raise what is no Exception.
+
+One that did not come with the package is used in another process before it is used in this one: once for its content,
+since what passed is remembered in forerun's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from importlib.metadata import version
+from typing import Any
+
+from forerun.errors import ModelLoadError, RequestError
+from forerun.models.loading import tokenizer_trial_process
+from forerun.utils.files import digest
+from forerun.utils.foreign_errors import is_panic
+from forerun.utils.home import TOKENIZERS_FOLDER, home
+
+_TRIAL = "1"
+"""Changes whenever a trial tests other things."""
+_SECONDS = 120.0
+_MEMORY, _MEMORY_PER_BYTE = 1 << 30, 16
+"""Bytes of the process, and bytes more for each of the file; it takes about ten."""
+_ALONE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # each thread would reserve memory
+_CALLS = (
+    *("__call__", "encode", "decode", "batch_decode", "tokenize", "apply_chat_template"),
+    *("convert_ids_to_tokens", "convert_tokens_to_ids"),
+)
+
+
+def check_tokenizer(content: bytes, place: str, remedy: str) -> None:
+    """Use the tokenizer of a tokenizer.json in another process, unless one of this content passed before.
+
+    Raises:
+        ModelLoadError: it ends its process, takes too much time or memory, or cannot be used. Names `place`, its file.
+    """
+    base = home()
+    key = digest(content, f"{_TRIAL} {version('tokenizers')}".encode())
+    passed = None if base is None else base / TOKENIZERS_FOLDER / key
+    if passed is not None and passed.exists():
+        return
+    if found := _trial(content):
+        raise ModelLoadError(f"{place}: no tokenizer can be made of it: {found}. {remedy}")
+    if passed is not None:
+        with suppress(OSError):  # then it is tried again
+            passed.parent.mkdir(parents=True, exist_ok=True)
+            passed.touch()
+
+
+def _trial(content: bytes) -> str | None:
+    """Return what is wrong with a tokenizer.json; None if it can be used."""
+    bound = _MEMORY + _MEMORY_PER_BYTE * len(content)
+    command = [sys.executable, "-P", tokenizer_trial_process.__file__, str(bound)]
+    try:
+        ended = subprocess.run(
+            command,
+            input=content,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+            env=os.environ | _ALONE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it was not ready after {_SECONDS:g} seconds"
+    except OSError as failure:
+        return f"the process that tries it could not be started: {failure.strerror or failure}"
+    if ended.returncode < 0:
+        name = signal.Signals(-ended.returncode).name
+        return f"it ended the process that tried it ({name}), for which {bound >> 20:,} MiB were allowed"
+    failed = f"the process that tries it ended with {ended.returncode}" if ended.returncode else None
+    return ended.stdout.decode().rstrip(".") or failed
+
+
+def guarded(tokenizer: Any, place: str) -> Any:
+    """Make a Transformers tokenizer raise RequestError where the library panics, which else is no Exception.
+
+    place: its file, for messages.
+    """
+    cls = type(tokenizer)
+    calls = {name: _guarded(getattr(cls, name), place) for name in _CALLS}
+    tokenizer.__class__ = type(cls.__name__, (cls,), calls)  # its name is saved with it
+    return tokenizer
+
+
+def _guarded(call: Callable[..., Any], place: str) -> Callable[..., Any]:
+    @wraps(call)
+    def guard(*arguments: Any, **options: Any) -> Any:
+        try:
+            return call(*arguments, **options)
+        except BaseException as failure:
+            if not is_panic(failure):
+                raise
+            # nothing of its text, which may quote the request
+            raise RequestError(f"The tokenizer of {place} failed: it is damaged. Take another, or pass ids.") from None
+
+    return guard

@@ -1,0 +1,129 @@
+"""The progress of a stream, with which another server can go on where one has ended."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+from zlib import crc32
+
+from forerun.engine.results import StepOutput, StreamChunk
+from forerun.errors import ReplicaError
+
+
+class Sent(NamedTuple):
+    """What has been sent of one choice.
+
+    Attributes:
+        checksum: of its tokens.
+        ended: its finish reason was among it.
+    """
+
+    num_tokens: int = 0
+    num_characters: int = 0
+    checksum: int = 0
+    ended: bool = False
+
+    def after(self, chunk: StreamChunk) -> Sent:
+        """Return what has been sent when this chunk has been, too."""
+        return Sent(
+            self.num_tokens + len(chunk.token_ids),
+            self.num_characters + len(chunk.text),
+            crc32(array("q", chunk.token_ids), self.checksum),
+            chunk.finish_reason is not None,
+        )
+
+
+class Progress(NamedTuple):
+    """What one message of a stream adds to its state: the choice, what has been sent of it, and of all events."""
+
+    choice: int
+    sent: Sent
+    num_events: int
+
+
+@dataclass(slots=True)
+class StreamState:
+    """An answer that may pass from server to server.
+
+    Attributes:
+        name, created: of the answer.
+        num_events: numbered events that have been sent.
+        choices: index of a choice -> what has been sent of it.
+    """
+
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_events: int = 0
+    choices: dict[int, Sent] = field(default_factory=dict)
+
+    def advance(self, progress: Progress) -> None:
+        """Record what a message has sent."""
+        self.num_events = progress.num_events
+        self.choices[progress.choice] = progress.sent
+
+
+class Replay:
+    """Divides the outputs of a request that is computed again into what has been sent and what is new.
+
+    Args:
+        before: index of a choice -> what has been sent of it.
+        repeatable: the request is greedy or has a seed.
+    """
+
+    def __init__(self, before: Mapping[int, Sent], repeatable: bool) -> None:
+        self._before, self._repeatable = {**before}, repeatable
+        self._now: dict[int, Sent] = {}
+
+    def progress(self, index: int, num_events: int) -> Progress:
+        """Return the progress with all outputs of a choice so far."""
+        return Progress(index, self._now[index], num_events)
+
+    def divided(self, index: int, output: StepOutput) -> Iterator[tuple[StepOutput, bool]]:
+        """Yield the parts of an output of a choice, and of each whether it is new.
+
+        Raises:
+            ReplicaError: other tokens have been sent.
+        """
+        now, before = self._now.get(index, Sent()), self._before.get(index)
+        after = self._now[index] = now.after(output.chunk)
+        if before is None:
+            yield output, True
+        elif before.num_tokens and not self._repeatable:
+            raise _other_tokens()
+        elif before.ended or after.num_tokens < before.num_tokens:
+            if after.ended and after != before:
+                raise _other_tokens()
+            yield output, False
+        else:
+            sent, new = _divide(output, before.num_tokens - now.num_tokens, before.num_characters - now.num_characters)
+            if now.after(sent.chunk) != before:
+                raise _other_tokens()
+            del self._before[index]
+            yield sent, False
+            yield new, True
+
+
+def _divide(output: StepOutput, tokens: int, characters: int) -> tuple[StepOutput, StepOutput]:
+    """Divide an output after so many tokens, whose text has so many characters."""
+    chunk = output.chunk
+
+    def part(which: slice, text: str, accepted: int) -> StreamChunk:
+        logprobs = None if chunk.logprobs is None else chunk.logprobs[which]
+        ids, sources = chunk.token_ids[which], chunk.sources[which]
+        return replace(chunk, text=text, token_ids=ids, logprobs=logprobs, sources=sources, num_accepted_draft=accepted)
+
+    first = part(slice(tokens), chunk.text[:characters], min(chunk.num_accepted_draft, tokens))
+    rest = part(slice(tokens, None), chunk.text[characters:], max(chunk.num_accepted_draft - tokens, 0))
+    sent = replace(first, finish_reason=None, stats=None)
+    return replace(output, chunk=sent, choice=None, prompt_logprobs=None), replace(output, chunk=rest)
+
+
+def _other_tokens() -> ReplicaError:
+    return ReplicaError(
+        "The replica that computed the stream has ended, and another one has come to other tokens: without a seed they "
+        "are drawn anew. Send the request again, with a seed if its streams are to go on."
+    )

@@ -1,0 +1,319 @@
+"""Random bodies of every path: never a 5xx, a hang, a broken stream, or an answer that no client can read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, note, strategies as st
+
+from fuzzing import examples
+from mixed_requests import CHAT, COMPLETIONS, DRAFTERS, PROMPTS, RESPONSES, SCHEMA, load
+from serving import LIMIT, Served, serving
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}"
+    "# {{ message.role + ': ' + (message.content or '') | trim }}\n"
+    "{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}{{ mood }}# answer:\n"
+)
+"""Fails on what others fail on too, such as a role that is no text."""
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+SECONDS = 1.0
+"""After which the server ends a request: those that ask for thousands of tokens are to be quick, too."""
+FORM = {"name": "it", "schema": SCHEMA}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "A function.", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+MESSAGES = [
+    [{"role": "user", "content": PROMPTS[0]}],
+    [{"role": "system", "content": "Write Python."}, {"role": "user", "content": [{"type": "text", "text": "x = "}]}],
+    [
+        {"role": "user", "content": "f"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ],
+]
+SAMPLING: dict[str, list[Any]] = {
+    "model": ["it"],
+    "temperature": [0, 0.7, 1],
+    "top_p": [0.9, 1e-9],
+    "top_k": [1, 20],
+    "min_p": [0.1],
+    "repetition_penalty": [1.1],
+    "presence_penalty": [-2, 0.5],
+    "frequency_penalty": [2],
+    "logit_bias": [{"17": -5, "20": 100}, {}, {"3": -100.0}],
+    "min_tokens": [2],
+    "stop": ["\n", ["self", "é"], []],
+    "stop_token_ids": [[5, 6]],
+    "ignore_eos": [True],
+    "seed": [0, 3, 2**63 - 1],
+    "priority": [1],
+    "prediction": [{"type": "content", "content": "    return a"}],
+    "speculative": [True, False, "suffix", "recycling:num_draft_tokens=2", {"drafter": "none"}],
+    "user": ["me"],
+    "metadata": [{"a": "b"}],
+    "stream": [True],
+}
+"""Fields of bodies -> sound values."""
+MORE: dict[str, dict[str, list[Any]]] = {
+    CHAT: {
+        "messages": MESSAGES,
+        "max_tokens": [1, 12],
+        "n": [2],
+        "logprobs": [True],
+        "top_logprobs": [0, 3],
+        "tools": [[TOOL], [TOOL, TOOL]],
+        "tool_choice": ["auto", "none"],
+        "stream_options": [{"include_usage": True, "include_drafts": True}],
+        "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": FORM}],
+        "chat_template_kwargs": [{"mood": "glad "}],
+    },
+    COMPLETIONS: {
+        "prompt": [*PROMPTS[:3], [1, 2, 3], ["a", "b"], [[4, 5], [6]]],
+        "max_tokens": [1, 12],
+        "n": [3],
+        "echo": [True],
+        "logprobs": [0, 4],
+        "stream_options": [{"include_usage": True}],
+        "structured_outputs": [{"regex": "[ab]+"}, {"choice": ["yes", "no"]}, {"grammar": 'start: "a" | "b"'}],
+    },
+    RESPONSES: {
+        "input": ["x = ", [{"role": "user", "content": [{"type": "input_text", "text": "x = "}]}]],
+        "instructions": ["Write Python."],
+        "max_output_tokens": [1, 12],
+        "include": [["message.output_text.logprobs"]],
+        "top_logprobs": [2],
+        "text": [{"format": {"type": "text"}}, {"format": {"type": "json_schema", **FORM}}],
+    },
+}
+SURE = ("messages", "prompt", "input", "max_tokens", "max_output_tokens", "tokens")
+"""Fields that a sound body has."""
+NUMBERS = [0, -1, 1, 2, 129, 4096, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 5e-324, 1e999]
+NUMBERS += [-math.inf, math.nan, 10**5000]
+DEEP = "deep"
+"""Stands for lists or objects inside each other, up to what is refused: more than functions here could walk through."""
+TEXTS = [DEEP, "", "a", "\ud800", "a\udfff\ud83d", "\0", "\u202e\u0301", "🙂é\u200d", "\ufeff", "<tool_call>", "nan"]
+TEXTS += ["<|endoftext|>", "1e5", "(a{999}){999}", "(?=a)", "start: start"]
+TEXTS += ["word " * 3000, "\n" * 20_000, "a" * 140_000]
+OTHERS: list[Any] = [
+    None,
+    True,
+    False,
+    [],
+    {},
+    [None],
+    [[]],
+    {"": None},
+    {"\ud800": 1},
+    {"$ref": "#"},
+    {"type": "xml"},
+    [{"enum": [1e999]}],
+]
+OTHERS += [["a"] * 300, [1] * 3000, list(range(70_000)), {str(i): 1 for i in range(400)}, [{"type": "image_url"}]]
+NAMES = ["", "Stream", "\ud800", "best_of", "suffix", "functions", "type", "content", "x" * 99]
+SCHEMA_NAMES = ["$defs", "$ref", "anyOf", "enum", "const", "minItems", "minLength", "pattern", "multipleOf", "items"]
+
+
+def odd(rng: random.Random) -> Any:
+    """What may stand in place of anything."""
+    kind = rng.randrange(7)
+    if kind < 4:
+        return copy.deepcopy(rng.choice((NUMBERS, TEXTS, OTHERS, NAMES)[kind]))
+    if kind == 4:
+        return rng.choice([rng.randrange(-300, 300), rng.uniform(-2, 2), rng.lognormvariate(0, 99)])
+    if kind == 5:
+        return "".join(chr(rng.randrange(0x110000)) for _ in range(rng.randrange(6)))
+    made: Any = 1
+    as_list, depth = rng.random() < 0.5, rng.choice([1, 3, 60])
+    for _ in range(depth):
+        made = [made] if as_list else {rng.choice(["items", "anyOf", "a"]): made}
+    return made
+
+
+def sound(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """A path, and a body that it may answer with 200."""
+    url = rng.choice(
+        [CHAT, CHAT, CHAT, COMPLETIONS, COMPLETIONS, COMPLETIONS, RESPONSES, RESPONSES, TOKENIZE, DETOKENIZE]
+    )
+    if url == DETOKENIZE:
+        return url, {"tokens": [rng.randrange(500) for _ in range(rng.randrange(5))]}
+    if url == TOKENIZE:
+        name = rng.choice(["prompt", "messages"])
+        return url, {name: copy.deepcopy(rng.choice((MORE[COMPLETIONS] | MORE[CHAT])[name][:2]))}
+    fields = SAMPLING | MORE[url]
+    chosen = [name for name in fields if name in SURE]
+    chosen += [name for name in rng.sample([*fields], rng.randrange(6)) if name not in chosen]
+    body = {name: copy.deepcopy(rng.choice(fields[name])) for name in chosen}
+    if rng.random() < 0.5:
+        body["stream"] = True
+    if "n" in body:
+        body["temperature"] = 1
+    if "top_logprobs" in body:
+        body |= {"include": MORE[RESPONSES]["include"][0]} if url == RESPONSES else {"logprobs": True}
+    if "stream" not in body:
+        body.pop("stream_options", None)
+    return url, body
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each object or list in a value, with a key or an index of it."""
+    for key in [*value] if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], (dict, list)):
+            yield from places(value[key])
+
+
+def mutate(rng: random.Random, body: dict[str, Any]) -> None:
+    """Change one place of a body."""
+    every = [*places(body)]
+    if not every:
+        body["prompt"] = odd(rng)
+        return
+    inside, key = rng.choice(every)
+    change = rng.choice(["set", "set", "set", "remove", "wrap", "repeat", "add", "rename", "copy"])
+    value = inside[key]
+    if change == "remove":
+        del inside[key]
+    elif change == "wrap":
+        inside[key] = [value] if rng.random() < 0.5 else {rng.choice(NAMES): value}
+    elif change == "repeat" and isinstance(value, (list, str)):
+        inside[key] = value * rng.choice([2, 30, 300])
+    elif change == "copy":
+        other, name = rng.choice(every)
+        inside[key] = copy.deepcopy(other[name])
+    elif change == "add" and isinstance(inside, dict):
+        inside[rng.choice([*NAMES, *SCHEMA_NAMES, *SAMPLING])] = odd(rng)
+    elif change == "rename" and isinstance(inside, dict):
+        inside[rng.choice([*NAMES, *SCHEMA_NAMES, *SAMPLING])] = inside.pop(key)
+    else:
+        inside[key] = odd(rng)
+
+
+def damage(rng: random.Random, content: bytes) -> bytes:
+    """Change the bytes of a body."""
+    at = rng.randrange(len(content))
+    kind = rng.choice(["cut", "flip", "flip", "insert", "twice", "twice", "follow", "utf-16", "deep"])
+    if kind == "cut":
+        return content[:at]
+    if kind == "flip":
+        return content[:at] + bytes([content[at] ^ rng.randrange(1, 256)]) + content[at + 1 :]
+    if kind == "insert":
+        return content[:at] + rng.randbytes(rng.randrange(1, 5)) + content[at:]
+    if kind == "twice":  # a key that is there twice
+        name = rng.choice([*SAMPLING, *SURE])
+        return b"{" + json.dumps(name).encode() + b":" + written(odd(rng), True) + b"," + content[1:]
+    if kind == "follow":
+        return content + rng.choice([b"\n", b" null", b"{}", b"\0", b"]"])
+    if kind == "utf-16":
+        return content.decode(errors="replace").encode("utf-16")
+    return b"[" * 20_000 + content
+
+
+def written(value: Any, ascii_only: bool) -> bytes:
+    """A value as JSON, with what JSON does not have: NaN, lone surrogates in bytes, numbers of 5,001 digits."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**4000:
+        return b"1" + b"0" * 5000
+    try:
+        return json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    except ValueError:  # of such a number deeper inside
+        return b"[1" + b"0" * 5000 + b"]"
+
+
+def request(rng: random.Random) -> tuple[str, bytes]:
+    """A path and a body that has been changed in some places, or none."""
+    url, body = sound(rng)
+    for _ in range(rng.choice([0, 0, 1, 1, 1, 2, 3])):
+        mutate(rng, body)
+    begin, end, depth = *rng.choice([(b"[", b"]"), (b'{"items":', b"}")]), rng.randrange(200, 1100)
+    content = written(body, rng.random() < 0.5).replace(f'"{DEEP}"'.encode(), begin * depth + b"1" + end * depth)
+    if rng.random() < 0.15:
+        content = damage(rng, content)
+    return (url if rng.random() < 0.95 else rng.choice([CHAT, COMPLETIONS, RESPONSES])), content
+
+
+def strict(content: str | bytes) -> Any:
+    """A value that any reader of JSON takes: no NaN, no lone surrogates."""
+    value = json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def check_error(error: Any) -> None:
+    """OpenAI's form."""
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and isinstance(error["message"], str) and isinstance(error["type"], str)
+    assert isinstance(error["param"], str | None) and isinstance(error["code"], str | None)
+
+
+def check_stream(url: str, text: str) -> None:
+    """Ends with its end; an error comes last before it."""
+    *events, rest = text.split("\n\n")
+    assert rest == ""
+    data = [each.split("data: ", 1)[1] for each in events if not each.startswith(": ")]
+    if url == RESPONSES:
+        bodies = [strict(each) for each in data]
+        assert [each["sequence_number"] for each in bodies] == [*range(len(bodies))]
+        assert bodies[-1]["type"] in ("response.completed", "response.incomplete", "error")
+        return
+    assert data.pop() == "[DONE]"
+    bodies = [strict(each) for each in data]
+    for each in bodies[:-1]:
+        assert "error" not in each
+    if "error" in bodies[-1]:
+        check_error(bodies[-1]["error"])
+        assert bodies[-1]["error"]["type"] != "server_error", bodies[-1]
+        return
+    begun = {choice["index"] for each in bodies for choice in each["choices"]}
+    ended = [choice["index"] for each in bodies for choice in each["choices"] if choice["finish_reason"] is not None]
+    assert sorted(ended) == sorted(begun)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    llm = load(drafter=[*DRAFTERS, "prediction"], max_batch=6, seed=0)
+    assert llm.tokenizer is not None
+    llm.tokenizer.chat_template = TEMPLATE
+    with serving(llm, request_timeout=SECONDS) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=served.url, timeout=LIMIT, headers=headers) as http:
+        before = http.post(COMPLETIONS, json=KNOWN).json()["choices"]
+        yield http
+        served.settle()
+        assert http.get("/health").json()["status"] == "ok"
+        assert http.post(COMPLETIONS, json=KNOWN).json()["choices"] == before  # what came between has left nothing
+
+
+KNOWN = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 20, "logprobs": 2}
+
+
+@examples(60)
+@given(seed=st.integers(0, 2**64))
+def test_any_body_is_answered_or_refused(http: httpx.Client, seed: int) -> None:
+    url, content = request(random.Random(f"body {seed}"))  # of which each is as likely: small seeds mean no small body
+    note((url, content[:2000]))
+    response = http.post(url, content=content)
+    text = response.content.decode()  # UTF-8
+    if response.status_code != 200:
+        assert response.status_code in (400, 404, 408, 413), text
+        assert response.headers["content-type"] == "application/json"
+        assert set(response.json()) == {"error"}
+        check_error(strict(text)["error"])
+    elif response.headers["content-type"].startswith("text/event-stream"):
+        check_stream(url, text)
+    else:
+        strict(text)
