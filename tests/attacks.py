@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from serving import LIMIT, Served
+from serving import JSON, LIMIT, Served
 
 COMPLETIONS = "/v1/completions"
 STREAM = {"prompt": "def f(x):\n", "max_tokens": 1900, "ignore_eos": True, "stream": True, "seed": 1}
@@ -132,7 +132,7 @@ def _read(url: str, seen: Seen, over: threading.Event) -> None:
 def _send(http: httpx.Client, path: str, content: bytes, seen: Seen, over: threading.Event) -> None:
     """Send the attack; leave it where its answer takes too long, or when the watching is over."""
     try:
-        with http.stream("POST", path, content=content, headers={"content-type": "application/json"}) as response:
+        with http.stream("POST", path, content=content, headers=JSON) as response:
             seen.status = response.status_code
             for _ in response.iter_raw():
                 if over.is_set():

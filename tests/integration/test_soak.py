@@ -50,6 +50,8 @@ def test_nothing_grows() -> None:
     assert drafter is not None
     assert llm.tokenizer is not None
     pool.limit(int(0.05 * GIB / pool.page_nbytes))
+    for each in drafter.pools:
+        each.limit(32)  # what is kept for later prompts is then full before memory is looked at
     texts = [llm.tokenizer(case.prompt)["input_ids"] for case in workloads.load("code", 8)]
     rng, started, looks = random.Random(0), time.monotonic(), []
     while time.monotonic() < started + 60 * MINUTES:
@@ -71,4 +73,4 @@ def test_nothing_grows() -> None:
     print(
         f"{len(looks)} rounds of {ROUND} requests, {MINUTES} minutes: {quarter[3]}, then {looks[-1][3]} bytes resident"
     )
-    assert looks[-1][3] < 1.05 * quarter[3]
+    assert looks[-1][3] < 1.02 * quarter[3]

@@ -116,13 +116,17 @@ def generate(
         note(line)
     outputs, times, interrupted = run(llm, request, params, echo=not json)
     if json:
-        drafted = llm.num_draft_tokens if llm.drafter_name else 0
-        facts = {"model": model, "drafter": llm.drafter_name, "num_draft_tokens": drafted}
-        print_json({**facts, "quantize": llm.target.quantize, "exact": llm.exact, **as_object(outputs, times)})
+        print_json(_facts(llm, model) | as_object(outputs, times))
     else:
         typer.echo(summary(outputs, times, llm.drafter_name, interrupted), err=True)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _facts(llm: LLM, model: str) -> dict[str, Any]:
+    drafted = llm.num_draft_tokens if llm.drafter_name else 0
+    facts = {"model": model, "drafter": llm.drafter_name, "num_draft_tokens": drafted}
+    return {**facts, "quantize": llm.target.quantize, "exact": llm.exact}
 
 
 def notes(llm: LLM, model: str, chat: bool, params: SamplingParams, acceptance: str | None) -> list[str]:

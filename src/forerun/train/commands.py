@@ -85,11 +85,15 @@ def train_draft(
             device=device_name(where),
         )
         write_card(out, record)
-        for row in rates:
-            setting = f"temperature {row.temperature:g}, K={row.num_draft_tokens}"
-            console.print(f"{out}: acceptance rate {row.rate:.3f} at {setting}")
-        if not rates:
-            console.print(f"{out}: {NOT_JUDGED}", highlight=False)
+        _show(rates, out, console)
+
+
+def _show(rates: list[HeldOutAcceptance], out: Path, console: Console) -> None:
+    for row in rates:
+        setting = f"temperature {row.temperature:g}, K={row.num_draft_tokens}"
+        console.print(f"{out}: acceptance rate {row.rate:.3f} at {setting}")
+    if not rates:
+        console.print(f"{out}: {NOT_JUDGED}", highlight=False)
 
 
 def _data_record(rows: PackedShard, held_out: PackedShard) -> dict[str, Any]:

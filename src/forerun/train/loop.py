@@ -77,7 +77,7 @@ class StageProgress:
         spent, new = time.monotonic() - self._start, self._done - self._first
         left = (self._total - self._done) * spent / new if new >= self._enough else math.inf
         left = max(0.0, min(left, self._end - time.monotonic()))
-        return " · ".join(filter(None, [self._detail, f"about {_in_words(left)} left" if left < math.inf else ""]))
+        return " · ".join(filter(None, [self._detail, f"about {_in_words(left)} left" if 0 < left < math.inf else ""]))
 
     def _print(self) -> None:
         while not self._over.wait(PROGRESS_SECONDS):

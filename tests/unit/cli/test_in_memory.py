@@ -44,7 +44,7 @@ def test_a_section_that_fails_does_not_stop_the_others(invoke: Invoke, monkeypat
     def refuse(*_: object) -> None:
         raise ValueError("no copy")
 
-    monkeypatch.setattr(gpu._Made, "copies", refuse)
+    monkeypatch.setattr(gpu._DeviceModels, "copies", refuse)
     monkeypatch.setattr(gpu, "NUM_PROMPTS", 1)
     monkeypatch.setattr(gpu, "PROMPT_TOKENS", 12)
     monkeypatch.setattr(gpu, "CONTEXT", 20)
@@ -56,7 +56,7 @@ def test_a_section_that_fails_does_not_stop_the_others(invoke: Invoke, monkeypat
     done = invoke("bench", "gpu", *TINY)
     assert done.exit_code == 1
     titles = [line for line in done.output.splitlines() if line.startswith("### ")]
-    assert len(titles) == len(list(gpu._sections(gpu.GpuOptions())))
+    assert len(titles) == len(list(gpu._sections(gpu._DeviceModels(gpu.GpuOptions()))))
     assert next(part for part in done.output.split("### ") if "failed: ValueError" in part).startswith("copies")
     assert done.output.count("failed: ") == 2  # that, and the last line
     assert "| draft-tree |" in done.output and "NO" not in done.output

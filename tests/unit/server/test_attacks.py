@@ -12,7 +12,7 @@ import pytest
 
 from attacks import COMPLETIONS, Seen, beside, first_piece
 from forerun import LLM
-from serving import Served, serving
+from serving import JSON, Served, serving
 
 MOST_GAP = 0.3
 """Seconds for which a stream may stand still, steps with prompts left out; without an attack about 0.03."""
@@ -83,5 +83,5 @@ def test_a_newcomer_does_not_wait_for_a_body_of_many_prompts(bundled: Served) ->
     ids=["far too long", "no such token", "empty", "no text", "too long", "one alone"],
 )
 def test_an_error_says_which_prompt_it_means(bundled: Served, body: dict[str, Any], message: str) -> None:
-    refused = httpx.post(bundled.url + COMPLETIONS, content=json.dumps(body))
+    refused = httpx.post(bundled.url + COMPLETIONS, content=json.dumps(body), headers=JSON)
     assert refused.status_code == 400 and refused.json()["error"]["message"].startswith(message)

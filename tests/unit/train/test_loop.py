@@ -75,7 +75,7 @@ def test_minutes_end_a_run_and_its_schedule(files: list[SourceFile], tmp_path: P
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "_step", step)
-        bounded = replace(SHORT_RUN, tokens=10**6, minutes=0.5 / 60)
+        bounded = replace(SHORT_RUN, tokens=40 * 128, minutes=0.5 / 60)
         _, _, state = lm.train(files, tmp_path, bounded, QUIET)
     assert 1 < state.step < 8 and (tmp_path / CHECKPOINT).exists()
     assert seen == sorted(seen) and 0.5 < seen[-1] < 1
