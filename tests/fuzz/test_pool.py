@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -412,6 +412,7 @@ MACHINES = pytest.mark.parametrize("machine", [Pools, ContiguousPools], ids=["pa
 
 @MACHINES
 @examples(8)
+@example(seed=57795)  # pages of one tenant are published for another, after a fork
 @given(seed=SEEDS)
 def test_caches_hold_what_they_were_fed(machine: type[Pools], seed: int) -> None:
     walk(machine, seed, 100)

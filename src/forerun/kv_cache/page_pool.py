@@ -185,9 +185,9 @@ class PagePool:
                 if parent is None or parent.tenant != tenant:
                     return index
                 found = parent.children.get(key)
+                if page.node not in (None, found):  # another tenant's; dropped here, it would precede those below it
+                    return index
                 if found is None:
-                    if page.node is not None:
-                        return index
                     self._tree.add(parent, key, page)
                 elif found.page is not None and found.page is not page:
                     self._add_holder(found.page)
