@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import transformers
 
 from served_families import END, FAMILIES, PAGE, START, serve
 
@@ -26,6 +27,13 @@ def without_module(row: str) -> str:
     return re.sub(r"rows alone: .*", "rows alone", row)
 
 
+VERSION = re.search(r"Transformers (\d+\.\d+)\.", PAGE.read_text(encoding="utf-8"))
+assert VERSION is not None
+
+
+@pytest.mark.skipif(
+    not transformers.__version__.startswith(f"{VERSION[1]}."), reason=f"the table is of Transformers {VERSION[1]}"
+)
 @pytest.mark.parametrize(
     "family", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in FEW)]
 )

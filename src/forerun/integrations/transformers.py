@@ -44,6 +44,8 @@ _CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _UNUSED = {"use_cache", "logits_to_keep", "cache_position", "cache_implementation", "return_dict"}
 """Arguments of a forward without effect here."""
+_CACHES = ("past_key_values", "cache")
+"""What Transformers calls its cache, before and from version 5.24 on."""
 _REMEDY = "Leave it out, or generate without custom_generate."
 
 
@@ -68,9 +70,9 @@ def refuse_unserved(
             if type(each).__name__ not in served:
                 raise SamplingError(f"the {what} {type(each).__name__} is not one that forerun applies. {_REMEDY}")
     for name, value in model_kwargs.items():
-        if name == "past_key_values":
+        if name in _CACHES:
             if value is not None and value.get_seq_length() > 0:
-                raise SamplingError(f"past_key_values holds keys and values, and forerun has its own. {_REMEDY}")
+                raise SamplingError(f"{name} holds keys and values, and forerun has its own. {_REMEDY}")
         elif name not in _UNUSED | {"attention_mask", "position_ids"} and value is not None and value is not False:
             raise SamplingError(f"{name} is given to the model, and forerun computes token ids alone. {_REMEDY}")
 
@@ -172,7 +174,7 @@ class Speculative:
         generation_config: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Generate; called by Transformers, which in version 5.23 passes no streamer.
+        """Generate; called by Transformers, which in versions 5.23 and 5.24 passes no streamer.
 
         Returns:
             [B, n] int64, prompts and answers, padded on the right; with `return_dict_in_generate` as `sequences`.

@@ -36,6 +36,7 @@ _ALLOWED_OPTIONS = {
     "is_causal",
     "cache_position",
     "past_key_values",
+    "cache",
     "num_items_in_batch",
     "return_dict",
     "target_dtype",
