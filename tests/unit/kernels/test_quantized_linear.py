@@ -4,6 +4,7 @@ scales decide."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,10 @@ FORMS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "Q4_0": lambda weight: grouped(weight, bits=4, zero=8, has_minimum=False),
     "Q4_1": lambda weight: grouped(weight, bits=4, zero=0, has_minimum=True),
 }
+# the same with activations of 8 bits
+FORMS |= {
+    f"{name}-a8": lambda weight, make=make: replace(make(weight), activation_bits=8) for name, make in FORMS.items()
+}
 
 
 def defined(weight: QuantizedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,6 +56,8 @@ def defined(weight: QuantizedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
     if weight.group is None:  # sums over all inputs fit into 32 bits
         limit = np.float32(min(32767, (2**31 - 1) // (128 * weight.shape[1])))
     rows = x.float().numpy()
+    if weight.activation_bits == 8:  # each group is a row of its own
+        limit, rows = np.float32(127), np.pad(rows, ((0, 0), (0, padding))).reshape(len(rows), -1, 32)
     amax = np.abs(rows).max(-1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = limit / amax
@@ -58,9 +65,19 @@ def defined(weight: QuantizedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
     codes_x = np.where(np.isfinite(amax) & np.isfinite(inverse), codes_x, 0).astype(np.int64)
     scale_x = np.where(np.isfinite(amax), amax / limit, np.float32(np.nan)).astype(np.float32)
     codes_w = np.pad(codes_w, ((0, 0), (0, padding))).reshape(len(codes_w), -1, 32)
-    codes_x = np.pad(codes_x, ((0, 0), (0, padding))).reshape(len(codes_x), -1, 32)
+    if weight.activation_bits == 16:
+        codes_x = np.pad(codes_x, ((0, 0), (0, padding))).reshape(len(codes_x), -1, 32)
     sums = np.einsum("rgk,ogk->rog", codes_x, codes_w)
-    if weight.group is None:
+    if weight.activation_bits == 8:
+        total = np.zeros(sums.shape[:2], np.float32)
+        for g in range(sums.shape[2]):
+            term = sums[..., g].astype(np.float32)
+            total += (term if weight.group is None else term * scale_w[:, g]) * scale_x[:, g]
+            if weight.minimum is not None:
+                minimum = weight.minimum.numpy().astype(np.float32)[:, g]
+                total += minimum * (scale_x[:, g] * codes_x[:, g].sum(-1, keepdims=True).astype(np.float32))
+        total = total * scale_w[:, 0] if weight.group is None else total
+    elif weight.group is None:
         total = sums.sum(-1).astype(np.float32) * (scale_x * scale_w[:, 0])
     else:
         total = np.zeros(sums.shape[:2], np.float32)

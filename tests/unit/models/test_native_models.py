@@ -14,6 +14,7 @@ import transformers as tf
 from torch import Tensor
 
 from families import VOCAB, make_family
+from forerun.config import QUANTISATIONS
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
@@ -43,7 +44,7 @@ def logits(model: Model) -> Tensor:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+@pytest.mark.parametrize("quantize", [None, *QUANTISATIONS])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_near_those_of_the_references(
     family: str, quantize: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

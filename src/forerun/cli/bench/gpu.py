@@ -15,7 +15,7 @@ import typer
 from forerun.cli import options
 from forerun.cli.bench.shared import say
 from forerun.cli.flags import Flags, with_flags
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE, QUANTISATIONS
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, DEFAULT_DTYPE
 from forerun.errors import ConfigError
 from forerun.utils.fields import option
 
@@ -84,7 +84,7 @@ def _sections(models: _DeviceModels) -> Iterator[Section]:
     yield "greedy pairs", lambda: models.pairs(0.0, 1)
     yield "drawn pairs", lambda: models.pairs(1.0, 1)
     yield "greedy pairs in a batch", lambda: models.pairs(0.0, NUM_PROMPTS)
-    for name in QUANTISATIONS:
+    for name in ("int8", "int4"):
         yield f"steps of the target in {name}", partial(models.quantized_steps, name)
     yield "Transformers", models.transformers
 
