@@ -1,4 +1,4 @@
-"""The native kernels with each instruction set."""
+"""The native kernels with each instruction set; numbers of threads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
+import kernel_cases
 from forerun.config import INSTRUCTIONS
-from kernel_cases import using
 
 
 @pytest.fixture(params=INSTRUCTIONS)
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
-    with using(request.param):
+    with kernel_cases.using(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Compute with so many."""
+    with kernel_cases.threads(request.param):
         yield request.param

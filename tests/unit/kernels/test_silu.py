@@ -1,20 +1,10 @@
 """SiLU has the same bits wherever a number lies, and equals PyTorch's."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.nn import functional as F
 
 from forerun.kernels.torch.elementwise import silu
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("threads")

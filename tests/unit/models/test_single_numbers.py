@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "glu": lambda x: F.glu(torch.cat([x, x.flip(-1)], -1)),
     "out": lambda x: torch.sigmoid(x, out=torch.empty_like(x)),
 }
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("threads")

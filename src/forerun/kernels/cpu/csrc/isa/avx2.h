@@ -118,6 +118,12 @@ INLINE __m256i four_bytes(const int8_t* x) {
     __builtin_memcpy(&four, x, 4);
     return _mm256_set1_epi32(four);
 }
+// Of eight codes of 4 bits of each output, 0..15, the first and the last four, as bytes.
+INLINE W w_low4(W x) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+INLINE W w_high4(W x) { return w_low4({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
 #if defined(AVX_VNNI)
 // Lane o: sum + the sum of codes[4 o + i] x[i], i < 4; codes are bytes 0..255.
 template <int R> INLINE void add_fours(W codes, const int8_t* x, int64_t next, I* sum) {
@@ -127,14 +133,12 @@ template <int R> INLINE void add_fours(W codes, const int8_t* x, int64_t next, I
     }
 }
 template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
-    const __m256i low = _mm256_set1_epi8(15);
     EACH_ROW sum[r] = i_zero();
     for (int k = 0; k < 32; k += 8) {
         const W bytes = w_load(p + 8 * k);
         ahead<R>(p + 8 * k);
-        add_fours<R>({_mm256_and_si256(bytes.a, low), _mm256_and_si256(bytes.b, low)}, x + k, next, sum);
-        add_fours<R>({_mm256_and_si256(_mm256_srli_epi16(bytes.a, 4), low),
-                      _mm256_and_si256(_mm256_srli_epi16(bytes.b, 4), low)}, x + k + 4, next, sum);
+        add_fours<R>(w_low4(bytes), x + k, next, sum);
+        add_fours<R>(w_high4(bytes), x + k + 4, next, sum);
     }
 }
 template <int R>
@@ -162,16 +166,14 @@ INLINE I i_of_pairs(W words) {
     return {_mm256_madd_epi16(words.a, ones), _mm256_madd_epi16(words.b, ones)};
 }
 template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
-    const __m256i low = _mm256_set1_epi8(15);
     W words[R];
     EACH_ROW words[r] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
 #pragma GCC unroll 4
     for (int k = 0; k < 32; k += 8) {
         const W bytes = w_load(p + 8 * k);
         ahead<R>(p + 8 * k);
-        add_pairs<R>({_mm256_and_si256(bytes.a, low), _mm256_and_si256(bytes.b, low)}, x + k, next, words);
-        add_pairs<R>({_mm256_and_si256(_mm256_srli_epi16(bytes.a, 4), low),
-                      _mm256_and_si256(_mm256_srli_epi16(bytes.b, 4), low)}, x + k + 4, next, words);
+        add_pairs<R>(w_low4(bytes), x + k, next, words);
+        add_pairs<R>(w_high4(bytes), x + k + 4, next, words);
     }
     EACH_ROW sum[r] = i_of_pairs(words[r]);
 }
