@@ -17,10 +17,10 @@
 // Bytes from the weights that are read to those that are asked for: some hundred cycles of sums.
 constexpr int64_t AHEAD = 2048;
 
-// Ask for the line of weights that is read some lines later: with several rows the sums of one line keep the processor from
-// looking that far ahead itself. With one or two it does, and every instruction more costs.
-template <int R> static inline __attribute__((always_inline)) void ahead(const void* p) {
-    if (R > 2) __builtin_prefetch((const char*)p + AHEAD);
+// Ask for the line of weights that is read some lines later: the sums of one line keep the processor from looking that far
+// ahead itself. FETCHED of an instruction set says from how many rows on; with few, processors with AVX-512 do look.
+template <bool WANTED> static inline __attribute__((always_inline)) void ahead(const void* p) {
+    if (WANTED) __builtin_prefetch((const char*)p + AHEAD);
 }
 
 namespace forerun {

@@ -11,7 +11,9 @@
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
 struct W { __m256i a, b; };
-constexpr int MAX_ROWS = 4;  // whose sums stay in registers
+constexpr int MAX_ROWS = 4;      // whose sums stay in registers
+constexpr int INTEGER_ROWS = 6;  // the same of codes: sums of a group, not of all inputs
+template <int R> constexpr bool FETCHED = true;
 
 INLINE F f_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 INLINE F f_set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -105,12 +107,17 @@ template <int PLACE> INLINE W w_code4(W x) {
     const __m256i mask = _mm256_set1_epi16(15);
     return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4 * PLACE), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4 * PLACE), mask)};
 }
+// Keep a sum in its register. Without this, GCC computes all products of an unrolled loop first, and adds what it spilled.
+INLINE __m256i pinned(__m256i sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
+}
 INLINE I dot(I sum, W codes, const int16_t* x) {
     int32_t pair;
     __builtin_memcpy(&pair, x, 4);
     const __m256i two = _mm256_set1_epi32(pair);
-    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(codes.a, two)),
-            _mm256_add_epi32(sum.b, _mm256_madd_epi16(codes.b, two))};
+    return {pinned(_mm256_add_epi32(sum.a, _mm256_madd_epi16(codes.a, two))),
+            pinned(_mm256_add_epi32(sum.b, _mm256_madd_epi16(codes.b, two)))};
 }
 
 INLINE __m256i four_bytes(const int8_t* x) {
@@ -136,7 +143,7 @@ template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_
     EACH_ROW sum[r] = i_zero();
     for (int k = 0; k < 32; k += 8) {
         const W bytes = w_load(p + 8 * k);
-        ahead<R>(p + 8 * k);
+        ahead<FETCHED<R>>(p + 8 * k);
         add_fours<R>(w_low4(bytes), x + k, next, sum);
         add_fours<R>(w_high4(bytes), x + k + 4, next, sum);
     }
@@ -147,7 +154,7 @@ INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int
     EACH_ROW sum[r] = i_set(-128 * totals[r * step]);
     for (int k = 0; k < 32; k += 4) {
         const W bytes = w_load(p + 16 * k);
-        ahead<R>(p + 16 * k);
+        ahead<FETCHED<R>>(p + 16 * k);
         add_fours<R>({_mm256_xor_si256(bytes.a, zero), _mm256_xor_si256(bytes.b, zero)}, x + k, next, sum);
     }
 }
@@ -157,8 +164,8 @@ INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int
 template <int R> INLINE void add_pairs(W codes, const int8_t* x, int64_t next, W* sum) {
     EACH_ROW {
         const __m256i four = four_bytes(x + r * next);
-        sum[r] = {_mm256_add_epi16(sum[r].a, _mm256_maddubs_epi16(codes.a, four)),
-                  _mm256_add_epi16(sum[r].b, _mm256_maddubs_epi16(codes.b, four))};
+        sum[r] = {pinned(_mm256_add_epi16(sum[r].a, _mm256_maddubs_epi16(codes.a, four))),
+                  pinned(_mm256_add_epi16(sum[r].b, _mm256_maddubs_epi16(codes.b, four)))};
     }
 }
 INLINE I i_of_pairs(W words) {
@@ -171,7 +178,7 @@ template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_
 #pragma GCC unroll 4
     for (int k = 0; k < 32; k += 8) {
         const W bytes = w_load(p + 8 * k);
-        ahead<R>(p + 8 * k);
+        ahead<FETCHED<R>>(p + 8 * k);
         add_pairs<R>(w_low4(bytes), x + k, next, words);
         add_pairs<R>(w_high4(bytes), x + k + 4, next, words);
     }
@@ -183,11 +190,12 @@ INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int
     EACH_ROW sum[r] = i_zero();
     for (int k = 0; k < 32; k += 4) {
         const W bytes = w_load(p + 16 * k), sizes = {_mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)};
-        ahead<R>(p + 16 * k);
+        ahead<FETCHED<R>>(p + 16 * k);
         EACH_ROW {
             const __m256i four = four_bytes(x + r * next + k);
             sum[r] = i_add(sum[r], i_of_pairs({_mm256_maddubs_epi16(sizes.a, _mm256_sign_epi8(four, bytes.a)),
                                                _mm256_maddubs_epi16(sizes.b, _mm256_sign_epi8(four, bytes.b))}));
+            sum[r] = {pinned(sum[r].a), pinned(sum[r].b)};
         }
     }
 }

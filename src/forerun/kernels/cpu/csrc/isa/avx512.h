@@ -13,6 +13,8 @@ typedef __m512i I;   // 16 int32
 typedef __m512i W;   // 32 words: of each output the codes of a pair of inputs; or 64 bytes, of four
 typedef int32_t Pair __attribute__((may_alias, aligned(2)));
 constexpr int MAX_ROWS = 8;  // whose sums stay in registers
+constexpr int INTEGER_ROWS = MAX_ROWS;
+template <int R> constexpr bool FETCHED = R > 2;
 
 INLINE F f_zero() { return _mm512_setzero_ps(); }
 INLINE F f_set(float x) { return _mm512_set1_ps(x); }
@@ -91,7 +93,7 @@ template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_
     EACH_ROW sum[r] = other[r] = i_zero();
     for (int k = 0; k < 32; k += 8) {
         const W bytes = w_load(p + 8 * k);
-        ahead<R>(p + 8 * k);
+        ahead<FETCHED<R>>(p + 8 * k);
         const W a = _mm512_and_si512(bytes, low), b = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
         EACH_ROW sum[r] = dot4(sum[r], a, x + r * next + k);
         EACH_ROW other[r] = dot4(other[r], b, x + r * next + k + 4);
@@ -107,8 +109,8 @@ INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int
     EACH_ROW other[r] = i_zero();
     for (int k = 0; k < 32; k += 8) {
         const W a = _mm512_xor_si512(w_load(p + 16 * k), zero), b = _mm512_xor_si512(w_load(p + 16 * k + 64), zero);
-        ahead<R>(p + 16 * k);
-        ahead<R>(p + 16 * k + 64);
+        ahead<FETCHED<R>>(p + 16 * k);
+        ahead<FETCHED<R>>(p + 16 * k + 64);
         EACH_ROW sum[r] = dot4(sum[r], a, x + r * next + k);
         EACH_ROW other[r] = dot4(other[r], b, x + r * next + k + 4);
     }

@@ -8,6 +8,8 @@ typedef uint32_t U __attribute__((vector_size(64)));
 typedef int16_t W __attribute__((vector_size(64)));
 typedef uint16_t V __attribute__((vector_size(64)));
 constexpr int MAX_ROWS = 2;  // whose sums stay in registers
+constexpr int INTEGER_ROWS = MAX_ROWS;
+template <int R> constexpr bool FETCHED = R > 2;
 
 INLINE F f_set(float x) { return F{} + x; }
 INLINE F f_zero() { return F{}; }

@@ -1,6 +1,6 @@
-// Products of up to MAX_ROWS rows with a block of sixteen outputs, whose weights are read once. A row's result does not
-// depend on the number of rows: float sums run over the inputs (by groups: over the groups) in order, each row for
-// itself; integer sums have no order. Included once for each instruction set.
+// Products of up to MAX_ROWS rows (INTEGER_ROWS of those in codes) with a block of sixteen outputs, whose weights are read
+// once. A row's result does not depend on the number of rows: float sums run over the inputs (by groups: over the groups)
+// in order, each row for itself; integer sums have no order. Included once for each instruction set.
 
 // sum[r] += w [n][16] times x[r][0..n), in order.
 template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const float* x, int64_t stride, F* sum) {
@@ -26,8 +26,8 @@ template <class E, int R> INLINE void float_product(const E* w, int64_t n, const
     int64_t k = 0;
     for (; k + 2 <= n; k += 2) {
         const F first = even_weights(w, k), second = odd_weights(w, k);
-        ahead<R>(w + 16 * k);
-        if (sizeof(E) == 4) ahead<R>(w + 16 * k + 16);
+        ahead<FETCHED<R>>(w + 16 * k);
+        if (sizeof(E) == 4) ahead<FETCHED<R>>(w + 16 * k + 16);
         EACH_ROW even[r] = f_fma_at(first, x + r * stride + k, even[r]);
         EACH_ROW odd[r] = f_fma_at(second, x + r * stride + k + 1, odd[r]);
     }
@@ -48,8 +48,8 @@ template <int R> INLINE void bfloat16_product(const uint16_t* w, const Input& in
     int64_t k = 0;
     for (; k + 2 <= pairs; k += 2) {
         const W first = w_load(w + 32 * k), second = w_load(w + 32 * k + 32);
-        ahead<R>(w + 32 * k);
-        ahead<R>(w + 32 * k + 32);
+        ahead<FETCHED<R>>(w + 32 * k);
+        ahead<FETCHED<R>>(w + 32 * k + 32);
         EACH_ROW sum[r] = f_dot(sum[r], first, x + r * stride + 2 * k);
         EACH_ROW other[r] = f_dot(other[r], second, x + r * stride + 2 * k + 2);
     }
@@ -70,7 +70,7 @@ template <int R> INLINE void int8_sums(const ForerunLinear& w, const Input& in, 
     EACH_ROW sum[r] = other[r] = i_zero();
     for (int64_t k = 0; k < padded; k += 4, p += 64) {
         const W words = w_load(p), low = w_low8(words), high = w_high8(words);
-        ahead<R>(p);
+        ahead<FETCHED<R>>(p);
         EACH_ROW sum[r] = dot(sum[r], low, x + r * padded + k);
         EACH_ROW other[r] = dot(other[r], high, x + r * padded + k + 2);
     }
@@ -97,7 +97,7 @@ template <int R> INLINE void int8_groups(const ForerunLinear& w, const Input& in
         EACH_ROW sum[r] = other[r] = i_zero();
         for (int k = 0; k < 32; k += 4) {
             const W words = w_load(p + 16 * k), low = w_low8(words), high = w_high8(words);
-            ahead<R>(p + 16 * k);
+            ahead<FETCHED<R>>(p + 16 * k);
             EACH_ROW sum[r] = dot(sum[r], low, x + r * next + k);
             EACH_ROW other[r] = dot(other[r], high, x + r * next + k + 2);
         }
@@ -122,7 +122,7 @@ INLINE void int4_groups(const ForerunLinear& w, const Input& in, int64_t block, 
         EACH_ROW other[r] = i_zero();
         for (int k = 0; k < 32; k += 8) {
             const W words = w_load(p + 8 * k);
-            ahead<R>(p + 8 * k);
+            ahead<FETCHED<R>>(p + 8 * k);
             const W a = w_code4<0>(words), b = w_code4<1>(words), c = w_code4<2>(words), d = w_code4<3>(words);
             EACH_ROW sum[r] = dot(sum[r], a, x + r * next + k);
             EACH_ROW other[r] = dot(other[r], b, x + r * next + k + 4);
@@ -156,6 +156,7 @@ template <int R, int KIND> INLINE void byte_groups(const ForerunLinear& w, const
             int4_dots<R>(p, x, in.groups * 32, sum);
         if (KIND == FORERUN_INT4_GROUPS)
             EACH_ROW sum[r] = i_add(sum[r], i_set(-8 * in.byte_totals[at + r * in.groups]));
+        if (!BY_OUTPUT) ahead<FETCHED<R>>(p + CODES);
         const F scale = BY_OUTPUT ? f_zero() : f_half((const uint16_t*)(p + CODES));
         EACH_ROW {
             const F product = BY_OUTPUT ? i_float(sum[r]) : f_mul(i_float(sum[r]), scale);
@@ -168,41 +169,51 @@ template <int R, int KIND> INLINE void byte_groups(const ForerunLinear& w, const
     EACH_ROW y[r] = BY_OUTPUT ? f_mul(total[r], f_load(w.scales + 16 * block)) : total[r];
 }
 
+// Float weights: y[r], r < R, without bias.
+template <int R> INLINE void float_weights(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    const float* x = in.x + row * in.stride;
+    if (w.kind == FORERUN_FLOAT32) {
+        float_product<float, R>((const float*)w.packed + block * 16 * (int64_t)w.in, w.in, x, in.stride, y);
+        return;
+    }
+    const uint16_t* pairs = (const uint16_t*)w.packed + block * 16 * ((int64_t)w.in + w.in % 2);
+#if defined(AVX512_BF16)
+    bfloat16_product<R>(pairs, in, row, y);
+#else
+    float_product<uint16_t, R>(pairs, w.in, x, in.stride, y);
+#endif
+}
+
 // y[r], r < R: outputs 16 block .. 16 block + 15 of rows row .. row + R - 1, bias included.
 template <int R> FN void block_product(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
-    const float* x = in.x + row * in.stride;
     switch (w.activation_bits == 8 ? -w.kind : w.kind) {
     case -FORERUN_INT8: byte_groups<R, FORERUN_INT8>(w, in, block, row, y); break;
     case -FORERUN_INT8_GROUPS: byte_groups<R, FORERUN_INT8_GROUPS>(w, in, block, row, y); break;
     case -FORERUN_INT4_GROUPS: byte_groups<R, FORERUN_INT4_GROUPS>(w, in, block, row, y); break;
     case -FORERUN_INT4_MINIMA: byte_groups<R, FORERUN_INT4_MINIMA>(w, in, block, row, y); break;
-    case FORERUN_FLOAT32:
-        float_product<float, R>((const float*)w.packed + block * 16 * (int64_t)w.in, w.in, x, in.stride, y);
-        break;
-    case FORERUN_BFLOAT16: {
-        const uint16_t* pairs = (const uint16_t*)w.packed + block * 16 * ((int64_t)w.in + w.in % 2);
-#if defined(AVX512_BF16)
-        bfloat16_product<R>(pairs, in, row, y);
-#else
-        float_product<uint16_t, R>(pairs, w.in, x, in.stride, y);
-#endif
-        break;
-    }
     case FORERUN_INT8: int8_product<R>(w, in, block, row, y); break;
     case FORERUN_INT8_GROUPS: int8_groups<R>(w, in, block, row, y); break;
     case FORERUN_INT4_GROUPS: int4_groups<R, false>(w, in, block, row, y); break;
     case FORERUN_INT4_MINIMA: int4_groups<R, true>(w, in, block, row, y); break;
+    default:
+        if constexpr (R <= MAX_ROWS) float_weights<R>(w, in, block, row, y);
     }
     if (w.bias)
         EACH_ROW y[r] = f_add(y[r], f_load(w.bias + 16 * block));
 }
 
 // The same for any number of rows up to R.
-template <int R = MAX_ROWS>
+template <int R = INTEGER_ROWS>
 INLINE void products(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, int64_t rows, F* y) {
     if constexpr (R > 1)
         if (rows < R) return products<R - 1>(w, in, block, row, rows, y);
     block_product<R>(w, in, block, row, y);
+}
+
+// Of n rows, those that pass a block of weights at once: as few times as registers allow, and nearly as many each time.
+INLINE int64_t rows_at_once(const ForerunLinear& w, int64_t n) {
+    const int64_t most = w.kind >= FORERUN_INT8 ? INTEGER_ROWS : MAX_ROWS, passes = (n + most - 1) / most;
+    return (n + passes - 1) / passes;
 }
 
 INLINE void put(float* at, F y, int64_t room) {
@@ -216,11 +227,12 @@ INLINE F get(const float* at, int64_t room) { return room >= 16 ? f_load(at) : f
 // out = residual + product, for blocks first..last; residual may be null, or out.
 FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_t first, int64_t last,
                       const float* residual, float* out, int64_t stride) {
-    F y[MAX_ROWS];
+    F y[INTEGER_ROWS];
+    const int64_t once = rows_at_once(w, n);
     for (int64_t block = first; block < last; block++) {
         const int64_t room = w.out - 16 * block;
-        for (int64_t row = 0; row < n; row += MAX_ROWS) {
-            const int64_t rows = n - row < MAX_ROWS ? n - row : MAX_ROWS;
+        for (int64_t row = 0; row < n; row += once) {
+            const int64_t rows = n - row < once ? n - row : once;
             products(w, in, block, row, rows, y);
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t at = (row + r) * stride + 16 * block;
@@ -233,10 +245,11 @@ FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_
 // out = silu(gate) * up, for blocks first..last.
 FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, const Input& in, int64_t n, int64_t first,
                      int64_t last, float* out, int64_t stride) {
-    F g[MAX_ROWS], u[MAX_ROWS];
+    F g[INTEGER_ROWS], u[INTEGER_ROWS];
+    const int64_t of_gate = rows_at_once(gate, n), of_up = rows_at_once(up, n), once = of_gate < of_up ? of_gate : of_up;
     for (int64_t block = first; block < last; block++) {
-        for (int64_t row = 0; row < n; row += MAX_ROWS) {
-            const int64_t rows = n - row < MAX_ROWS ? n - row : MAX_ROWS;
+        for (int64_t row = 0; row < n; row += once) {
+            const int64_t rows = n - row < once ? n - row : once;
             products(gate, in, block, row, rows, g);
             products(up, in, block, row, rows, u);
             for (int64_t r = 0; r < rows; r++)
