@@ -1,8 +1,9 @@
 // Threads that go through a step together.
 //
-// Every thread runs the same function. Its loops are divided into units, which threads claim as they come; a loop is
-// over when all of its units are done, not when all threads have arrived. So a thread that the system does not run
-// holds up the others only if it holds a unit.
+// Every thread runs the same function. The units of its loops are divided into shares, one for each thread, which claims a
+// quarter of what is left of its own and, once that is done, of the others'. So a thread reads weights that follow each
+// other and writes to no line of memory that others write to, until the end. A loop is over when all of its units are done,
+// not when all threads have arrived: a thread that the system does not run holds up the others by what it has claimed.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -23,58 +24,51 @@ inline void spin() {
 #endif
 }
 
+// A thread's share of a loop, from which the others claim too once theirs is done.
+struct alignas(64) Share {
+    std::atomic<uint64_t> ticket{0};  // the last loop in which one claimed here << 32 | units claimed in it
+};
+
 struct Team {
-    std::atomic<uint64_t> ticket{0};  // the loop's number << 32 | the next unit
-    char apart[64];
-    std::atomic<uint64_t> done{0};  // units of all loops
     int threads;
-    explicit Team(int threads) : threads(threads) {}
+    std::vector<Share> shares;
+    alignas(64) std::atomic<uint64_t> done{0};  // units of all loops
+    alignas(64) std::atomic<int> arrived{0};
+    explicit Team(int threads) : threads(threads), shares(threads) {}
 };
 
 // One thread's place in the loops of a team:
 //     member.open(units); while (member.claim(first, last)) ...; member.close();
 class Member {
   public:
-    explicit Member(Team& team) : team_(team) {}
+    explicit Member(Team& team) : team_(team), index_(team.arrived.fetch_add(1) % team.threads) {}
+
+    // 0 .. threads - 1, of no other member.
+    int64_t index() const { return index_; }
 
     void open(int64_t units) {
         units_ = units;
         target_ += units;
         number_++;
-        alone_ = team_.threads == 1;
-        if (alone_) return;
-        // the loop before is over, so nobody claims in it any more
-        uint64_t ticket = team_.ticket.load(std::memory_order_relaxed);
-        while ((ticket >> 32) < number_ && !team_.ticket.compare_exchange_weak(ticket, number_ << 32)) {
-        }
+        passed_ = 0;
     }
 
     bool claim(int64_t& first, int64_t& last) {
-        if (alone_) {
+        if (team_.threads == 1) {
             first = 0;
             last = units_;
             units_ = 0;
             return last > 0;
         }
-        finish();
-        uint64_t ticket = team_.ticket.load(std::memory_order_relaxed);
-        while (true) {
-            const int64_t next = (int64_t)(ticket & 0xffffffff);
-            if ((ticket >> 32) != number_ || next >= units_) return false;
-            // many at first, one at last: threads end at nearly the same time
-            int64_t count = (units_ - next) / (team_.threads * 3);
-            if (count < 1) count = 1;
-            if (team_.ticket.compare_exchange_weak(ticket, ticket + count, std::memory_order_acquire)) {
-                first = next;
-                last = next + count;
-                claimed_ = count;
-                return true;
-            }
-        }
+        for (; passed_ < team_.threads; passed_++)
+            if (claim_of((index_ + passed_) % team_.threads, first, last)) return true;
+        if (claimed_) team_.done.fetch_add(claimed_, std::memory_order_acq_rel);
+        claimed_ = 0;
+        return false;
     }
 
     void close() {
-        if (alone_) return;
+        if (team_.threads == 1) return;
         for (int turn = 0; team_.done.load(std::memory_order_acquire) < target_; turn++) {
             if (turn < 4096)
                 spin();
@@ -84,15 +78,30 @@ class Member {
     }
 
   private:
-    void finish() {
-        if (claimed_) team_.done.fetch_add(claimed_, std::memory_order_acq_rel);
-        claimed_ = 0;
+    bool claim_of(int64_t index, int64_t& first, int64_t& last) {
+        const int64_t begin = units_ * index / team_.threads, end = units_ * (index + 1) / team_.threads;
+        std::atomic<uint64_t>& share = team_.shares[index].ticket;
+        uint64_t ticket = share.load(std::memory_order_relaxed);
+        while ((ticket >> 32) <= number_) {
+            const int64_t next = begin + ((ticket >> 32) == number_ ? (int64_t)(ticket & 0xffffffff) : 0);
+            if (next >= end) return false;
+            int64_t count = (end - next) / 4;  // many at first, one at last: threads end at nearly the same time
+            if (count < 1) count = 1;
+            if (share.compare_exchange_weak(ticket, number_ << 32 | (uint64_t)(next + count - begin),
+                                            std::memory_order_acquire)) {
+                first = next;
+                last = next + count;
+                claimed_ += count;
+                return true;
+            }
+        }
+        return false;  // a later loop has begun, so this one is over
     }
 
     Team& team_;
+    const int64_t index_;
     uint64_t number_ = 0, target_ = 0;
-    int64_t units_ = 0, claimed_ = 0;
-    bool alone_ = true;
+    int64_t units_ = 0, claimed_ = 0, passed_ = 0;
 };
 
 // Threads of this library, for where no OpenMP runtime is shared. They spin briefly, then sleep.

@@ -24,7 +24,7 @@ FN void context_body(void* data) {
 static void context(const ForerunModel* m, const float* norm, const ForerunRows* rows, const float* states, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
-    ContextCall call{norm, states, {m, rows, 0, m->num_layers, nullptr, &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr,
+    ContextCall call{norm, states, {m, rows, 0, m->num_layers, nullptr, &team, {}, {}, {}, {}, {}, nullptr, nullptr,
                                     nullptr, nullptr}};
     LayersCall& c = call.layers;
     const int64_t n = rows->num_rows, narrow = (int64_t)m->num_kv_heads * m->head_dim;

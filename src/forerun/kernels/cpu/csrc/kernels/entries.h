@@ -7,7 +7,6 @@ struct AttentionCall {
     const float *key, *value, *query;
     float* rotated;
     forerun::Team* team;
-    std::atomic<int> arrived{0};
 };
 
 FN void attention_body(void* data) {
@@ -15,7 +14,7 @@ FN void attention_body(void* data) {
     forerun::Member member(*c.team);
     const ForerunAttention& s = *c.attention.shape;
     const int64_t each = s.num_heads / s.num_kv_heads, n = c.rows->num_rows;
-    float* scratch = c.plan.scratch + c.arrived.fetch_add(1) * c.plan.scratch_size;
+    float* scratch = c.plan.scratch + member.index() * c.plan.scratch_size;
     int64_t first, last;
     member.open(n);
     while (member.claim(first, last))
@@ -37,7 +36,7 @@ static void attention(const ForerunAttention* shape, const ForerunRows* rows, co
                       const float* value, float* out, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
-    AttentionCall c{rows, {}, {}, key, value, query, nullptr, &team, {}};
+    AttentionCall c{rows, {}, {}, key, value, query, nullptr, &team};
     group_rows(*rows, shape->window, c.plan.groups);
     plan_attention(space, c.plan, shape->num_heads, shape->num_kv_heads, threads);
     space.want(c.rotated, (int64_t)rows->num_rows * shape->num_heads * shape->key_width);

@@ -58,7 +58,6 @@ struct LayersCall {
     int32_t first, last;
     float* x;
     forerun::Team* team;
-    std::atomic<int> arrived{0};
     Attending plain, windowed;  // groups differ where a window hides slots
     Input normed, mixed, gated;
     float *queries, *keys, *values, *rotated;
@@ -200,15 +199,15 @@ FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, f
 }
 
 // What the calling thread computes attention in.
-static float* member_scratch(LayersCall& c) {
+static float* member_scratch(const LayersCall& c, const forerun::Member& member) {
     const int64_t plain = c.plain.scratch_size, windowed = c.windowed.scratch_size;
-    return c.plain.scratch + c.arrived.fetch_add(1) * (plain > windowed ? plain : windowed);
+    return c.plain.scratch + member.index() * (plain > windowed ? plain : windowed);
 }
 
 FN void layers_body(void* data) {
     LayersCall& c = *(LayersCall*)data;
     forerun::Member member(*c.team);
-    float* scratch = member_scratch(c);
+    float* scratch = member_scratch(c, member);
     for (int32_t layer = c.first; layer < c.last; layer++) one_layer(c, layer, member, scratch);
 }
 
@@ -248,7 +247,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
 static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
-    LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr};
+    LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr};
     plan_layers(space, c);
     space.allocate();
     forerun::run_in_parallel(layers_body, &c, threads);
