@@ -13,6 +13,7 @@
 
 // Unrolled, so that sums stay in registers.
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
+#define EACH_BLOCK _Pragma("GCC unroll 4") for (int c = 0; c < C; c++)
 
 // Bytes from the weights that are read to those that are asked for: some hundred cycles of sums.
 constexpr int64_t AHEAD = 2048;

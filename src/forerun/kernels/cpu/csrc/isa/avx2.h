@@ -14,6 +14,7 @@ struct W { __m256i a, b; };
 constexpr int MAX_ROWS = 4;      // whose sums stay in registers
 constexpr int INTEGER_ROWS = 6;  // the same of codes: sums of a group, not of all inputs
 template <int R> constexpr bool FETCHED = true;
+constexpr int TILE = 6;          // sums of attention that do
 
 INLINE F f_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 INLINE F f_set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -32,10 +33,11 @@ INLINE void f_store_n(float* p, F x, int n) {
     f_store(padded, x);
     __builtin_memcpy(p, padded, n * sizeof(float));
 }
-INLINE __m256 eight_bfloat16(const uint16_t* p) {
+INLINE __m256 eight(const float* p) { return _mm256_loadu_ps(p); }
+INLINE __m256 eight(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
-INLINE F f_load(const uint16_t* bfloat16) { return {eight_bfloat16(bfloat16), eight_bfloat16(bfloat16 + 8)}; }
+INLINE F f_load(const uint16_t* bfloat16) { return {eight(bfloat16), eight(bfloat16 + 8)}; }
 INLINE F f_firsts(const uint16_t* p) {
     const __m256i *at = (const __m256i*)p;
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(at), 16)),
@@ -51,6 +53,14 @@ INLINE F f_half(const uint16_t* p) {
 }
 INLINE F f_fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 INLINE F f_fma_at(F weight, const float* x, F sum) { return f_fma(weight, f_set(*x), sum); }
+// sum[r] += p[0..15] * x[r * stride]. Few rows share registers with other blocks' sums: there one half follows the other.
+template <int R, class E> INLINE void fma_rows(const E* p, const float* x, int64_t stride, F* sum) {
+    const __m256 a = eight(p);
+    if (R <= 3) EACH_ROW sum[r].a = _mm256_fmadd_ps(a, _mm256_set1_ps(x[r * stride]), sum[r].a);
+    const __m256 b = eight(p + 8);
+    if (R <= 3) EACH_ROW sum[r].b = _mm256_fmadd_ps(b, _mm256_set1_ps(x[r * stride]), sum[r].b);
+    if (R > 3) EACH_ROW sum[r] = f_fma_at({a, b}, x + r * stride, sum[r]);
+}
 INLINE F f_add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 INLINE F f_sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 INLINE F f_mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }

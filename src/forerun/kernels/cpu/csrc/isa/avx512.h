@@ -15,6 +15,7 @@ typedef int32_t Pair __attribute__((may_alias, aligned(2)));
 constexpr int MAX_ROWS = 8;  // whose sums stay in registers
 constexpr int INTEGER_ROWS = MAX_ROWS;
 template <int R> constexpr bool FETCHED = R > 2;
+constexpr int TILE = 8;  // sums of attention that do
 
 INLINE F f_zero() { return _mm512_setzero_ps(); }
 INLINE F f_set(float x) { return _mm512_set1_ps(x); }
@@ -37,6 +38,11 @@ INLINE F f_fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE F f_fma_at(F weight, const float* x, F sum) {
     asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weight), "m"(*x));
     return sum;
+}
+// sum[r] += p[0..15] * x[r * stride]
+template <int R, class E> INLINE void fma_rows(const E* p, const float* x, int64_t stride, F* sum) {
+    const F weight = f_load(p);
+    EACH_ROW sum[r] = f_fma_at(weight, x + r * stride, sum[r]);
 }
 INLINE F f_add(F a, F b) { return _mm512_add_ps(a, b); }
 INLINE F f_sub(F a, F b) { return _mm512_sub_ps(a, b); }

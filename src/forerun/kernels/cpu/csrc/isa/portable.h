@@ -10,6 +10,7 @@ typedef uint16_t V __attribute__((vector_size(64)));
 constexpr int MAX_ROWS = 2;  // whose sums stay in registers
 constexpr int INTEGER_ROWS = MAX_ROWS;
 template <int R> constexpr bool FETCHED = R > 2;
+constexpr int TILE = 2;  // sums of attention that do
 
 INLINE F f_set(float x) { return F{} + x; }
 INLINE F f_zero() { return F{}; }
@@ -43,6 +44,11 @@ INLINE F f_half(const uint16_t* p) {
 }
 INLINE F f_fma(F a, F b, F c) { return a * b + c; }
 INLINE F f_fma_at(F weight, const float* x, F sum) { return f_fma(weight, f_set(*x), sum); }
+// sum[r] += p[0..15] * x[r * stride]
+template <int R, class E> INLINE void fma_rows(const E* p, const float* x, int64_t stride, F* sum) {
+    const F weight = f_load(p);
+    EACH_ROW sum[r] = f_fma_at(weight, x + r * stride, sum[r]);
+}
 INLINE F f_add(F a, F b) { return a + b; }
 INLINE F f_sub(F a, F b) { return a - b; }
 INLINE F f_mul(F a, F b) { return a * b; }

@@ -6,6 +6,7 @@
 // lanes are keys in the scores, and outputs in the mixture.
 
 constexpr int GROUP_ROWS = 8;
+constexpr int64_t PART = 128;  // positions of a path that are added up for themselves
 
 // Up to GROUP_ROWS rows of one sequence.
 struct Group {
@@ -21,14 +22,15 @@ struct Attention {
     const ForerunRows* rows;
     const Group* groups;
     int32_t num_groups, heads_per_key;
-    int64_t span;           // floats of one query's weights
+    int64_t span;           // floats of one query's weights in a part
+    int64_t parts;          // of the longest path
+    int64_t wide;           // floats of one query's sum: the value width in whole chunks
+    int64_t sums_size;      // floats of a group's and a key head's sums: [parts][room][wide], and twice [room][parts + 16]
     const float* query;     // [H_kv][rows][heads per key][key width], rotated and scaled
     float* out;             // [rows][H][value width]
-    float* weights;         // [groups][H_kv][8 * heads per key][span], where phases are split among threads
-    float* inverses;        // [groups][H_kv][8 * heads per key]
+    float* sums;            // [groups][H_kv][sums_size], where parts are shared among threads
 };
 
-INLINE int64_t key_bytes(const ForerunAttention& a) { return a.cache_float32 ? 4 : 2; }
 INLINE char* slot_page(const Attention& a, int32_t row, int64_t slot) {
     const ForerunRows& rows = *a.rows;
     return (char*)rows.pages[rows.page_start[rows.sequence[row]] + slot / a.shape->page] + a.shape->offset;
@@ -74,48 +76,89 @@ INLINE int64_t first_seen(const Attention& a, int32_t row) {
 }
 INLINE int64_t path_length(const Attention& a, int32_t row) { return (int64_t)a.rows->position[row] + 1; }
 
-// Scores of up to R queries with the keys of 16 slots.
-template <class E, int R = MAX_ROWS>
-INLINE void score_block(const E* keys, const float* query, int64_t width, int64_t queries, float* scores, int64_t span) {
+// y[r] = or += w [n][16] of C blocks, which lie `apart`, times x[r][0..n), in order. What lies `soon` bytes beyond each
+// number is asked for.
+template <class E, bool FRESH, int R, int C>
+INLINE void add_tile(const E* w, int64_t apart, int64_t n, const float* x, int64_t stride, int64_t soon, float* y,
+                     int64_t next) {
+    F sum[C][R];
+    EACH_ROW EACH_BLOCK sum[c][r] = FRESH ? f_zero() : f_load(y + r * next + 16 * c);
+    for (int64_t k = 0; k < n; k++)
+        EACH_BLOCK {
+            const E* at = w + c * apart + 16 * k;
+            __builtin_prefetch((const char*)at + soon);
+            fma_rows<R>(at, x + k, stride, sum[c]);
+        }
+    EACH_ROW EACH_BLOCK f_store(y + r * next + 16 * c, sum[c][r]);
+}
+
+// The same for up to R queries and any number of blocks, as many at once as there are registers.
+template <class E, bool FRESH, int R = TILE>
+INLINE void add_blocks(const E* w, int64_t apart, int64_t blocks, int64_t n, const float* x, int64_t stride,
+                       int64_t queries, int64_t soon, float* y, int64_t next) {
     if constexpr (R > 1)
-        if (queries < R) return score_block<E, R - 1>(keys, query, width, queries, scores, span);
-    F sum[R];
-    EACH_ROW sum[r] = f_zero();
-    accumulate<E, R>(keys, width, query, width, sum);
-    EACH_ROW f_store(scores + r * span, sum[r]);
+        if (queries < R) return add_blocks<E, FRESH, R - 1>(w, apart, blocks, n, x, stride, queries, soon, y, next);
+    int64_t b = 0;
+    if constexpr (4 * R <= TILE)
+        for (; b + 4 <= blocks; b += 4)
+            add_tile<E, FRESH, R, 4>(w + b * apart, apart, n, x, stride, soon, y + 16 * b, next);
+    if constexpr (2 * R <= TILE)
+        for (; b + 2 <= blocks; b += 2)
+            add_tile<E, FRESH, R, 2>(w + b * apart, apart, n, x, stride, soon, y + 16 * b, next);
+    for (; b < blocks; b++) add_tile<E, FRESH, R, 1>(w + b * apart, apart, n, x, stride, soon, y + 16 * b, next);
+}
+
+// The same for any number of queries, shared evenly among passes.
+template <class E, bool FRESH>
+FN void add_products(const E* w, int64_t apart, int64_t blocks, int64_t n, const float* x, int64_t stride, int64_t count,
+                     int64_t soon, float* y, int64_t next) {
+    const int64_t passes = (count + TILE - 1) / TILE, each = (count + passes - 1) / passes;
+    for (int64_t q = 0; q < count; q += each)
+        add_blocks<E, FRESH>(w, apart, blocks, n, x + q * stride, stride, count - q < each ? count - q : each, soon,
+                             y + q * next, next);
 }
 
 // Products of the queries of a group and a key head with the slots from..to; `from` is a multiple of 16.
 template <class E>
 FN void scores(const Attention& a, const Group& g, int64_t head, int64_t from, int64_t to, float* weights) {
-    const int64_t width = a.shape->key_width, count = (int64_t)g.count * a.heads_per_key;
+    const int64_t width = a.shape->key_width, page = a.shape->page;
     const float* query = a.query + (head * a.rows->num_rows + g.row) * a.heads_per_key * width;
-    for (int64_t slot = from; slot < to; slot += 16) {
-        const E* keys = key_block<E>(a, g.row, head, slot);
-        for (int64_t q = 0; q < count; q += MAX_ROWS)
-            score_block<E>(keys, query + q * width, width, count - q, weights + q * a.span + slot, a.span);
+    while (from < to) {
+        const int64_t end = (from / page + 1) * page, blocks = ((end < to ? end : to) - from + 15) / 16;
+        const E* keys = key_block<E>(a, g.row, head, from);
+        const int64_t soon = (char*)value_row<E>(a, g.row, head, 0, from / page * page) - (char*)keys;
+        add_products<E, true>(keys, 16 * width, blocks, width, query, width, g.count * a.heads_per_key, soon, weights,
+                              a.span);
+        from += 16 * blocks;
+        weights += 16 * blocks;
     }
 }
 
-// From the scores of one query by slot to weights in path order, not yet divided by their sum. Returns 1 / sum.
-FN float softmax(const Attention& a, int32_t row, int64_t head, float* w) {
+INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// From the scores of one query by slot to the weights of a part, from..from + PART - 1, in path order; w[0] is that of
+// `from`. They are not yet divided by their sum, *total; the largest score, *most, has the weight 1.
+FN void softmax(const Attention& a, int32_t row, int64_t from, float* w, float* most, float* total) {
     const ForerunRows& rows = *a.rows;
-    const int64_t prefix = rows.prefix[row], tail = rows.tail_start[row], length = path_length(a, row);
-    for (int64_t i = prefix; i < length; i++) w[i] = w[rows.tail[tail + i - prefix]];  // tails rise, so none is overwritten
-    const int64_t first = first_seen(a, row);
-    const float sink = a.shape->sinks ? a.shape->sinks[head] : 0.0f;
+    const int64_t prefix = rows.prefix[row], tail = rows.tail_start[row] - prefix;
+    const int64_t first = larger(first_seen(a, row), from), length = lesser(path_length(a, row), from + PART);
+    if (first >= length) return;
+    w -= from;
+    for (int64_t i = larger(prefix, from); i < length; i++)
+        w[i] = w[rows.tail[tail + i]];  // tails rise, so none is overwritten
     for (int64_t i = length; i < length + 16; i++) w[i] = -__builtin_inff();
     if (a.shape->softcap != 0.0f)
         for (int64_t i = first; i < length; i += 16) {
             const F capped = f_softcap(f_load(w + i), a.shape->softcap);
             put(w + i, capped, length - i);
         }
-    F most = f_load(w + first);
-    for (int64_t i = first + 16; i < length; i += 16) most = f_max(most, f_load(w + i));
+    F largest = f_load(w + first);
+    for (int64_t i = first + 16; i < length; i += 16) largest = f_max(largest, f_load(w + i));
     float lane[16];
-    f_store(lane, most);
-    float top = a.shape->sinks ? sink : lane[0];
-    for (int j = 0; j < 16; j++) top = lane[j] > top ? lane[j] : top;
+    f_store(lane, largest);
+    float top = lane[0];
+    for (int j = 1; j < 16; j++) top = lane[j] > top ? lane[j] : top;
     const F shift = f_set(top);
     F sums = f_zero();
     for (int64_t i = first; i < length; i += 16) {
@@ -123,120 +166,129 @@ FN float softmax(const Attention& a, int32_t row, int64_t head, float* w) {
         f_store(w + i, e);
         sums = f_add(sums, length - i >= 16 ? e : f_load_n(w + i, (int)(length - i)));
     }
-    float sum = sum_lanes(sums);
-    if (a.shape->sinks) {
-        f_store(lane, f_exp(f_set(sink - top)));
-        sum += lane[0];
-    }
-    return 1.0f / sum;
+    *most = top;
+    *total = sum_lanes(sums);
 }
 
-// Up to R queries: y [R][16] += weights times values of n slots that follow each other in a page.
-template <class E, int R = MAX_ROWS>
-INLINE void mix_run(const E* values, int64_t n, const float* w, int64_t span, int64_t queries, float* y) {
-    if constexpr (R > 1)
-        if (queries < R) return mix_run<E, R - 1>(values, n, w, span, queries, y);
-    F sum[R];
-    EACH_ROW sum[r] = f_load(y + 16 * r);
-    accumulate<E, R>(values, n, w, span, sum);
-    EACH_ROW f_store(y + 16 * r, sum[r]);
-}
-
-// The same for any number of queries.
+// Some queries of a row: y += weights times values of the slots from..to of the prefix; w[0] is that of `from`.
 template <class E>
-FN void mix_slots(const E* values, int64_t n, const float* w, int64_t span, int64_t count, float* y) {
-    for (int64_t q = 0; q < count; q += MAX_ROWS) mix_run<E>(values, n, w + q * span, span, count - q, y + 16 * q);
-}
-
-// The same for the slots from..to of the prefix, page by page.
-template <class E>
-FN void mix_span(const Attention& a, int32_t row, int64_t head, int64_t chunk, int64_t from, int64_t to, const float* w,
+FN void mix_span(const Attention& a, const Group& g, int32_t row, int64_t head, int64_t from, int64_t to, const float* w,
                  int64_t count, float* y) {
     const int64_t page = a.shape->page;
     while (from < to) {
-        const int64_t end = (from / page + 1) * page, n = (end < to ? end : to) - from;
-        mix_slots<E>(value_row<E>(a, row, head, chunk, from), n, w + from, a.span, count, y);
+        const int64_t n = lesser((from / page + 1) * page, to) - from;
+        const E* values = value_row<E>(a, row, head, 0, from);
+        const int64_t then = from / page * page + PART;
+        const int64_t soon = then < g.end ? (char*)key_block<E>(a, row, head, then) - (char*)(values - from % page * 16) : 0;
+        add_products<E, false>(values, 16 * page, a.wide / 16, n, w, a.span, count, soon, y, a.wide);
         from += n;
+        w += n;
     }
 }
 
-// Sixteen outputs of a group and a key head: what comes before the slots that all its rows see, those, and what follows.
-// y: [8 * heads per key][16], to work in.
+// The sums of a part, y [room][wide]: what comes before the slots that all rows of the group see, those, and what follows.
 template <class E>
-FN void mixture(const Attention& a, const Group& g, int64_t head, int64_t chunk, const float* weights,
-                const float* inverses, float* y) {
+FN void mixture(const Attention& a, const Group& g, int64_t head, int64_t from, const float* weights, float* y) {
     const ForerunRows& rows = *a.rows;
-    const int64_t each = a.heads_per_key, total = a.shape->num_heads, width = a.shape->value_width;
-    for (int64_t i = 0; i < g.count * each * 16; i++) y[i] = 0.0f;
-    const bool shared = g.first < g.common;
-    for (int32_t r = 0; shared && r < g.count; r++)
-        mix_span<E>(a, g.row + r, head, chunk, first_seen(a, g.row + r), g.first, weights + r * each * a.span, each,
-                    y + r * each * 16);
-    if (shared) mix_span<E>(a, g.row, head, chunk, g.first, g.common, weights, g.count * each, y);
+    const int64_t each = a.heads_per_key, page = a.shape->page, to = from + PART;
+    const int64_t begin = larger(g.first, from), end = lesser(g.common, to);
+    const bool shared = begin < end;
+    for (int64_t i = 0; i < g.count * each * a.wide; i++) y[i] = 0.0f;
+    for (int32_t r = 0; shared && r < g.count; r++) {
+        const int64_t first = larger(first_seen(a, g.row + r), from);
+        mix_span<E>(a, g, g.row + r, head, first, begin, weights + r * each * a.span + first - from, each,
+                    y + r * each * a.wide);
+    }
+    if (shared) mix_span<E>(a, g, g.row, head, begin, end, weights + begin - from, g.count * each, y);
     for (int32_t r = 0; r < g.count; r++) {
         const int32_t row = g.row + r;
-        const float* w = weights + r * each * a.span;
-        float* sum = y + r * each * 16;
-        const int64_t first = first_seen(a, row), prefix = rows.prefix[row];
-        mix_span<E>(a, row, head, chunk, shared ? g.common : first, prefix, w, each, sum);
-        for (int64_t i = first > prefix ? first : prefix; i < path_length(a, row); i++) {
-            const int64_t slot = rows.tail[rows.tail_start[row] + i - prefix];
-            mix_slots<E>(value_row<E>(a, row, head, chunk, slot), 1, w + i, a.span, each, sum);
-        }
-        for (int64_t h = 0; h < each; h++) {
-            const F mixed = f_mul(f_load(sum + 16 * h), f_set(inverses[r * each + h]));
-            put(a.out + ((int64_t)row * total + head * each + h) * width + 16 * chunk, mixed, width - 16 * chunk);
+        const int64_t seen = larger(first_seen(a, row), from), first = shared ? end : seen, prefix = rows.prefix[row];
+        const float* w = weights + r * each * a.span - from;
+        float* sum = y + r * each * a.wide;
+        mix_span<E>(a, g, row, head, first, lesser(prefix, to), w + first, each, sum);
+        for (int64_t i = larger(prefix, seen); i < lesser(path_length(a, row), to); i++) {
+            const E* values = value_row<E>(a, row, head, 0, rows.tail[rows.tail_start[row] + i - prefix]);
+            add_products<E, false>(values, 16 * page, a.wide / 16, 1, w + i, a.span, each, 0, sum, a.wide);
         }
     }
 }
 
-template <class E> FN void whole_unit(const Attention& a, const Group& g, int64_t head, float* scratch) {
-    const int64_t each = a.heads_per_key, count = g.count * each;
-    float *weights = scratch, *inverses = weights + count * a.span, *y = inverses + count;
-    scores<E>(a, g, head, g.begin / 16 * 16, g.end, weights);
-    for (int64_t q = 0; q < count; q++)
-        inverses[q] = softmax(a, g.row + (int32_t)(q / each), head * each + q % each, weights + q * a.span);
-    for (int64_t chunk = 0; 16 * chunk < a.shape->value_width; chunk++)
-        mixture<E>(a, g, head, chunk, weights, inverses, y);
+// Where the largest score and the sum of weights of each part of a query lie.
+INLINE float* largest_of(const Attention& a, float* sums, int64_t q) {
+    return sums + a.parts * GROUP_ROWS * a.heads_per_key * a.wide + q * 2 * (a.parts + 16);
 }
 
-// Attention of all groups. Where there are few, the slots, the queries and the outputs are shared among the threads;
-// where there are many, whole groups. scratch: this thread's.
+// One part of the paths of a group, for a key head: into its place in `sums`. weights: [room][span], to work in.
+template <class E>
+FN void add_part(const Attention& a, const Group& g, int64_t head, int64_t part, float* weights, float* sums) {
+    const int64_t from = part * PART, to = from + PART, each = a.heads_per_key, begin = larger(from, g.begin / 16 * 16);
+    if (to <= g.begin || from >= g.longest) return;
+    scores<E>(a, g, head, begin, to <= g.common ? to : g.end, weights + begin - from);
+    for (int64_t q = 0; q < g.count * each; q++) {
+        float* most = largest_of(a, sums, q) + part;
+        softmax(a, g.row + (int32_t)(q / each), from, weights + q * a.span, most, most + a.parts + 16);
+    }
+    mixture<E>(a, g, head, from, weights, sums + part * GROUP_ROWS * each * a.wide);
+}
+
+// The result of query q of a group and a key head: its parts in order, each about the largest score of all.
+FN void join_parts(const Attention& a, const Group& g, int64_t head, int64_t q, float* sums) {
+    const int64_t each = a.heads_per_key, width = a.shape->value_width, h = head * each + q % each;
+    const int32_t row = g.row + (int32_t)(q / each);
+    const int64_t first = first_seen(a, row) / PART, end = (path_length(a, row) + PART - 1) / PART;
+    float *factor = largest_of(a, sums, q), *totals = factor + a.parts + 16;
+    float top = a.shape->sinks ? a.shape->sinks[h] : factor[first], lane[16];
+    for (int64_t p = first; p < end; p++) top = factor[p] > top ? factor[p] : top;
+    for (int64_t p = first; p < end; p += 16) {
+        const F e = f_exp(f_sub(get(factor + p, end - p), f_set(top)));
+        put(factor + p, e, end - p);
+    }
+    float total = 0.0f;
+    if (a.shape->sinks) {
+        f_store(lane, f_exp(f_set(a.shape->sinks[h] - top)));
+        total = lane[0];
+    }
+    for (int64_t p = first; p < end; p++) total += factor[p] * totals[p];
+    const F inverse = f_set(1.0f / total);
+    for (int64_t d = 0; d < width; d += 16) {
+        F mixed = f_zero();
+        for (int64_t p = first; p < end; p++)
+            mixed = f_fma_at(f_load(sums + (p * GROUP_ROWS * each + q) * a.wide + d), factor + p, mixed);
+        put(a.out + (row * (int64_t)a.shape->num_heads + h) * width + d, f_mul(mixed, inverse), width - d);
+    }
+}
+
+// Attention of all groups. Where there are few, their parts are shared among the threads; where there are many, whole
+// groups. scratch: this thread's.
 template <class E> FN void attend(const Attention& a, forerun::Member& member, int threads, float* scratch) {
-    const int64_t heads = a.shape->num_kv_heads, each = a.heads_per_key, pairs = a.num_groups * heads;
+    const int64_t heads = a.shape->num_kv_heads, pairs = a.num_groups * heads, room = GROUP_ROWS * a.heads_per_key;
     int64_t first, last;
-    if (threads == 1 || pairs >= 4 * threads) {
+    if (!a.sums) {
+        float* sums = scratch + room * a.span;
         member.open(pairs);
         while (member.claim(first, last))
-            for (int64_t u = first; u < last; u++) whole_unit<E>(a, a.groups[u / heads], u % heads, scratch);
+            for (int64_t u = first; u < last; u++) {
+                const Group& g = a.groups[u / heads];
+                for (int64_t part = g.begin / PART; part * PART < g.longest; part++)
+                    add_part<E>(a, g, u % heads, part, scratch, sums);
+                for (int64_t q = 0; q < g.count * a.heads_per_key; q++) join_parts(a, g, u % heads, q, sums);
+            }
         return member.close();
     }
-    const int64_t room = GROUP_ROWS * each, chunks = (a.shape->value_width + 15) / 16;
-    const int64_t page = a.shape->page, pages = (a.span + page - 1) / page;
-    member.open(pairs * pages);
+    member.open(pairs * a.parts);
     while (member.claim(first, last))
         for (int64_t u = first; u < last; u++) {
-            const Group& g = a.groups[u / pages / heads];
-            const int64_t from = u % pages * page, to = from + page, begin = g.begin / 16 * 16;
-            scores<E>(a, g, u / pages % heads, from > begin ? from : begin, to < g.end ? to : g.end,
-                      a.weights + u / pages * room * a.span);
+            const int64_t pair = u / a.parts;
+            add_part<E>(a, a.groups[pair / heads], pair % heads, u % a.parts, scratch, a.sums + pair * a.sums_size);
         }
     member.close();
     member.open(pairs * room);
     while (member.claim(first, last))
         for (int64_t u = first; u < last; u++) {
-            const Group& g = a.groups[u / room / heads];
-            const int64_t q = u % room, head = u / room % heads;
-            if (q < g.count * each)
-                a.inverses[u] = softmax(a, g.row + (int32_t)(q / each), head * each + q % each, a.weights + u * a.span);
-        }
-    member.close();
-    member.open(pairs * chunks);
-    while (member.claim(first, last))
-        for (int64_t u = first; u < last; u++) {
-            const int64_t pair = u / chunks;
-            mixture<E>(a, a.groups[pair / heads], pair % heads, u % chunks, a.weights + pair * room * a.span,
-                       a.inverses + pair * room, scratch);
+            const int64_t pair = u / room;
+            const Group& g = a.groups[pair / heads];
+            if (u % room < g.count * a.heads_per_key)
+                join_parts(a, g, pair % heads, u % room, a.sums + pair * a.sums_size);
         }
     member.close();
 }

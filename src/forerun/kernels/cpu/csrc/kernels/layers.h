@@ -3,9 +3,8 @@
 // The rows of one forward in groups, and room for their attention.
 struct Attending {
     std::vector<Group> groups;
-    int64_t span = 0, room = 0;
-    float *weights, *inverses, *scratch;
-    int64_t scratch_size = 0;
+    int64_t span = 0, parts = 0, wide, sums_size, scratch_size = 0;
+    float *sums = nullptr, *scratch;
 };
 
 static void group_rows(const ForerunRows& rows, int32_t window, std::vector<Group>& groups) {
@@ -31,25 +30,27 @@ static void group_rows(const ForerunRows& rows, int32_t window, std::vector<Grou
     }
 }
 
-static void plan_attention(forerun::Workspace& space, Attending& plan, int64_t heads, int64_t kv_heads, int threads) {
+static void plan_attention(forerun::Workspace& space, Attending& plan, int64_t heads, int64_t kv_heads, int64_t width,
+                           int threads) {
     for (const Group& g : plan.groups) {
-        const int64_t most = (g.end > g.longest ? g.end : g.longest) + 32;
-        plan.span = most > plan.span ? most : plan.span;
+        const int64_t beyond = g.end - g.common, parts = (g.longest + PART - 1) / PART;
+        plan.span = beyond > plan.span ? beyond : plan.span;
+        plan.parts = parts > plan.parts ? parts : plan.parts;
     }
-    plan.span = (plan.span + 15) / 16 * 16;
-    const int64_t each = heads / kv_heads, pairs = plan.groups.size() * kv_heads;
-    plan.room = GROUP_ROWS * each;
-    plan.scratch_size = plan.room * (plan.span + 32);
+    plan.span = (plan.span + 15) / 16 * 16 + PART + 32;
+    plan.wide = (width + 15) / 16 * 16;
+    const int64_t pairs = plan.groups.size() * kv_heads, room = GROUP_ROWS * (heads / kv_heads);
+    const bool split = threads > 1 && pairs < 4 * threads;
+    plan.sums_size = room * (plan.parts * plan.wide + 2 * (plan.parts + 16));
+    plan.scratch_size = room * plan.span + (split ? 0 : plan.sums_size);
     space.want(plan.scratch, plan.scratch_size * threads);
-    const int64_t split = pairs < 4 * threads ? pairs : 0;
-    space.want(plan.weights, split * plan.room * plan.span);
-    space.want(plan.inverses, split * plan.room);
+    if (split) space.want(plan.sums, pairs * plan.sums_size);
 }
 
 static Attention attention_of(const ForerunAttention* shape, const ForerunRows* rows, const Attending& plan,
                               const float* query, float* out) {
     return {shape, rows, plan.groups.data(), (int32_t)plan.groups.size(), shape->num_heads / shape->num_kv_heads,
-            plan.span, query, out, plan.weights, plan.inverses};
+            plan.span, plan.parts, plan.wide, plan.sums_size, query, out, plan.sums};
 }
 
 struct LayersCall {
@@ -227,10 +228,10 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
         window = l.window ? l.window : window;  // all windows of a model are alike
     }
     group_rows(*rows, 0, c.plain.groups);
-    plan_attention(space, c.plain, m->num_heads, m->num_kv_heads, threads);
+    plan_attention(space, c.plain, m->num_heads, m->num_kv_heads, m->head_dim, threads);
     if (window) {
         group_rows(*rows, window, c.windowed.groups);
-        plan_attention(space, c.windowed, m->num_heads, m->num_kv_heads, threads);
+        plan_attention(space, c.windowed, m->num_heads, m->num_kv_heads, m->head_dim, threads);
     }
     forerun::plan_input(space, c.normed, n, m->hidden, normed);
     forerun::plan_input(space, c.mixed, n, heads, mixed);

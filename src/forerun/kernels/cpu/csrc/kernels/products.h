@@ -2,17 +2,6 @@
 // once. A row's result does not depend on the number of rows: float sums run over the inputs (by groups: over the groups)
 // in order, each row for itself; integer sums have no order. Included once for each instruction set.
 
-// sum[r] += w [n][16] times x[r][0..n), in order.
-template <class E, int R> INLINE void accumulate(const E* w, int64_t n, const float* x, int64_t stride, F* sum) {
-    F acc[R];
-    EACH_ROW acc[r] = sum[r];
-    for (int64_t k = 0; k < n; k++) {
-        const F weight = f_load(w + 16 * k);
-        EACH_ROW acc[r] = f_fma_at(weight, x + r * stride + k, acc[r]);
-    }
-    EACH_ROW sum[r] = acc[r];
-}
-
 // The numbers of an even input k and of the next, for 16 outputs.
 INLINE F even_weights(const float* w, int64_t k) { return f_load(w + 16 * k); }
 INLINE F odd_weights(const float* w, int64_t k) { return f_load(w + 16 * k + 16); }
