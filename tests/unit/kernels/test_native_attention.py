@@ -8,7 +8,7 @@ import torch
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.partition import AttentionShape
 from forerun.models.base import Rows
-from kernel_cases import Attending, threads
+from kernel_cases import NUM_TOKENS, Attending, threads
 
 FORMS = {
     "plain": AttentionShape(0.2),
@@ -33,6 +33,19 @@ def test_attention_is_that_of_the_definition(library: Library, form: str, dtype:
     ]
     expected = attending.reference(batch)
     torch.testing.assert_close(attending.forward(batch), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["sinks", "window"])
+def test_a_path_of_many_parts(library: Library, form: str) -> None:
+    attending = Attending(library, FORMS[form])
+    cache = attending.sequence([i % NUM_TOKENS for i in range(2172)])  # 17 parts of 128; node 4 is the first of the next
+    batch = [Rows(cache, list(range(11)), [-1, 0, 1, 2, 3, 1, 5, 6, 7, 8, 0])]
+    expected = attending.reference(batch)
+    alone = attending.forward(batch)
+    torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-5)
+    cache.drop()
+    with threads(2):
+        assert torch.equal(attending.forward(batch), alone)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

@@ -1,12 +1,13 @@
 // Attention along each row's own path, in path order. Included once for each instruction set.
 //
-// A row sees the slots 0..prefix-1, then those of its tail. Rows of one sequence that follow each other in the forward
-// are computed in groups, which read each key and value once; what a row adds up, and in which order, depends on its own
-// path alone. A page holds, layer by layer, keys [heads][page / 16][width][16] and values [heads][width / 16][page][16]:
-// lanes are keys in the scores, and outputs in the mixture.
+// A row sees the slots 0..prefix-1, then those of its tail. Its path is added in parts of PART positions, whose results are
+// joined in order. Rows of one sequence that follow each other in the forward are computed in groups, which read each key
+// and value once; what a row adds up, and in which order, depends on its own path alone. A page holds, layer by layer,
+// keys [heads][page / 16][width][16] and values [heads][width / 16][page][16]: lanes are keys in the scores, and outputs
+// in the mixture.
 
 constexpr int GROUP_ROWS = 8;
-constexpr int64_t PART = 128;  // positions of a path that are added up for themselves
+constexpr int64_t PART = 128;  // positions; two pages
 
 // Up to GROUP_ROWS rows of one sequence.
 struct Group {
@@ -76,8 +77,8 @@ INLINE int64_t first_seen(const Attention& a, int32_t row) {
 }
 INLINE int64_t path_length(const Attention& a, int32_t row) { return (int64_t)a.rows->position[row] + 1; }
 
-// y[r] = or += w [n][16] of C blocks, which lie `apart`, times x[r][0..n), in order. What lies `soon` bytes beyond each
-// number is asked for.
+// y[r] = or += w [n][16] of C blocks, which lie `apart`, times x[r][0..n), in order. What lies `soon` bytes beyond w is
+// asked for: pages are too short and too far apart for the processor to do it.
 template <class E, bool FRESH, int R, int C>
 INLINE void add_tile(const E* w, int64_t apart, int64_t n, const float* x, int64_t stride, int64_t soon, float* y,
                      int64_t next) {
@@ -102,7 +103,7 @@ INLINE void add_blocks(const E* w, int64_t apart, int64_t blocks, int64_t n, con
     if constexpr (4 * R <= TILE)
         for (; b + 4 <= blocks; b += 4)
             add_tile<E, FRESH, R, 4>(w + b * apart, apart, n, x, stride, soon, y + 16 * b, next);
-    if constexpr (2 * R <= TILE)
+    if constexpr (2 * R <= TILE && TILE > 2)  // two are slower in portable vectors
         for (; b + 2 <= blocks; b += 2)
             add_tile<E, FRESH, R, 2>(w + b * apart, apart, n, x, stride, soon, y + 16 * b, next);
     for (; b < blocks; b++) add_tile<E, FRESH, R, 1>(w + b * apart, apart, n, x, stride, soon, y + 16 * b, next);
