@@ -38,7 +38,7 @@ def test_attention_is_that_of_the_definition(library: Library, form: str, dtype:
 @pytest.mark.parametrize("form", ["sinks", "window"])
 def test_a_path_of_many_parts(library: Library, form: str) -> None:
     attending = Attending(library, FORMS[form])
-    cache = attending.sequence([i % NUM_TOKENS for i in range(2172)])  # 17 parts of 128; node 4 is the first of the next
+    cache = attending.sequence([i % NUM_TOKENS for i in range(2172)])  # node 4 begins the eighteenth part of 128
     batch = [Rows(cache, list(range(11)), [-1, 0, 1, 2, 3, 1, 5, 6, 7, 8, 0])]
     expected = attending.reference(batch)
     alone = attending.forward(batch)
