@@ -112,7 +112,7 @@ scale: $(STAMP)
 	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python
 
 bench: $(STAMP)
-	$(BIN)/forerun bench forward
+	$(BIN)/forerun bench forward --others
 	$(BIN)/forerun bench generate --model bundled
 
 clean:

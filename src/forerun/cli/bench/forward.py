@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,12 +19,17 @@ PREFIX = 256
 class ForwardOptions:
     """Which forwards are timed."""
 
-    model: str | None = option(None, "A folder or hub id.", default_text="a random Llama of 197 M parameters")
-    rows: str = option("1,5,8", "Rows of a forward, with commas between them.", metavar="INT,...")
+    model: str = option("random:llama-200m", "As elsewhere, or random:SHAPE, such as llama-1b or qwen3-4b.")
+    rows: str = option(
+        "1,5,8",
+        "Rows of a forward, with commas between them; over 64, logits are the last row's, as of a prompt.",
+        metavar="INT,...",
+    )
     dtypes: str = option(
         "float32,bfloat16", "Number formats (int8 and int4 too), with commas between them.", metavar="DTYPE,..."
     )
     rounds: int = option(20, "Interleaved rounds.", low=1)
+    others: bool = option(False, "Time Transformers' module, and reference and general decoders, too.")
 
 
 @with_flags
@@ -35,34 +39,34 @@ def forward(
     threads: options.Threads = None,
     json: JsonFile = None,
 ) -> None:
-    """Time one target forward of K rows, all logits: Transformers' own module against forerun's."""
+    """Time one target forward of K rows: t(K) / t(1), and the bytes of weights read per second."""
     counts, dtypes = whole_numbers(timed.rows, "--rows"), options.comma_list(timed.dtypes, "--dtypes")
     watch = begin(threads, json)
     from forerun.lab.bench import forward as bench
-    from forerun.lab.bench.forward import measure_roof, random_llama
+    from forerun.lab.bench.forward import measure_roof
     from forerun.lab.bench.measure import is_cost_padded
     from forerun.lab.bench.methods import quieten
+    from forerun.lab.bench.random_model import RANDOM
     from forerun.lab.bench.recorded import forward_figures
     from forerun.lab.results.files import without_folders
     from forerun.lab.results.schema import TargetFacts
 
     quieten()
-    with ExitStack() as stack:
-        folder = timed.model or stack.enter_context(random_llama())
-        results = bench.measure(folder, dtypes, counts, PREFIX, timed.rounds, say)
+    results = bench.measure(timed.model, dtypes, counts, PREFIX, timed.rounds, say, others=timed.others)
     say("measuring bandwidth and arithmetic for the roofline")
     roof = measure_roof(dtypes)
-    name = "a random Llama" if timed.model is None else without_folders(timed.model)
     target = TargetFacts(
-        name,
+        without_folders(timed.model),
         ", ".join(dtypes),
-        cost_padded=is_cost_padded(folder),
-        random_weights=timed.model is None,
+        cost_padded=is_cost_padded(timed.model),
+        random_weights=timed.model.startswith(RANDOM),
         num_parameters=results[0].parameters,
     )
     settings = {"rows": counts, "prefix": PREFIX, "rounds": timed.rounds}
     figures = forward_figures(results, PREFIX, timed.rounds, roof)
     title = f"One forward after {PREFIX} cached positions, {timed.rounds} interleaved rounds"
-    table = Table.of(title, bench.COLUMNS, results)
+    if max(counts) > bench.MOST_LOGITS:
+        title += f"; over {bench.MOST_LOGITS} rows with one row of logits, as a prompt"
+    table = Table.of(title, bench.columns(roof.bandwidth), results)
     report = Report("forward", [table], target, settings=settings, figures=figures, details={"roof": roof})
     print_report(report, watch, json)

@@ -72,7 +72,7 @@ class NativeLinear(nn.Module):
 
     Attributes:
         struct: the layer in the library's form.
-        nbytes: of the packed weight.
+        nbytes: of the packed weight, scales included.
         bias: float32, whole blocks long, or None.
     """
 
@@ -86,7 +86,7 @@ class NativeLinear(nn.Module):
         if isinstance(weight, QuantizedWeight) and weight.group is None:
             self._scales = _padded(weight.scale[:, 0])
         self.bias = None if bias is None else _padded(bias.detach())
-        self.nbytes = self._packed.nbytes
+        self.nbytes = self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
         self.struct = LinearStruct(
             kind=self.kind,
             out_features=self.out_features,

@@ -5,12 +5,9 @@ Speculation pays when a forward of K + 1 rows costs little more than a forward o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +17,8 @@ from forerun.errors import ConfigError
 from forerun.kernels.cpu import references
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.lab.bench.methods import Reference
-from forerun.lab.bench.tables import Columns, decimal
+from forerun.lab.bench.random_model import opened
+from forerun.lab.bench.tables import Columns, decimal, percent
 from forerun.lab.plan.measured import product_flops, read_bandwidth
 from forerun.models import Model, Rows, load_model
 from forerun.models.llama.native import NativeLlamaDecoder
@@ -29,6 +27,8 @@ from forerun.models.loading.find_source import find_source
 TRANSFORMERS = "transformers"
 REFERENCE = "llama, reference kernels"
 """The Llama decoder in PyTorch, where the native kernels compute the other."""
+MOST_LOGITS = 64
+"""Rows of a forward whose logits are all computed, as those of drafts are; of more, as of a prompt, the last row's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class ForwardRow:
         over_transformers: this method's time over Transformers' in the same round; None for Transformers itself.
         growth: t(K) / t(1); None for one row.
         parameters: weights that one forward multiplies.
+        nbytes: of these, as forerun's own decoder keeps them.
     """
 
     dtype: str
@@ -51,95 +52,125 @@ class ForwardRow:
     seconds: Interval
     over_transformers: Interval | None
     growth: Interval | None
-    parameters: int = 0
+    parameters: int
+    nbytes: float
 
 
-COLUMNS: Columns[ForwardRow] = {
-    "dtype, method": lambda row: f"{row.dtype}, {row.method}",
-    "K": lambda row: str(row.rows),
-    "t(K) ms": lambda row: f"{1e3 * row.seconds.median:.1f}",
-    "t(K) / Transformers": lambda row: decimal(row.over_transformers),
-    "t(K) / t(1)": lambda row: decimal(row.growth),
-}
+def columns(bandwidth: float) -> Columns[ForwardRow]:
+    """Return the columns of the table. bandwidth: bytes per second that are read from memory."""
+    return {
+        "dtype, method": lambda row: f"{row.dtype}, {row.method}",
+        "K": lambda row: str(row.rows),
+        "t(K) ms": lambda row: f"{1e3 * row.seconds.median:.1f}",
+        "t(K) / Transformers": lambda row: decimal(row.over_transformers),
+        "t(K) / t(1)": lambda row: decimal(row.growth),
+        "weights MB": lambda row: f"{row.nbytes / 1e6:,.1f}",
+        "GB/s": lambda row: f"{row.nbytes / row.seconds.median / 1e9:.1f}",
+        "of bandwidth": lambda row: percent(row.nbytes / row.seconds.median / bandwidth),
+    }
 
 
 def measure(
-    folder: str | Path,
+    model: str,
     dtypes: Sequence[str],
     counts: Sequence[int],
     prefix: int,
     rounds: int,
     say: Callable[[str], None] = lambda _: None,
+    *,
+    others: bool = False,
 ) -> list[ForwardRow]:
     """Time forwards of `counts` rows after `prefix` positions, every method and count in turn, round after round.
 
+    Args:
+        model: as `random_model.opened` takes it.
+        others: beside the decoder that serves the model, also the other ones and Transformers' module.
+
     Raises:
-        ConfigError: rows or prefix do not fit the model.
+        ConfigError: rows or prefix do not fit the model; there is no such shape.
     """
     results = []
-    for dtype in dtypes:
-        say(f"loading {dtype}")
-        models = _decoders(folder, dtype)
-        model = next(iter(models.values()))
-        if prefix + max(counts) > model.context_length:
-            raise ConfigError(
-                f"{prefix} cached and {max(counts)} new positions do not fit a context of {model.context_length}."
-            )
-        generator = torch.Generator().manual_seed(0)  # all methods are given the same tokens
-        tokens = torch.randint(0, model.vocab_size, (prefix + max(counts),), generator=generator).tolist()
-        cached, new = tokens[:prefix], tokens[prefix:]
-        steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
-        reference = None if dtype in QUANTISATIONS else Reference(folder, dtype)
-        for k in counts:
-            if reference is not None:
-                steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k])
-            steps |= {(kind, k): _forward_step(each, cached, new[:k]) for kind, each in models.items()}
-        say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
-        seconds = {key: [run.seconds for run in each] for key, each in interleave(steps, rounds, warmup=3).items()}
-        parameters = _multiplied(folder, model)
-        results += [
-            ForwardRow(
-                dtype,
-                method,
-                k,
-                bootstrap(seconds[method, k]),
-                None
-                if reference is None or method == TRANSFORMERS
-                else ratio(seconds[method, k], seconds[TRANSFORMERS, k]),
-                ratio(seconds[method, k], seconds[method, 1]) if k > 1 and 1 in counts else None,
-                parameters,
-            )
-            for method in dict.fromkeys(method for method, _ in steps)
-            for k in counts
-        ]
+    for dtype in dtypes:  # in a function, so that no two number formats are in memory together
+        with opened(model, dtype, say) as name:
+            results += _measured(name, dtype, counts, prefix, rounds, say, others)
     return results
 
 
-def _forward_step(model: Model, prefix: list[int], tokens: list[int]) -> Callable[[], Tensor]:
+def _measured(
+    name: str,
+    dtype: str,
+    counts: Sequence[int],
+    prefix: int,
+    rounds: int,
+    say: Callable[[str], None],
+    others: bool,
+) -> list[ForwardRow]:
+    say(f"loading {dtype}")
+    models = _decoders(name, dtype, others)
+    model = next(iter(models.values()))
+    if prefix + max(counts) > model.context_length:
+        raise ConfigError(
+            f"{prefix} cached and {max(counts)} new positions do not fit a context of {model.context_length}."
+        )
+    generator = torch.Generator().manual_seed(0)  # all methods are given the same tokens
+    tokens = torch.randint(0, model.vocab_size, (prefix + max(counts),), generator=generator).tolist()
+    cached, new = tokens[:prefix], tokens[prefix:]
+    steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
+    reference = Reference(name, dtype) if others and dtype not in QUANTISATIONS else None
+    for k in counts:
+        num_logits = k if k <= MOST_LOGITS else 1
+        if reference is not None:
+            steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k], num_logits)
+        steps |= {(kind, k): _forward_step(each, cached, new[:k], num_logits) for kind, each in models.items()}
+    say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
+    timed = interleave(steps, rounds, warmup=min(3, rounds))
+    seconds = {key: [run.seconds for run in each] for key, each in timed.items()}
+    parameters = _multiplied(name, model)
+    decoder = model.decoder
+    nbytes = decoder.weight_bytes if isinstance(decoder, NativeLlamaDecoder) else parameters * BYTES[dtype]
+    return [
+        ForwardRow(
+            dtype,
+            method,
+            k,
+            bootstrap(seconds[method, k]),
+            None
+            if reference is None or method == TRANSFORMERS
+            else ratio(seconds[method, k], seconds[TRANSFORMERS, k]),
+            ratio(seconds[method, k], seconds[method, 1]) if k > 1 and 1 in counts else None,
+            parameters,
+            nbytes,
+        )
+        for method in dict.fromkeys(method for method, _ in steps)
+        for k in counts
+    ]
+
+
+def _forward_step(model: Model, prefix: list[int], tokens: list[int], num_logits: int) -> Callable[[], Tensor]:
     cache = model.new_cache()
     model.forward([Rows(cache, prefix, num_logits=0)])
     cache.commit(range(len(prefix)))
 
     def step() -> Tensor:
-        logits = model.forward([Rows(cache, tokens)]).logits
+        logits = model.forward([Rows(cache, tokens, num_logits=num_logits)]).logits
         cache.drop()  # every call writes its keys and values over those of the call before
         return logits
 
     return step
 
 
-def _decoders(folder: str | Path, dtype: str) -> dict[str, Model]:
+def _decoders(folder: str | Path, dtype: str, others: bool) -> dict[str, Model]:
     """Load the model by kind of decoder: Llama's where it serves the model, with native and with reference kernels, and
     the general one. Quantized weights are not timed with the reference kernels, which exist to define them.
 
-    dtype: or a quantization.
+    dtype: or a quantization. others: False for the first of these alone.
     """
     quantize = dtype if dtype in QUANTISATIONS else None
     number_format = dtype if quantize is None else DEFAULT_DTYPE
     auto = load_model(folder, number_format, quantize=quantize)
-    if auto.kind == "general":
-        return {"general": auto}
     decoders = {auto.kind: auto}
+    if auto.kind == "general" or not others:
+        return decoders
     if quantize is None and isinstance(auto.decoder, NativeLlamaDecoder):
         with references():
             decoders[REFERENCE] = load_model(folder, number_format)
@@ -158,7 +189,7 @@ READ_MIB = 256
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0} | {
     name: bits / 8 for name, (bits, _) in QUANTISATIONS.items()
 }
-"""Bytes of a weight by its format; scales are left out."""
+"""Bytes of a weight by its format, without scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +208,10 @@ class Roof:
     bandwidth: float
     flops: dict[str, float]
 
-    def seconds(self, parameters: int, number_format: str, rows: int) -> float:
-        """Return the least time of a forward. Quantized weights are bound by the bandwidth alone: their products are of
-        integers."""
-        reading = parameters * BYTES[number_format] / self.bandwidth
+    def seconds(self, parameters: int, nbytes: float, number_format: str, rows: int) -> float:
+        """Return the least time of a forward of so many weights in so many bytes. Quantized weights are bound by the
+        bandwidth alone: their products are of integers."""
+        reading = nbytes / self.bandwidth
         return max(reading, 2 * parameters * rows / self.flops[number_format] if number_format in self.flops else 0.0)
 
 
@@ -189,34 +220,3 @@ def measure_roof(formats: Sequence[str]) -> Roof:
     with torch.inference_mode():
         flops = {name: product_flops(getattr(torch, name)) for name in formats if name not in QUANTISATIONS}
         return Roof(read_bandwidth(READ_MIB), flops)
-
-
-RANDOM_LLAMA = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 8192,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
-"""The default model of timings: 197 M parameters, too large for the caches, small enough to measure in a minute."""
-
-
-@contextmanager
-def random_llama(context: int = 0) -> Iterator[str]:
-    """Create a random Llama in bfloat16 in a temporary folder, which is deleted with the block.
-
-    Args:
-        context: positions that it must be able to compute.
-    """
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    positions = max(context, int(RANDOM_LLAMA["max_position_embeddings"]))
-    settings: dict[str, Any] = {**RANDOM_LLAMA, "max_position_embeddings": positions}
-    torch.manual_seed(0)
-    model: Any = LlamaForCausalLM(LlamaConfig(**settings)).to(torch.bfloat16)
-    with TemporaryDirectory(prefix="forerun-bench-") as folder:
-        model.save_pretrained(folder)
-        yield folder

@@ -86,8 +86,9 @@ class Reference:
         self.model: Any = load_transformers_model(name, dtype, adapter)
 
     @torch.inference_mode()
-    def forward_step(self, prefix: Sequence[int], tokens: Sequence[int]) -> Callable[[], Tensor]:
-        """Return a function that computes all logits, [K, V], of K tokens after a cached prefix, at each call.
+    def forward_step(self, prefix: Sequence[int], tokens: Sequence[int], num_logits: int = 0) -> Callable[[], Tensor]:
+        """Return a function that computes K tokens after a cached prefix at each call, and the logits of the last
+        `num_logits` of them, or of all for 0: [K, V].
 
         It takes the new positions out of the cache again, as whoever verifies a draft must (0.1 ms).
         """
@@ -99,7 +100,7 @@ class Reference:
 
         @torch.inference_mode()
         def step() -> Tensor:
-            logits: Tensor = self.model(new, past_key_values=cache, use_cache=True).logits[0]
+            logits: Tensor = self.model(new, past_key_values=cache, use_cache=True, logits_to_keep=num_logits).logits[0]
             cache.crop(-len(tokens))
             return logits
 

@@ -153,9 +153,9 @@ def forward_figures(rows: Sequence[ForwardRow], prefix: int, rounds: int, roof: 
             "forward_growth": row.growth,
         }
         found += figures_of(labels, values, rounds)
-    for dtype, k, parameters in dict.fromkeys((row.dtype, row.rows, row.parameters) for row in rows):
+    for (dtype, k), row in {(row.dtype, row.rows): row for row in rows}.items():
         labels = {"dtype": dtype, "method": ROOFLINE, "rows": k, "prefix": prefix}
-        found.append(Figure(ROOFLINE, labels, roof.seconds(parameters, dtype, k)))
+        found.append(Figure(ROOFLINE, labels, roof.seconds(row.parameters, row.nbytes, dtype, k)))
     return found
 
 

@@ -87,6 +87,12 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             scale=scale,
         )
 
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of weights that a forward reads: all but an embedding that is not the output layer too."""
+        unread = 0 if self.embedding is self.lm_head else self.embedding.nbytes
+        return sum(kept.nbytes for kept in self._kept.values()) - unread
+
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         return self.embedding.rows(layout.token_ids)
