@@ -23,7 +23,7 @@ smollm2() {  # a chat model: forerun fetch smollm2 brings it
         --threads "$THREADS" --json benchmarks/generate-smollm2.json
 }
 forward() {  # one forward by rows, beside the roofline
-    "$FORERUN" bench forward --dtypes bfloat16,int8 --rows 1,2,4,8,16 --rounds $FORWARDS \
+    "$FORERUN" bench forward --others --dtypes bfloat16,int8 --rows 1,2,4,8,16 --rounds $FORWARDS \
         --threads "$THREADS" --json benchmarks/forward-random.json
 }
 serve() {  # many requests at once, through a server and without HTTP

@@ -21,6 +21,7 @@ from forerun.lab.bench.acceptance import AcceptanceRow
 from forerun.lab.bench.compare import MethodRow
 from forerun.lab.bench.measure import Interval
 from forerun.lab.bench.peers import run as plan
+from forerun.lab.bench.random_model import SHAPES, Shape
 from forerun.lab.bench.tables import Table
 from forerun.lab.results.files import load, save
 from measured import SUFFIX, generated
@@ -63,12 +64,12 @@ def test_lines_of_the_tables() -> None:
     [
         ["forward", "--rows", "0"],
         ["forward", "--rounds", "0"],
-        ["forward", "--num-logits", "64", "--rows", "1,2"],  # all logits are timed
+        ["forward", "--num-logits", "64", "--rows", "1,2"],  # the rows say how many
         ["generate", "--prompts", "no-such"],
         ["generate", "--num-prompts", "0"],
         ["peers"],
         ["peers", "--peer", "vllm=python"],
-        ["peers", "--peer", "llama.cpp=/none"],
+        ["peers", "--peer", "openvino=/none"],
         ["peers", "--peer", "transformers=/none", "--prompts", "no-such"],
         ["generate", "--num-draft-tokens", "a"],
         ["generate", "--num-draft-tokens", "auto,0"],
@@ -81,6 +82,19 @@ def test_lines_of_the_tables() -> None:
 )
 def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str]) -> None:
     assert invoke("bench", *arguments).exit_code == 2
+
+
+def test_random_models_are_named_by_their_shape(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke("bench", "forward", "--model", "random:nothing")
+    assert result.exit_code == 2 and "llama-1b, qwen3-4b" in result.stderr
+    monkeypatch.setattr(roofline, "READ_MIB", 1)
+    monkeypatch.setitem(SHAPES, "tiny", Shape("llama", 64, 1, 2, 1, 32, 64, 300))
+    few = ["--dtypes", "int4", "--rows", "1,65", "--rounds", "1"]
+    result = invoke("bench", "forward", "--model", "random:tiny", *few)
+    assert result.exit_code == 0 and "over 64 rows with one row of logits" in result.stdout, result.stderr
+    assert "weights MB" in result.stdout and "transformers," not in result.stdout
+    found = json.loads(invoke("bench", "forward", "--model", "random:tiny", "--json", "-", *few).stdout)
+    assert found["target"]["name"] == "random:tiny" and found["target"]["random_weights"] is True
 
 
 def test_a_replay_says_whose_costs_it_used(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def peers(
     from forerun.lab.bench.peers.rows import report
     from forerun.lab.bench.peers.run import Peers, answer_of, available_cores, measure, own_start, read_specs, start_of
     from forerun.lab.bench.prompts import check_lengths, requests
+    from forerun.lab.bench.random_model import opened
     from forerun.models import find_tokenizer
 
     if not chosen.peer:
@@ -56,16 +57,17 @@ def peers(
     specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
     model = chosen_model(model)
     drafters = choose_drafters(model, None, compared.drafters)
-    count, tokenizer = threads or available_cores(), find_tokenizer(model)
+    count = threads or available_cores()
     watch = begin(count, json)
-    with closing(Peers(say)) as started:
-        own = started.start(own_start(model, drafters, llm.dtype, count, llm.quantize))
+    with opened(model, llm.quantize or llm.dtype, say) as name, closing(Peers(say)) as started:
+        tokenizer = find_tokenizer(name)
+        own = started.start(own_start(name, drafters, llm.dtype, count, llm.quantize))
         if own is None:
             raise ConfigError(f"forerun itself cannot take part: {started.left_out[-1].reason}.")
         prompts = requests(cases, tokenizer, model, answer_of(started, own, tokenizer, compared.max_tokens))
         check_lengths(prompts, compared.max_tokens, own.about.integer("context_length"), model)
         for spec in specs:
-            started.start(start_of(spec, model, llm.dtype, count))
+            started.start(start_of(spec, name, llm.dtype, count))
         measured = measure(started, prompts, compared.max_tokens, chosen.rounds)
     prompts = prompts[: measured.num_answers // chosen.rounds]
     about = f"{len(prompts)} prompts of {compared.max_tokens} tokens, {count} threads, rounds: {chosen.rounds}"

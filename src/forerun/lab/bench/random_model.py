@@ -163,15 +163,20 @@ def _drawn(generator: np.random.Generator, count: int, block_bytes: int, type_na
 
 
 def _add_metadata(writer: Any, shape: Shape) -> None:
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.intermediate)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    counts = {
+        "context_length": CONTEXT,
+        "embedding_length": shape.hidden,
+        "block_count": shape.layers,
+        "feed_forward_length": shape.intermediate,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "rope.dimension_count": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+    }
+    for key, count in counts.items():
+        writer.add_uint32(f"{shape.architecture}.{key}", count)
     writer.add_layer_norm_rms_eps(1e-5)
     letters = sorted(ByteLevel.alphabet())
     tokens = [*letters, "".join(letters[-2:]), "</s>"]  # one merge, as there must be one, of bytes that no text has

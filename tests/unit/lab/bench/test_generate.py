@@ -109,7 +109,7 @@ def test_an_engine_beside_another_shares_its_target() -> None:
 
 
 def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -> None:
-    rows = measure_forward(folder, ["float32"], [1, 3], 9, rounds=2)
+    rows = measure_forward(str(folder), ["float32"], [1, 3], 9, rounds=2, others=True)
     assert [(row.method, row.rows) for row in rows] == [
         (method, k) for method in (TRANSFORMERS, "llama", "general") for k in (1, 3)
     ]
@@ -118,14 +118,14 @@ def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -
 
 
 def test_forwards_beside_reference_kernels_and_of_codes(folder: Path) -> None:
-    rows = measure_forward(folder, ["bfloat16"], [3], 9, rounds=1)
+    rows = measure_forward(str(folder), ["bfloat16"], [3], 9, rounds=1, others=True)
     assert [row.method for row in rows if row.method != REFERENCE] == [TRANSFORMERS, "llama", "general"]
     assert (REFERENCE in [row.method for row in rows]) == (native() is not None)
-    (llama, _) = measure_forward(folder, ["int8"], [20], 1, rounds=1)
+    (llama,) = measure_forward(str(folder), ["int8"], [20], 1, rounds=1)
     assert llama.over_transformers is None and llama.growth is None
     assert llama.seconds.median > 0
 
 
 def test_rows_that_do_not_fit_the_context_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="1024"):
-        measure_forward(folder, ["float32"], [5], 1020, rounds=1)
+        measure_forward(str(folder), ["float32"], [5], 1020, rounds=1)

@@ -30,7 +30,6 @@ def test_paths_may_hold_colons_and_commas() -> None:
         ("openvino", "KIND=PROGRAM"),
         ("openvino=", "KIND=PROGRAM"),
         ("openvino=/python", "needs model=PATH, the folder"),
-        ("llama.cpp=/bin", "needs model=PATH, a GGUF file"),
         ("openvino=/python:model=", "give model= once"),
         ("openvino=/python:model=/a,model=/b", "give model= once"),
         ("openvino=/python:modle=/a", "its options are model"),

@@ -26,6 +26,6 @@ def test_figures_of_acceptance_have_positions() -> None:
 
 def test_the_roofline_bends_where_arithmetic_begins() -> None:
     roof = Roof(bandwidth=10e9, flops={"bfloat16": 100e9})
-    assert roof.seconds(1_000_000, "bfloat16", 1) == 2e6 / 10e9
-    assert roof.seconds(1_000_000, "bfloat16", 100) == 2e8 / 100e9
-    assert roof.seconds(1_000_000, "int4", 100) == 0.5e6 / 10e9
+    assert roof.seconds(1_000_000, 2e6, "bfloat16", 1) == 2e6 / 10e9
+    assert roof.seconds(1_000_000, 2e6, "bfloat16", 100) == 2e8 / 100e9
+    assert roof.seconds(1_000_000, 0.6e6, "int4", 100) == 0.6e6 / 10e9

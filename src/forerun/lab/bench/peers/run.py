@@ -146,7 +146,7 @@ def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Calla
 #
 # transformers=PYTHON                         an interpreter that has Transformers
 # openvino=PYTHON:model=FOLDER                one that has OpenVINO GenAI; the folder of an exported model
-# llama.cpp=FOLDER:model=FILE.gguf,draft=FILE the folder of llama-server
+# llama.cpp=FOLDER:model=FILE.gguf,draft=FILE the folder of llama-server; without a model, forerun's GGUF file
 #
 # Only the names of options end a path, so paths may hold colons and commas.
 
@@ -211,9 +211,8 @@ def read_spec(text: str) -> PeerSpec:
         options.get("name", ""),
         options.get("lookup", LOOKUPS[kind]),
     )
-    if spec.kind != TRANSFORMERS and spec.model is None:
-        what = "the folder of an exported model" if spec.kind == OPENVINO else "a GGUF file"
-        raise ConfigError(f"--peer is {text!r}, but {spec.kind} needs model=PATH, {what}.")
+    if spec.kind == OPENVINO and spec.model is None:
+        raise ConfigError(f"--peer is {text!r}, but openvino needs model=PATH, the folder of an exported model.")
     if spec.kind == LLAMA:
         kind, *sizes = spec.lookup.split("/")
         sized = not sizes or (kind in SIZED and len(sizes) == 2 and all(map(_is_count, sizes)))
