@@ -94,12 +94,14 @@ def write_random(path: Path, shape: Shape, number_format: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType
 
     generator = np.random.Generator(np.random.SFC64(0))
-    tensors = list(_tensors(shape, *_TYPES[QUANTISATIONS.get(number_format, (16,))[0]]))
+    matrix, output = _TYPES[QUANTISATIONS.get(number_format, (16,))[0]]
+    tensors = list(_tensors(shape, matrix, output))
     writer = GGUFWriter(path, shape.architecture)
     try:
+        writer.add_file_type(LlamaFileType[f"MOSTLY_{matrix}"])
         _add_metadata(writer, shape)
         for name, size, type_name in tensors:
             kind = GGMLQuantizationType[type_name]
