@@ -1,9 +1,9 @@
 // Threads that go through a step together.
 //
-// Every thread runs the same function. The units of its loops are divided into shares, one for each thread, which claims a
-// quarter of what is left of its own and, once that is done, of the others'. So a thread reads weights that follow each
-// other and writes to no line of memory that others write to, until the end. A loop is over when all of its units are done,
-// not when all threads have arrived: a thread that the system does not run holds up the others by what it has claimed.
+// Every thread runs the same function. The units of its loops are divided into shares, one for each thread, which claims
+// parts of its own and, once that is done, of the others'. So a thread reads weights that follow each other and writes to
+// no line of memory that others write to, until the end. A loop is over when all of its units are done, not when all
+// threads have arrived: a thread that the system does not run holds up the others by what it has claimed.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -85,7 +85,8 @@ class Member {
         while ((ticket >> 32) <= number_) {
             const int64_t next = begin + ((ticket >> 32) == number_ ? (int64_t)(ticket & 0xffffffff) : 0);
             if (next >= end) return false;
-            int64_t count = (end - next) / 4;  // many at first, one at last: threads end at nearly the same time
+            // many at first, one at last: threads end at nearly the same time, even one that is four times as slow
+            int64_t count = (end - next) / (4 * team_.threads);
             if (count < 1) count = 1;
             if (share.compare_exchange_weak(ticket, number_ << 32 | (uint64_t)(next + count - begin),
                                             std::memory_order_acquire)) {
