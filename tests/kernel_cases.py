@@ -26,6 +26,8 @@ from forerun.models.model import lay_out
 _QUANTIZED = ("int8", "int8-groups", "int4-groups", "int4-minima")
 KINDS = ("float32", "bfloat16", *_QUANTIZED, *(f"{kind}-by-bytes" for kind in _QUANTIZED))
 NUM_TOKENS = 300
+THREADS = (1, 2, 3, 5, 8, 16)
+"""Numbers of them that must not change a bit."""
 Numbers = tuple[Tensor, Tensor, Tensor]
 
 

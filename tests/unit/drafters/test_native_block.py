@@ -16,7 +16,7 @@ from forerun.drafters.block.model import BlockInput, BlockModel
 from forerun.drafters.eagle.layer import NativeEagleLayer, ReferenceEagleLayer
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Rows, load_model
-from kernel_cases import threads
+from kernel_cases import THREADS, threads
 
 pytestmark = pytest.mark.usefixtures("instructions")
 KINDS = {
@@ -88,7 +88,7 @@ def test_a_block_has_the_same_bits_alone_and_in_company(quantize: str | None, ki
     together = [each.split(COUNTS) for each in model.draft(blocks)]
     for block in blocks:
         block.cache.drop()
-    for count in (1, 2):
+    for count in THREADS:
         with threads(count):
             for number, block in enumerate(blocks):
                 for whole, alone in zip(together, model.draft([block]), strict=True):
@@ -130,7 +130,7 @@ def test_likely_tokens_are_those_of_greedy_chains(options: dict[str, int], quant
         if bad is not None:
             logits[bad[0], bad[1]] = float(bad[2])
         expected = [greedy(model, logits, block, start) for block, start in zip(blocks, starts, strict=True)]
-        for count in (1, 2):
+        for count in THREADS:
             with threads(count):
                 assert model.likely(logits, blocks) == expected
     assert [len(chain) for chain in expected] == [1, 1, 0, 3]

@@ -8,7 +8,7 @@ import torch
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.partition import AttentionShape
 from forerun.models.base import Rows
-from kernel_cases import NUM_TOKENS, Attending, threads
+from kernel_cases import NUM_TOKENS, THREADS, Attending, threads
 
 FORMS = {
     "plain": AttentionShape(0.2),
@@ -55,6 +55,23 @@ def test_a_rows_bits_are_the_same_alone_in_chains_trees_chunks_and_company(
 ) -> None:
     with threads(num_threads):
         _compare(Attending(library, FORMS[form]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bits_are_the_same_with_any_number_of_threads(library: Library, form: str) -> None:
+    """Few groups of rows are shared among the threads in parts, many as wholes."""
+    attending = Attending(library, FORMS[form])
+    long = attending.sequence(range(PREFIX))
+    few = [Rows(long, list(range(100, 100 + len(TREE))), TREE)]
+    many = [*(Rows(attending.sequence(range(5 + 9 * i)), [i, i + 1]) for i in range(12)), *few]
+    for batch in (few, many):
+        found = []
+        for count in THREADS:
+            with threads(count):
+                found.append(attending.forward(batch))
+            for rows in batch:
+                rows.cache.drop()
+        assert all(torch.equal(each, found[0]) for each in found)
 
 
 def _compare(attending: Attending) -> None:

@@ -10,7 +10,7 @@ import torch
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import QuantizedWeight
-from kernel_cases import KINDS, as_read, drawn, product_of, threads, weight_of
+from kernel_cases import KINDS, THREADS, as_read, drawn, each_set, product_of, threads, weight_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -37,11 +37,13 @@ def test_a_rows_bits_are_the_same_in_any_company(library: Library, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rows_bits_are_the_same_with_two_threads(library: Library, kind: str) -> None:
-    linear, x = NativeLinear(library, weight_of(kind, 200, 96)), drawn(9, 96)
+def test_a_rows_bits_are_the_same_with_any_number_of_threads(library: Library, kind: str) -> None:
+    linear, x = NativeLinear(library, weight_of(kind, 500, 96)), drawn(9, 96)
     one = linear.forward(x)
-    with threads(2):
-        assert torch.equal(linear.forward(x), one)
+    for count in THREADS:
+        with threads(count):
+            assert torch.equal(linear.forward(x), one), count
+            assert torch.equal(linear.forward(x[8:]), one[8:]), count
 
 
 @pytest.mark.parametrize("kind", KINDS[2:])
@@ -56,6 +58,39 @@ def test_the_largest_codes_do_not_saturate(library: Library, kind: str, sign: in
     torch.testing.assert_close(
         NativeLinear(library, weight).forward(x), product_of(weight, x, None), rtol=1e-5, atol=1e-3
     )
+
+
+@pytest.mark.parametrize("size", [1, 31, 33, 63, 95, 160])
+@pytest.mark.parametrize("kind", KINDS[6:])
+def test_codes_of_bytes_at_their_extremes_are_exact(library: Library, kind: str, size: int) -> None:
+    """Inputs of +-127 and scales that are powers of 2 are exact in float32, as are the sums: all orders give the same."""
+    weight, generator = weight_of(kind, 40, size), torch.Generator().manual_seed(size)
+    assert isinstance(weight, QuantizedWeight)
+    least, most = int(kind.startswith("int8-by")), 2**weight.bits - 1
+    weight.quantized.copy_(torch.where(drawn(40, size) > 0, most, least))
+    weight.quantized[:16], weight.quantized[16:32] = least, most
+    weight.quantized[32, ::2], weight.quantized[33, 1::2], weight.quantized[34] = least, least, weight.zero
+    weight.scale.copy_(2.0 ** torch.randint(-2, 3, weight.scale.shape, generator=generator))
+    if weight.minimum is not None:
+        weight.minimum.copy_(torch.randint(-8, 9, weight.minimum.shape, generator=generator))
+    x = 127 * (drawn(64, size).sign())
+    x[:2], x[2, ::2], x[3, 1::2], x[4], x[5, 1::32] = 127, -127, -127, -127, 0
+    exact = (x.double() @ weight.dequantize(torch.float64).T).float()
+    linear = NativeLinear(library, weight)
+    for count in range(1, 65):
+        assert torch.equal(linear.forward(x[:count]), exact[:count]), count
+        assert torch.equal(linear.forward(x[-count:].flip(0)), exact[-count:].flip(0)), count
+
+
+@pytest.mark.parametrize("size", [33, 576])
+@pytest.mark.parametrize("kind", KINDS[2:])
+def test_sets_with_fused_sums_give_quantized_products_the_same_bits(
+    native_library: Library, kind: str, size: int
+) -> None:
+    linear, x = NativeLinear(native_library, weight_of(kind, 40, size)), drawn(9, size)
+    found = {name: linear.forward(x) for name in each_set(native_library) if name != "portable"}
+    for name, y in found.items():
+        assert torch.equal(y, next(iter(found.values()))), name
 
 
 @pytest.mark.parametrize("kind", KINDS)

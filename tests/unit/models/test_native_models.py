@@ -23,6 +23,7 @@ from forerun.models import Model, Rows, identity, load_model
 from forerun.models.families import llama_refusal
 from forerun.models.linear import FloatMaker, Linear, Part
 from forerun.models.llama.native import NativeLlamaDecoder
+from kernel_cases import THREADS, threads
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 12
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "phi3", "gpt2")
@@ -63,6 +64,15 @@ def test_logits_are_near_those_of_the_references(
     assert not isinstance(reference.decoder, NativeLlamaDecoder)
     theirs = logits(reference)
     assert (ours - theirs).norm() < 0.03 * theirs.norm()
+
+
+@pytest.mark.parametrize(("family", "quantize"), [("llama", None), ("qwen3", "int4"), ("mistral", "int8-a8")])
+def test_bits_are_the_same_with_any_number_of_threads(family: str, quantize: str | None, tmp_path: Path) -> None:
+    model, found = load_model(make_family(family, tmp_path), quantize=quantize), []
+    for count in THREADS:
+        with threads(count):
+            found.append(logits(model))
+    assert all(torch.equal(each, found[0]) for each in found)
 
 
 def test_float32_codes_give_nearly_the_bits_of_the_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
