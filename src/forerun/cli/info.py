@@ -67,6 +67,7 @@ def info(
         return
     from forerun.kernels.provenance import machine_facts
 
+    options.set_threads(None)
     base = home()
     facts = machine_facts() | {
         "processor_features": features(),

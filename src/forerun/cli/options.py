@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -23,6 +24,7 @@ from forerun.errors import ConfigError
 from forerun.utils import fetch as store
 from forerun.utils.device import DEVICES
 from forerun.utils.fields import Checked, option, option_like
+from forerun.utils.machine import cores
 
 WORKLOAD_FILE = (
     'or a JSONL file: on each line an object with a "prompt" (raw text), "messages" (a chat) or "turns" (user '
@@ -108,21 +110,24 @@ DraftName = Annotated[
 System = Annotated[
     str | None, typer.Option(help="The system message of the chat.", metavar="TEXT", show_default="none")
 ]
+_THREADS_TEXT = "OMP_NUM_THREADS, else one for each physical core"
 Threads = Annotated[
-    int | None, typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default="chosen by torch")
+    int | None, typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default=_THREADS_TEXT)
 ]
 HiddenThreads = Annotated[
     int | None,
-    typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default="chosen by torch", hidden=True),
+    typer.Option(help="Threads of torch.", min=1, metavar="INT", show_default=_THREADS_TEXT, hidden=True),
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def set_threads(threads: int | None) -> None:
-    """Set torch's number of threads; None leaves it."""
+    """Set torch's number of threads; None leaves what an environment variable says, else takes one for each core."""
     import torch
 
+    if threads is None and not any(map(os.environ.get, ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))):
+        threads = cores()
     if threads is not None:
         torch.set_num_threads(threads)
 

@@ -29,7 +29,7 @@ def machine_facts() -> dict[str, Any]:
         "cpu": machine.model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "kernels": in_use(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": machine.cores(),
         "threads": torch.get_num_threads(),
         "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.machine()}",

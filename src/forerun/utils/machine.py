@@ -1,4 +1,4 @@
-"""The machine's processor, with its instruction set, and its memory, bounded by cgroups."""
+"""The machine's processor, with its instruction set and its cores, and its memory, bounded by cgroups."""
 
 from __future__ import annotations
 
@@ -41,13 +41,34 @@ def _facts() -> dict[str, str]:
     return facts
 
 
+def cores(root: Path = Path("/")) -> int:
+    """Return the physical cores that this process may use: those of its processors, at most what a cgroup's quota of
+    their time allows, at least 1. A system that does not tell which processors are one core counts each.
+
+    root: of the file system that is read.
+    """
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    folder = root / "sys/devices/system/cpu"
+    found = {_read(folder / f"cpu{index}/topology/thread_siblings_list") or str(index) for index in usable}
+    return max(1, min([len(found), *_quotas(root)]))
+
+
+def _quotas(root: Path) -> Iterator[int]:
+    """Yield the whole processors of this process's cgroup and of its ancestors, as far as they have a quota."""
+    for folder, _ in _cgroups(root, "cpu"):
+        names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")  # of version 2, and of version 1
+        words = " ".join(_read(folder / name) for name in names).split()
+        if len(words) == 2 and all(word.isdecimal() for word in words):  # "max" or -1: none
+            yield int(words[0]) // max(1, int(words[1]))
+
+
 # A cgroup (of a container, a service or a job) bounds the memory of its processes together. Its file cache can be
 # freed, and counts as available, as in MemAvailable of /proc/meminfo.
 
 GIB = 2**30
-_V1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-_V2 = ("sys/fs/cgroup", "memory.max", "memory.current", "")
-"""Of each version of cgroups where its files lie, which hold limit and use, and how names in its statistics begin."""
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V2 = ("memory.max", "memory.current", "")
+"""Of each version of cgroups which files hold limit and use, and how names in its statistics begin."""
 
 
 def total_memory(root: Path = Path("/")) -> int | None:
@@ -55,7 +76,7 @@ def total_memory(root: Path = Path("/")) -> int | None:
 
     root: of the file system that is read.
     """
-    limits = [limit for limit, _ in _cgroups(root)]
+    limits = [limit for limit, _ in _limits(root)]
     return min([*limits, *_some(_sysconf("SC_PHYS_PAGES"))], default=None)
 
 
@@ -67,7 +88,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
     free = _mem_available(root)
     if free is None:
         free = _sysconf("SC_AVPHYS_PAGES")
-    return min([*(max(0, limit - used) for limit, used in _cgroups(root)), *_some(free)], default=None)
+    return min([*(max(0, limit - used) for limit, used in _limits(root)), *_some(free)], default=None)
 
 
 def _some(number: int | None) -> list[int]:
@@ -89,17 +110,23 @@ def _mem_available(root: Path) -> int | None:
     return int(words[0]) * 1024 if len(words) == 2 and words[0].isdecimal() and words[1] == "kB" else None
 
 
-def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and use of this process's cgroup and of its ancestors, as far as they have a limit."""
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and use of the memory of this process's cgroup and of its ancestors, as far as they have a limit."""
+    for folder, is_first in _cgroups(root, "memory"):
+        yield from _limit(folder, *(_V1 if is_first else _V2))
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of this process's cgroup and of its ancestors, and whether they are of version 1."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        mount, *names = _V1 if controllers else _V2
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         # Inside a container the path may be that of the host; its own files lie at the mount then.
         cgroup = PurePosixPath("/", path)
         for folder in (cgroup, *cgroup.parents):
-            yield from _limit(root / mount / folder.relative_to("/"), *names)
+            yield mount / folder.relative_to("/"), bool(controllers)
 
 
 def _limit(folder: Path, limit_file: str, use_file: str, prefix: str) -> Iterator[tuple[int, int]]:

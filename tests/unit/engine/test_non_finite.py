@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from doubles import FakeModel, Scripted, tree_draft
+from families import VOCAB, make_family
 from forerun import LLM, SamplingParams
 from forerun.config import EngineConfig
 from forerun.drafters import DraftModel, DraftTree, Hybrid, Staged
 from forerun.engine import Engine, StepOutput
 from forerun.errors import BatchError, ConfigError, NonFiniteError
+from forerun.kernels.cpu.linear import NativeLinear
+from forerun.models import load_model
 from forerun.speculation.acceptance import bin_of
 from forerun.types import Draft
 
@@ -72,6 +76,34 @@ def test_the_request_ends_and_others_go_on(kind: str, value: str) -> None:
         if kind == "greedy":
             assert choice.token_ids == FakeModel().greedy(GOOD, 10)
     assert all(cache.freed for cache in fake.caches)
+
+
+@pytest.mark.parametrize("quantize", ["int4", "int4-a16", "int8", "int8-a8"])
+@pytest.mark.usefixtures("native_library")
+def test_a_row_of_quantized_activations_ends_its_request_alone(
+    quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows = load_model(make_family("llama", tmp_path), quantize=quantize), NativeLinear.rows
+
+    def rows_of(linear: NativeLinear, index: torch.Tensor) -> torch.Tensor:
+        found = rows(linear, index)
+        found[index == VOCAB - 1, 3] = torch.nan
+        return found
+
+    def outputs(*prompts: list[int]) -> list[StepOutput]:
+        engine = Engine(model)
+        ids = [engine.add(prompt, params("greedy", logit_bias={VOCAB - 1: -100})) for prompt in prompts]
+        last = run(engine)
+        return [last[each] for each in ids]
+
+    monkeypatch.setattr(NativeLinear, "rows", rows_of)
+    others = [[5, 3, 8, 40], [VOCAB - 2]]
+    first, ended, second = outputs(others[0], [7, VOCAB - 1, 2], others[1])
+    assert isinstance(ended.error, NonFiniteError)
+    for together, prompt in zip((first, second), others, strict=True):
+        (alone,) = outputs(prompt)
+        assert together.choice is not None and alone.choice is not None
+        assert together.choice.token_ids == alone.choice.token_ids and len(alone.choice.token_ids) == 10
 
 
 def test_some_tokens_may_be_masked() -> None:

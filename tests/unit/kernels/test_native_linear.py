@@ -63,7 +63,7 @@ def test_the_largest_codes_do_not_saturate(library: Library, kind: str, sign: in
 @pytest.mark.parametrize("size", [1, 31, 33, 63, 95, 160])
 @pytest.mark.parametrize("kind", KINDS[6:])
 def test_codes_of_bytes_at_their_extremes_are_exact(library: Library, kind: str, size: int) -> None:
-    """Inputs of +-127 and scales that are powers of 2 are exact in float32, as are the sums: all orders give the same."""
+    """Inputs of +-127 and scales that are powers of 2 are exact in float32, as are the sums: every order is right."""
     weight, generator = weight_of(kind, 40, size), torch.Generator().manual_seed(size)
     assert isinstance(weight, QuantizedWeight)
     least, most = int(kind.startswith("int8-by")), 2**weight.bits - 1

@@ -1,4 +1,4 @@
-"""Chains that grow row by row have the bits of forwards, in any batch composition."""
+"""Chains that grow row by row have the bits of forwards, in any batch composition, with many threads beside one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import LanguageModel, Model, Rows, load_model
 from forerun.models.draft_session import DraftSession, Pick
 from heads import random_head
+from kernel_cases import threads
 
 PROMPTS = (list(range(5, 5 + PAGE - 3)), [3, 1, 4], [2] * (2 * PAGE - 1))
 FIRST = ([7, 8], [9], [1, 2, 3])
@@ -50,7 +51,8 @@ def test_bits_are_those_of_forwards(options: dict[str, Any], tmp_path: Path) -> 
     """Feed several tokens at first, then one by one over the border of a page; one chain ends on the way."""
     model = load_model(make_family("qwen3", tmp_path), **{"dtype": "bfloat16", **options})
     caches, alone = prepared(model), prepared(model)
-    chains = begun(model, caches)
+    with threads(16):
+        chains = begun(model, caches)
     members = [0, 1, 2]
     for step in range(7):
         tokens = [FIRST[i] if step == 0 else [LATER[i][step - 1]] for i in members]
@@ -87,7 +89,8 @@ def test_bits_of_heads_are_those_of_forwards(options: dict[str, Any], tmp_path: 
     generator = torch.Generator().manual_seed(3)
     states = [torch.randn(len(prompt) + 3, head.config.hidden_size, generator=generator) for prompt in PROMPTS]
     caches, alone = prepared(model, states), prepared(model, states)
-    chains = model.draft_session(caches, Pick(head.config.draft_vocab_size, True))
+    with threads(5):
+        chains = model.draft_session(caches, Pick(head.config.draft_vocab_size, True))
     assert chains is not None
     read: list[Tensor | None] = [None] * 3
     members = [0, 1, 2]

@@ -16,7 +16,7 @@ from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
 from forerun.errors import ConfigError
 from forerun.utils.fields import option
-from forerun.utils.machine import features
+from forerun.utils.machine import cores, features
 
 DRAFTERS = "suffix,prompt-lookup,hybrid:sources=suffix+recycling"
 """Those that need no draft model and are recommended for chats."""
@@ -47,7 +47,7 @@ def peers(
 ) -> None:
     """Run the same token ids, threads and numbers of tokens through other engines: greedy, past any end of text."""
     from forerun.lab.bench.peers.rows import report
-    from forerun.lab.bench.peers.run import Peers, answer_of, available_cores, measure, own_start, read_specs, start_of
+    from forerun.lab.bench.peers.run import Peers, answer_of, measure, own_start, read_specs, start_of
     from forerun.lab.bench.prompts import check_lengths, requests
     from forerun.lab.bench.random_model import opened
     from forerun.models import find_tokenizer
@@ -57,7 +57,7 @@ def peers(
     specs, cases = read_specs(chosen.peer), [case for each in compared.cases().values() for case in each]
     model = chosen_model(model)
     drafters = choose_drafters(model, None, compared.drafters)
-    count = threads or available_cores()
+    count = threads or cores()
     watch = begin(count, json)
     with opened(model, llm.quantize or llm.dtype, say) as name, closing(Peers(say)) as started:
         tokenizer = find_tokenizer(name)

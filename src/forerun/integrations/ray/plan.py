@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from forerun.config import EngineConfig
 from forerun.errors import ConfigError
 from forerun.server.options import ServerOptions
 from forerun.utils.fields import check_options, option
+from forerun.utils.machine import cores
 
 ROUTERS: Mapping[str, str | None] = MappingProxyType(
     {
@@ -106,7 +106,7 @@ class ServePlan:
 
 def threads_of(options: RayOptions) -> int:
     """Return the CPUs of each replica or worker."""
-    return options.replica_threads or max(1, len(os.sched_getaffinity(0)) // options.replicas)
+    return options.replica_threads or max(1, cores() // options.replicas)
 
 
 def gpus_of(llm: Mapping[str, Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -274,8 +273,3 @@ def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
         "lookup": spec.lookup if is_llama else int(spec.lookup),
     }
     return PeerStart(spec.name or ", ".join(each for each in (spec.kind, spec.model) if each), command, options)
-
-
-def available_cores() -> int:
-    """Count the cores that this process may use: the threads of every peer unless the user gives their number."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
