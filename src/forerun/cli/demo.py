@@ -243,7 +243,6 @@ def demo(
             stage.say(f"Left out: {missing}")
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
     stage.say(f"Loading {model} ...")
-    options.set_threads(None)
     with log_memory_plan(lambda line: stage.say(f"Memory: {line}")):
         methods = open_methods(model, chosen, settings, count)
     runs, interrupted = perform(stage, methods, plan)
@@ -327,6 +326,7 @@ def open_methods(
     from forerun.engine import LLM
     from forerun.lab.bench.methods import beside
 
+    options.set_threads(None)
     plain = LLM(
         model,
         drafter=None,
