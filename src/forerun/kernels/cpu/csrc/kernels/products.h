@@ -8,21 +8,37 @@ INLINE F odd_weights(const float* w, int64_t k) { return f_load(w + 16 * k + 16)
 INLINE F even_weights(const uint16_t* w, int64_t k) { return f_firsts(w + 16 * k); }
 INLINE F odd_weights(const uint16_t* w, int64_t k) { return f_seconds(w + 16 * k); }
 
-// y[r] = w times x[r][0..n): even and odd inputs apart, each in order, so that one sum need not wait for the other.
+// sum[r] += w times x[r][0..n), of every other input, from the first or the second, in order.
+template <int PLACE, class E, int R>
+INLINE void every_other(const E* w, int64_t n, const float* x, int64_t stride, F* sum) {
+    F acc[R];
+    EACH_ROW acc[r] = sum[r];
+    for (int64_t k = 0; k + PLACE < n; k += 2) {
+        if (!PLACE) ahead<FETCHED<R>>(w + 16 * k);
+        if (!PLACE && sizeof(E) == 4) ahead<FETCHED<R>>(w + 16 * k + 16);
+        const F weight = PLACE ? odd_weights(w, k) : even_weights(w, k);
+        EACH_ROW acc[r] = f_fma_at(weight, x + r * stride + k + PLACE, acc[r]);
+    }
+    EACH_ROW sum[r] = acc[r];
+}
+
+// y[r] = w times x[r][0..n): even and odd inputs apart, each in order, so that one sum need not wait for the other; of
+// more rows than have registers for both sums, one after the other in runs of 64 inputs.
 template <class E, int R> INLINE void float_product(const E* w, int64_t n, const float* x, int64_t stride, F* y) {
     F even[R], odd[R];
     EACH_ROW even[r] = odd[r] = f_zero();
     int64_t k = 0;
-    for (; k + 2 <= n; k += 2) {
+    for (; R <= PAIRED_ROWS && k + 2 <= n; k += 2) {
         const F first = even_weights(w, k), second = odd_weights(w, k);
         ahead<FETCHED<R>>(w + 16 * k);
         if (sizeof(E) == 4) ahead<FETCHED<R>>(w + 16 * k + 16);
         EACH_ROW even[r] = f_fma_at(first, x + r * stride + k, even[r]);
         EACH_ROW odd[r] = f_fma_at(second, x + r * stride + k + 1, odd[r]);
     }
-    if (k < n) {
-        const F last = even_weights(w, k);
-        EACH_ROW even[r] = f_fma_at(last, x + r * stride + k, even[r]);
+    for (; k < n; k += 64) {
+        const int64_t run = n - k < 64 ? n - k : 64;
+        every_other<0, E, R>(w + 16 * k, run, x + k, stride, even);
+        every_other<1, E, R>(w + 16 * k, run, x + k, stride, odd);
     }
     EACH_ROW y[r] = f_add(even[r], odd[r]);
 }
