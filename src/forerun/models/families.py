@@ -18,6 +18,7 @@ from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
+from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import check_device, is_triton_selected
 from forerun.models.attention.native import NativeAttention
 from forerun.models.general import GeneralDecoder
@@ -79,12 +80,16 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
     return ("general" if refusal else "llama") if kind == "auto" else kind
 
 
-def library_for(device: torch.device, dtype: torch.dtype, *, is_quantized: bool) -> Library | None:
-    """Return the native library if it computes models of this kind: bfloat16 and quantized weights on the CPU. Weights
-    in float32 and float64 are multiplied by PyTorch's oneDNN products, and the library is not even searched for."""
-    if dtype not in _NATIVE_TYPES or (dtype == torch.float32 and not is_quantized):
-        return None
-    return native_for(device)
+def library_for(device: torch.device, dtype: torch.dtype) -> Library | None:
+    """Return the native library if it computes models of this kind: bfloat16 and float32, their weights quantized or
+    not, on the CPU. For float64 it is not even searched for."""
+    return native_for(device) if dtype in _NATIVE_TYPES else None
+
+
+def multiplies_floats(device: torch.device, dtype: torch.dtype, *, is_llama: bool) -> bool:
+    """Return whether the native library, if it computes a model, multiplies its float weights: in the Llama family and
+    in float32 always, elsewhere unless oneDNN has products of bfloat16 here."""
+    return is_llama or dtype == torch.float32 or not can_pack(dtype, device)
 
 
 def make_decoder(
@@ -106,13 +111,15 @@ def make_decoder(
     """
     if is_triton_selected():
         return _by_triton(hf, dtype, kind, maker, output_tokens)
-    library = library_for(hf.device, dtype, is_quantized=maker is not None)
-    if kind == "general":
-        attention = None if library is None else NativeAttention(library, dtype, dtype)
-        return GeneralDecoder(hf, maker, attention)
+    library, is_llama = library_for(hf.device, dtype), kind == "llama"
     if library is None:
-        return LlamaDecoder(hf, maker, output_tokens)
-    return NativeLlamaDecoder(hf, library, maker or FloatMaker(partial(NativeLinear, library)), dtype, output_tokens)
+        return LlamaDecoder(hf, maker, output_tokens) if is_llama else GeneralDecoder(hf, maker)
+    floats = FloatMaker(partial(NativeLinear, library))
+    if is_llama:
+        return NativeLlamaDecoder(hf, library, maker or floats, dtype, output_tokens)
+    if maker is None and multiplies_floats(hf.device, dtype, is_llama=False):
+        return GeneralDecoder(hf, floats, NativeAttention(library, dtype, dtype))
+    return GeneralDecoder(hf, maker, NativeAttention(library, dtype, dtype))
 
 
 def _by_triton(

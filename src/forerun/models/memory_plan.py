@@ -24,7 +24,7 @@ from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.families import library_for, served_kind
+from forerun.models.families import library_for, multiplies_floats, served_kind
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
@@ -76,7 +76,7 @@ class WeightStorage:
         """Return the bytes of a linear layer's weight. shape: outputs, inputs. is_outer: of the output layer or the
         embedding."""
         if self.quantize is None:
-            if self.is_native and self.library is not None:
+            if self.library is not None and multiplies_floats(self.device, self.dtype, is_llama=self.is_llama):
                 return linear_nbytes(self.library, shape[0], shape[1], self.dtype)
             return shape.numel() * self.dtype.itemsize
         form = self._form(name, is_outer=is_outer)
@@ -107,7 +107,8 @@ class WeightStorage:
             return 0 if self.quantize is None else self.linear(name, shape, is_outer=True)
         if self.quantize is not None:
             return _PRODUCT * shape.numel() if self.is_llama else self.linear(name, shape, is_outer=True)
-        return shape.numel() * self.dtype.itemsize if can_pack(self.dtype, self.device) else 0
+        is_packed = self.library is not None or can_pack(self.dtype, self.device)
+        return self.linear(name, shape, is_outer=True) if is_packed else 0
 
     def other(self, parameter: Tensor) -> int:
         """Return the bytes of a norm, a bias or any other parameter; the Llama decoders keep them in float32 at
@@ -264,7 +265,7 @@ def model_memory(
     quantization = requested or check_quantization(source.quantization(), dtype)
     served = served_dtype(source, dtype, is_quantized=quantization is not None)
     register_attention()
-    library = library_for(target_device, served, is_quantized=quantization is not None)
+    library = library_for(target_device, served)
     empty = empty_model(source.name, config, served, ATTENTION_NAME)
     is_triton = is_llama and is_triton_selected()
     has_adapter = adapter is not None

@@ -35,7 +35,7 @@ def triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_else_is_taken_and_nothing_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_triton_selected() and native() is None and in_use() == "triton"
-    assert library_for(CPU, torch.bfloat16, is_quantized=False) is None
+    assert library_for(CPU, torch.bfloat16) is None
     with references():
         assert not is_triton_selected()
     for other in ("auto", "native", "reference", ""):

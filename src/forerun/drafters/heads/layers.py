@@ -55,7 +55,7 @@ class HeadLayers:
     @classmethod
     def of(cls, head: StoredHead[HeadConfig], target: LanguageModel) -> HeadLayers:
         device, dtype, quantizes = target.device, target.dtype, target.quantize is not None
-        library = None if target.kernels == REFERENCE else library_for(device, dtype, is_quantized=quantizes)
+        library = None if target.kernels == REFERENCE else library_for(device, dtype)
         compute = torch.float64 if dtype == torch.float64 else torch.float32
         takes = compute if library is not None or quantizes else dtype
         return cls(head, device, dtype, compute, takes, library, quantizes)

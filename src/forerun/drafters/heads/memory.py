@@ -57,7 +57,7 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
         device=target.device,
         weights=layers + header.nbytes,
         loading=layers + 2 * header.nbytes,  # the file and what is made of it
-        page_nbytes=_page_nbytes(header, target, is_quantized=is_quantized),
+        page_nbytes=_page_nbytes(header, target),
     )
 
 
@@ -82,7 +82,7 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantized: boo
 
 def _keeping(target: ModelMemory, *, is_quantized: bool) -> WeightStorage:
     """Return how linear layers of a head are stored: like those of the Llama family, quantized to 8 bits."""
-    library = library_for(target.device, target.dtype, is_quantized=is_quantized)
+    library = library_for(target.device, target.dtype)
     return WeightStorage(
         target.dtype,
         target.device,
@@ -94,13 +94,13 @@ def _keeping(target: ModelMemory, *, is_quantized: bool) -> WeightStorage:
     )
 
 
-def _page_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantized: bool) -> int:
+def _page_nbytes(header: HeadHeader, target: ModelMemory) -> int:
     keys = header.config.keys
     if not keys.num_layers:
         return 0
     layer = LayerAttention(keys.num_heads, 1, keys.head_dim, keys.head_dim, AttentionShape(keys.head_dim**-0.5))
     layers = [layer] * keys.num_layers
-    library = library_for(target.device, target.dtype, is_quantized=is_quantized)
+    library = library_for(target.device, target.dtype)
     planner: Planner
     if library is None:
         planner = ReferenceAttention(target.dtype).planner(layers, target.device)

@@ -252,7 +252,7 @@ def _assemble(
     config = hf.config
     num_parameters = sum(p.numel() for p in hf.parameters())
     dtype, device = hf.dtype if maker is None else maker.dtype, hf.device
-    library = library_for(device, dtype, is_quantized=maker is not None)
+    library = library_for(device, dtype)
     output_tokens = None if tokens is None else torch.tensor(tokens, device=device)
     model = Model(
         make_decoder(hf, dtype, kind, maker, output_tokens),
