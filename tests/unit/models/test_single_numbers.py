@@ -102,6 +102,7 @@ def test_rows_of_every_family_at_one_thread_and_three(family: str, dtype: str, t
         assert exact_at(model, 1) and exact_at(model, 3)
 
 
+@pytest.mark.usefixtures("reference_kernels")  # whether one of eight numbers differs hangs on their values
 def test_the_self_test_sees_what_depends_on_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elementwise, "_OURS", {})
     exactness = load_model(make_family("gemma2", tmp_path), "float32").exactness

@@ -218,7 +218,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
         ConfigError: unknown quantization.
         UnsupportedModelError: it cannot be served exactly.
     """
-    config = hf.config
+    config, device = hf.config, hf.device  # a native decoder leaves parameters on "meta"
     refuse_unservable(config, name)
     kind: Kind = "general" if llama_refusal(config) else "llama"
     quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
@@ -231,7 +231,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
         model.quantize = quantization
         probe(model)
     except _COMPUTING as error:
-        raise_own(error, hf.device)
+        raise_own(error, device)
         raise UnsupportedModelError(
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. Generate without it."
         ) from error
