@@ -11,6 +11,7 @@ from doubles import adversaries
 from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
 from forerun import LLM, SamplingParams
 from forerun.config import QUANTISATIONS
+from forerun.kernels.cpu import references
 from forerun.models import Model, load_model, load_tokenizer
 from forerun.utils import workloads
 
@@ -39,10 +40,13 @@ def bits(llm: LLM, prompts: list[str] | list[list[int]], batch: int, num_tokens:
     return results
 
 
-@pytest.fixture(scope="module", params=[*DTYPES, *QUANTISATIONS])
+@pytest.fixture(scope="module", params=["reference", *DTYPES, *QUANTISATIONS])
 def bundled(request: pytest.FixtureRequest) -> Model:
     if request.param in QUANTISATIONS:
         return load_model("bundled", quantize=request.param)
+    if request.param == "reference":
+        with references():
+            return load_model("bundled", "float32")
     return load_model("bundled", dtype=request.param)
 
 

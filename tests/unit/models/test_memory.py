@@ -75,9 +75,9 @@ def test_the_bundled_model(arguments: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "mixtral"])
-@pytest.mark.parametrize("quantize", [None, "int4"])
-def test_other_families(name: str, quantize: str | None, tmp_path: Path) -> None:
-    check(make_family(name, tmp_path), quantize=quantize)
+@pytest.mark.parametrize("arguments", [{}, {"dtype": "float32"}, {"quantize": "int4"}])
+def test_other_families(name: str, arguments: dict[str, str], tmp_path: Path) -> None:
+    check(make_family(name, tmp_path), **arguments)
 
 
 @pytest.mark.usefixtures("reference_kernels")

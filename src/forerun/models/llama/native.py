@@ -1,4 +1,4 @@
-"""The native decoder of the Llama layers: one kernel call for all layers, with weights of 16, 8 or 4 bits.
+"""The native decoder of the Llama layers: one kernel call for all layers, with weights of 32, 16, 8 or 4 bits.
 
 States between layers are float32. `models/llama/decoder.py` computes the same in PyTorch.
 """
