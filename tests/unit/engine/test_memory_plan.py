@@ -90,13 +90,13 @@ def test_heads_count_as_draft_models_do(kind: str, tmp_path: Path, monkeypatch: 
     limit(monkeypatch, 8 * GIB)
     target, config = load_model("bundled", "float32"), EngineConfig()
     made: Any = {"eagle": random_head, "block": random_block, "medusa": random_medusa}[kind]
-    stored: StoredHead[Any] = made(target, draft_vocab_size=500)
+    stored: StoredHead[Any] = made(target, draft_vocab_size=512)  # whole blocks
     save_head(tmp_path, stored.config, stored.tensors, stored.d2t)
     text = f"{kind}:model={tmp_path}"
     plan = MemoryPlan.of("bundled", ["suffix", text], config, dtype="float32")
     (head,) = plan.drafts
     numbers = sum(tensor.numel() for tensor in stored.tensors.values())
-    assert head.weights == 4 * (2 * numbers + 500 * stored.config.target_hidden_size), "as they are read, and packed"
+    assert head.weights == 4 * (2 * numbers + 512 * stored.config.target_hidden_size), "as they are read, and packed"
     assert (head.number_format, str(tmp_path) in str(plan)) == ("float32", True)
     drafter, _ = make_drafter(text, Binding(target))
     assert [pool.page_nbytes for pool in drafter.pools] == [head.page_nbytes] * (kind != "medusa")

@@ -109,7 +109,7 @@ def test_an_engine_beside_another_shares_its_target() -> None:
 
 
 def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -> None:
-    rows = measure_forward(str(folder), ["float32"], [1, 3], 9, rounds=2, others=True)
+    rows = measure_forward(str(folder), ["float64"], [1, 3], 9, rounds=2, others=True)
     assert [(row.method, row.rows) for row in rows] == [
         (method, k) for method in (TRANSFORMERS, "llama", "general") for k in (1, 3)
     ]
