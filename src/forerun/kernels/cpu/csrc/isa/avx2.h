@@ -13,7 +13,7 @@ struct I { __m256i a, b; };
 struct W { __m256i a, b; };
 constexpr int MAX_ROWS = 4;      // whose sums stay in registers
 constexpr int INTEGER_ROWS = 6;  // the same of codes: sums of a group, not of all inputs
-constexpr int PAIRED_ROWS = 2;   // of floats, with a sum of even and one of odd inputs
+template <class E> constexpr int PAIRED_ROWS = sizeof(E) == 4 ? 3 : 2;  // of floats, with two sums each
 template <int R> constexpr bool FETCHED = true;
 constexpr int TILE = 6;          // sums of attention that do
 

@@ -14,7 +14,7 @@ typedef __m512i W;   // 32 words: of each output the codes of a pair of inputs; 
 typedef int32_t Pair __attribute__((may_alias, aligned(2)));
 constexpr int MAX_ROWS = 8;  // whose sums stay in registers
 constexpr int INTEGER_ROWS = MAX_ROWS;
-constexpr int PAIRED_ROWS = 8;  // of floats, with two sums each
+template <class E> constexpr int PAIRED_ROWS = MAX_ROWS;  // of floats, with two sums each
 template <int R> constexpr bool FETCHED = R > 2;
 constexpr int TILE = 8;  // sums of attention that do
 

@@ -9,7 +9,7 @@ typedef int16_t W __attribute__((vector_size(64)));
 typedef uint16_t V __attribute__((vector_size(64)));
 constexpr int MAX_ROWS = 2;  // whose sums stay in registers
 constexpr int INTEGER_ROWS = MAX_ROWS;
-constexpr int PAIRED_ROWS = 1;  // of floats, with two sums each
+template <class E> constexpr int PAIRED_ROWS = 1;  // of floats, with two sums each
 template <int R> constexpr bool FETCHED = R > 2;
 constexpr int TILE = 2;  // sums of attention that do
 

@@ -28,7 +28,7 @@ template <class E, int R> INLINE void float_product(const E* w, int64_t n, const
     F even[R], odd[R];
     EACH_ROW even[r] = odd[r] = f_zero();
     int64_t k = 0;
-    for (; R <= PAIRED_ROWS && k + 2 <= n; k += 2) {
+    for (; R <= PAIRED_ROWS<E> && k + 2 <= n; k += 2) {
         const F first = even_weights(w, k), second = odd_weights(w, k);
         ahead<FETCHED<R>>(w + 16 * k);
         if (sizeof(E) == 4) ahead<FETCHED<R>>(w + 16 * k + 16);
