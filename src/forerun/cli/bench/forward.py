@@ -8,9 +8,10 @@ from typing import Annotated
 from forerun.cli import options
 from forerun.cli.bench.shared import JsonFile, begin, print_report, say, whole_numbers
 from forerun.cli.flags import Flags, with_flags
-from forerun.lab.bench.tables import Report, Table
+from forerun.lab.bench.tables import Report
 from forerun.utils.fields import option
 
+DEFAULT_MODEL = "random:llama-200m"
 PREFIX = 256
 """Cached positions before the new rows."""
 
@@ -19,7 +20,9 @@ PREFIX = 256
 class ForwardOptions:
     """Which forwards are timed."""
 
-    model: str = option("random:llama-200m", "As elsewhere, or random:SHAPE, such as llama-1b or qwen3-4b.")
+    model: str | None = option(
+        None, "As elsewhere, or random:SHAPE, such as llama-1b or qwen3-4b.", default_text=DEFAULT_MODEL
+    )
     rows: str = option(
         "1,5,8",
         "Rows of a forward, with commas between them; over 64, logits are the last row's, as of a prompt.",
@@ -40,6 +43,7 @@ def forward(
     json: JsonFile = None,
 ) -> None:
     """Time one target forward of K rows: t(K) / t(1), and the bytes of weights read per second."""
+    model = timed.model or DEFAULT_MODEL
     counts, dtypes = whole_numbers(timed.rows, "--rows"), options.comma_list(timed.dtypes, "--dtypes")
     watch = begin(threads, json)
     from forerun.lab.bench import forward as bench
@@ -52,14 +56,14 @@ def forward(
     from forerun.lab.results.schema import TargetFacts
 
     quieten()
-    results = bench.measure(timed.model, dtypes, counts, PREFIX, timed.rounds, say, others=timed.others)
+    results = bench.measure(model, dtypes, counts, PREFIX, timed.rounds, say, others=timed.others)
     say("measuring bandwidth and arithmetic for the roofline")
     roof = measure_roof(dtypes)
     target = TargetFacts(
-        without_folders(timed.model),
+        without_folders(model),
         ", ".join(dtypes),
-        cost_padded=is_cost_padded(timed.model),
-        random_weights=timed.model.startswith(RANDOM),
+        cost_padded=is_cost_padded(model),
+        random_weights=model.startswith(RANDOM),
         num_parameters=results[0].parameters,
     )
     settings = {"rows": counts, "prefix": PREFIX, "rounds": timed.rounds}
@@ -67,6 +71,6 @@ def forward(
     title = f"One forward after {PREFIX} cached positions, {timed.rounds} interleaved rounds"
     if max(counts) > bench.MOST_LOGITS:
         title += f"; over {bench.MOST_LOGITS} rows with one row of logits, as a prompt"
-    table = Table.of(title, bench.columns(roof.bandwidth), results)
+    table = bench.table(title, results, roof.bandwidth)
     report = Report("forward", [table], target, settings=settings, figures=figures, details={"roof": roof})
     print_report(report, watch, json)

@@ -18,7 +18,7 @@ from forerun.kernels.cpu import references
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.lab.bench.methods import Reference
 from forerun.lab.bench.random_model import opened
-from forerun.lab.bench.tables import Columns, decimal, percent
+from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.lab.plan.measured import product_flops, read_bandwidth
 from forerun.models import Model, Rows, load_model
 from forerun.models.llama.native import NativeLlamaDecoder
@@ -57,9 +57,9 @@ class ForwardRow:
     nbytes: float
 
 
-def columns(bandwidth: float) -> Columns[ForwardRow]:
-    """Return the columns of the table. bandwidth: bytes per second that are read from memory."""
-    return {
+def table(title: str, rows: Sequence[ForwardRow], bandwidth: float) -> Table:
+    """Return the table of these rows. bandwidth: bytes per second that are read from memory."""
+    columns: Columns[ForwardRow] = {
         "dtype, method": lambda row: f"{row.dtype}, {row.method}",
         "K": lambda row: str(row.rows),
         "t(K) ms": lambda row: f"{1e3 * row.seconds.median:.1f}",
@@ -69,6 +69,7 @@ def columns(bandwidth: float) -> Columns[ForwardRow]:
         "GB/s": lambda row: f"{row.nbytes / row.seconds.median / 1e9:.1f}",
         "of bandwidth": lambda row: percent(row.nbytes / row.seconds.median / bandwidth),
     }
+    return Table.of(title, columns, rows)
 
 
 def measure(
