@@ -72,11 +72,31 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+_CALLED = {
+    "AsyncLLMEngine": "take AsyncLLM.",
+    "AsyncEngineArgs": "give the options to AsyncLLM(...).",
+    "EngineArgs": "give the options to LLM(...).",
+    "LLMEngine": "take LLM, or AsyncLLM.",
+    "RequestOutput": "results are Generation.",
+    "CompletionOutput": "the outputs of a Generation are Choice.",
+    "GuidedDecodingParams": "take SamplingParams(grammar=Grammar.json_schema(...)).",
+    "StructuredOutputsParams": "take SamplingParams(grammar=Grammar.json_schema(...)).",
+    "BeamSearchParams": "there is no beam search.",
+    "GenerationConfig": "take SamplingParams.",
+    "AutoModelForCausalLM": "take LLM(model).",
+    "AutoTokenizer": "take LLM(model).get_tokenizer().",
+    "TextStreamer": "LLM.stream(prompt) yields chunks.",
+    "pipeline": "take LLM(model), and its generate or chat.",
+}
+"""Names of vLLM's and Transformers' -> what there is here."""
+
 if not TYPE_CHECKING:  # type checkers take the names imported above
     __all__ = sorted([*_HOME_OF, "__version__"], key=lambda name: (not name.isupper(), name.startswith("_"), name))
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLED:  # of an AttributeError, `from forerun import` would not show the text
+        raise ImportError(f"forerun has no {name}: {_CALLED[name]}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'forerun' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)

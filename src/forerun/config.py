@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forerun.errors import ConfigError, GrammarError, SamplingError
-from forerun.utils.fields import Checked, check_options, documented, option
+from forerun.utils.fields import Checked, check_options, documented, hinted, option
 from forerun.utils.home import HOME_VARIABLE
 from forerun.utils.json_file import parse_json
 
@@ -264,6 +264,7 @@ class EngineConfig(Checked):
             raise ConfigError(f"prefix_reuse is {self.prefix_reuse!r}, but must be one of {', '.join(PREFIX_REUSE)}.")
 
 
+@hinted(SamplingError)
 @documented
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -275,7 +276,7 @@ class SamplingParams:
     temperature: float = option(
         1.0, "0 is greedy (ties to the lowest id); above 0 divides the logits.", low=0, high=100
     )
-    top_k: int = option(0, "Keep the k most probable tokens; 0 keeps all.", low=0)
+    top_k: int = option(0, "Keep the k most probable tokens; 0 and -1 keep all.", low=-1)
     top_p: float = option(
         1.0,
         "Keep the smallest set of most probable tokens whose mass reaches top_p.",
@@ -368,6 +369,7 @@ class SamplingParams:
             ("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids)),
             ("logit_bias", biases(self.logit_bias)),
             ("prediction", prediction),
+            ("top_k", max(self.top_k, 0)),
         ):
             object.__setattr__(self, name, value)
         if self.tenant is not None and (not isinstance(self.tenant, str) or not self.tenant):

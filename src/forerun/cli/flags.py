@@ -25,6 +25,7 @@ import typer
 from forerun.config import AUTO, NumDraftTokens
 from forerun.errors import ConfigError
 from forerun.utils.fields import Described, described
+from forerun.utils.habits import hint
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -184,6 +185,28 @@ def given(ctx: typer.Context, *keys: str) -> list[str]:
     """Return those of these flags that the command line or the configuration file sets."""
     sources = {key: ctx.get_parameter_source(key) for key in keys}
     return [f"--{key.replace('_', '-')}" for key, source in sources.items() if source and source.name != "DEFAULT"]
+
+
+def unknown_flag(error: Any) -> Any:
+    """Return a usage error; that of an unknown flag says what forerun calls it.
+
+    error: Click's UsageError.
+    """
+    if error.ctx is None or not hasattr(error, "possibilities"):
+        return error
+    params = [each for each in error.ctx.command.params if each.param_type_name == "option"]
+    keys = {flag.lstrip("-").replace("-", "_"): each for each in params for flag in each.opts if flag.startswith("--")}
+
+    def spelled(option: str) -> str:
+        key, _, value = option.partition("=")
+        if keys[key].hidden:
+            return f"the key {key} of a --config file"
+        return f"--{key.replace('_', '-')} {value}".replace("'", "").rstrip()
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    error.message = f"No such option: {error.option_name}. {hint(name, keys, spelled)}".rstrip()
+    error.possibilities = []
+    return error
 
 
 def _help(command: Callable[..., None], parameters: Mapping[str, inspect.Parameter]) -> str:

@@ -113,6 +113,7 @@ def _memory(model: str, drafter: str | None, settings: LLMOptions, engine: Engin
         device=settings.device,
         adapter=settings.adapter,
         quantize=settings.quantize,
+        max_model_len=settings.max_model_len,
     )
     return plan.as_object()
 

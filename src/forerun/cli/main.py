@@ -33,8 +33,12 @@ from forerun.cli import (
     tune,
 )
 from forerun.cli.config_file import config_first, read_config, show_keys
+from forerun.cli.flags import unknown_flag
 from forerun.config import ENVIRONMENT_VARIABLES
 from forerun.errors import ForerunError
+
+UsageError: Any = typer.BadParameter.__base__
+"""Click's, which Typer brings along."""
 
 
 class Commands(TyperGroup):
@@ -50,6 +54,8 @@ class Commands(TyperGroup):
         try:
             found = super().invoke(ctx)
             sys.stdout.flush()
+        except UsageError as error:
+            raise unknown_flag(error) from None
         except ForerunError as error:
             typer.echo(f"forerun: {error}", err=True)
             raise typer.Exit(2) from None

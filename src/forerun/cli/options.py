@@ -54,6 +54,13 @@ class LLMOptions(Checked):
         metavar="FORMAT",
         default_text="as its files are",
     )
+    max_model_len: int | None = option(
+        None,
+        "Tokens that a prompt and its answer may have together; the cache is planned for it.",
+        low=2,
+        metavar="N",
+        default_text="the model's context",
+    )
     tensor_parallel_size: int = option(
         1,
         "1, as vLLM's commands say it: forerun computes a model in one process.",

@@ -14,22 +14,13 @@ from forerun.cli.generate import open_llm
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, note_untried
 from forerun.config import AUTO, NO_DRAFTER, EngineConfig
-from forerun.drafters.parse_text import K_OPTION
+from forerun.drafters.parse_text import drafter_of_vllm
 from forerun.errors import ConfigError
 from forerun.integrations.ray.plan import RayOptions, ServePlan
 from forerun.server.options import ServerOptions
 from forerun.server.traffic_records import check_place
 from forerun.utils.json_file import Fields
 
-_METHODS = {
-    "ngram": "prompt-lookup",
-    "suffix": "suffix",
-    "draft_model": "draft-model",
-    "eagle": "eagle",
-    "eagle3": "eagle",
-}
-"""vLLM's names of methods -> drafters."""
-_WITH_MODEL = ("draft-model", "eagle")
 _CONFIG_FLAG = "--speculative-config"
 
 
@@ -48,7 +39,8 @@ def served_drafters(
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} both choose the drafter. Give one of them.")
     if speculative_config is not None:
-        drafters = [_of_vllm(speculative_config)]
+        remedy = 'Give an object such as {"method": "ngram"}.'
+        drafters = [drafter_of_vllm(Fields.parse(speculative_config, _CONFIG_FLAG, ConfigError, remedy=remedy))]
     elif draft_model is not None:
         drafters = [f"draft-model:model={draft_model}"]
     elif not drafters:
@@ -61,33 +53,8 @@ def served_drafters(
     return [*drafters] if has_prediction else [*drafters, "prediction"]
 
 
-def _of_vllm(text: str) -> str:
-    """Translate vLLM's speculative configuration into the text of a drafter."""
-    fields = Fields.parse(text, _CONFIG_FLAG, ConfigError, remedy='Give an object such as {"method": "ngram"}.')
-    method = fields.string("method", "draft_model" if "model" in fields else None, choices=tuple(_METHODS))
-    if method is None:
-        raise fields.wrong("method", f"one of {', '.join(_METHODS)}")
-    name, allowed = _METHODS[method], ["method", "num_speculative_tokens"]
-    options: dict[str, Any] = {}
-    if name in _WITH_MODEL:
-        options["model"] = fields.string("model")
-        allowed.append("model")
-    if name == "prompt-lookup":
-        allowed += ["prompt_lookup_min", "prompt_lookup_max"]
-        options["min_ngram"] = fields.integer("prompt_lookup_min", None, low=1)
-        options["max_ngram"] = fields.integer("prompt_lookup_max", None, low=1)
-    options[K_OPTION] = fields.integer("num_speculative_tokens", None, low=0)
-    odd = sorted(set(fields.values) - set(allowed))
-    if odd:
-        raise ConfigError(
-            f"{_CONFIG_FLAG}: {', '.join(odd)} is not supported with the method {method!r}. Leave it out, or choose "
-            "the drafter with --drafter, which has options of its own."
-        )
-    written = ",".join(f"{key}={value}" for key, value in options.items() if value is not None)
-    return f"{name}:{written}" if written else name
-
-
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
+_LLM_TYPED = ("acceptance", "cache_memory", "prefix_reuse", "max_model_len")
 _SERVER_TYPED = ("host", "port", "api_key", "metrics_key", "allowed_host", "request_timeout", "journal")
 INSTALL = "pip install 'forerun[server]'"
 
@@ -118,7 +85,7 @@ def serve(
     served_model_name: ServedName = None,
     server: Annotated[ServerOptions, Flags(typed=_SERVER_TYPED, panel="Server")],
     ray: Annotated[RayOptions, Flags(typed=options.RAY_TYPED, panel="Ray")],
-    settings: Annotated[LLMOptions, Flags(typed=("acceptance", "cache_memory", "prefix_reuse", *options.LLM_TYPED))],
+    settings: Annotated[LLMOptions, Flags(typed=(*_LLM_TYPED, *options.LLM_TYPED))],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
     threads: options.HiddenThreads = None,
 ) -> None:

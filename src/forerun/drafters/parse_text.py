@@ -8,11 +8,30 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from forerun.config import AUTO, NumDraftTokens
-from forerun.errors import DrafterError
+from forerun.errors import ConfigError, DrafterError
+from forerun.utils.json_file import Fields
 
 K_OPTION = "num_draft_tokens"
 """The option that every drafter has; it is for the engine, not for the drafter."""
 Made = TypeVar("Made")
+_NGRAM = "prompt-lookup"
+_METHODS = {
+    "ngram": _NGRAM,
+    "suffix": "suffix",
+    "draft_model": "draft-model",
+    "eagle": "eagle",
+    "eagle3": "eagle",
+    "medusa": "medusa",
+    "mtp": "mtp",
+}
+"""vLLM's names of methods -> drafters."""
+_CHANGE_NOTHING = {
+    "draft_tensor_parallel_size": 1,
+    "enforce_eager": False,
+    "disable_padded_drafter_batch": False,
+    "rejection_sample_method": "standard",
+}
+"""Keys of vLLM's that are taken with these values, since forerun does so anyway."""
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -96,3 +115,32 @@ def _parse(text: str, kind: type) -> Any:
             raise ValueError(text)
         return text.lower() == "true"
     return kind(text)
+
+
+def drafter_of_vllm(config: Fields) -> str:
+    """Translate vLLM's speculative configuration into the text of a drafter.
+
+    Raises:
+        ConfigError: a method or a key that forerun's drafters do not have, or a value that they do not take.
+    """
+    method = config.string("method", "draft_model" if "model" in config else None, choices=tuple(_METHODS))
+    if method is None:
+        raise config.wrong("method", f"one of {', '.join(_METHODS)}")
+    name, keys = _METHODS[method], ["method", "num_speculative_tokens"]
+    options: dict[str, Any] = {}
+    if name == _NGRAM:
+        keys += ["prompt_lookup_min", "prompt_lookup_max"]
+        low, high = (config.integer(key, None, low=1) for key in keys[2:])
+        options["min_ngram"], options["max_ngram"] = low or high, high or low  # vLLM takes one for both
+    elif name != "suffix":
+        keys.append("model")
+        options["model"] = config.string("model", None) if name == "mtp" else config.string("model")
+    options[K_OPTION] = config.integer("num_speculative_tokens", None, low=0)
+    others = ((key, value) for key, value in config.values.items() if key not in keys and value is not None)
+    if odd := sorted(key for key, value in others if _CHANGE_NOTHING.get(key, ...) != value):
+        raise ConfigError(
+            f"{config.place}: {', '.join(odd)} is not supported with the method {method!r}. Leave it out, or choose "
+            "the drafter by forerun's name, with options of its own (`forerun drafters`)."
+        )
+    written = ",".join(f"{key}={value}" for key, value in options.items() if value is not None)
+    return f"{name}:{written}" if written else name

@@ -7,25 +7,63 @@ from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from forerun.engine.request_checks import check_text
+from forerun.engine.request_checks import check_text, naming_prompt
 from forerun.errors import PromptError
 from forerun.utils.vocabulary import encode_text
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = "str | Seq[int] | Seq[Message]"
+Prompt: TypeAlias = "str | Seq[int] | Seq[Message] | Mapping[str, Any]"
+PROMPT_KEYS = ("prompt_token_ids", "prompt")
+TEMPLATE_OPTIONS = ("chat_template", "add_generation_prompt", "continue_final_message", "tools", "documents")
+"""Options of vLLM's `chat` that the chat template is given."""
 
 
 def split_prompts(prompts: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
-    """Return the prompts as a list, and whether there was a single one. Raises PromptError if that is ambiguous."""
+    """Return the prompts as a list, and whether there was a single one: with the content of vLLM's dictionaries.
+
+    Raises:
+        PromptError: that is ambiguous, or a dictionary holds anything else.
+    """
     if isinstance(prompts, str):
         return [prompts], True
+    if _is_prompt(prompts):
+        return [_content(prompts)], True
     if isinstance(prompts, (Mapping, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
         raise _unreadable(prompts)
     if not prompts:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
-    if _is_token_id(prompts[0]) or isinstance(prompts[0], (Number, Mapping)):
+    first = prompts[0]
+    if _is_token_id(first) or isinstance(first, Number) or (isinstance(first, Mapping) and not _is_prompt(first)):
         return [prompts], True  # type: ignore[list-item]
-    return list(prompts), False  # type: ignore[arg-type]
+    return [_content(each) if _is_prompt(each) else each for each in prompts], False  # type: ignore[misc]
+
+
+def one_prompt(prompt: Prompt) -> Prompt:
+    """Return a prompt as `split_prompts` does. Raises PromptError as that, or if there are several."""
+    split, single = split_prompts(prompt)
+    if not single:
+        raise PromptError(f"This takes one prompt, but got a list of {len(split)}. Use generate for several.")
+    return split[0]
+
+
+def split_chats(messages: Seq[Message] | Seq[Seq[Message]]) -> tuple[list[Prompt], bool]:
+    """Return chats as `split_prompts` does. Raises PromptError as that, and for what is no list of messages."""
+    split, single = split_prompts(messages)
+    for index, chat in enumerate(split):
+        with naming_prompt(index, len(split)):
+            if isinstance(chat, str) or not all(isinstance(message, Mapping) for message in chat):
+                raise PromptError(
+                    'A chat is a list of messages such as {"role": "user", "content": "Hello"}. Text and token ids '
+                    "are for generate."
+                )
+    return split, single
+
+
+def template_of(given: Mapping[str, Any] | None, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a chat template is given, and the options that are not for it."""
+    template = {name: options[name] for name in TEMPLATE_OPTIONS if options.get(name) is not None}
+    sampling = {name: value for name, value in options.items() if name not in TEMPLATE_OPTIONS}
+    return {**template, **(given or {})}, sampling
 
 
 def encode(
@@ -65,9 +103,11 @@ def encode(
         check_text(prompt, PromptError, "The prompt")
         return encode_text(tokenizer, prompt, special=special)
     messages = [_message(entry, index) for index, entry in enumerate(prompt)]
-    check_template(tokenizer, name)
+    if "chat_template" not in template_options:
+        check_template(tokenizer, name)
+    given = {"add_generation_prompt": True, **template_options}
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **template_options)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **given)
     except Exception as error:  # a template may raise anything
         raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
     check_text(text, PromptError, "The chat")
@@ -107,12 +147,31 @@ def check_template(tokenizer: Any, name: str) -> None:
         )
 
 
+def _is_prompt(entry: object) -> bool:
+    return isinstance(entry, Mapping) and any(key in entry for key in PROMPT_KEYS)
+
+
+def _content(prompt: Any) -> Prompt:
+    """Return the token ids in a dictionary, or else the text. Raises PromptError if it holds anything else."""
+    if odd := sorted(str(key) for key, value in prompt.items() if key not in PROMPT_KEYS and value is not None):
+        raise PromptError(
+            f"A prompt has {', '.join(odd)}, but may have {' or '.join(PROMPT_KEYS)} alone: forerun reads text and "
+            "token ids."
+        )
+    content: Prompt = next(prompt[key] for key in PROMPT_KEYS if key in prompt)
+    return content
+
+
 def _is_token_id(entry: object) -> bool:
     return hasattr(entry, "__index__") and not isinstance(entry, bool)
 
 
 def _unreadable(prompt: object) -> PromptError:
     remedy = " Decode the bytes first." if isinstance(prompt, (bytes, bytearray, memoryview)) else ""
+    if hasattr(prompt, "tolist"):
+        remedy = " Of a tensor, give .tolist()."
+    if isinstance(prompt, Mapping):
+        remedy = ' A dictionary has "prompt" or "prompt_token_ids"; of a tokenizer\'s output, give input_ids as a list.'
     return PromptError(
         f"A prompt of type {type(prompt).__name__} cannot be read. "
         f"Give text, a list of token ids, a chat (a list of messages), or a list of these.{remedy}"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence, Sequence as Seq
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import Any, overload
+from types import MappingProxyType
+from typing import Any, TypeAlias, overload
 
+import torch
 from torch import nn
+from tqdm import tqdm
 
 from forerun.config import (
     AUTO,
@@ -24,19 +29,32 @@ from forerun.config import (
     check_one_process,
 )
 from forerun.drafters import Binding, Drafter, check_drafter_text, chosen_drafter, make_drafter
-from forerun.engine.chat_template import Prompt, encode, split_prompts
+from forerun.drafters.parse_text import drafter_of_vllm
+from forerun.engine.chat_template import (
+    Message,
+    Prompt,
+    encode,
+    one_prompt,
+    split_chats,
+    split_prompts,
+    template_of,
+)
 from forerun.engine.engine import Engine
-from forerun.engine.memory_plan import MemoryPlan
-from forerun.engine.request_checks import naming_prompt
+from forerun.engine.memory_plan import MemoryPlan, bounded
+from forerun.engine.request_checks import Params, naming_prompt, one_each, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
 from forerun.engine.thread_safe import SharedEngine
-from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
+from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.speculation.cost_store import read_start
+from forerun.utils.fields import described
+from forerun.utils.habits import ON_GPUS, translated
+from forerun.utils.json_file import Fields
 
 _log = logging.getLogger(MEMORY_LOG)
 Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
+Bar: TypeAlias = bool | Callable[..., Any]
 
 
 def open_target(
@@ -49,8 +67,9 @@ def open_target(
     device: str,
     adapter: str | Path | None,
     quantize: str | None,
+    max_model_len: int | None,
 ) -> tuple[LanguageModel, Any]:
-    """Return the target model and its tokenizer: the given one, else the one beside the model.
+    """Return the target model and its tokenizer: the given one, or that of the given name, else the one beside it.
 
     Raises:
         ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
@@ -71,11 +90,28 @@ def open_target(
                 f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantized as they are "
                 "read. Give the target's name, or load it with quantize."
             )
+        if max_model_len is not None and max_model_len < target.context_length:
+            raise ConfigError(
+                f"max_model_len is {max_model_len}, but the target is a loaded model with a context of "
+                f"{target.context_length}. Give the target's name."
+            )
         return target, tokenizer
-    with suppress(ConfigError, ModelLoadError, DrafterError):  # loading reports everything else that is wrong
-        plan = MemoryPlan.of(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
+    with suppress(ModelLoadError, DrafterError):  # loading reports everything else that is wrong
+        plan = MemoryPlan.of(
+            target,
+            drafter,
+            config,
+            dtype=dtype,
+            device=device,
+            adapter=adapter,
+            quantize=quantize,
+            max_model_len=max_model_len,
+        )
         _log.info("%s", plan)
     model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
+    model.context_length = bounded(model.context_length, max_model_len, target)
+    if isinstance(tokenizer, (str, Path)):
+        return model, find_tokenizer(tokenizer)
     return model, tokenizer or find_tokenizer(target, adapter)
 
 
@@ -92,13 +128,13 @@ class LLM:
     Ctrl-C is handled at the end of a step. The call that it interrupts ends its own requests; other requests continue.
 
     Args:
-        target: "bundled", a folder, a hub id, or a loaded Model.
+        model: the target: "bundled", a folder, a hub id, or a loaded Model.
         drafter: "auto" (the fastest, as measured, that needs no option: the bundled draft model for the bundled target,
             else suffix matches), None or "none" (plain decoding), a name, perhaps with options (`forerun drafters`
             lists them), the folder or id of a draft model, or a drafter object such as DraftModel(path). A list of
             drafters: each request has the one that it names (`SamplingParams.drafter`), else the first, or for a
             prediction the first that reads predictions.
-        dtype: of the weights: "bfloat16", "float32" or "float64".
+        dtype: of the weights: "bfloat16", "float32", "float64" or "auto", or PyTorch's dtype of such a name.
         device: where target and draft model compute: "cpu", "cuda", "cuda:1" or "mps".
         num_draft_tokens: K, at most this many tokens are drafted in a step; 0 is plain decoding; "auto" chooses for
             every sequence and step what is fastest, by measured acceptance and costs. None takes the one in the
@@ -112,21 +148,27 @@ class LLM:
             memory and what is left beside the weights; it is taken when it is needed.
         prefix_reuse: "on" keeps keys and values of prompts and answers for requests that begin alike, while memory
             suffices; "off" keeps none; "auto" does where the model is exact, so that it changes no bit.
-        tokenizer: replaces the one beside the target.
+        tokenizer: replaces the one beside the target; or the folder or id that it is beside.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
             beside it replaces the target's, whose tokens it must have.
         start: a file of costs and acceptance that `forerun tune` has written, with which an automatic K begins.
         quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
+        quantization: the same, by vLLM's name.
+        max_model_len: tokens that a prompt and its answer may have together; None: the model's context. Longer prompts
+            are refused, and the cache is planned for it.
+        threads: of torch, in this process; None leaves their number.
+        speculative_config: the drafter as vLLM's dictionary, such as {"method": "ngram", "num_speculative_tokens": 4}.
         tensor_parallel_size: 1, as vLLM's programs say it: a model is computed in one process (docs/scaling.md).
+        others: options of vLLM's that change nothing here (docs/coming-from.md).
 
     Attributes:
         drafter_name: the drafter as text: what "auto" has chosen, too; of an object its class. None is plain decoding.
         shared: the engine for any number of threads, for an `EngineThread` beside the threads that call this.
 
     Raises:
-        ConfigError: an option is out of range, the device is not there, a loaded Model is to get an adapter or to be
-            quantized, or several processes are requested.
+        ConfigError: an option is unknown or out of range, the device is not there, a loaded Model is to get an adapter
+            or to be quantized, two options contradict each other, or several processes are requested.
         ModelLoadError: a model or an adapter cannot be read, or they do not fit.
         DrafterError: the drafter is unknown, or does not fit the target.
         NotEnoughMemoryError: before any weights are read, that they, with the keys and values of one sequence or with
@@ -135,10 +177,10 @@ class LLM:
 
     def __init__(
         self,
-        target: str | Path | LanguageModel = "bundled",
+        model: str | Path | LanguageModel = "bundled",
         drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None = AUTO,
         *,
-        dtype: str = DEFAULT_DTYPE,
+        dtype: str | torch.dtype = DEFAULT_DTYPE,
         device: str = "cpu",
         num_draft_tokens: NumDraftTokens | None = None,
         acceptance: str | None = None,
@@ -150,10 +192,25 @@ class LLM:
         tokenizer: Any = None,
         adapter: str | Path | None = None,
         quantize: str | None = None,
+        quantization: str | None = None,
         start: str | Path | None = None,
+        max_model_len: int | None = None,
+        threads: int | None = None,
+        speculative_config: Mapping[str, Any] | None = None,
         tensor_parallel_size: int = 1,
+        **others: Any,
     ) -> None:
+        _check_others(others, device)
         check_one_process(tensor_parallel_size)
+        for name, value, least in (("threads", threads, 1), ("max_model_len", max_model_len, 2)):
+            if value is not None and (type(value) is not int or value < least):
+                raise ConfigError(f"{name} is {value!r}, but must be a whole number of {least} or more.")
+        if quantization is not None and quantize not in (None, quantization):
+            raise ConfigError(f"quantize is {quantize!r} and quantization {quantization!r}. Give one of them.")
+        if speculative_config is not None:
+            if drafter != AUTO or num_draft_tokens is not None:
+                raise ConfigError("speculative_config chooses drafter and num_draft_tokens, too. Give it or them.")
+            drafter = drafter_of_vllm(Fields.of(dict(speculative_config), "speculative_config", ConfigError))
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
@@ -165,9 +222,19 @@ class LLM:
         )
         if start is not None:
             read_start(Path(start))
-        check_drafter_text(drafter, target)
+        check_drafter_text(drafter, model)
+        if threads is not None:
+            torch.set_num_threads(threads)
         self.target, self.tokenizer = open_target(
-            target, drafter, config, tokenizer, dtype=dtype, device=device, adapter=adapter, quantize=quantize
+            model,
+            drafter,
+            config,
+            tokenizer,
+            dtype=str(dtype).removeprefix("torch."),
+            device=device,
+            adapter=adapter,
+            quantize=quantize or quantization,
+            max_model_len=max_model_len,
         )
         drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
         binding = Binding(self.target, self.tokenizer, drafter_seed, prefix_reuse != OFF)
@@ -181,6 +248,16 @@ class LLM:
                 config = replace(config, num_draft_tokens=written)
         self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config)
         self.shared = SharedEngine(self.engine)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer; None if the model has none."""
+        return self.tokenizer
 
     def close(self) -> None:
         """Discard requests that are not finished."""
@@ -198,19 +275,34 @@ class LLM:
         return self.engine.config.num_draft_tokens
 
     @overload
-    def generate(self, prompts: str, params: SamplingParams | None = None) -> Generation: ...
+    def generate(
+        self, prompts: str, sampling_params: Params | None = None, *, use_tqdm: Bar = True, **sampling: Any
+    ) -> Generation: ...
     @overload
     def generate(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Seq[Prompt] = (),
+        sampling_params: Params | Seq[Params] | None = None,
+        *,
+        use_tqdm: Bar = True,
+        **sampling: Any,
     ) -> Any: ...  # a single prompt of token ids has the type of a list of prompts
     def generate(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Seq[Prompt] = (),
+        sampling_params: Params | Seq[Params] | None = None,
+        *,
+        use_tqdm: Bar = True,
+        **sampling: Any,
     ) -> Generation | list[Generation]:
         """Answer one prompt or several together.
 
         Args:
-            prompts: text, token ids, or a chat (a list of messages); or a list of these.
-            params: for all prompts, or one per prompt.
+            prompts: text, token ids, or a chat (a list of messages); {"prompt": text} or {"prompt_token_ids": ids}; or
+                a list of these.
+            sampling_params: for all prompts, or one per prompt.
+            use_tqdm: show a bar on a terminal while several prompts are answered. Or what makes the bar, as tqdm does.
+            sampling: options of SamplingParams, in place of those of `sampling_params`.
 
         Returns:
             A Generation for a single prompt, else a list of them in the order of the prompts.
@@ -220,14 +312,100 @@ class LLM:
             BatchError: some of several requests failed while they were computed; it holds the other answers. For a
                 single prompt, the error itself.
         """
+        params = sampling_of(sampling_params, sampling)
         split, single = split_prompts(prompts)
-        requests = self.requests(split, params)
+        return self._answers(self.requests(split, params), single, use_tqdm)
+
+    def chat(
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        sampling_params: Params | Seq[Params] | None = None,
+        *,
+        use_tqdm: Bar = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Answer a chat or several together, like `generate`.
+
+        Args:
+            messages: a list of messages with "role" and "content", or a list of such chats.
+            chat_template_kwargs: what the chat template is given beside the messages.
+            options: `chat_template`, `tools` and others of TEMPLATE_OPTIONS, which it is given too, and options of
+                SamplingParams.
+        """
+        template, sampling = template_of(chat_template_kwargs, options)
+        params = sampling_of(sampling_params, sampling)
+        split, single = split_chats(messages)
+        return self._answers(self.requests(split, params, template), single, use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Iterator[StreamChunk]:
+        """Answer one prompt, step by step. Closing the iterator ends the request. Arguments as of `generate` or, for a
+        chat, of `chat`.
+
+        Raises:
+            PromptError, SamplingError: at once, not at the first chunk.
+        """
+        template, sampling = template_of(chat_template_kwargs, options)
+        params = sampling_of(sampling_params, sampling)
+        (request,) = self.requests([one_prompt(prompt)], params, template, stream=True)
+        return self._chunks(request)
+
+    def requests(
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams | None] | None,
+        template_options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        stream: bool = False,
+    ) -> list[Request]:
+        """Make a request of each prompt. Any thread may call this, at any time.
+
+        Args:
+            prompts: as `split_prompts` returns them.
+            params: as `sampling_of` returns them.
+            template_options: what a chat's template is given beside the messages.
+            stream: outputs carry text as it arrives.
+
+        Raises:
+            PromptError, SamplingError: one of the requests cannot be served.
+        """
+        encoded = []
+        for index, prompt in enumerate(prompts):
+            with naming_prompt(index, len(prompts)):
+                encoded.append(encode(prompt, self.tokenizer, self.target.name, template_options))
+        if params is None or isinstance(params, SamplingParams):
+            made = self.engine.requests(encoded, params, stream=stream)
+        else:
+            made = []
+            for index, (ids, each) in enumerate(zip(encoded, one_each(params, len(encoded)), strict=True)):
+                with naming_prompt(index, len(encoded)):
+                    made += self.engine.requests([ids], each, stream=stream)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+        return [replace(request, prompt=text) for request, text in zip(made, texts, strict=True)]
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Encode one prompt as `generate` and `stream` do.
+
+        Raises:
+            PromptError: it cannot be read, or there are several.
+        """
+        return encode(one_prompt(prompt), self.tokenizer, self.target.name)
+
+    def _answers(self, requests: Seq[Request], single: bool, use_tqdm: Bar) -> Generation | list[Generation]:
+        """Compute requests together. Returns and raises as `generate`."""
         ids: list[int] = []
         results: list[Generation | Exception] = []
         try:
             for request in requests:
                 self.shared.add(request, ids)
-            results += map(self._collect, requests)
+            results += map(self._collect, requests if single else with_bar(requests, use_tqdm))
         finally:
             self.shared.forget(ids)
         errors = {index: result for index, result in enumerate(results) if isinstance(result, Exception)}
@@ -239,44 +417,6 @@ class LLM:
             raise BatchError(generations, errors) from first
         done = [generation for generation in generations if generation is not None]
         return done[0] if single else done
-
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
-        """Answer one prompt, step by step. Closing the iterator ends the request.
-
-        Raises:
-            PromptError, SamplingError: at once, not at the first chunk.
-        """
-        (request,) = self.engine.requests([self.encode(prompt)], params, stream=True)
-        return self._chunks(request)
-
-    def requests(self, prompts: Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None) -> list[Request]:
-        """Make a request of each prompt; params as of `generate`. Any thread may call this, at any time.
-
-        Raises:
-            PromptError, SamplingError: one of the requests cannot be served.
-        """
-        encoded = []
-        for index, prompt in enumerate(prompts):
-            with naming_prompt(index, len(prompts)):
-                encoded.append(encode(prompt, self.tokenizer, self.target.name))
-        if params is None or isinstance(params, SamplingParams):
-            return self.engine.requests(encoded, params)
-        made = []
-        for index, (prompt, each) in enumerate(zip(encoded, one_each(params, len(encoded)), strict=True)):
-            with naming_prompt(index, len(encoded)):
-                made += self.engine.requests([prompt], each)
-        return made
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Encode one prompt as `generate` and `stream` do.
-
-        Raises:
-            PromptError: it cannot be read, or there are several.
-        """
-        split, single = split_prompts(prompt)
-        if not single:
-            raise PromptError(f"This takes one prompt, but got a list of {len(split)}. Use generate for several.")
-        return encode(split[0], self.tokenizer, self.target.name)
 
     def _chunks(self, request: Request) -> Iterator[StreamChunk]:
         # The request enters with the first chunk: an iterator that is never started leaves nothing behind.
@@ -302,11 +442,19 @@ class LLM:
                     self.shared.forget([request.id])
                     return output.error
                 outputs.append(output)
-        return Generation.of(request.prompt_token_ids, outputs)
+        return Generation.of(request.prompt_token_ids, outputs, request.prompt)
 
 
-def one_each(params: Seq[SamplingParams], count: int) -> Seq[SamplingParams]:
-    """Return the options of each of `count` prompts. Raises ConfigError if there are more or fewer."""
-    if len(params) != count:
-        raise ConfigError(f"There are {count} prompts but {len(params)} params. Give one for all, or one per prompt.")
-    return params
+def with_bar(requests: Seq[Request], use_tqdm: Bar) -> Iterable[Request]:
+    """Return the requests; on a terminal, a bar counts them as they are taken."""
+    if callable(use_tqdm):
+        return use_tqdm(requests, desc="prompts")  # type: ignore[no-any-return]
+    return tqdm(requests, desc="prompts", leave=False) if use_tqdm and sys.stderr.isatty() else requests
+
+
+def _check_others(others: Mapping[str, Any], device: str) -> None:
+    """Raise ConfigError for options that `LLM` does not have, unless they change nothing."""
+    asked = {name: value for name, value in others.items() if name not in ON_GPUS or str(device).startswith("cuda")}
+    if asked:
+        known = [name for name in signature(LLM).parameters if name not in ("tensor_parallel_size", "others")]
+        translated(asked, known, ConfigError, "LLM", {"SamplingParams": described(SamplingParams)})

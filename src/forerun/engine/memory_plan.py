@@ -7,7 +7,7 @@ pools are bounded by the same rule (`num_pages`), with what is left then. A pool
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from forerun.config import AUTO, DEFAULT_DTYPE, MAX_NUM_DRAFT_TOKENS, EngineConf
 from forerun.drafters import Drafter, build_drafter, chosen_drafter
 from forerun.drafters.base import NamedModel
 from forerun.drafters.heads.memory import HeadMemory, head_memory
-from forerun.errors import NotEnoughMemoryError
+from forerun.errors import ConfigError, NotEnoughMemoryError
 from forerun.models.loading.load import inherited_dtype
 from forerun.models.memory_plan import ModelMemory, model_memory
 from forerun.utils.machine import GIB, available_memory, total_memory
@@ -60,6 +60,16 @@ class AvailableMemory:
     def less(self, nbytes: int) -> AvailableMemory:
         """Return the memory that is left when `nbytes` of it are taken."""
         return AvailableMemory(self.total, None if self.available is None else max(0, self.available - nbytes))
+
+
+def bounded(context_length: int, max_model_len: int | None, name: str | Path) -> int:
+    """Return the context that requests have of a model's. Raises ConfigError if more is asked for than there is."""
+    if max_model_len is not None and max_model_len > context_length:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the context of {name} holds {context_length}. Lower it, or leave "
+            "it out."
+        )
+    return max_model_len or context_length
 
 
 def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequence[int], memory: AvailableMemory) -> int:
@@ -141,6 +151,7 @@ class MemoryPlan:
         device: str = "cpu",
         adapter: str | Path | None = None,
         quantize: str | None = None,
+        max_model_len: int | None = None,
     ) -> MemoryPlan:
         """Plan the memory of `LLM` with these arguments. Only the headers of the models' files are read.
 
@@ -149,6 +160,7 @@ class MemoryPlan:
             NotEnoughMemoryError: as `make`.
         """
         planned = model_memory(target, dtype, device, adapter, quantize)
+        planned = replace(planned, context_length=bounded(planned.context_length, max_model_len, target))
         named: tuple[NamedModel, ...] = ()
         if (chosen := chosen_drafter(drafter, target)) is not None:
             named = build_drafter(chosen)[0].models_to_load(str(target))

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from forerun.config import NO_DRAFTER, SamplingParams
+from forerun.config import NO_DRAFTER, SamplingParams, entries
 from forerun.drafters import Drafter
-from forerun.errors import GrammarDeadEndError, NonFiniteError, PromptError, RequestBodyError, SamplingError
+from forerun.errors import (
+    ConfigError,
+    GrammarDeadEndError,
+    NonFiniteError,
+    PromptError,
+    RequestBodyError,
+    SamplingError,
+)
 from forerun.models import LanguageModel
 from forerun.sampling.grammar.compile import Grammars
 from forerun.utils.vocabulary import encode_text, longest_token
+
+T = TypeVar("T")
+Params: TypeAlias = SamplingParams | Mapping[str, Any]
+"""The options of a request; a dictionary has those of SamplingParams by name."""
 
 
 @contextmanager
@@ -157,3 +168,32 @@ def encode_prediction(
             f"{target.context_length}. Shorten it."
         )
     return token_ids
+
+
+def sampling_of(
+    given: Params | Seq[Params | None] | None, sampling: Mapping[str, Any]
+) -> SamplingParams | list[SamplingParams | None] | None:
+    """Return the options of a request, or of each where several are given. None stands for the defaults.
+
+    sampling: options of SamplingParams, in place of the given ones.
+
+    Raises:
+        SamplingError: an option is unknown or out of range, or `given` is no such thing.
+    """
+    if isinstance(given, Mapping):
+        given = SamplingParams(**given)
+    if given is None and not sampling:
+        return None
+    if given is None or isinstance(given, SamplingParams):
+        return replace(given or SamplingParams(), **sampling)
+    several = entries("sampling_params", given, "SamplingParams, a dictionary of its options, or a list of these")
+    return [sampling_of(each, sampling) for each in several]  # type: ignore[misc]  # entries are no lists
+
+
+def one_each(params: Seq[T], count: int) -> Seq[T]:
+    """Return the options of each of `count` prompts. Raises ConfigError if there are more or fewer."""
+    if len(params) != count:
+        raise ConfigError(
+            f"There are {count} prompts but {len(params)} sampling_params. Give one for all, or one per prompt."
+        )
+    return params

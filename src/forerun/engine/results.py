@@ -9,8 +9,11 @@ from forerun.engine.stats import SequenceStats
 from forerun.sampling import TokenLogprob
 from forerun.types import FinishReason
 
+_SHOWN = 60
+"""Characters of a text in a repr."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, repr=False)
 class Choice:
     """One answer to one prompt.
 
@@ -32,27 +35,51 @@ class Choice:
     finish_reason: FinishReason | None
     stats: SequenceStats
 
+    def __repr__(self) -> str:
+        """Show the beginning of the text, how many tokens it has and why it ended, in one line."""
+        return f"Choice({_shown(self.text)}, {len(self.token_ids)} tokens, {self.finish_reason})"
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, repr=False)
 class Generation:
     """The answers to one prompt. `text`, `token_ids`, `logprobs`, `finish_reason` and `stats` are those of the first.
+
+    vLLM returns a list even for one prompt: [0] is the Generation itself, and its length is 1.
 
     Attributes:
         prompt_token_ids: the prompt as the model saw it.
         choices: `n` of them.
         prompt_logprobs: one entry per prompt token, the first None; or None if not requested.
+        prompt: as it was given, if that was text.
     """
 
     prompt_token_ids: list[int]
     choices: list[Choice]
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    prompt: str | None = None
 
     @classmethod
-    def of(cls, prompt_token_ids: list[int], outputs: Iterable[StepOutput]) -> Generation:
+    def of(cls, prompt_token_ids: list[int], outputs: Iterable[StepOutput], prompt: str | None = None) -> Generation:
         """Collect the choices of a request from its outputs, in whatever order they ended."""
         last = sorted((output for output in outputs if output.choice is not None), key=lambda each: each.chunk.index)
         choices = [output.choice for output in last if output.choice is not None]
-        return cls(prompt_token_ids, choices, last[0].prompt_logprobs)
+        return cls(prompt_token_ids, choices, last[0].prompt_logprobs, prompt)
+
+    def __repr__(self) -> str:
+        """Show the prompt's beginning or its length, and the choices, in one line."""
+        prompt = f"{len(self.prompt_token_ids)} tokens" if self.prompt is None else _shown(self.prompt)
+        return f"Generation({prompt}, {', '.join(map(repr, self.choices))})"
+
+    def __getitem__(self, index: int) -> Generation:
+        return (self,)[index]
+
+    def __len__(self) -> int:
+        return 1
+
+    @property
+    def outputs(self) -> list[Choice]:
+        """Return the choices, by vLLM's name."""
+        return self.choices
 
     @property
     def text(self) -> str:
@@ -117,3 +144,7 @@ class StepOutput:
     choice: Choice | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error: Exception | None = None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…")

@@ -36,6 +36,7 @@ class Request:
         stop_ids: token ids that end the output: the model's EOS, unless ignored, and the request's own.
         stops: strings that end it.
         flow: the scheduler is fair to flows: a tenant, or the requests of one body.
+        prompt: as text, where it was given as text.
     """
 
     id: int
@@ -45,6 +46,7 @@ class Request:
     stop_ids: frozenset[int]
     stops: StopStrings = NO_STOPS
     flow: Hashable = None
+    prompt: str | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)

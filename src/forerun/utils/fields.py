@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from functools import cache, reduce
+from functools import cache, reduce, wraps
 from numbers import Integral, Real
 from operator import or_
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from forerun.errors import ConfigError
+from forerun.utils.habits import translated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -175,6 +176,26 @@ class Checked:
 
     def __post_init__(self) -> None:
         check_options(self, ConfigError)
+
+
+def hinted(error: type[ConfigError]) -> Callable[[type[T]], type[T]]:
+    """Have a dataclass of options refuse unknown ones with what forerun calls them, and take those that change nothing.
+
+    error: what it then raises.
+    """
+
+    def decorate(options: type[T]) -> type[T]:
+        made: Any = options.__init__
+
+        @wraps(made)
+        def init(self: T, *values: object, **given: object) -> None:
+            names = described(options)  # type: ignore[arg-type]  # of dataclasses only
+            made(self, *values, **translated(given, names, error, options.__name__))
+
+        setattr(options, made.__name__, init)
+        return options
+
+    return decorate
 
 
 def documented(options: type[T]) -> type[T]:

@@ -201,7 +201,7 @@ def test_a_stop_string_that_is_a_special_token_stops_at_it() -> None:
 
 
 def test_other_refusals(llm: LLM, fake: FakeModel) -> None:
-    with pytest.raises(ConfigError, match="2 prompts but 3 params"):
+    with pytest.raises(ConfigError, match="2 prompts but 3 sampling_params"):
         llm.generate(["a", "b"], [GREEDY] * 3)
     with pytest.raises(PromptError, match="one prompt"):
         llm.stream([[1], [2]], GREEDY)
