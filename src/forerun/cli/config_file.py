@@ -6,7 +6,6 @@ default. Rarely used options have no flag, only a key of the file.
 
 from __future__ import annotations
 
-import difflib
 import json
 import textwrap
 import tomllib
@@ -18,6 +17,7 @@ import typer
 
 from forerun.drafters.third_party import named_module
 from forerun.errors import ConfigError
+from forerun.utils.habits import hint
 
 
 def read_config(path: Path, command: Any) -> dict[str, Any]:
@@ -70,9 +70,8 @@ def _check_table(table: dict[str, Any], command: Any, path: str, where: str) -> 
         name = key.replace("-", "_")
         if name not in flags:
             known = sorted(subcommands or flags)
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known)}."
-            raise ConfigError(f"The configuration file {path} sets {where + key!r}, which does not exist. {hint}")
+            remedy = hint(name, known, repr) or f"Known here: {', '.join(known)}."
+            raise ConfigError(f"The configuration file {path} sets {where + key!r}, which does not exist. {remedy}")
         _refuse_modules(flags[name], value, path, where + key)
         try:
             checked[flags[name].name] = _check_value(flags[name], value, typer.Context(command))

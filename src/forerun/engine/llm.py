@@ -259,6 +259,11 @@ class LLM:
         """Return the tokenizer; None if the model has none."""
         return self.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the options that the target's files recommend. `generate` takes them only if it is given them."""
+        own: dict[str, Any] = {**getattr(self.target, "recommended_sampling", {})}
+        return SamplingParams(**own | {"top_k": int(own.get("top_k", 0))})
+
     def close(self) -> None:
         """Discard requests that are not finished."""
         self.engine.close()

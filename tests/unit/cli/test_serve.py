@@ -30,7 +30,7 @@ RUNNER = CliRunner()
         ({"draft_model": "owner/draft"}, ["draft-model:model=owner/draft", "prediction"]),
         (
             {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}'},
-            ["prompt-lookup:max_ngram=3,num_draft_tokens=5", "prediction"],
+            ["prompt-lookup:min_ngram=3,max_ngram=3,num_draft_tokens=5", "prediction"],
         ),
         ({"speculative_config": '{"model": "owner/draft"}'}, ["draft-model:model=owner/draft", "prediction"]),
         (

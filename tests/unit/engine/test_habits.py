@@ -31,6 +31,7 @@ class ChatTokenizer(PieceTokenizer):
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the lines may use. A model that is named is a fake one; `opened` is with what it was opened."""
     fake, tokenizer = FakeModel(seed=3), ChatTokenizer([bytes([byte]) for byte in b"abcdefghijk"])
+    fake.recommended_sampling = {"temperature": 0.6, "top_k": 20.0}  # type: ignore[attr-defined]
     opened: dict[str, Any] = {}
 
     def open_target(*_: Any, **options: Any) -> tuple[Any, Any]:
@@ -106,6 +107,7 @@ RUNS = [
     "''.join(chunk.text for chunk in llm.stream('bcd', SamplingParams(max_tokens=3)))",
     "len(list(llm.stream(chat, max_tokens=3, chat_template_kwargs={'enable_thinking': True}))) == 3",
     "llm.get_tokenizer().apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == 'bc'",
+    "llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=20)",
     "LLM('bundled', drafter='suffix').__enter__().__exit__(None, None, None) is None",
 ]
 REFUSED = [

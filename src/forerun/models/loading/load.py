@@ -274,7 +274,8 @@ def _assemble(
 def check_dtype(dtype: str) -> None:
     """Raise ConfigError if there is no such number format."""
     if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}.")
+        remedy = "auto is that of the weights, float32 for float16."
+        raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}: {remedy}")
 
 
 def served_dtype(source: ModelSource, dtype: str, *, is_quantized: bool) -> torch.dtype:
