@@ -141,7 +141,7 @@ HABITS: Mapping[str, str] = {
     "mem_fraction_static": "cache_memory",
     "swap_space": "cache_memory",
     "cpu_offload_gb": _LEAVE,
-    "kv_cache_dtype": "Keys and values have the model's own dtype, without which no draft would be verified exactly.",
+    "kv_cache_dtype": "Keys and values are kept as the model's kernels compute them.",
     "block_size": "Pages hold 64 positions.",
     "max_num_seqs": "max_batch",
     "batch_size": "max_batch",
