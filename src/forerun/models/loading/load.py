@@ -16,6 +16,7 @@ from forerun.models.families import Kind, library_for, llama_refusal, make_decod
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
+from forerun.models.loading.llama_modules import read_llama
 from forerun.models.loading.lora import adapter_tokenizer, with_adapter
 from forerun.models.loading.quantized_layers import (
     Quantization,
@@ -27,6 +28,7 @@ from forerun.models.loading.quantized_layers import (
 )
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import foreign_attention, read_model, rounded, to_device
+from forerun.models.loading.weights import Checkpoint
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
@@ -179,13 +181,15 @@ def _load(
         raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
     target_device = resolve_device(device)
     source = find_source(name)
-    config = source.config()
+    config = source.plain_config()
     kind = served_kind(kind, source, config)
+    if kind == "general" or adapter is not None:
+        config = source.config()
     quantization = requested or check_quantization(source.quantization(), dtype)
-    register_attention()
     maker = None
     if quantization is None:
-        hf = _read(source, config, served_dtype(source, dtype, is_quantized=False), adapter, ATTENTION_NAME)
+        served = served_dtype(source, dtype, is_quantized=False)
+        hf = _read(source, config, served, adapter, ATTENTION_NAME, is_llama=kind == "llama")
     else:
         hf, maker = read_to_quantize(
             source, config, dtype, adapter, quantization, is_llama=kind == "llama", attention=ATTENTION_NAME
@@ -312,7 +316,7 @@ def read_to_quantize(
         checkpoint = source.checkpoint(config, torch.float32)
         is_tied = config.tie_word_embeddings
         checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
-        model = read_model(source.name, config, checkpoint, number_format, attention)
+        model = _modules(source, config, checkpoint, number_format, attention, is_llama=True)
         numbers = stored_numbers(checkpoint.slices, is_tied)
         return model, QuantizedMaker(quantization, stored, numbers, number_format)
     model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
@@ -326,10 +330,33 @@ def _read(
     number_format: torch.dtype,
     adapter: str | Path | None,
     attention: str | None = None,
+    *,
+    is_llama: bool = False,
 ) -> Any:
-    """Return the Transformers model of a source in a dtype, with an adapter if there is one."""
+    """Return the Transformers model of a source in a dtype, with an adapter if there is one; for the Llama decoder
+    without one, its parameters alone."""
 
     def in_format(dtype: torch.dtype) -> Any:
-        return read_model(source.name, config, source.checkpoint(config, dtype), dtype, attention)
+        checkpoint = source.checkpoint(config, dtype)
+        return _modules(source, config, checkpoint, dtype, attention, is_llama=is_llama and adapter is None)
 
     return with_adapter(in_format, number_format, adapter, source.name)
+
+
+def _modules(
+    source: ModelSource,
+    config: Any,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    attention: str | None,
+    *,
+    is_llama: bool,
+) -> Any:
+    """Return `LlamaModules` where forerun's Llama decoder computes and they hold what it needs, else the Transformers
+    model. attention: the name of forerun's; None: Transformers computes."""
+    if is_llama and attention is not None:
+        found = read_llama(source.name, config, checkpoint, dtype)
+        if found is not None:
+            return found
+        config = source.config()
+    return read_model(source.name, config, checkpoint, dtype, attention)

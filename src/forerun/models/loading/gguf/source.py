@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
-from forerun.models.loading.configuration import token_ids_of
-from forerun.models.loading.gguf.configuration import read_gguf_config
+from forerun.models.loading.configuration import PlainConfig, token_ids_of
+from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY
 from forerun.models.loading.gguf.tensor_names import PackedWeights, metadata_of, open_slices
@@ -49,6 +49,14 @@ class GgufSource(ModelSource):
 
     def config(self) -> Any:
         """Return the Transformers configuration of its language model (`ModelSource.config`)."""
+        return transformers_config(self.plain_config(), str(self.path))
+
+    def plain_config(self) -> PlainConfig:
+        """Return the configuration without Transformers (`ModelSource.plain_config`)."""
+        return PlainConfig(**self._values)
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
         return read_gguf_config(self.file, self.eos_ids)
 
     @cached_property
