@@ -32,7 +32,9 @@ from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
-from forerun.models import LanguageModel, find_tokenizer, load_model
+from forerun.models import LanguageModel, load_model
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.load import tokenizer_of
 from forerun.speculation.cost_store import read_start
 
 _log = logging.getLogger(MEMORY_LOG)
@@ -72,11 +74,12 @@ def open_target(
                 "read. Give the target's name, or load it with quantize."
             )
         return target, tokenizer
+    source = find_source(target)  # to the end: while it is in use, a file's header is read once
     with suppress(ConfigError, ModelLoadError, DrafterError):  # loading reports everything else that is wrong
         plan = MemoryPlan.of(target, drafter, config, dtype=dtype, device=device, adapter=adapter, quantize=quantize)
         _log.info("%s", plan)
     model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
-    return model, tokenizer or find_tokenizer(target, adapter)
+    return model, tokenizer or tokenizer_of(source, adapter)
 
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908

@@ -147,7 +147,7 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
             if head is not None and head.weight is parameter:
                 kept += storage.tied_head(name, parameter.shape, num_outputs)
         elif is_matrix:
-            shape = parameter.shape if type(module) is nn.Linear else parameter.shape[::-1]  # outputs first
+            shape = parameter.shape[::-1] if _is_conv(module) else parameter.shape  # outputs first
             if module is head and num_outputs is not None:
                 shape = torch.Size((num_outputs, shape[1]))
             kept += storage.linear(name, shape, is_outer=module is head)
@@ -171,7 +171,11 @@ def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"  # GPT-2's
+    return isinstance(module, nn.Linear) or _is_conv(module)
+
+
+def _is_conv(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D"  # GPT-2's; Transformers' classes are not imported here
 
 
 def _quantized_nbytes(form: QuantizedFormat, shape: torch.Size, *, is_packed: bool = False) -> int:
@@ -264,7 +268,9 @@ def model_memory(
     quantization = requested or check_quantization(source.quantization(), dtype)
     served = served_dtype(source, dtype, is_quantized=quantization is not None)
     library = library_for(target_device, served)
-    empty = LlamaModules(config, served) if is_llama else empty_model(source.name, source.config(), served, ATTENTION_NAME)
+    empty = (
+        LlamaModules(config, served) if is_llama else empty_model(source.name, source.config(), served, ATTENTION_NAME)
+    )
     is_triton = is_llama and is_triton_selected()
     has_adapter = adapter is not None
     storage = WeightStorage(

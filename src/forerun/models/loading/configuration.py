@@ -13,6 +13,7 @@ import torch
 from forerun.errors import UnsupportedModelError
 from forerun.utils.json_file import Fields
 
+
 class PlainConfig(SimpleNamespace):
     """A complete configuration of the Llama family with Transformers' names. Transformers' own classes take more than
     a second to import."""

@@ -11,8 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from forerun.models.llama.decoder import head_shape
-from forerun.models.loading.weights import FLOATS, Checkpoint, check_layers
+from forerun.models.loading.weights import FLOATS, Checkpoint
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
+
+
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Do nothing: drawing numbers on the device "meta" imports a compiler, which takes a second."""
+
+
+class _Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Do nothing, as `_Linear`."""
 
 
 class _Norm(nn.Module):
@@ -32,11 +42,12 @@ class LlamaModules(nn.Module):
         super().__init__()
         self.config, self.dtype, hidden = config, dtype, config.hidden_size
         with torch.device("meta"):
-            base = nn.Module()
-            base.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+            base: Any = nn.Module()
+            base.embed_tokens = _Embedding(config.vocab_size, hidden)
             base.layers = nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))
             base.norm = _Norm(hidden)
-            self.model, self.lm_head = base, nn.Linear(hidden, config.vocab_size, bias=False)
+            self.model: Any = base  # first: a tied weight has its name from the embedding
+            self.lm_head = _Linear(hidden, config.vocab_size, bias=False)
             self.to(dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = base.embed_tokens.weight
@@ -48,7 +59,8 @@ class LlamaModules(nn.Module):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding, as Transformers' method does."""
-        return self.model.get_submodule("embed_tokens")
+        embedding: nn.Module = self.model.embed_tokens
+        return embedding
 
     def get_output_embeddings(self) -> nn.Module:
         """Return the output layer, as Transformers' method does."""
@@ -60,12 +72,12 @@ def _layer(config: Any) -> nn.Module:
     has_biases = kind in ("llama", "qwen3") and config.attention_bias
     layer, attention, mlp = nn.Module(), nn.Module(), nn.Module()
     for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
-        attention.add_module(name, nn.Linear(hidden, count * width, bias=has_biases or kind == "qwen2"))
-    attention.o_proj = nn.Linear(heads * width, hidden, bias=has_biases)
+        attention.add_module(name, _Linear(hidden, count * width, bias=has_biases or kind == "qwen2"))
+    attention.o_proj = _Linear(heads * width, hidden, bias=has_biases)
     if kind == "qwen3":
         attention.q_norm, attention.k_norm = _Norm(width), _Norm(width)
-    mlp.gate_proj, mlp.up_proj = (nn.Linear(hidden, config.intermediate_size, bias=False) for _ in range(2))
-    mlp.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
+    mlp.gate_proj, mlp.up_proj = (_Linear(hidden, config.intermediate_size, bias=False) for _ in range(2))
+    mlp.down_proj = _Linear(config.intermediate_size, hidden, bias=False)
     layer.self_attn, layer.mlp = attention, mlp
     layer.input_layernorm, layer.post_attention_layernorm = _Norm(hidden), _Norm(hidden)
     return layer
@@ -78,12 +90,13 @@ def read_llama(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
     dtype: that the weights are brought to.
 
     Raises:
-        ModelLoadError: the weights are damaged, or of fewer or more layers.
+        ModelLoadError: the weights are damaged.
     """
-    kind = f"{name} ({config.model_type})"
-    check_layers(checkpoint, config.num_hidden_layers, 0, kind)
+    slices = checkpoint.slices
+    if len(slices) < config.num_hidden_layers:  # a wrong number may be any
+        return None
     model = LlamaModules(config, dtype)
-    slices, expected = checkpoint.slices, dict(model.named_parameters())
+    expected = dict(model.named_parameters())
     if slices.keys() != expected.keys() or not all(
         each.get_shape() == list(expected[key].shape) and each.get_dtype() in FLOATS for key, each in slices.items()
     ):
@@ -93,7 +106,7 @@ def read_llama(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
             path, _, leaf = key.rpartition(".")
             setattr(model.get_submodule(path), leaf, nn.Parameter(tensor[...].to(dtype), requires_grad=False))
     if config.tie_word_embeddings:
-        model.lm_head.weight = model.get_input_embeddings().weight
+        model.lm_head.weight = model.model.embed_tokens.weight
     frequencies, scaling = rotation(config)
     model.model.rotary_emb = SimpleNamespace(inv_freq=frequencies, attention_scaling=scaling)  # no parameters
     return model

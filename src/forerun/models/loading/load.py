@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,8 +53,8 @@ def load_model(
 ) -> Model:
     """Load a causal language model and test whether it is exact.
 
-    One line is logged where the weights are rounded, and one where the files recommend sampling options: those of a
-    request are its own. The numbers that quantized weights stand for are rounded without a line.
+    One line is logged where the weights are rounded, and one (of the level INFO) where the files recommend sampling
+    options: those of a request are its own. The numbers that quantized weights stand for are rounded without a line.
 
     Args:
         name: "bundled", "bundled-draft", "smollm2" (once fetched), a local folder, a .gguf file, a hub id, or one of
@@ -82,9 +83,9 @@ def load_model(
 
 def log_source_notes(source: ModelSource, model: Model, name: str | Path) -> None:
     """Log the sampling options that the files recommend, and a warning if the weights are rounded."""
-    options = ", ".join(f"{key} {value:g}" for key, value in source.recommended_sampling().items())
+    options = ", ".join(f"{key} {value:g}" for key, value in model.recommended_sampling.items())
     if options:
-        _log.warning("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
+        _log.info("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
     stored = source.stored_dtype()
     served = str(model.dtype).removeprefix("torch.")
     if stored is not None and model.quantize is None and _BITS[stored] > _BITS[served]:
@@ -145,9 +146,13 @@ def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     Raises:
         ModelLoadError: there is one that cannot be read, or the adapter's has other tokens than the model's.
     """
-    source = find_source(name)
+    return tokenizer_of(find_source(name), adapter)
+
+
+def tokenizer_of(source: ModelSource, adapter: str | Path | None) -> Any:
+    """Return `find_tokenizer` of a source."""
     tokenizer = source.tokenizer() if source.has_tokenizer() else None
-    return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, str(name))
+    return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, source.name)
 
 
 def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
@@ -199,6 +204,7 @@ def _load(
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantization
+        model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
         probe(model)
@@ -211,6 +217,14 @@ def _load(
             "Serve it with Transformers, or report the architecture."
         ) from error
     return source, model
+
+
+def _recommended(source: ModelSource) -> dict[str, float]:
+    """Return the sampling options of the files. Filters are made for the files' temperature, which is 1 if unsaid."""
+    found = source.recommended_sampling()
+    if found.keys() & {"top_k", "top_p", "min_p"}:
+        found = {"temperature": 1.0, **found}
+    return {name: int(value) if name == "top_k" else value for name, value in found.items()}
 
 
 def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:

@@ -18,7 +18,8 @@ from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY
 from forerun.models.loading.gguf.tensor_names import PackedWeights, metadata_of, open_slices
 from forerun.models.loading.gguf.tensors import from_gguf, quantized_format
-from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer
+from forerun.models.loading.gguf.token_list import TokenList
+from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, read_tokens
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.weights import Checkpoint
 
@@ -62,7 +63,11 @@ class GgufSource(ModelSource):
     @cached_property
     def eos_ids(self) -> frozenset[int]:
         """Return the tokens that end an output, as the file says; none if it has no tokenizer."""
-        return eos_token_ids(self.file.metadata, str(self.path)) if self.has_tokenizer() else frozenset()
+        return eos_token_ids(self.file.metadata, str(self.path), self._tokens) if self.has_tokenizer() else frozenset()
+
+    @cached_property
+    def _tokens(self) -> tuple[TokenList, str]:
+        return read_tokens(self.file.metadata, str(self.path))
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
         """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
@@ -113,4 +118,4 @@ class GgufSource(ModelSource):
 
     def tokenizer(self) -> Any:
         """Return the Transformers tokenizer (`ModelSource.tokenizer`)."""
-        return read_tokenizer(self.file.metadata, str(self.path))
+        return read_tokenizer(self.file.metadata, str(self.path), self._tokens)
