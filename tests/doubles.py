@@ -81,7 +81,7 @@ class FakeModel:
         self.dtype = dtype
         self.device = torch.device("cpu")
         self.num_parameters = 0
-        self.exactness = Exactness(True)
+        self.exactness, self.recommended_sampling = Exactness(True), {}
         self.adapter = self.quantize = None
         self.kernels = "reference"
         self.pool: Any = None

@@ -25,7 +25,7 @@ from forerun.utils import fetch as store
 
 CHAT_MODEL = store.names()[0]
 """The model of a chat that names none."""
-_DEFAULTS = SamplingParams(temperature=0.7, max_tokens=512)
+_DEFAULTS = SamplingParams(temperature=options.TEMPERATURE, max_tokens=512)
 _TYPED = ("temperature", "top_k", "top_p", "max_tokens", "seed")
 _NOT_IN_CHATS = (
     "n",
@@ -43,6 +43,7 @@ _NOT_IN_CHATS = (
 @with_flags
 def chat(
     *,
+    ctx: typer.Context,
     named: Annotated[
         str | None,
         typer.Argument(
@@ -55,13 +56,16 @@ def chat(
     drafter: options.DrafterName = None,
     settings: Annotated[LLMOptions, Flags(typed=options.LLM_TYPED)],
     system: options.System = None,
-    threads: options.HiddenThreads = None,
+    threads: options.Threads = None,
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Mark the tokens that a draft had right, on a terminal.")
     ] = False,
     params: Annotated[SamplingParams, Flags(base=_DEFAULTS, leave_out=_NOT_IN_CHATS, typed=_TYPED, panel="Sampling")],
 ) -> None:
-    """Chat with a model; on a pipe, every line is a message, and standard output gets the answers alone."""
+    """Chat with a model; on a pipe, every line is a message, and standard output gets the answers alone.
+
+    Sampling options that are not given are the model's own, where its files have any.
+    """
     screen = Screen()
     screen.show_drafts(show_drafts)
     if model is not None and named is not None:
@@ -72,6 +76,9 @@ def chat(
     options.set_threads(threads)
     with log_memory_plan(lambda line: screen.note(f"forerun: {line}")):
         llm = open_llm(name, AUTO if drafter is None else drafter, chat=True, **asdict(settings))
+    params, own = options.own_sampling(ctx, params, llm.target)
+    if own is not None:
+        screen.note(f"forerun: {own}")
     session = Session(llm, params, settings, history)
     if sys.stdin.isatty():
         screen.note(f"{name}, drafter {session.drafter}. /help lists the commands, Ctrl-D ends the chat.")

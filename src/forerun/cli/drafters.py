@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import textwrap
 from collections.abc import Iterator
 from typing import Annotated
@@ -13,10 +14,14 @@ from forerun.cli import options
 from forerun.cli.output import print_json, size_text, terminal_width
 from forerun.drafters.option_help import DrafterOption, drafter_options
 from forerun.drafters.registry import DRAFTERS
+from forerun.errors import ConfigError
 from forerun.lab.tune.public_drafts import public_drafts
 
 
 def drafters(
+    name: Annotated[
+        str | None, typer.Argument(help="A drafter, to list its options.", metavar="NAME", show_default="all")
+    ] = None,
     for_model: Annotated[
         str | None,
         typer.Option(
@@ -25,7 +30,7 @@ def drafters(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """List the drafters, with what they draft with and the options that NAME:key=value,key=value may set."""
+    """List the drafters, a line each; of NAME the options that NAME:key=value,key=value may set."""
     from forerun.drafters.third_party import installed_drafters
 
     if for_model is not None:
@@ -43,15 +48,30 @@ def drafters(
         }
         print_json(rows | {name: {"kind": "installed", "class": place} for name, place in installed_drafters().items()})
         return
-    width = terminal_width() or 120
-    for name, row in DRAFTERS.items():
-        typer.echo(textwrap.fill(f"{name}: {row.description}", width, subsequent_indent="    "))
-        for each in drafter_options(row):
-            typer.echo("\n".join(_lines(each, width)))
-    for name, place in installed_drafters().items():
-        typer.echo(textwrap.fill(f"{name}: an installed package's, {place}", width, subsequent_indent="    "))
-    closing = "Written as NAME, or NAME:key=value,key=value. docs/methods.md describes when each helps."
-    typer.echo(textwrap.fill(closing, width))
+    if name is not None:
+        _show(name)
+        return
+    texts = {name: row.description for name, row in DRAFTERS.items()}
+    texts |= {name: f"an installed package's, {place}" for name, place in installed_drafters().items()}
+    width, column = terminal_width(), max(map(len, texts))
+    for name, about in texts.items():
+        line = f"{name:<{column}}  {about}"
+        typer.echo(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
+    if width is not None:
+        typer.echo("forerun drafters NAME lists the options of one; docs/methods.md describes when each helps.")
+
+
+def _show(name: str) -> None:
+    """Print one drafter's description and options."""
+    if name not in DRAFTERS:
+        near = difflib.get_close_matches(name, DRAFTERS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else "forerun drafters lists them."
+        raise ConfigError(f"There is no drafter {name!r}. {hint}")
+    width, row = terminal_width() or 120, DRAFTERS[name]
+    typer.echo(textwrap.fill(f"{name}: {row.description}", width, subsequent_indent="    "))
+    for each in drafter_options(row):
+        typer.echo("\n".join(_lines(each, width)))
+    typer.echo(f"Written as {name}, or {name}:key=value,key=value.")
 
 
 def _list_for(model: str, json: bool) -> None:

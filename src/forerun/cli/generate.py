@@ -61,6 +61,7 @@ class GrammarFlags(Checked):
 
 _NOT_HERE = ("prompt_logprobs", "drafter", "num_draft_tokens", "tenant", "priority", "grammar")
 _TYPED = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ignore_eos", "seed", "n", "prediction")
+_DEFAULTS = SamplingParams(temperature=options.TEMPERATURE)
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
@@ -73,6 +74,7 @@ Prompt = Annotated[
 @with_flags
 def generate(
     *,
+    ctx: typer.Context,
     prompt: Prompt = None,
     model: options.ModelName = None,
     drafter: Annotated[
@@ -85,36 +87,44 @@ def generate(
     ] = None,
     settings: Annotated[LLMOptions, Flags(typed=("acceptance", *options.LLM_TYPED))],
     chat: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--chat",
-            help="Put the prompt through the model's chat template: as the user's message, or, if it is a JSON list of "
-            'messages ({"role": ..., "content": ...}), as that chat.',
+            "--chat/--raw",
+            help="Put the prompt through the model's chat template (as the user's message, or, if it is a JSON list of "
+            'messages ({"role": ..., "content": ...}), as that chat), or continue it as it is.',
+            show_default="--chat, if there is a template",
         ),
-    ] = False,
+    ] = None,
     system: options.System = None,
     threads: options.Threads = None,
     json: options.Json = False,
-    params: Annotated[SamplingParams, Flags(leave_out=_NOT_HERE, typed=_TYPED, panel="Sampling")],
+    params: Annotated[SamplingParams, Flags(base=_DEFAULTS, leave_out=_NOT_HERE, typed=_TYPED, panel="Sampling")],
     form: Annotated[GrammarFlags, Flags(typed=("json_schema", "regex"), panel="Structured output")],
 ) -> None:
-    """Generate text from a prompt, streaming it to standard output."""
+    """Generate text from a prompt, streaming it to standard output.
+
+    Sampling options that are not given are the model's own, where its files have any.
+    """
     model = chosen_model(model)
     if isinstance(params.prediction, str):
         params = replace(params, prediction=text_or_file(params.prediction, "--prediction"))
     params = replace(params, grammar=form.grammar())
-    if system is not None and not chat:
-        raise ConfigError("--system is the system message of a chat. Add --chat, or put it into the prompt.")
-    request = read_chat(read_prompt(prompt), system) if chat else read_prompt(prompt)
+    if system is not None and chat is False:
+        raise ConfigError("--system is the system message of a chat. Leave out --raw, or put it into the prompt.")
+    text = read_prompt(prompt)
+    messages = None if chat is False else read_chat(text, system)
     default = AUTO if params.prediction is None else "prediction"
     options.set_threads(threads)
     if not json:
         note(f"loading {model}")
     with log_memory_plan(None if json else note):
-        llm = open_llm(model, default if drafter is None else drafter, chat=chat, **asdict(settings))
-    for line in notes(llm, model, chat, params, settings.acceptance):
+        llm = open_llm(model, default if drafter is None else drafter, chat=bool(chat or system), **asdict(settings))
+    if chat is None and system is None and not getattr(llm.tokenizer, "chat_template", None):
+        messages = None
+    params, own = options.own_sampling(ctx, params, llm.target)
+    for line in filter(None, (own, needless(params, settings.acceptance))):
         note(line)
-    outputs, times, interrupted = run(llm, request, params, echo=not json)
+    outputs, times, interrupted = run(llm, text if messages is None else messages, params, echo=not json)
     if json:
         print_json(_facts(llm, model) | as_object(outputs, times))
     else:
@@ -129,15 +139,12 @@ def _facts(llm: LLM, model: str) -> dict[str, Any]:
     return {**facts, "quantize": llm.target.quantize, "exact": llm.exact}
 
 
-def notes(llm: LLM, model: str, chat: bool, params: SamplingParams, acceptance: str | None) -> list[str]:
-    """Return notes about options that may have been overlooked."""
-    found = []
-    if not chat and getattr(llm.tokenizer, "chat_template", None):
-        found.append(f"{model} has a chat template, which the prompt is not put through. Add --chat to use it.")
-    if acceptance in LOSSY_RULES and (params.greedy or params.seed is not None):
-        reason = "at temperature 0" if params.greedy else "with a seed"
-        found.append(f"--acceptance {acceptance} changes nothing {reason}: such requests are verified exactly.")
-    return found
+def needless(params: SamplingParams, acceptance: str | None) -> str | None:
+    """Return a note about a rule of acceptance that changes nothing; None if there is none."""
+    if acceptance not in LOSSY_RULES or not (params.greedy or params.seed is not None):
+        return None
+    reason = "at temperature 0" if params.greedy else "with a seed"
+    return f"--acceptance {acceptance} changes nothing {reason}: such requests are verified exactly."
 
 
 def read_prompt(prompt: str | None) -> str:

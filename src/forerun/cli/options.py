@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forerun.cli.flags import given
 from forerun.config import (
     AUTO,
     BUNDLED_TARGET,
@@ -18,6 +19,7 @@ from forerun.config import (
     QUANTISATIONS,
     EngineConfig,
     NumDraftTokens,
+    SamplingParams,
     check_one_process,
 )
 from forerun.errors import ConfigError
@@ -25,6 +27,9 @@ from forerun.utils import fetch as store
 from forerun.utils.device import DEVICES
 from forerun.utils.fields import Checked, option, option_like
 from forerun.utils.machine import cores
+
+if TYPE_CHECKING:
+    from forerun.models import LanguageModel
 
 WORKLOAD_FILE = (
     'or a JSONL file: on each line an object with a "prompt" (raw text), "messages" (a chat) or "turns" (user '
@@ -127,6 +132,26 @@ HiddenThreads = Annotated[
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+TEMPERATURE = 0.7
+"""Of `generate` and `chat`, where neither the user nor the model's files say."""
+
+
+def own_sampling(
+    ctx: typer.Context, params: SamplingParams, target: LanguageModel
+) -> tuple[SamplingParams, str | None]:
+    """Return the parameters with what the model's files recommend in place of defaults, and a line that says so, or
+    None.
+
+    Args:
+        params: with TEMPERATURE as default.
+    """
+    own = {name: value for name, value in target.recommended_sampling.items() if not given(ctx, name)}
+    if not own:
+        return params, None
+    values = ", ".join(f"{name} {value:g}" for name, value in own.items())
+    return replace(params, **own), f"sampling as the model's files recommend: {values}"  # type: ignore[arg-type]
 
 
 def set_threads(threads: int | None) -> None:

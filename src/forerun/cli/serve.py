@@ -87,7 +87,7 @@ def serve(
     ray: Annotated[RayOptions, Flags(typed=options.RAY_TYPED, panel="Ray")],
     settings: Annotated[LLMOptions, Flags(typed=(*_LLM_TYPED, *options.LLM_TYPED))],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=("max_batch",))],
-    threads: options.HiddenThreads = None,
+    threads: options.Threads = None,
 ) -> None:
     """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""
     check_extra()

@@ -47,6 +47,8 @@ from forerun.engine.sequence import Request
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.load import tokenizer_of
 from forerun.speculation.cost_store import read_start
 from forerun.utils.fields import described
 from forerun.utils.habits import ON_GPUS, translated
@@ -96,6 +98,7 @@ def open_target(
                 f"{target.context_length}. Give the target's name."
             )
         return target, tokenizer
+    source = find_source(target)  # to the end: while it is in use, a file's header is read once
     with suppress(ModelLoadError, DrafterError):  # loading reports everything else that is wrong
         plan = MemoryPlan.of(
             target,
@@ -112,7 +115,7 @@ def open_target(
     model.context_length = bounded(model.context_length, max_model_len, target)
     if isinstance(tokenizer, (str, Path)):
         return model, find_tokenizer(tokenizer)
-    return model, tokenizer or find_tokenizer(target, adapter)
+    return model, tokenizer or tokenizer_of(source, adapter)
 
 
 _DRAFTER_SEED = 0x6A09E667F3BCC908

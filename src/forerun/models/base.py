@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -134,10 +135,12 @@ class Exactness:
     Attributes:
         exact: it was, in every trial.
         reason: what prevents it, with the module's name; None when exact.
+        tried: the layers that the self-test has computed; empty where it has not run.
     """
 
     exact: bool
     reason: str | None = None
+    tried: str = ""
 
 
 @dataclass(eq=False, repr=False)
@@ -153,6 +156,7 @@ class LanguageModel(ABC):
         device: where it computes.
         num_parameters: of its weights.
         exactness: the result of the self-test.
+        recommended_sampling: options of sampling that its files recommend, by the names of `SamplingParams`.
         adapter: the folder of the adapter that was merged into its weights; None without one.
         quantize: the quantization of its weights, "int8" or "int4"; None for numbers of `dtype`.
         kernels: the kernels that compute it: "reference", "triton", or "native" with the instruction set.
@@ -166,6 +170,7 @@ class LanguageModel(ABC):
     device: torch.device
     num_parameters: int
     exactness: Exactness
+    recommended_sampling = MappingProxyType[str, float]({})  # of the class: it is no field
     adapter: str | None = None
     quantize: str | None = None
     kernels: str = REFERENCE

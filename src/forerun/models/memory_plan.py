@@ -25,10 +25,11 @@ from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.families import library_for, multiplies_floats, served_kind
-from forerun.models.general import ATTENTION_NAME, register_attention
+from forerun.models.general import ATTENTION_NAME
 from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
+from forerun.models.loading.llama_modules import LlamaModules
 from forerun.models.loading.load import check_dtype, served_dtype
 from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept
 from forerun.models.loading.transformers_modules import empty_model
@@ -146,7 +147,7 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
             if head is not None and head.weight is parameter:
                 kept += storage.tied_head(name, parameter.shape, num_outputs)
         elif is_matrix:
-            shape = parameter.shape if type(module) is nn.Linear else parameter.shape[::-1]  # outputs first
+            shape = parameter.shape[::-1] if _is_conv(module) else parameter.shape  # outputs first
             if module is head and num_outputs is not None:
                 shape = torch.Size((num_outputs, shape[1]))
             kept += storage.linear(name, shape, is_outer=module is head)
@@ -170,9 +171,11 @@ def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    from transformers.pytorch_utils import Conv1D
+    return isinstance(module, nn.Linear) or _is_conv(module)
 
-    return type(module) in (nn.Linear, Conv1D)
+
+def _is_conv(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D"  # GPT-2's; Transformers' classes are not imported here
 
 
 def _quantized_nbytes(form: QuantizedFormat, shape: torch.Size, *, is_packed: bool = False) -> int:
@@ -260,13 +263,14 @@ def model_memory(
     requested = check_quantization(quantize, dtype)
     target_device = resolve_device(device)
     source = find_source(name)
-    config = source.config()
+    config = source.plain_config()
     is_llama = served_kind("auto", source, config) == "llama"
     quantization = requested or check_quantization(source.quantization(), dtype)
     served = served_dtype(source, dtype, is_quantized=quantization is not None)
-    register_attention()
     library = library_for(target_device, served)
-    empty = empty_model(source.name, config, served, ATTENTION_NAME)
+    empty = (
+        LlamaModules(config, served) if is_llama else empty_model(source.name, source.config(), served, ATTENTION_NAME)
+    )
     is_triton = is_llama and is_triton_selected()
     has_adapter = adapter is not None
     storage = WeightStorage(

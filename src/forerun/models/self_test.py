@@ -1,12 +1,14 @@
 """The self-test of exactness: whether a row's result depends on the rows beside it.
 
-Every model is tested at load, on the device it computes on.
+Every model is tested at load, on the device it computes on. Of native decoders, whose layers are computed by the same
+kernels, as many layers are tried as show every kind of layer, and the output layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,6 +19,7 @@ from forerun.kernels.partition import KV_BLOCK
 from forerun.kv_cache import SequenceCache
 from forerun.models.base import Exactness, Rows
 from forerun.models.general import GeneralDecoder
+from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor, has_finite_rows
 from forerun.utils.device import as_device_errors
@@ -46,6 +49,17 @@ def probe(model: Model) -> bool:
     return has_finite_rows(logits)
 
 
+def _num_tried(model: Model) -> int:
+    decoder = model.decoder
+    return decoder.num_varied_layers if isinstance(decoder, NativeLlamaDecoder) else model.num_layers
+
+
+def _logits(model: Model, batch: Sequence[Rows]) -> Tensor:
+    """Compute the batch through the layers that are tried. Returns [sum of num_logits, V]."""
+    count = _num_tried(model)
+    return model.forward(batch).logits if count == model.num_layers else model.forward_first(batch, count)[1]
+
+
 @torch.inference_mode()
 def self_test(model: Model) -> Exactness:
     """Compare the logits of rows computed one by one with the same rows computed together, beside other sequences, and
@@ -58,7 +72,8 @@ def self_test(model: Model) -> Exactness:
     with as_device_errors(model.device):
         cache = _prefilled(model)
         try:
-            return _tried(model, cache)
+            found, count = _tried(model, cache), _num_tried(model)
+            return replace(found, tried=f"{count} of {model.num_layers} layers, and the output layer")
         finally:
             cache.free()
 
@@ -115,7 +130,7 @@ def _prefilled(model: Model) -> SequenceCache:
     generator = torch.Generator().manual_seed(1)
     length = max(0, min(KV_BLOCK - _NEW_ROWS // 2, model.context_length - _NEW_ROWS))
     cache.feed(range(-1, length - 1))
-    for layer, (heads, *widths) in enumerate(cache.shapes):
+    for layer, (heads, *widths) in enumerate(cache.shapes[: _num_tried(model)]):
         keys, values = (torch.randn(heads, length, n, generator=generator, dtype=cache.dtype) for n in widths)
         cache.write(layer, 0, keys, values)
     cache.commit(range(length))
@@ -127,7 +142,7 @@ def _in_groups(model: Model, cache: SequenceCache, tokens: list[int], sizes: tup
     returns to."""
     logits, done, length = [], 0, cache.length
     for size in sizes:
-        logits.append(model.forward([Rows(cache, tokens[done : done + size])]).logits)
+        logits.append(_logits(model, [Rows(cache, tokens[done : done + size])]))
         cache.commit(range(size))
         done += size
     cache.truncate(length)
@@ -136,10 +151,10 @@ def _in_groups(model: Model, cache: SequenceCache, tokens: list[int], sizes: tup
 
 def _beside_others(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
     other = model.new_cache()
-    model.forward([Rows(other, tokens[2:], num_logits=0)])
+    _logits(model, [Rows(other, tokens[2:], num_logits=0)])
     other.commit(range(len(tokens) - 2))
     batch = [Rows(other, tokens[:3]), Rows(cache, tokens), Rows(model.new_cache(), tokens[::-1] * 2)]
-    logits = model.forward(batch).logits[3 : 3 + _NEW_ROWS]
+    logits = _logits(model, batch)[3 : 3 + _NEW_ROWS]
     cache.drop()
     for rows in batch:
         if rows.cache is not cache:
@@ -157,7 +172,7 @@ def _in_a_crowd(
     threads = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        logits = model.forward([rows for rows in batch if len(rows.token_ids)]).logits
+        logits = _logits(model, [rows for rows in batch if len(rows.token_ids)])
     finally:
         torch.set_num_threads(threads)
         batch[0].cache.free()
@@ -177,9 +192,9 @@ def _in_a_tree(model: Model, cache: SequenceCache, tokens: list[int]) -> Tensor:
         path.append(len(nodes) - 1)
     nodes.append(tokens[0])
     parents.append(1)
-    logits = [model.forward([Rows(cache, nodes, parents)]).logits[path]]
+    logits = [_logits(model, [Rows(cache, nodes, parents)])[path]]
     cache.commit(path)
-    logits.append(model.forward([Rows(cache, tokens[depth:])]).logits)
+    logits.append(_logits(model, [Rows(cache, tokens[depth:])]))
     cache.truncate(length)
     return torch.cat(logits)
 

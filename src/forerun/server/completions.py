@@ -34,9 +34,11 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         ForerunError: the request cannot be served.
         ClientGoneError: the client has disconnected.
     """
-    length = service.llm.target.context_length
+    length, own = service.llm.target.context_length, service.llm.target.recommended_sampling
 
     def read(body: object) -> CompletionRequest:
+        if isinstance(body, dict):  # the model's own options of sampling are the defaults
+            body = {**own, **{name: value for name, value in body.items() if value is not None}}
         return parse_response(body, length) if url == RESPONSES_URL else parse_body(url, body, length)
 
     completion = await service.body(request, read)

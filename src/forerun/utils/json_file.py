@@ -153,6 +153,8 @@ class Fields:
         check, noun = _KINDS[kind]
 
         def checked(value: object) -> list[T]:
+            if kind is int and {*map(type, _instance(value, list))} <= {int}:  # quickly: vocabularies are long
+                return list(value)  # type: ignore[call-overload, no-any-return]
             return [check(each) for each in _instance(value, list)]
 
         return self._get(key, default, checked, f"a list of {noun}")

@@ -47,7 +47,9 @@ class FakeLLM:
     requests: list[tuple[Any, SamplingParams]] = field(default_factory=list)
     closed: bool = False
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
-    target: Any = field(default_factory=lambda: SimpleNamespace(quantize=None, dtype=torch.bfloat16))
+    target: Any = field(
+        default_factory=lambda: SimpleNamespace(quantize=None, dtype=torch.bfloat16, recommended_sampling={})
+    )
 
     @property
     def stats(self) -> SequenceStats:

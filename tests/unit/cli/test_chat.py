@@ -28,7 +28,12 @@ PARAMS = SamplingParams(temperature=0, max_tokens=8)
 
 def fake(**settings: Any) -> FakeLLM:
     target = SimpleNamespace(
-        name="fake", context_length=64, dtype=torch.bfloat16, exactness=Exactness(True), quantize=None
+        name="fake",
+        context_length=64,
+        dtype=torch.bfloat16,
+        exactness=Exactness(True),
+        quantize=None,
+        recommended_sampling={},
     )
     return FakeLLM(drafts=True, target=target, **settings)
 

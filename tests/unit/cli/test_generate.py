@@ -61,7 +61,9 @@ def test_threads(invoke: Invoke, opened: dict[str, Any], monkeypatch: pytest.Mon
         monkeypatch.delenv(name)
     assert invoke("generate", "a").exit_code == 0 and seen.pop() == machine.cores()
     assert invoke("generate", "a", "--threads", "3").exit_code == 0 and seen == [3]
-    for command in ("chat", "serve", "batch", "tune", "audit", "quantize"):
+    for command in ("generate", "chat", "serve"):
+        assert "--threads" in invoke(command, "--help").stdout
+    for command in ("batch", "tune", "audit", "quantize"):
         assert "threads" in " ".join(invoke(command, "--help").stdout.split()).partition("--config file")[2]
 
 
@@ -96,10 +98,33 @@ def test_a_chat_comes_from_standard_input_as_json(invoke: Invoke, opened: dict[s
     assert opened["llm"].requests[-1][0] == json.dumps(chat)
 
 
-def test_a_template_that_is_not_used_is_told(invoke: Invoke, opened: dict[str, Any]) -> None:
+def test_a_chat_template_is_used_unless_the_prompt_is_raw(invoke: Invoke, opened: dict[str, Any]) -> None:
     opened["llm"].tokenizer.chat_template = "a template"
-    assert "has a chat template" in invoke("generate", "hello").stderr
-    assert "has a chat template" not in invoke("generate", "hello", "--chat").stderr
+    for flags in ([], ["--raw"], ["--system", "be brief"]):
+        assert invoke("generate", "hello", *flags).exit_code == 0
+    user = {"role": "user", "content": "hello"}
+    assert [prompt for prompt, _ in opened["llm"].requests] == [
+        [user],
+        "hello",
+        [{"role": "system", "content": "be brief"}, user],
+    ]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_sampling_is_the_models_own_unless_it_is_given(
+    invoke: Invoke, opened: dict[str, Any], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = opened["llm"]
+    llm.target.context_length, llm.target.name = 64, "fake"
+    monkeypatch.setattr("forerun.cli.chat.open_llm", lambda *_, **__: llm)
+    arguments = ("generate", "hi") if command == "generate" else ("chat", "some/model")
+    plain = invoke(*arguments, input="hi\n")
+    llm.target.recommended_sampling = {"temperature": 0.6, "top_k": 20}
+    own = invoke(*arguments, input="hi\n")
+    invoke(*arguments, "--temperature", "0.1", input="hi\n")
+    assert [(each.temperature, each.top_k) for _, each in llm.requests] == [(0.7, 0), (0.6, 20), (0.1, 20)]
+    assert own.stderr.count("sampling as the model's files recommend: temperature 0.6, top_k 20") == 1
+    assert "recommend" not in plain.stderr
 
 
 @pytest.mark.parametrize(
@@ -141,7 +166,7 @@ def test_the_system_message_comes_first(invoke: Invoke, opened: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--system", "x", "hello"], "Add --chat"),
+        (["--system", "x", "--raw", "hello"], "Leave out --raw"),
         (["--system", "x", "--chat", '[{"role": "system", "content": "y"}]'], "has a system message"),
         (["--system", "\udcff", "--chat", "hello"], "--system is not UTF-8"),
     ],

@@ -14,7 +14,7 @@ from .conftest import Invoke
 
 COMMANDS = 40
 FLAGS = {
-    "generate": 25, "chat": 15, "serve": 24, "batch": 15,
+    "generate": 25, "chat": 16, "serve": 25, "batch": 15,
     "demo": 9, "audit": 12, "tune": 12, "bench": 93,
     "train": 51, "export": 11,
     "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 4, "options": 0, "plan": 13, "quantize": 4,

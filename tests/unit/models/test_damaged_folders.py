@@ -139,7 +139,7 @@ def test_what_generation_config_recommends_is_said_once(folder: Path, caplog: py
         "eos_token_id": [5, VOCAB],
     }
     (folder / "generation_config.json").write_text(json.dumps(options))
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO, "forerun.models.loading"):
         model = load_model(folder, "float32")
     assert model.eos_token_ids == {5}
     (line,) = [record.getMessage() for record in caplog.records]

@@ -312,7 +312,7 @@ def test_what_the_file_recommends_and_where_it_ends(tmp_path: Path, caplog: pyte
     tokens = [chr(ord("a") + i) for i in range(26)] + ["ab"] + [f"<{i}>" for i in range(VOCAB - 27)]
     keys = {"general.sampling.temp": 0.5, "general.sampling.top_k": 0, "tokenizer.ggml.eos_token_id": 30}
     write_gguf(tmp_path / "it.gguf", llama(), "Q8_0", keys, tokens=tokens)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO, "forerun.models.loading"):
         model = load_model(tmp_path / "it.gguf")
     assert 30 in model.eos_token_ids
     (line,) = [record.getMessage() for record in caplog.records]

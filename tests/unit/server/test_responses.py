@@ -170,3 +170,14 @@ def test_what_the_answer_cannot_repeat_is_refused(served: Served, field: str, st
     content = f'{{"input": "hello", "max_output_tokens": 2, "stream": {stream}, {field}}}'
     refused = httpx.post(served.url + URL, content=content, headers={"content-type": "application/json"})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == field.split('"')[1]
+
+
+def test_the_models_own_sampling_is_the_default(
+    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.llm.target, "recommended_sampling", {"temperature": 0.0, "top_p": 0.9})
+    bodies: list[dict[str, Any]] = [{}, {"temperature": 0.5}, {"temperature": None}]
+    answers = [
+        http.post("/v1/responses", json={"input": "hi", "max_output_tokens": 2, **each}).json() for each in bodies
+    ]
+    assert [(each["temperature"], each["top_p"]) for each in answers] == [(0.0, 0.9), (0.5, 0.9), (0.0, 0.9)]

@@ -12,7 +12,7 @@ import torch
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ConfigError
-from forerun.models.general import ATTENTION_NAME, register_attention
+from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.models.memory_plan import attention_widths
@@ -101,7 +101,6 @@ def counted(name: str, parameters: int, given: GivenShape | None = None) -> Mode
 
 def configured(name: str, config: Any) -> ModelShape:
     """Return the shape of a Transformers configuration: its tensors are created without memory, and counted."""
-    register_attention()
     model = empty_model(name, config, torch.bfloat16, ATTENTION_NAME)
     text = config.get_text_config()
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -86,6 +87,17 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             eps=config.rms_norm_eps,
             scale=scale,
         )
+
+    @cached_property
+    def num_varied_layers(self) -> int:
+        """Return how many of the first layers hold every kind of layer that there is, by windows and formats; at least
+        two, if there are two."""
+        linear = [field[0] for field in LayerStruct._fields_ if field[1] is LinearStruct]
+        kinds = []
+        for layer in self._layers:
+            each = (getattr(layer, name) for name in linear)
+            kinds.append((layer.window, *((struct.kind, struct.activation_bits) for struct in each)))
+        return min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
 
     @property
     def weight_bytes(self) -> int:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from forerun.errors import UnsupportedModelError
 from forerun.utils.json_file import Fields
+
+
+class PlainConfig(SimpleNamespace):
+    """A complete configuration of the Llama family with Transformers' names. Transformers' own classes take more than
+    a second to import."""
+
+    def standardize_rope_params(self) -> None:
+        """Do nothing: Transformers' rotations call this for configurations of older forms."""
+
 
 UNLIMITED = 2**20
 """Positions of a model whose configuration sets no limit."""
@@ -81,8 +91,6 @@ def check_values(fields: Fields) -> None:
 
 
 def _check_numbers(fields: Fields) -> None:
-    from transformers.activations import ACT2FN
-
     for key, value in fields.values.items():
         if isinstance(value, float):
             fields.number(key, low=-_LARGEST, high=_LARGEST)
@@ -91,8 +99,16 @@ def _check_numbers(fields: Fields) -> None:
                 fields.number(key, None, low, high)
         if _COUNTS.search(key) and fields.values.get("use_sliding_window") is not False:
             fields.integer(key, None, low=1, high=2**62)
-        if _ACTIVATION.search(key) and value is not None and fields.string(key) not in ACT2FN:
+        if _ACTIVATION.search(key) and value is not None and not _is_activation(fields.string(key)):
             raise fields.wrong(key, "an activation that Transformers has, such as silu")
+
+
+def _is_activation(name: str) -> bool:
+    if name == "silu":  # without the import, which takes a second
+        return True
+    from transformers.activations import ACT2FN
+
+    return name in ACT2FN
 
 
 def _check_rope(rope: Fields) -> None:

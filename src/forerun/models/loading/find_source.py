@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from forerun.errors import ModelLoadError
 from forerun.models.loading.folder import CONFIG, ModelFolder, download_file, local_path
@@ -29,9 +30,9 @@ def find_source(name: str | Path) -> ModelSource:
         path = store.path_of(text)
         if path is None:
             raise ModelLoadError(f"{text} is not on this machine yet. Fetch it: forerun fetch {text}")
-        return GgufSource(text, path)
+        return _of_file(text, path)
     if text.lower().endswith(SUFFIX) and not local_path(name).is_dir():
-        return GgufSource(text, _gguf_file(name))
+        return _of_file(text, _gguf_file(name))
     folder = ModelFolder.find(name)
     if folder.is_remote or (folder.path / CONFIG).is_file():  # what a cache happens to hold decides nothing
         return FolderSource(folder)
@@ -39,7 +40,21 @@ def find_source(name: str | Path) -> ModelSource:
     if len(files) > 1:
         names = ", ".join(path.name for path in files[:8]) + (", ..." if len(files) > 8 else "")
         raise ModelLoadError(f"model folder {name} has several GGUF files ({names}). Give the one to load.")
-    return GgufSource(text, files[0]) if files else FolderSource(folder)
+    return _of_file(text, files[0]) if files else FolderSource(folder)
+
+
+_in_use: WeakValueDictionary[tuple[object, ...], GgufSource] = WeakValueDictionary()
+"""By name and by what the file system says of the file: reading a header takes half a second."""
+
+
+def _of_file(name: str, path: Path) -> GgufSource:
+    """Return the source of a file: the one that is in use, if there is one and the file is still the same."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # opening it says why
+        return GgufSource(name, path)
+    key = (name, path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return _in_use.setdefault(key, GgufSource(name, path))
 
 
 def _gguf_file(name: str | Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from forerun.models.families import Kind, library_for, llama_refusal, make_decod
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
+from forerun.models.loading.llama_modules import read_llama
 from forerun.models.loading.lora import adapter_tokenizer, with_adapter
 from forerun.models.loading.quantized_layers import (
     Quantization,
@@ -27,6 +29,7 @@ from forerun.models.loading.quantized_layers import (
 )
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import foreign_attention, read_model, rounded, to_device
+from forerun.models.loading.weights import Checkpoint
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
@@ -50,8 +53,8 @@ def load_model(
 ) -> Model:
     """Load a causal language model and test whether it is exact.
 
-    One line is logged where the weights are rounded, and one where the files recommend sampling options: those of a
-    request are its own. The numbers that quantized weights stand for are rounded without a line.
+    One line is logged where the weights are rounded, and one (of the level INFO) where the files recommend sampling
+    options: those of a request are its own. The numbers that quantized weights stand for are rounded without a line.
 
     Args:
         name: "bundled", "bundled-draft", "smollm2" (once fetched), a local folder, a .gguf file, a hub id, or one of
@@ -80,9 +83,9 @@ def load_model(
 
 def log_source_notes(source: ModelSource, model: Model, name: str | Path) -> None:
     """Log the sampling options that the files recommend, and a warning if the weights are rounded."""
-    options = ", ".join(f"{key} {value:g}" for key, value in source.recommended_sampling().items())
+    options = ", ".join(f"{key} {value:g}" for key, value in model.recommended_sampling.items())
     if options:
-        _log.warning("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
+        _log.info("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
     stored = source.stored_dtype()
     served = str(model.dtype).removeprefix("torch.")
     if stored is not None and model.quantize is None and _BITS[stored] > _BITS[served]:
@@ -143,9 +146,13 @@ def find_tokenizer(name: str | Path, adapter: str | Path | None = None) -> Any:
     Raises:
         ModelLoadError: there is one that cannot be read, or the adapter's has other tokens than the model's.
     """
-    source = find_source(name)
+    return tokenizer_of(find_source(name), adapter)
+
+
+def tokenizer_of(source: ModelSource, adapter: str | Path | None) -> Any:
+    """Return `find_tokenizer` of a source."""
     tokenizer = source.tokenizer() if source.has_tokenizer() else None
-    return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, str(name))
+    return tokenizer if adapter is None else adapter_tokenizer(adapter, tokenizer, source.name)
 
 
 def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | None = None) -> Any:
@@ -179,13 +186,15 @@ def _load(
         raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
     target_device = resolve_device(device)
     source = find_source(name)
-    config = source.config()
+    config = source.plain_config()
     kind = served_kind(kind, source, config)
+    if kind == "general" or adapter is not None:
+        config = source.config()
     quantization = requested or check_quantization(source.quantization(), dtype)
-    register_attention()
     maker = None
     if quantization is None:
-        hf = _read(source, config, served_dtype(source, dtype, is_quantized=False), adapter, ATTENTION_NAME)
+        served = served_dtype(source, dtype, is_quantized=False)
+        hf = _read(source, config, served, adapter, ATTENTION_NAME, is_llama=kind == "llama")
     else:
         hf, maker = read_to_quantize(
             source, config, dtype, adapter, quantization, is_llama=kind == "llama", attention=ATTENTION_NAME
@@ -195,6 +204,7 @@ def _load(
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
         model.adapter, model.quantize = None if adapter is None else str(adapter), quantization
+        model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
         probe(model)
@@ -207,6 +217,14 @@ def _load(
             "Serve it with Transformers, or report the architecture."
         ) from error
     return source, model
+
+
+def _recommended(source: ModelSource) -> dict[str, float]:
+    """Return the sampling options of the files. Filters are made for the files' temperature, which is 1 if unsaid."""
+    found = source.recommended_sampling()
+    if found.keys() & {"top_k", "top_p", "min_p"}:
+        found = {"temperature": 1.0, **found}
+    return {name: int(value) if name == "top_k" else value for name, value in found.items()}
 
 
 def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
@@ -313,7 +331,7 @@ def read_to_quantize(
         checkpoint = source.checkpoint(config, torch.float32)
         is_tied = config.tie_word_embeddings
         checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
-        model = read_model(source.name, config, checkpoint, number_format, attention)
+        model = _modules(source, config, checkpoint, number_format, attention, is_llama=True)
         numbers = stored_numbers(checkpoint.slices, is_tied)
         return model, QuantizedMaker(quantization, stored, numbers, number_format)
     model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
@@ -327,10 +345,33 @@ def _read(
     number_format: torch.dtype,
     adapter: str | Path | None,
     attention: str | None = None,
+    *,
+    is_llama: bool = False,
 ) -> Any:
-    """Return the Transformers model of a source in a dtype, with an adapter if there is one."""
+    """Return the Transformers model of a source in a dtype, with an adapter if there is one; for the Llama decoder
+    without one, its parameters alone."""
 
     def in_format(dtype: torch.dtype) -> Any:
-        return read_model(source.name, config, source.checkpoint(config, dtype), dtype, attention)
+        checkpoint = source.checkpoint(config, dtype)
+        return _modules(source, config, checkpoint, dtype, attention, is_llama=is_llama and adapter is None)
 
     return with_adapter(in_format, number_format, adapter, source.name)
+
+
+def _modules(
+    source: ModelSource,
+    config: Any,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    attention: str | None,
+    *,
+    is_llama: bool,
+) -> Any:
+    """Return `LlamaModules` where forerun's Llama decoder computes and they hold what it needs, else the Transformers
+    model. attention: the name of forerun's; None: Transformers computes."""
+    if is_llama and attention is not None:
+        found = read_llama(source.name, config, checkpoint, dtype)
+        if found is not None:
+            return found
+        config = source.config()
+    return read_model(source.name, config, checkpoint, dtype, attention)

@@ -33,6 +33,10 @@ class ModelSource(ABC):
     def config(self) -> Any:
         """Return the Transformers configuration of its language model."""
 
+    def plain_config(self) -> Any:
+        """Return what `config` does, or a `PlainConfig` of the same values."""
+        return self.config()
+
     @abstractmethod
     def eos_token_ids(self, config: Any) -> frozenset[int]:
         """Return the tokens that end an output; ids that are no token are left out."""

@@ -16,6 +16,7 @@ import torch
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.general import register_attention
 from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
 from forerun.models.loading.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
@@ -132,7 +133,10 @@ def _model_class(name: str, config: Any) -> Any:
 
 
 def _options(dtype: torch.dtype, attention: str | None) -> dict[str, Any]:
-    named = {} if attention is None else {"attn_implementation": attention}
+    named = {}
+    if attention is not None:
+        register_attention()
+        named = {"attn_implementation": attention}
     return {"dtype": dtype, "experts_implementation": "eager", **named}
 
 

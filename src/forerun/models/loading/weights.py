@@ -22,7 +22,7 @@ from torch import Tensor
 from forerun.errors import ModelLoadError
 
 _log = logging.getLogger(__name__)
-_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|cos_cached|sin_cached)$|\.(attn|attention)\.bias$")
 _LAYER = re.compile(r"^(?P<list>(?:.+\.)?(?:layers|h|blocks|block|layer))\.(?P<index>\d+)\.")
 _DECODER_LISTS = {
@@ -68,7 +68,7 @@ class Checkpoint:
         """Return the dtype, such as "bfloat16", of most of the entries."""
         entries: Counter[str] = Counter()
         for name in self.slices:
-            entries[_FLOATS.get(self.slices[name].get_dtype(), "float32")] += prod(self.slices[name].get_shape())
+            entries[FLOATS.get(self.slices[name].get_dtype(), "float32")] += prod(self.slices[name].get_shape())
         return entries.most_common(1)[0][0]
 
 
@@ -140,7 +140,7 @@ def check_numbers(checkpoint: Checkpoint, unused: Collection[str], name: str) ->
     """
     for tensor in checkpoint.slices:
         dtype = checkpoint.slices[tensor].get_dtype()
-        if dtype not in _FLOATS and tensor not in unused and not _COMPUTED.search(tensor):
+        if dtype not in FLOATS and tensor not in unused and not _COMPUTED.search(tensor):
             raise ModelLoadError(
                 f"{name}: tensor {tensor} is stored as {dtype}, as quantized weights are, and "
                 f"{checkpoint.described_by} does not say how. Take the model's float weights."

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.loading.configuration import check_values
+from forerun.models.loading.configuration import PlainConfig, check_values
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensor_names import EMBEDDING, ROPE_FACTORS, ModelFields, is_tied, metadata_of
@@ -98,15 +98,9 @@ def _by_factors(fields: ModelFields, tensor: GgufTensor, base: float, head_dim: 
 
 def llama3_factors(parameters: dict[str, Any], base: float, head_dim: int) -> torch.Tensor:
     """Return the factors by which Transformers divides the frequencies with these parameters, [head_dim / 2]."""
-    from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    config = LlamaConfig(
-        hidden_size=head_dim,
-        num_attention_heads=1,
-        head_dim=head_dim,
-        rope_parameters={"rope_theta": base, **parameters},
-    )
+    config = PlainConfig(head_dim=head_dim, rope_parameters={"rope_theta": base, **parameters})
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
     plain = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     factors: torch.Tensor = plain / scaled
@@ -130,8 +124,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Keys that stand for other computations than these architectures', and the values that do not."""
 
 
-def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> Any:
-    """Return the Transformers configuration of the file's model.
+def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
+    """Return the configuration of the file's model by Transformers' keys, "model_type" among them.
 
     Args:
         eos_ids: the tokens that end an output.
@@ -140,8 +134,6 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> Any:
         ModelLoadError: a key is missing, or its value cannot be.
         UnsupportedModelError: another architecture, or something in it that Transformers' model does not compute.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     fields = _model_fields(file)
     if EMBEDDING not in file.tensors:
         raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
@@ -164,10 +156,21 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> Any:
         "eos_token_id": sorted(eos_ids) or None,
     }
     model_type, more = _model_type(fields, file)
-    with as_load_errors(f"{file.path}: its metadata describes no {model_type} model", REMEDY):
-        config = CONFIG_MAPPING[model_type].from_dict({**values, **more})
-    check_values(Fields.of({**values, **more}, f"{file.path}: its metadata", ModelLoadError, remedy=REMEDY))
-    return config
+    values |= {"model_type": model_type, **more}
+    check_values(Fields.of(values, f"{file.path}: its metadata", ModelLoadError, remedy=REMEDY))
+    return values
+
+
+def transformers_config(config: PlainConfig, place: str) -> Any:
+    """Return the configuration as Transformers' class of its type. place: the file, for messages.
+
+    Raises:
+        ModelLoadError: it describes no such model.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    with as_load_errors(f"{place}: its metadata describes no {config.model_type} model", REMEDY):
+        return CONFIG_MAPPING[config.model_type].from_dict(dict(vars(config)))
 
 
 def _model_fields(file: GgufFile) -> ModelFields:

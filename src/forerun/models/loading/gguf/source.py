@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
-from forerun.models.loading.configuration import token_ids_of
-from forerun.models.loading.gguf.configuration import read_gguf_config
+from forerun.models.loading.configuration import PlainConfig, token_ids_of
+from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY
 from forerun.models.loading.gguf.tensor_names import PackedWeights, metadata_of, open_slices
 from forerun.models.loading.gguf.tensors import from_gguf, quantized_format
-from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer
+from forerun.models.loading.gguf.token_list import TokenList
+from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, read_tokens
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.weights import Checkpoint
 
@@ -49,12 +50,24 @@ class GgufSource(ModelSource):
 
     def config(self) -> Any:
         """Return the Transformers configuration of its language model (`ModelSource.config`)."""
+        return transformers_config(self.plain_config(), str(self.path))
+
+    def plain_config(self) -> PlainConfig:
+        """Return the configuration without Transformers (`ModelSource.plain_config`)."""
+        return PlainConfig(**self._values)
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
         return read_gguf_config(self.file, self.eos_ids)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
         """Return the tokens that end an output, as the file says; none if it has no tokenizer."""
-        return eos_token_ids(self.file.metadata, str(self.path)) if self.has_tokenizer() else frozenset()
+        return eos_token_ids(self.file.metadata, str(self.path), self._tokens) if self.has_tokenizer() else frozenset()
+
+    @cached_property
+    def _tokens(self) -> tuple[TokenList, str]:
+        return read_tokens(self.file.metadata, str(self.path))
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
         """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
@@ -105,4 +118,4 @@ class GgufSource(ModelSource):
 
     def tokenizer(self) -> Any:
         """Return the Transformers tokenizer (`ModelSource.tokenizer`)."""
-        return read_tokenizer(self.file.metadata, str(self.path))
+        return read_tokenizer(self.file.metadata, str(self.path), self._tokens)

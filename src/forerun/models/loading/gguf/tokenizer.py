@@ -214,13 +214,14 @@ _DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}}
 """By kind of tokenizer, the named ids where the file gives none."""
 
 
-def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
+def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenList, str] | None = None) -> Any:
     """Return the Transformers tokenizer (PreTrainedTokenizerFast) of a file, with its chat template. Its parts are made
     here, so it needs no trial.
 
     Args:
         metadata: keys and plain values.
         place: the file, for messages.
+        read: what `read_tokens` returns for them, if that has been called.
 
     Raises:
         ModelLoadError: a key is missing, or its value cannot be; names the key and the reason.
@@ -228,7 +229,7 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
     """
     from transformers import PreTrainedTokenizerFast
 
-    tokens, kind = _read(metadata, place)
+    tokens, kind = read or read_tokens(metadata, place)
     template = _chat_template(tokens)
     matched = _matched(tokens)
     try:
@@ -250,17 +251,17 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str) -> Any:
     return guarded(tokenizer, place)
 
 
-def eos_token_ids(metadata: Mapping[str, Any], place: str) -> frozenset[int]:
+def eos_token_ids(metadata: Mapping[str, Any], place: str, read: tuple[TokenList, str] | None = None) -> frozenset[int]:
     """Return the ids that end an answer, as llama.cpp decides: eos, eot, eom, and end tokens that it finds by their
     text.
 
     Raises:
         ModelLoadError, UnsupportedModelError: as `read_tokenizer`, of the keys that this reads.
     """
-    return end_tokens(_read(metadata, place)[0])
+    return end_tokens((read or read_tokens(metadata, place))[0])
 
 
-def _read(metadata: Mapping[str, Any], place: str) -> tuple[TokenList, str]:
+def read_tokens(metadata: Mapping[str, Any], place: str) -> tuple[TokenList, str]:
     """Return the token list, and the kind of tokenizer."""
     fields = as_fields(metadata, place)
     kind = fields.string(MODEL)
