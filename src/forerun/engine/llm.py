@@ -33,7 +33,6 @@ from forerun.engine.sequence import Request
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError, PromptError
 from forerun.models import LanguageModel, find_tokenizer, load_model
-from forerun.speculation.cost_store import read_start
 
 _log = logging.getLogger(MEMORY_LOG)
 Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
@@ -115,7 +114,6 @@ class LLM:
         tokenizer: replaces the one beside the target.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
             beside it replaces the target's, whose tokens it must have.
-        start: a file of costs and acceptance that `forerun tune` has written, with which an automatic K begins.
         quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
         tensor_parallel_size: 1, as vLLM's programs say it: a model is computed in one process (docs/scaling.md).
@@ -150,7 +148,6 @@ class LLM:
         tokenizer: Any = None,
         adapter: str | Path | None = None,
         quantize: str | None = None,
-        start: str | Path | None = None,
         tensor_parallel_size: int = 1,
     ) -> None:
         check_one_process(tensor_parallel_size)
@@ -163,8 +160,6 @@ class LLM:
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
-        if start is not None:
-            read_start(Path(start))
         check_drafter_text(drafter, target)
         self.target, self.tokenizer = open_target(
             target, drafter, config, tokenizer, dtype=dtype, device=device, adapter=adapter, quantize=quantize

@@ -33,6 +33,8 @@ class TuningArm:
 
 
 PLAIN = TuningArm(NO_DRAFTER, 0)
+LEAST_PROMPTS = 4
+"""Two to choose by and two to measure on: with fewer there is no interval."""
 
 
 Unit: TypeAlias = tuple[int, ...]

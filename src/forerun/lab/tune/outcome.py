@@ -109,7 +109,6 @@ class TuningOutcome:
         report: trials of the finalists on the other prompts.
         finalists: the arms that were measured there.
         refused: drafter -> why it was not tried.
-        start: costs and acceptance that policies begin with afterwards.
         interrupted: Ctrl-C ended it.
     """
 
@@ -120,7 +119,6 @@ class TuningOutcome:
     report: Ledger = field(default_factory=Ledger)
     finalists: list[TuningArm] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    start: list[Mapping[str, Any]] = field(default_factory=list)
     verdict: TuningVerdict = field(default_factory=lambda: TuningVerdict("off", PLAIN, "Nothing was measured."))
     interrupted: bool = False
 
