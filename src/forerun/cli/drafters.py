@@ -71,7 +71,7 @@ def _list_for(model: str, json: bool) -> None:
         typer.echo(f"--drafter {each.text}\n    {each.what}, {each.place}; speed: {told}")
     if not here:
         typer.echo(f"No head or smaller model of {model} is on this machine; forerun train makes one.")
-    typer.echo(f"For any target, without options: {', '.join(serving)}.")
+    typer.echo(f"Without options: {', '.join(serving)}.")
     for draft in public:
         size = f"{draft.parameters / 1e9:.2g} B parameters, {size_text(draft.nbytes)}"
         typer.echo(f"--drafter {draft.text}\n    public, fetched when first named: {size}, licence {draft.licence}")

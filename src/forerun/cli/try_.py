@@ -15,17 +15,14 @@ from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import log_memory_plan, note, terminal_width
-from forerun.cli.tune import KEPT, Prompts, TuneProgress, chosen_cases, is_chat, kept, make_task, open_plain
+from forerun.cli.output import log_memory_plan, note
+from forerun.cli.tune import KEPT, Prompts, TuneProgress, chosen_cases, is_chat, kept, make_task, open_plain, show
 from forerun.config import EngineConfig, SamplingParams
 from forerun.errors import ForerunError
-from forerun.lab.tune.arms import PLAIN
 from forerun.utils.workloads import Case, categories_in_turn, load
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
-    from forerun.kernels.provenance import Environment
-    from forerun.lab.tune.outcome import TuningOutcome
 
 SECONDS = 55.0
 """Time to spend beside loading; what is printed takes the rest of a minute."""
@@ -63,7 +60,8 @@ def try_(
     with TuneProgress(SECONDS) as progress:
         outcome = tune(task, progress)
     if outcome.search.rounds:
-        _show(outcome, model, kept(llm), watch.environment(), chat=is_chat(plain))
+        show(outcome, watch.environment())
+        _show_start(outcome.verdict.arm.drafter, model, kept(llm), chat=is_chat(plain))
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -84,30 +82,14 @@ def _tokens(plain: LLM, prompt: list[int]) -> int:
     return max(LEAST_TOKENS, min(MOST_TOKENS, int(SECONDS / _TRIALS / seconds * LEAST_TOKENS)))
 
 
-def _show(
-    outcome: TuningOutcome, model: str, settings: Mapping[str, Any], environment: Environment, *, chat: bool
-) -> None:
-    """Print the speeds, the verdict, the memory of what was chosen, and the command that runs it."""
+def _show_start(drafter: str, model: str, settings: Mapping[str, Any], *, chat: bool) -> None:
+    """Print the memory of what was chosen, and the commands that run it."""
     from forerun.engine.memory_plan import MemoryPlan
-    from forerun.lab.bench.tables import Report, Table, decimal
 
-    rows = []
-    for arm in (PLAIN, *outcome.arms):
-        trials = [*outcome.search.trials(arm), *outcome.report.trials(arm)]
-        speed = None if arm == PLAIN else outcome.report.speedup(arm) or outcome.search.speedup(arm)
-        rate = sum(each.num_tokens for each in trials) / sum(each.seconds for each in trials) if trials else 0
-        same = "" if arm == PLAIN else "yes" if all(each.same_text for each in trials) else "no"
-        rows.append(["plain" if arm == PLAIN else arm.drafter, f"{rate:.1f}", decimal(speed), same])
-    table = Table(f"{model}, {outcome.workload}", ["drafter", "tokens/s", "of plain", "same tokens"], rows)
-    typer.echo(Report("tune", [table]).text(environment, width=terminal_width()) + "\n")
-    for name, reason in outcome.left_out.items():
-        typer.echo(f"Left out: {name}: {reason}")
-    drafter = outcome.verdict.arm.drafter
-    typer.echo(outcome.verdict.reason)
     with suppress(ForerunError):  # beside what is loaded here it may not fit a second time
         typer.echo(f"Memory: {MemoryPlan.of(model, drafter, EngineConfig(), **settings)}")
     own = kept(LLMOptions())
     flags = [f"--{name}={value}" for name, value in settings.items() if value != own[name]]
-    command = ["forerun", "chat" if chat else "generate", "--model", model, "--drafter", drafter, *flags]
-    typer.echo(f"Start it: {shlex.join(command)}")
-    typer.echo(f"As a server: {shlex.join(['forerun', 'serve', *command[2:]])}")
+    command = ["--model", model, "--drafter", drafter, *flags]
+    typer.echo(f"Start it: {shlex.join(['forerun', 'chat' if chat else 'generate', *command])}")
+    typer.echo(f"As a server: {shlex.join(['forerun', 'serve', *command])}")

@@ -115,16 +115,15 @@ def tune(
         outcome = tuned(task, progress)
     written = write(outcome, task, settings, llm) if outcome.search.rounds else None
     facts = outcome.results(typed(), target_facts(model, plain), watch.environment(), asdict(settings))
-    if settings.results is not None:
-        from forerun.lab.results.files import save
+    from forerun.lab.results.files import as_object, save
 
+    if settings.results is not None:
         save(facts, settings.results)
     if json:
-        from forerun.lab.results.files import as_object
-
         print_json(as_object(facts))
     else:
-        show(outcome, facts.environment, model, written)
+        show(outcome, facts.environment)
+        show_written(model, written)
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -199,21 +198,24 @@ def target_facts(model: str, plain: LLM) -> Any:
     )
 
 
-def show(outcome: TuningOutcome, environment: Environment, model: str, written: str | None) -> None:
-    """Print the outcome."""
+def show(outcome: TuningOutcome, environment: Environment) -> None:
+    """Print what was measured, and the verdict."""
     from forerun.lab.bench.tables import Report
-    from forerun.lab.tune.public_drafts import public_drafts
 
     width = terminal_width()
     typer.echo(Report("tune", outcome.tables()).text(environment, width=width) + "\n")
     for name, reason in outcome.left_out.items():
         typer.echo(textwrap.fill(f"Left out: {name}: {reason}", width or 120, subsequent_indent="    "))
+    typer.echo("Interrupted: this is the best so far. " * outcome.interrupted + outcome.verdict.reason)
+
+
+def show_written(model: str, written: str | None) -> None:
+    """Print where the configuration was written, and the public drafts of the model."""
+    from forerun.lab.tune.public_drafts import public_drafts
+
     if written is None:
         typer.echo("Interrupted before anything was measured: nothing is written.")
         return
-    if outcome.interrupted:
-        typer.echo("Interrupted: the best so far is written.")
-    typer.echo(outcome.verdict.reason)
     for each in public_drafts(model):
         typer.echo(f"Public draft, not tried unless named: --drafters {each.text} ({each.licence})")
     typer.echo(f"Written to {written} (* is what it runs). Use it: forerun --config {written} generate ...")

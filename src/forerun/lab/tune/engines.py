@@ -117,7 +117,6 @@ class EngineTrials:
 
 def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Trial:
     stats = [choice.stats for choice in choices]
-    level = len(stats)  # times are of steps, which all of them share
     return Trial(
         seconds,
         sum(each.num_tokens for each in stats),
@@ -126,8 +125,6 @@ def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Tria
         sum(each.num_accepted_tokens for each in stats),
         _summed([each.reached_per_position for each in stats]),
         _summed([each.accepted_per_position for each in stats]),
-        sum(each.time_draft for each in stats) / level,
-        sum(each.time_target for each in stats) / level,
         max(each.time_first_token for each in stats),
         same,
     )

@@ -147,8 +147,8 @@ class TuningOutcome:
         """Make the tables that are printed."""
         levels = self.levels()
         by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
-        header = ["arm", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
-        rows = [self._cells(arm, levels if by_level else []) for arm in self.arms]
+        header = ["arm", "tokens/s", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
+        rows = [self._cells(arm, levels if by_level else []) for arm in (PLAIN, *self.arms)]
         return [Table("Arms, their speed over plain decoding", [*header, "same text"], rows)]
 
     def _cells(self, arm: TuningArm, levels: Sequence[int]) -> list[str]:
@@ -161,6 +161,7 @@ class TuningOutcome:
             name = f"{arm} (failed)"
         return [
             name,
+            f"{sum(each.num_tokens for each in trials) / max(1e-9, sum(each.seconds for each in trials)):.1f}",
             str(len(trials)),
             decimal(self.search.speedup(arm)),
             decimal(self.report.speedup(arm)),
