@@ -37,7 +37,6 @@ def try_(
     *,
     model: options.TargetArgument = None,
     prompts: Prompts = None,
-    draft: options.DraftName = None,
     llm: Annotated[LLMOptions, Flags(*KEPT, typed=("quantize",))],
     threads: options.HiddenThreads = None,
 ) -> None:
@@ -55,7 +54,7 @@ def try_(
     from forerun.lab.tune.tuning import tune
 
     params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS)
-    task = make_task(plain, model, cases, prompts or "bundled prompts", params, SECONDS, draft=draft, quick=True)
+    task = make_task(plain, model, cases, prompts or "bundled prompts", params, SECONDS, quick=True)
     task = replace(task, params=replace(params, max_tokens=_tokens(plain, task.requests[0].token_ids)))
     with TuneProgress(SECONDS) as progress:
         outcome = tune(task, progress)

@@ -44,7 +44,7 @@ def candidates(
     """
     texts, refused = dict.fromkeys(named), dict[str, str]()
     if not named:
-        here = [draft] if quick and draft is not None else [each.text for each in belonging(model)]
+        here = [each.text for each in belonging(model)]
         if quick:
             both = [f"{HYBRID}:sources={DEFAULT_DRAFTER}+{text}" for text in here[:MOST_QUICK]]
             texts = dict.fromkeys([DEFAULT_DRAFTER, *here[:MOST_QUICK], *both])

@@ -70,11 +70,12 @@ def confirm(
 
 
 def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
-    """Return the verdict of what was measured. finalists: at most one with automatic K, and one with fixed K."""
+    """Return the verdict of what was measured. finalists: in the order of the search."""
     speeds = {arm: found for arm in finalists if arm not in ledger.failed and (found := ledger.speedup(arm))}
     if not speeds:
         return TuningVerdict("off", PLAIN, "No drafter could be tried, so plain decoding is kept.")
-    auto = next((arm for arm in speeds if arm.is_auto), None)
+    autos = [arm for arm in speeds if arm.is_auto]
+    auto = next((arm for arm in autos if _exceeds(speeds[arm], 1)), autos[0] if autos else None)
     fixed = next((arm for arm in speeds if not arm.is_auto), None)
     between = None if auto is None or fixed is None else ledger.speedup(fixed, over=auto)
     if fixed is not None and _exceeds(speeds[fixed], 1) and (between is None or _exceeds(between, FIXED_MARGIN)):

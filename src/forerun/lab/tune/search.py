@@ -75,11 +75,12 @@ def kept(ranked: Sequence[TuningArm]) -> list[TuningArm]:
 
 
 def finalists(ranked: Sequence[TuningArm]) -> list[TuningArm]:
-    """Return the first arm that chooses K itself, and the first that does not, in the order given."""
+    """Return the first arm that chooses K itself, and the first that does not, in the order given; the first two where
+    there are none of one kind."""
     first: dict[bool, TuningArm] = {}
     for arm in ranked:
         first.setdefault(arm.is_auto, arm)
-    return list(first.values())
+    return list(first.values()) if len(first) > 1 else list(ranked[:FINALISTS])
 
 
 def can_win(ledger: Ledger, arms: Sequence[TuningArm]) -> bool:
