@@ -33,6 +33,8 @@ from forerun.utils.vocabulary import Vocabulary, check_same_tokens
 
 MOST_OF_TARGET = 0.5
 """Share of the target's parameters that a draft model has at most: a larger one costs more than it can gain."""
+MOST_PADDING = 0.02
+"""Share by which the logits of models with one vocabulary differ in width."""
 SHIPPED = "shipped with forerun"
 """Place of what needs no path."""
 _SEPARATORS = ",+"
@@ -160,10 +162,11 @@ def _fitting(path: Path, place: str, target: _Target) -> tuple[Belonging, int] |
     if path.is_dir() and is_head(path):
         return _head(path, place, target)
     draft = _Target(path)
-    if draft.config.model_type != target.config.model_type:
-        return None
-    if draft.num_parameters > MOST_OF_TARGET * target.num_parameters:
-        return None
+    padding = abs(draft.config.vocab_size - target.config.vocab_size) / target.config.vocab_size
+    if padding > MOST_PADDING or draft.num_parameters > MOST_OF_TARGET * target.num_parameters:
+        return None  # before tokenizers are read, which takes long
+    if draft.config.model_type != target.config.model_type and target.vocabulary.tokenizer is None:
+        return None  # ids alone say nothing of another family
     check_same_tokens(target.vocabulary, draft.vocabulary)
     what = f"{draft.config.model_type} model, {_millions(draft.num_parameters)}"
     return Belonging(str(path), what, place), draft.num_parameters

@@ -78,8 +78,11 @@ def test_heads_are_found_by_the_weights_of_their_target(tmp_path: Path) -> None:
     assert named[2].predicted_speedup == pytest.approx(1.1, abs=0.1)
     shutil.copytree(BUNDLED_MODELS["bundled"], tmp_path / "copy")
     shutil.copytree(SHIPPED_HEADS / "eagle" / "bundled", tmp_path / "head")
+    shutil.copytree(BUNDLED_MODELS["bundled-draft"], tmp_path / "draft")  # of another architecture
+    shutil.copytree(BUNDLED_MODELS["bundled-other-vocab"], tmp_path / "other")
     found = {each.text: each for each in belonging(tmp_path / "copy")}
-    assert {"eagle", "medusa", "block", f"eagle:model={tmp_path / 'head'}"} <= set(found)
+    here = {f"eagle:model={tmp_path / 'head'}", str(tmp_path / "draft")}
+    assert set(found) == {"eagle", "medusa", "block", *here}
     assert "shipped" in found["eagle"].place and "EAGLE-3 head" in found["eagle"].what
     model(64).save_pretrained(tmp_path / "stranger")
     assert belonging(tmp_path / "stranger") == []
