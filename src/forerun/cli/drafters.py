@@ -75,22 +75,27 @@ def _show(name: str) -> None:
 
 
 def _list_for(model: str, json: bool) -> None:
-    """List the drafters that serve a target without options, and public drafts for it."""
+    """List what belongs to a target on this machine, the drafters that serve it without options, and public drafts."""
+    from forerun.drafters.belonging import belonging
+
+    here = belonging(model)
     serving = [name for name, row in DRAFTERS.items() if row.serves(model)]
-    found = public_drafts(model)
+    public = public_drafts(model)
     if json:
-        rows = [dataclasses.asdict(each) | {"text": each.text} for each in found]
-        print_json({"model": model, "drafters": serving, "public_drafts": rows})
+        rows = [dataclasses.asdict(each) | {"text": each.text} for each in public]
+        print_json({"model": model, "belonging": here, "drafters": serving, "public_drafts": rows})
         return
+    for each in here:
+        gain = each.predicted_speedup
+        told = "unknown until measured" if gain is None else f"{gain:.2f} of plain decoding, as its card predicts"
+        typer.echo(f"--drafter {each.text}\n    {each.what}, {each.place}; speed: {told}")
+    if not here:
+        typer.echo(f"No head or smaller model of {model} is on this machine; forerun train makes one.")
     typer.echo(f"Without options: {', '.join(serving)}.")
-    if not found:
-        typer.echo(f"No public drafts of {model} are known here; forerun train makes one (docs/training.md).")
-        return
-    typer.echo("Public drafts, which are fetched when they are first named:")
-    for each in found:
-        size = f"{each.parameters / 1e9:.2g} B parameters, {size_text(each.nbytes)}"
-        typer.echo(f"    --drafter {each.text}\n        {size}, licence {each.licence}")
-    typer.echo("forerun tune measures which of them is the fastest on your prompts, if any.")
+    for draft in public:
+        size = f"{draft.parameters / 1e9:.2g} B parameters, {size_text(draft.nbytes)}"
+        typer.echo(f"--drafter {draft.text}\n    public, fetched when first named: {size}, licence {draft.licence}")
+    typer.echo(f"Which of them is the fastest here: forerun try {model}")
 
 
 def _lines(option: DrafterOption, width: int) -> Iterator[str]:

@@ -30,6 +30,7 @@ from forerun.cli import (
     quantize,
     serve,
     train,
+    try_,
     tune,
 )
 from forerun.cli.config_file import config_first, read_config, show_keys
@@ -112,7 +113,7 @@ def root(
 
 _COMMANDS: dict[str | None, dict[str, Any]] = {
     "Run": {"generate": generate.generate, "chat": chat.chat, "serve": serve.serve, "batch": batch.batch},
-    "Measure": {"demo": demo.demo, "audit": audit.audit, "tune": tune.tune},
+    "Measure": {"demo": demo.demo, "audit": audit.audit, "try": try_.try_, "tune": tune.tune},
     None: {
         "fetch": fetch.fetch,
         "quantize": quantize.quantize,

@@ -72,12 +72,6 @@ class LLMOptions(Checked):
         flags=("--tensor-parallel-size", "--tensor-parallel"),
         metavar="N",
     )
-    start: str | None = option(
-        None,
-        "A file of costs and acceptance with which a K chosen step by step begins; forerun tune writes it.",
-        metavar="FILE",
-        default_text="what was measured here before",
-    )
     adapter: str | None = option(
         None, "The folder of a PEFT LoRA adapter of the target, merged when it is loaded.", metavar="FOLDER"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import textwrap
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,8 @@ from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, print_json, terminal_width
 from forerun.config import OFF, SamplingParams
-from forerun.lab.tune.options import TuneOptions
+from forerun.lab.tune.arms import LEAST_PROMPTS
+from forerun.utils.fields import Checked, option
 from forerun.utils.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
@@ -26,12 +28,41 @@ if TYPE_CHECKING:
     from forerun.lab.tune.outcome import TuningOutcome
     from forerun.lab.tune.tuning import Task
 
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions(Checked):
+    """How long to tune, on which prompts, and where the answer is written."""
+
+    minutes: float = option(
+        3.0, "Time to spend, loading the target apart. Tuning ends earlier if it can.", low=0, above=True
+    )
+    max_tokens: int = option(128, "Tokens of each answer.", low=2)
+    temperature: float = option(0.0, "At which prompts are answered that ask for none.", low=0, high=100)
+    num_prompts: int | None = option(
+        None,
+        "Prompts that are used, categories in turn.",
+        low=LEAST_PROMPTS,
+        default_text="24 of a bundled workload, all of a file",
+    )
+    load: str = option("1", "Requests at once, with commas between several levels.", metavar="N,...")
+    drafters: str | None = option(
+        None,
+        "Drafters to try, with commas between them; with semicolons where their options hold commas.",
+        metavar="DRAFTER,...",
+        default_text="all that fit the target",
+    )
+    out: Path = option(Path("forerun.toml"), "Where the configuration is written; --config reads it.", metavar="FILE")
+    results: Path | None = option(
+        None, "Write all trials and figures into this JSON file, for `forerun bench report`.", metavar="FILE"
+    )
+
+
 NUM_PROMPTS = 24
 """Of a bundled workload."""
 _RAW, _CHATS = "code", "questions"
 """The bundled workloads that are taken where no prompts are given: raw text, and for a target with a chat template."""
 _TYPED = ("minutes", "max_tokens", "load", "drafters", "out", "results")
-_KEPT = ("dtype", "device", "quantize", "adapter")
+KEPT = ("dtype", "device", "quantize", "adapter")
 """Settings of the target that go into the configuration, where they are not the default."""
 
 Prompts = Annotated[
@@ -51,7 +82,7 @@ def tune(
     prompts: Prompts = None,
     draft: options.DraftName = None,
     settings: Annotated[TuneOptions, Flags(typed=_TYPED)],
-    llm: Annotated[LLMOptions, Flags(*_KEPT, typed=("device", "quantize"))],
+    llm: Annotated[LLMOptions, Flags(*KEPT, typed=("device", "quantize"))],
     threads: options.HiddenThreads = None,
     json: options.Json = False,
 ) -> None:
@@ -68,30 +99,31 @@ def tune(
     from forerun.kernels.provenance import Watch
 
     watch = Watch.begin()
-    note(f"loading {model}")
+    note(f"loading {model}, then tuning for {settings.minutes:g} minutes at most")
     with log_memory_plan(note):
         plain = open_plain(model, llm)
     if prompts is None or cases is None:
-        prompts = _CHATS if getattr(plain.tokenizer, "chat_template", None) else _RAW
+        prompts = _CHATS if is_chat(plain) else _RAW
         note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
         cases = chosen_cases(prompts, settings.num_prompts)
     from forerun.lab.tune.tuning import tune as tuned
 
-    task = make_task(plain, model, cases, prompts, settings, levels, drafters, draft)
+    seconds = 60 * settings.minutes
+    params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
+    task = make_task(plain, model, cases, prompts, params, seconds, levels=levels, drafters=drafters, draft=draft)
     with TuneProgress(task.seconds) as progress:
         outcome = tuned(task, progress)
     written = write(outcome, task, settings, llm) if outcome.search.rounds else None
     facts = outcome.results(typed(), target_facts(model, plain), watch.environment(), asdict(settings))
-    if settings.results is not None:
-        from forerun.lab.results.files import save
+    from forerun.lab.results.files import as_object, save
 
+    if settings.results is not None:
         save(facts, settings.results)
     if json:
-        from forerun.lab.results.files import as_object
-
         print_json(as_object(facts))
     else:
-        show(outcome, facts.environment, model, written)
+        show(outcome, facts.environment)
+        show_written(model, written)
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -106,40 +138,40 @@ def open_plain(model: str, settings: LLMOptions) -> LLM:
     """Open the target without a drafter. Tests replace this function."""
     from forerun.engine import LLM
 
-    kept = {name: getattr(settings, name) for name in _KEPT}
-    return LLM(model, drafter=None, prefix_reuse=OFF, **kept)
+    return LLM(model, drafter=None, prefix_reuse=OFF, **kept(settings))
+
+
+def kept(settings: LLMOptions) -> dict[str, Any]:
+    """Return the options with which the target is loaded."""
+    return {name: getattr(settings, name) for name in KEPT}
+
+
+def is_chat(llm: LLM) -> bool:
+    """Return whether the model has a chat template."""
+    return bool(getattr(llm.tokenizer, "chat_template", None))
 
 
 def make_task(
-    plain: LLM,
-    model: str,
-    cases: list[Case],
-    prompts: str,
-    settings: TuneOptions,
-    levels: list[int],
-    drafters: list[str],
-    draft: str | None,
+    plain: LLM, model: str, cases: list[Case], prompts: str, params: SamplingParams, seconds: float, **more: Any
 ) -> Task:
-    """Prepare the prompts. Raises ConfigError if they are too few or do not fit the context."""
+    """Prepare the prompts; more: of `Task`. Raises ConfigError if they are too few or do not fit the context."""
     from forerun.lab.bench.prompts import prepare
     from forerun.lab.tune.tuning import Task, check_requests
 
-    requests = prepare(plain, {prompts: cases}, settings.max_tokens)[prompts]
-    check_requests(requests, prompts, levels)
-    params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
-    seconds = 60 * settings.minutes
-    return Task(plain, model, requests, prompts, params, levels, drafters, draft, seconds)
+    requests = prepare(plain, {prompts: cases}, params.max_tokens)[prompts]
+    check_requests(requests, prompts, more.get("levels", [1]))
+    return Task(plain, model, requests, prompts, params, seconds, **more)
 
 
 def write(outcome: TuningOutcome, task: Task, settings: TuneOptions, llm: LLMOptions) -> str:
     """Write the configuration and return its path."""
     from forerun.lab.tune.config_file import write_config
 
-    own = LLMOptions()
-    kept: dict[str, Any] = {name: getattr(llm, name) for name in _KEPT if getattr(llm, name) != getattr(own, name)}
+    own = kept(LLMOptions())
+    changed = {name: value for name, value in kept(llm).items() if value != own[name]}
     notes = [outcome.verdict.reason, f"Made by: {typed()}", time.strftime("%Y-%m-%d")]
-    chat = bool(getattr(task.plain.tokenizer, "chat_template", None))
-    write_config(settings.out, task.model, outcome.verdict.arm, kept, chat=chat, start=outcome.start, notes=notes)
+    arm = outcome.verdict.arm
+    write_config(settings.out, task.model, arm, changed, chat=is_chat(task.plain), notes=notes)
     return str(settings.out)
 
 
@@ -166,21 +198,24 @@ def target_facts(model: str, plain: LLM) -> Any:
     )
 
 
-def show(outcome: TuningOutcome, environment: Environment, model: str, written: str | None) -> None:
-    """Print the outcome."""
+def show(outcome: TuningOutcome, environment: Environment) -> None:
+    """Print what was measured, and the verdict."""
     from forerun.lab.bench.tables import Report
-    from forerun.lab.tune.public_drafts import public_drafts
 
     width = terminal_width()
     typer.echo(Report("tune", outcome.tables()).text(environment, width=width) + "\n")
     for name, reason in outcome.left_out.items():
         typer.echo(textwrap.fill(f"Left out: {name}: {reason}", width or 120, subsequent_indent="    "))
+    typer.echo("Interrupted: this is the best so far. " * outcome.interrupted + outcome.verdict.reason)
+
+
+def show_written(model: str, written: str | None) -> None:
+    """Print where the configuration was written, and the public drafts of the model."""
+    from forerun.lab.tune.public_drafts import public_drafts
+
     if written is None:
         typer.echo("Interrupted before anything was measured: nothing is written.")
         return
-    if outcome.interrupted:
-        typer.echo("Interrupted: the best so far is written.")
-    typer.echo(outcome.verdict.reason)
     for each in public_drafts(model):
         typer.echo(f"Public draft, not tried unless named: --drafters {each.text} ({each.licence})")
     typer.echo(f"Written to {written} (* is what it runs). Use it: forerun --config {written} generate ...")

@@ -26,6 +26,9 @@ from forerun.models import LanguageModel
 from forerun.models.loading.gguf.file import SUFFIX
 from forerun.utils import fetch as store
 
+AUTO_IS_HYBRID = False
+"""Whether AUTO takes what belongs to the target: only where that is measured to be no slower than plain decoding."""
+
 
 def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens | None]:
     """Build the drafter that a user named, not yet bound to a target, and return it with the K that the text names, or
@@ -122,11 +125,8 @@ def _check_source(spec: str | Path) -> None:
 def chosen_drafter(
     drafter: str | Path | Drafter | Seq[str | Path | Drafter] | None, target: LanguageModel | str | Path
 ) -> str | Path | Drafter | None:
-    """Resolve the drafter of a target; None for plain decoding. For AUTO this is the fastest as measured
-    (docs/methods.md) of those that serve the target without options; for a list, a drafter from which requests choose.
-
-    A head that is shipped for the target is not taken: its hybrid with suffix matches accepts more tokens a step than
-    suffix matches alone, and was not measured to be faster (docs/training.md).
+    """Resolve the drafter of a target; None for plain decoding. For AUTO this is `automatic_drafter`; for a list, a
+    drafter from which requests choose.
 
     Args:
         target: or its name, before it is loaded.
@@ -141,7 +141,20 @@ def chosen_drafter(
     if drafter != AUTO:
         return drafter
     name = str(target) if isinstance(target, (str, Path)) else target.name
-    return "draft-model" if name == BUNDLED_TARGET else DEFAULT_DRAFTER
+    return automatic_drafter(name)
+
+
+def automatic_drafter(target: str) -> str:
+    """Return what AUTO stands for: the bundled draft model for the bundled target, else suffix matches; with
+    `AUTO_IS_HYBRID`, their hybrid with the best head or draft model that belongs to the target of this name."""
+    if target == BUNDLED_TARGET:
+        return "draft-model"
+    if not AUTO_IS_HYBRID:
+        return DEFAULT_DRAFTER
+    from forerun.drafters.belonging import belonging  # what drafts alone reads no head
+
+    found = belonging(target)
+    return f"hybrid:sources={DEFAULT_DRAFTER}+{found[0].text}" if found else DEFAULT_DRAFTER
 
 
 def check_drafter_text(

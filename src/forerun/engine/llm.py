@@ -49,7 +49,6 @@ from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import tokenizer_of
-from forerun.speculation.cost_store import read_start
 from forerun.utils.fields import described
 from forerun.utils.habits import ON_GPUS, translated
 from forerun.utils.json_file import Fields
@@ -154,7 +153,6 @@ class LLM:
         tokenizer: replaces the one beside the target; or the folder or id that it is beside.
         adapter: the folder of a PEFT LoRA adapter, merged into the target when it is loaded (extra `peft`). A tokenizer
             beside it replaces the target's, whose tokens it must have.
-        start: a file of costs and acceptance that `forerun tune` has written, with which an automatic K begins.
         quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
         quantization: the same, by vLLM's name.
@@ -196,7 +194,6 @@ class LLM:
         adapter: str | Path | None = None,
         quantize: str | None = None,
         quantization: str | None = None,
-        start: str | Path | None = None,
         max_model_len: int | None = None,
         threads: int | None = None,
         speculative_config: Mapping[str, Any] | None = None,
@@ -223,8 +220,6 @@ class LLM:
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
-        if start is not None:
-            read_start(Path(start))
         check_drafter_text(drafter, model)
         if threads is not None:
             torch.set_num_threads(threads)

@@ -14,8 +14,8 @@ from .conftest import Invoke
 
 COMMANDS = 40
 FLAGS = {
-    "generate": 25, "chat": 16, "serve": 25, "batch": 15,
-    "demo": 9, "audit": 12, "tune": 12, "bench": 93,
+    "generate": 25, "chat": 16, "serve": 26, "batch": 15,
+    "demo": 9, "audit": 12, "try": 2, "tune": 12, "bench": 93,
     "train": 51, "export": 11,
     "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 4, "options": 0, "plan": 13, "quantize": 4,
 }  # fmt: skip
@@ -24,7 +24,7 @@ ROOM = 300
 """For all of them."""
 SHOWN = {
     "Run": ["generate", "chat", "serve", "batch"],
-    "Measure": ["demo", "audit", "tune", "bench"],
+    "Measure": ["demo", "audit", "try", "tune", "bench"],
     "Make": ["train", "export"],
 }
 
@@ -48,7 +48,7 @@ def test_commands_and_flags_are_few() -> None:
     assert sum(found.values()) <= ROOM
 
 
-def test_help_shows_ten_commands_in_three_groups(invoke: Invoke) -> None:
+def test_help_shows_eleven_commands_in_three_groups(invoke: Invoke) -> None:
     root: Any = typer.main.get_command(app)
     shown: dict[str, list[str]] = {}
     for name, command in root.commands.items():

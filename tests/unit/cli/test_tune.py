@@ -77,7 +77,7 @@ def test_ctrl_c_writes_what_is_known(invoke: Invoke, prompts: Path, monkeypatch:
         ('{"prompt": "5 3"}\n', [], "holds 1 prompt, but"),
         ('{"prompt": "5 3"}\n' * 6, ["--load", "4"], "4 requests at once"),
         (f'{{"prompt": "{" 5" * 5000}"}}\n' * 6, [], "exceed the context"),
-        ('{"prompt": "5 3"}\n' * 6, ["--minutes", "0.0000001"], "--minutes is 1e-07"),
+        ('{"prompt": "5 3"}\n' * 6, ["--minutes", "0.0000001"], "1e-07 minutes are too short"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(invoke: Invoke, prompts: Path, text: str, more: list[str], told: str) -> None:

@@ -33,6 +33,8 @@ class TuningArm:
 
 
 PLAIN = TuningArm(NO_DRAFTER, 0)
+LEAST_PROMPTS = 4
+"""Two to choose by and two to measure on: with fewer there is no interval."""
 
 
 Unit: TypeAlias = tuple[int, ...]
@@ -48,7 +50,6 @@ class Trial:
         num_tokens: generated, of all its prompts.
         num_forwards, num_drafted, num_accepted: as in SequenceStats, summed.
         reached, accepted: by position of a draft.
-        draft_seconds, target_seconds: of these; the rest is the engine's.
         first_seconds: to the first token of the last of its prompts.
         same_text: the tokens are those of plain decoding; None: not compared.
     """
@@ -60,8 +61,6 @@ class Trial:
     num_accepted: int = 0
     reached: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
-    draft_seconds: float = 0.0
-    target_seconds: float = 0.0
     first_seconds: float = 0.0
     same_text: bool | None = None
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from forerun.config import DEFAULT_DRAFTER
 from forerun.drafters import Drafter
+from forerun.drafters.belonging import belonging
 from forerun.drafters.registry import DRAFTERS
 from forerun.drafters.third_party import installed_drafters
 from forerun.lab.tune.arms import ArmFailedError, TuningArm
@@ -12,7 +14,11 @@ from forerun.lab.tune.arms import ArmFailedError, TuningArm
 PREDICTION = "prediction"
 HYBRID = "hybrid"
 CHAIN_K, TREE_K = 4, 16
-"""Fixed K of a drafter's first trial, of chains and of trees. The predictor suggests further ones."""
+"""Fixed K of a drafter's first trial, of chains and of trees."""
+BEST = 3
+"""Drafters for which further arms are made."""
+MOST_QUICK = 2
+"""Drafters that belong to the target and are tried where time is short."""
 _TREES = ("draft-tree", "eagle-tree", "medusa-tree", "recycling", "rest")
 
 
@@ -22,7 +28,7 @@ def is_tree(text: str) -> bool:
 
 
 def candidates(
-    model: str, named: Sequence[str], draft: str | None, bind: Callable[[str], Drafter]
+    model: str, named: Sequence[str], draft: str | None, bind: Callable[[str], Drafter], *, quick: bool = False
 ) -> tuple[list[str], dict[str, str]]:
     """Find the drafters for a target.
 
@@ -31,11 +37,20 @@ def candidates(
         named: texts of drafters; empty: all that there are.
         draft: a draft model, for whichever drafter takes one.
         bind: returns the drafter of a text, bound to the target. Raises ArmFailedError.
+        quick: instead of all only suffix matches, the best that belong to the target, and hybrids of both.
 
     Returns:
         The texts of the drafters that were bound, and text or name -> why it is not tried.
     """
-    texts, refused = (dict.fromkeys(named), {}) if named else _of_table(model, draft)
+    texts, refused = dict.fromkeys(named), dict[str, str]()
+    if not named:
+        here = [each.text for each in belonging(model)]
+        if quick:
+            both = [f"{HYBRID}:sources={DEFAULT_DRAFTER}+{text}" for text in here[:MOST_QUICK]]
+            texts = dict.fromkeys([DEFAULT_DRAFTER, *here[:MOST_QUICK], *both])
+        else:
+            texts, refused = _of_table(model, draft)
+            texts |= dict.fromkeys(here)
     for text in texts:
         try:
             bind(text)
@@ -48,6 +63,16 @@ def first_arms(texts: Sequence[str]) -> list[TuningArm]:
     """Return the arms that are tried first: each drafter with K chosen step by step, then at one fixed K."""
     fixed = [TuningArm(text, TREE_K if is_tree(text) else CHAIN_K) for text in texts]
     return [*map(TuningArm, texts), *fixed]
+
+
+def further_arms(ranked: Sequence[TuningArm]) -> list[TuningArm]:
+    """Return the arms that the first trials suggest: of the best drafters, half and twice the fixed K; hybrids of them;
+    and the draft model at 8 bits, which changes no bit of the text. ranked: the fastest first."""
+    best = list(dict.fromkeys(arm.drafter for arm in ranked))
+    fixed = {text: TREE_K if is_tree(text) else CHAIN_K for text in best[:BEST]}
+    arms = [TuningArm(text, each) for text, k in fixed.items() for each in (k // 2, 2 * k)]
+    quantized = [f"{text}:quantize=int8" for text in best[:BEST] if text == "draft-model"]
+    return [*arms, *map(TuningArm, [*hybrids(best), *quantized])]
 
 
 def _of_table(model: str, draft: str | None) -> tuple[dict[str, None], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""forerun.toml as tuning writes it: a table for each command that answers, and costs and acceptance beside it."""
+"""forerun.toml as tuning writes it: a table for each command that answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from forerun.config import AUTO
 from forerun.drafters.third_party import named_module
 from forerun.errors import ConfigError
 from forerun.lab.tune.arms import TuningArm
-from forerun.speculation.cost_store import write_start
 from forerun.utils.files import write_bytes
 
 MARK = "# Written by forerun tune"
@@ -33,11 +32,6 @@ def check_place(path: Path) -> None:
         raise ConfigError(f"{path} exists, and was not written by forerun tune. Give another --out, or move it.")
 
 
-def start_file(path: Path) -> Path:
-    """Return the path of the file of costs and acceptance beside a configuration."""
-    return path.with_name(path.stem + ".start.json")
-
-
 def write_config(
     path: Path,
     model: str,
@@ -45,21 +39,19 @@ def write_config(
     settings: Mapping[str, Any],
     *,
     chat: bool,
-    start: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
 ) -> None:
-    """Write the configuration, and the costs and acceptance that policies start with.
+    """Write the configuration.
 
     Args:
         model: the target's name.
         arm: what to run.
         settings: further keys of all tables, such as dtype and quantize.
         chat: whether the target has a chat template.
-        start: entries of `speculation/cost_store.py`; none: no such file is written.
         notes: lines of comment, the reason first.
 
     Raises:
-        ConfigError: a file cannot be written.
+        ConfigError: it cannot be written.
     """
     module = named_module(arm.drafter)
     keys: dict[str, Any] = {"model": model}
@@ -71,9 +63,6 @@ def write_config(
     else:  # a file may not name code to run
         lines.append(f"# The drafter is given on the command line, since it is code: --drafter {arm.drafter}")
     keys |= {name: value for name, value in settings.items() if value is not None}
-    if start:
-        write_start(start_file(path), list(start))
-        keys["start"] = str(start_file(path).resolve())
     for command in ("generate", "chat", "serve") if chat else ("generate", "serve"):
         lines += ["", f"[{command}]", *(f"{name} = {_written(value)}" for name, value in keys.items())]
     write_bytes(path, ("\n".join(lines) + "\n").encode(), error=ConfigError)

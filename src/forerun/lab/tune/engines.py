@@ -1,4 +1,4 @@
-"""Trials in real engines over one target: a drafter is bound once, each arm has an engine and a policy of its own."""
+"""Trials in real engines over one target: a drafter is bound once, each arm has an engine of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from time import perf_counter
-from typing import Any
 
 from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
@@ -17,9 +16,6 @@ from forerun.errors import ForerunError
 from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, TuningArm, Unit
-from forerun.models import identity
-from forerun.speculation import AutomaticPolicy, SpeculationPolicy, automatic_policy
-from forerun.speculation.cost_store import entry
 
 WARM_TOKENS = 8
 """Tokens that an arm generates before its first trial, for memory that is allocated at first. One that chooses K itself
@@ -40,7 +36,6 @@ class EngineTrials:
         self._plain, self._requests, self._params = plain, requests, params
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[TuningArm, Engine] = {}
-        self._policies: dict[TuningArm, SpeculationPolicy] = {}
         self._texts: dict[int, list[int]] = {}  # of plain decoding, by prompt
         self._began = perf_counter()
 
@@ -69,14 +64,7 @@ class EngineTrials:
         if arm not in self._engines:
             config = EngineConfig(seed=0, prefix_reuse=OFF, num_draft_tokens=arm.num_draft_tokens)
             drafter = None if arm == PLAIN else self.drafter(arm.drafter)
-            if drafter is not None and arm.is_auto:  # it begins with the costs that are known here
-                self._policies[arm] = automatic_policy(
-                    fixed_length_draft=drafter.traits.fixed_length_draft,
-                    cost_key=self._cost_key(drafter),
-                    catches_up=drafter.traits.catches_up,
-                )
-            policy = self._policies.get(arm)
-            engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config, policy=policy)
+            engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config)
             self._engines[arm] = engine
             tokens = self._params.max_tokens if arm.is_auto else WARM_TOKENS
             self._answers(arm, engine, range(0, 2 * level, 2), tokens)  # of those by which arms are chosen
@@ -91,17 +79,6 @@ class EngineTrials:
         choices = self._answers(arm, engine, unit, self._params.max_tokens)
         seconds = perf_counter() - started
         return _trial(seconds, choices, self._is_same(arm, unit, choices))
-
-    def start(self, arm: TuningArm) -> dict[str, Any] | None:
-        """Return what the arm's policy has learned, for the next process; None where it learns nothing that can be
-        kept."""
-        policy = self._policies.get(arm)
-        if not isinstance(policy, AutomaticPolicy):
-            return None
-        return entry(self._cost_key(self.drafter(arm.drafter)), policy.costs, policy.acceptance)
-
-    def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:
-        return (identity(self._plain.target), *drafter.traits.cost_key)
 
     def _answers(self, arm: TuningArm, engine: Engine, prompts: Sequence[int], max_tokens: int) -> list[Choice]:
         """Answer prompts that are sent at once; return the answers in their order."""
@@ -140,7 +117,6 @@ class EngineTrials:
 
 def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Trial:
     stats = [choice.stats for choice in choices]
-    level = len(stats)  # times are of steps, which all of them share
     return Trial(
         seconds,
         sum(each.num_tokens for each in stats),
@@ -149,8 +125,6 @@ def _trial(seconds: float, choices: Sequence[Choice], same: bool | None) -> Tria
         sum(each.num_accepted_tokens for each in stats),
         _summed([each.reached_per_position for each in stats]),
         _summed([each.accepted_per_position for each in stats]),
-        sum(each.time_draft for each in stats) / level,
-        sum(each.time_target for each in stats) / level,
         max(each.time_first_token for each in stats),
         same,
     )

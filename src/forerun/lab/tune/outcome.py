@@ -70,11 +70,12 @@ def confirm(
 
 
 def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
-    """Return the verdict of what was measured. finalists: at most one with automatic K, and one with fixed K."""
+    """Return the verdict of what was measured. finalists: in the order of the search."""
     speeds = {arm: found for arm in finalists if arm not in ledger.failed and (found := ledger.speedup(arm))}
     if not speeds:
         return TuningVerdict("off", PLAIN, "No drafter could be tried, so plain decoding is kept.")
-    auto = next((arm for arm in speeds if arm.is_auto), None)
+    autos = [arm for arm in speeds if arm.is_auto]
+    auto = next((arm for arm in autos if _exceeds(speeds[arm], 1)), autos[0] if autos else None)
     fixed = next((arm for arm in speeds if not arm.is_auto), None)
     between = None if auto is None or fixed is None else ledger.speedup(fixed, over=auto)
     if fixed is not None and _exceeds(speeds[fixed], 1) and (between is None or _exceeds(between, FIXED_MARGIN)):
@@ -109,7 +110,6 @@ class TuningOutcome:
         report: trials of the finalists on the other prompts.
         finalists: the arms that were measured there.
         refused: drafter -> why it was not tried.
-        start: costs and acceptance that policies begin with afterwards.
         interrupted: Ctrl-C ended it.
     """
 
@@ -120,7 +120,6 @@ class TuningOutcome:
     report: Ledger = field(default_factory=Ledger)
     finalists: list[TuningArm] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    start: list[Mapping[str, Any]] = field(default_factory=list)
     verdict: TuningVerdict = field(default_factory=lambda: TuningVerdict("off", PLAIN, "Nothing was measured."))
     interrupted: bool = False
 
@@ -149,8 +148,8 @@ class TuningOutcome:
         """Make the tables that are printed."""
         levels = self.levels()
         by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
-        header = ["arm", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
-        rows = [self._cells(arm, levels if by_level else []) for arm in self.arms]
+        header = ["arm", "tokens/s", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
+        rows = [self._cells(arm, levels if by_level else []) for arm in (PLAIN, *self.arms)]
         return [Table("Arms, their speed over plain decoding", [*header, "same text"], rows)]
 
     def _cells(self, arm: TuningArm, levels: Sequence[int]) -> list[str]:
@@ -163,6 +162,7 @@ class TuningOutcome:
             name = f"{arm} (failed)"
         return [
             name,
+            f"{sum(each.num_tokens for each in trials) / max(1e-9, sum(each.seconds for each in trials)):.1f}",
             str(len(trials)),
             decimal(self.search.speedup(arm)),
             decimal(self.report.speedup(arm)),

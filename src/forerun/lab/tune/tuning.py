@@ -12,25 +12,18 @@ from typing import Protocol
 
 from forerun.config import SamplingParams
 from forerun.engine import LLM
-from forerun.engine.step_times import target_costs
 from forerun.errors import ConfigError
 from forerun.lab.bench.prompts import BenchPrompt
-from forerun.lab.tune.arms import PLAIN, TuningArm, Unit
-from forerun.lab.tune.candidates import candidates, first_arms
+from forerun.lab.tune.arms import LEAST_PROMPTS, PLAIN, TuningArm, Unit
+from forerun.lab.tune.candidates import candidates, first_arms, further_arms
 from forerun.lab.tune.engines import EngineTrials
-from forerun.lab.tune.ledger import Ledger
-from forerun.lab.tune.options import LEAST_PROMPTS
 from forerun.lab.tune.outcome import TuningOutcome, TuningVerdict, confirm, judge
-from forerun.lab.tune.search import promising, search
+from forerun.lab.tune.search import search
 
 SELECTION_SHARE, REPORT_SHARE = 0.5, 0.85
 """Of the time, when the search ends and when the measurement does."""
 FIRST_SHARE, MOST_AT_FIRST = 0.3, 3
 """Share of the search's time that the first round may take, and prompts of it at most."""
-CONTEXT = 256
-"""Positions at which the target's forwards are timed."""
-_ROWS = (1, 2, 3, 5, 9, 17, 33)
-_ROUNDS = 3
 
 
 class Watcher(Protocol):
@@ -53,9 +46,10 @@ class Task:
         requests: the prompts, categories in turn.
         workload: the name of the prompts.
         params: of all answers.
+        seconds: to spend.
         levels: requests at once.
         drafters: texts to try; empty: all that fit. draft: a draft model for whichever takes one.
-        seconds: to spend.
+        quick: only what is likely the fastest is tried, with K chosen step by step.
     """
 
     plain: LLM
@@ -63,10 +57,11 @@ class Task:
     requests: Sequence[BenchPrompt]
     workload: str
     params: SamplingParams
-    levels: Sequence[int]
-    drafters: Sequence[str]
-    draft: str | None
     seconds: float
+    levels: Sequence[int] = (1,)
+    drafters: Sequence[str] = ()
+    draft: str | None = None
+    quick: bool = False
 
 
 def check_requests(requests: Sequence[BenchPrompt], place: str, levels: Sequence[int]) -> None:
@@ -96,7 +91,6 @@ def tune(task: Task, watcher: Watcher) -> TuningOutcome:
     except KeyboardInterrupt:
         outcome.interrupted = True
         _judge_what_is_known(outcome)
-    _keep_start(trials, outcome)
     return outcome
 
 
@@ -120,14 +114,9 @@ def _stages(task: Task, trials: EngineTrials, outcome: TuningOutcome, watcher: W
     watcher.say("plain decoding")
     taken = _check_time(trials, first[0], task.seconds)
     watcher.say("looking for drafters")
-    texts, outcome.refused = candidates(task.model, task.drafters, task.draft, trials.drafter)
-    arms = first_arms(texts)
-    watcher.say("timing the target's forward")
-    curve = target_costs(task.plain.target, min(CONTEXT, task.plain.target.context_length // 2), _ROUNDS, _ROWS)
-
-    def more(ledger: Ledger) -> Sequence[TuningArm]:
-        return promising(curve, ledger)
-
+    texts, outcome.refused = candidates(task.model, task.drafters, task.draft, trials.drafter, quick=task.quick)
+    arms = [*map(TuningArm, texts)] if task.quick else first_arms(texts)
+    more = (lambda _: ()) if task.quick else further_arms
     until = SELECTION_SHARE * task.seconds
     count = int(FIRST_SHARE * until / max(1, len(arms)) / taken)
     outcome.finalists = search(
@@ -144,8 +133,8 @@ def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
     taken = trials.run(PLAIN, unit).seconds
     if 4 * taken > seconds:  # plain and one arm, to choose by and to measure
         raise ConfigError(
-            f"--minutes is {seconds / 60:g}, but one answer takes {taken:.1f} seconds, and the shortest "
-            f"comparison takes four of them. Give at least --minutes {4 * taken / 60:.2g}, or fewer --max-tokens."
+            f"{seconds / 60:.2g} minutes are too short: one answer takes {taken:.1f} seconds, and the shortest "
+            f"comparison four of them. Give `forerun tune` --minutes {4 * taken / 60:.2g} at least, or --max-tokens."
         )
     return taken
 
@@ -161,11 +150,3 @@ def _judge_what_is_known(outcome: TuningOutcome) -> None:
     outcome.verdict = TuningVerdict(
         verdict.answer, verdict.arm, f"Interrupted while arms were chosen, so this is not confirmed. {verdict.reason}"
     )
-
-
-def _keep_start(trials: EngineTrials, outcome: TuningOutcome) -> None:
-    """Keep what the policies of the chosen drafter have learned."""
-    arm = outcome.verdict.arm
-    found = None if arm == PLAIN else trials.start(TuningArm(arm.drafter))
-    if found is not None:
-        outcome.start.append(found)

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 
 from forerun.drafters.registry import DRAFTERS
-from forerun.engine.step_times import CostCurve
-from forerun.lab.tune.arms import ArmFailedError, Trial, TuningArm
-from forerun.lab.tune.candidates import candidates, first_arms, hybrids
-from forerun.lab.tune.ledger import Ledger, Round
+from forerun.lab.tune.arms import ArmFailedError, TuningArm
+from forerun.lab.tune.candidates import candidates, first_arms, further_arms, hybrids
 from forerun.lab.tune.public_drafts import PUBLIC_DRAFTS, public_drafts
-from forerun.lab.tune.search import MOST, predicted, promising
 
 
 def bind(text: str) -> Any:
@@ -52,37 +49,18 @@ def test_hybrids_are_of_the_best_copier_and_the_best_model() -> None:
     assert hybrids(["suffix", "recycling"]) == []
 
 
-def chain(acceptance: float, k: int = 4, forwards: int = 100, draft: float = 0.05) -> Trial:
-    """A trial as chains of K would be in expectation, where a forward takes 1 and a token's draft `draft`."""
-    reached = [forwards * acceptance**depth for depth in range(k)]
-    accepted = [forwards * acceptance ** (depth + 1) for depth in range(k)]
-    tokens = forwards + sum(accepted)
-    seconds = forwards * (1 + draft * k)
-    counts = tuple(map(round, reached)), tuple(map(round, accepted))
-    return Trial(
-        seconds, round(tokens), forwards, k * forwards, round(sum(accepted)), *counts, forwards * draft * k, forwards
-    )
-
-
-def test_the_predictor_finds_k_from_one_look() -> None:
-    found = predicted(chain(0.9), Trial(100.0, 100), CostCurve([1, 40], [1.0, 1.0]))
-    assert found.best is not None and found.best.num_draft_tokens > 8
-    assert len(found.by_k) == MOST
-    four = found.by_k[3]
-    assert four.tokens == pytest.approx(chain(0.9).num_tokens / 100, rel=0.01)
-    assert four.speedup == pytest.approx(four.tokens / 1.2, rel=0.01)
-    costly = predicted(chain(0.5, draft=0.3), Trial(100.0, 100), CostCurve([1, 40], [1.0, 1.0]))
-    assert max(costly.by_k, key=lambda each: each.speedup).num_draft_tokens <= 2
-
-
-def test_promising_arms_are_those_of_the_best_drafters() -> None:
-    round_ = Round(
-        (0,), {TuningArm("suffix", 4): chain(0.9), TuningArm("recycling", 16): chain(0.3)}, [Trial(100.0, 100)]
-    )
-    round_.beside = dict.fromkeys(round_.trials, 1.0)
-    arms = promising(CostCurve([1, 40], [1.0, 1.0]), Ledger([round_]))
+def test_further_arms_are_those_of_the_best_drafters() -> None:
+    ranked = [TuningArm("draft-model", 4), TuningArm("recycling", 16), TuningArm("suffix"), TuningArm("lookahead")]
+    arms = further_arms(ranked)
     assert {arm.num_draft_tokens for arm in arms if arm.drafter == "recycling"} == {8, 32}
-    assert max(int(arm.num_draft_tokens) for arm in arms if arm.drafter == "suffix") > 8
+    assert {arm.num_draft_tokens for arm in arms if arm.drafter == "suffix"} == {2, 8}
+    assert {"hybrid:sources=suffix+draft-model", "draft-model:quantize=int8"} <= {arm.drafter for arm in arms}
+    assert not any(arm.drafter == "lookahead" for arm in arms)
+
+
+def test_in_a_hurry_only_what_belongs_to_the_target_is_tried() -> None:
+    texts, refused = candidates("bundled", [], None, lambda text: None, quick=True)  # type: ignore[arg-type, return-value]
+    assert texts[:2] == ["suffix", "draft-model"] and len(texts) == 5 and not refused
 
 
 @pytest.mark.parametrize(

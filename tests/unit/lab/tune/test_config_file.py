@@ -10,17 +10,11 @@ import pytest
 from forerun.config import NO_DRAFTER
 from forerun.errors import ConfigError
 from forerun.lab.tune.arms import PLAIN, TuningArm
-from forerun.lab.tune.config_file import check_place, start_file, write_config
-from forerun.speculation import AcceptanceStats, CostModel
-from forerun.speculation.cost_store import entry, read_start
+from forerun.lab.tune.config_file import check_place, write_config
 
 
 def write(path: Path, arm: TuningArm, chat: bool = True, **settings: object) -> None:
-    costs = CostModel()
-    costs.add_target("greedy", 1, 10, 1, 0.01)
-    start = [] if arm == PLAIN else [entry(("model", "drafter"), costs, AcceptanceStats())]
-    notes = ["it is\nfaster", "forerun tune"]
-    write_config(path, "owner/model", arm, settings, chat=chat, start=start, notes=notes)
+    write_config(path, "owner/model", arm, settings, chat=chat, notes=["it is\nfaster", "forerun tune"])
 
 
 def test_every_command_that_answers_has_a_table(tmp_path: Path) -> None:
@@ -28,10 +22,8 @@ def test_every_command_that_answers_has_a_table(tmp_path: Path) -> None:
     write(path, TuningArm('hybrid:sources=suffix+"x"', 6), dtype="float32", adapter=None)
     tables = tomllib.loads(path.read_text())
     keys = {"model": "owner/model", "drafter": 'hybrid:sources=suffix+"x"', "num_draft_tokens": 6, "dtype": "float32"}
-    start = {"start": str(start_file(path).resolve())}
-    assert tables == dict.fromkeys(("generate", "chat", "serve"), keys | start)
+    assert tables == dict.fromkeys(("generate", "chat", "serve"), keys)
     assert path.read_text().splitlines()[1] == "# it is faster"
-    read_start(start_file(path))
 
 
 def test_an_automatic_k_is_not_written_and_plain_decoding_is(tmp_path: Path) -> None:

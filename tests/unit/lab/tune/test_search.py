@@ -133,4 +133,4 @@ def test_promising_arms_join_after_the_first_look() -> None:
     found = search(
         trials, ledger, [TuningArm("block", 1)], SELECTION, until=20_000.0, more=lambda _: [TuningArm("block", 8)]
     )
-    assert found == [TuningArm("block", 8)]
+    assert found == [TuningArm("block", 8), TuningArm("block", 1)]

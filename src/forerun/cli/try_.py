@@ -1,0 +1,94 @@
+"""`forerun try`: whether a model is faster with a drafter on this machine, within a minute."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli import options
+from forerun.cli.flags import Flags, with_flags
+from forerun.cli.generate import INTERRUPTED
+from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.output import log_memory_plan, note
+from forerun.cli.tune import KEPT, Prompts, TuneProgress, chosen_cases, is_chat, kept, make_task, open_plain, show
+from forerun.config import EngineConfig, SamplingParams
+from forerun.errors import ForerunError
+from forerun.utils.workloads import Case, categories_in_turn, load
+
+if TYPE_CHECKING:
+    from forerun.engine import LLM
+
+SECONDS = 55.0
+"""Time to spend beside loading; what is printed takes the rest of a minute."""
+NUM_PROMPTS, MOST_TOKENS, LEAST_TOKENS = 12, 64, 8
+"""Bundled prompts, and tokens of an answer: as many as leave time for `_TRIALS` answers."""
+_TRIALS = 30
+_CHATS, _KINDS, _RAW = "questions", ("editing", "extraction", "chat"), "code"
+
+
+@with_flags
+def try_(
+    *,
+    model: options.TargetArgument = None,
+    prompts: Prompts = None,
+    llm: Annotated[LLMOptions, Flags(*KEPT, typed=("quantize",))],
+    threads: options.HiddenThreads = None,
+) -> None:
+    """Measure a model with the best drafter that is found for it beside plain decoding, and say what to type."""
+    cases = None if prompts is None else chosen_cases(prompts, None)
+    model = chosen_model(model, "MODEL")
+    options.set_threads(threads)
+    from forerun.kernels.provenance import Watch
+
+    watch = Watch.begin()
+    note(f"loading {model}, then a minute at most")
+    with log_memory_plan(None):
+        plain = open_plain(model, llm)
+    cases = cases or _bundled(chat=is_chat(plain))
+    from forerun.lab.tune.tuning import tune
+
+    params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS)
+    task = make_task(plain, model, cases, prompts or "bundled prompts", params, SECONDS, quick=True)
+    task = replace(task, params=replace(params, max_tokens=_tokens(plain, task.requests[0].token_ids)))
+    with TuneProgress(SECONDS) as progress:
+        outcome = tune(task, progress)
+    if outcome.search.rounds:
+        show(outcome, watch.environment())
+        _show_start(outcome.verdict.arm.drafter, model, kept(llm), chat=is_chat(plain))
+    if outcome.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _bundled(*, chat: bool) -> list[Case]:
+    """Return edits, questions on a text and chats in turn; without a chat template, beginnings of code."""
+    cases = [case for case in load(_CHATS) if case.category in _KINDS] if chat else load(_RAW)
+    return categories_in_turn(cases)[:NUM_PROMPTS]
+
+
+def _tokens(plain: LLM, prompt: list[int]) -> int:
+    """Return the tokens of an answer for which there is time, by the second of two short answers."""
+    params = SamplingParams(temperature=0, max_tokens=LEAST_TOKENS, ignore_eos=True)
+    plain.generate(prompt, params)
+    started = perf_counter()
+    plain.generate(prompt, params)
+    seconds = perf_counter() - started
+    return max(LEAST_TOKENS, min(MOST_TOKENS, int(SECONDS / _TRIALS / seconds * LEAST_TOKENS)))
+
+
+def _show_start(drafter: str, model: str, settings: Mapping[str, Any], *, chat: bool) -> None:
+    """Print the memory of what was chosen, and the commands that run it."""
+    from forerun.engine.memory_plan import MemoryPlan
+
+    with suppress(ForerunError):  # beside what is loaded here it may not fit a second time
+        typer.echo(f"Memory: {MemoryPlan.of(model, drafter, EngineConfig(), **settings)}")
+    own = kept(LLMOptions())
+    flags = [f"--{name}={value}" for name, value in settings.items() if value != own[name]]
+    command = ["--model", model, "--drafter", drafter, *flags]
+    typer.echo(f"Start it: {shlex.join(['forerun', 'chat' if chat else 'generate', *command])}")
+    typer.echo(f"As a server: {shlex.join(['forerun', 'serve', *command])}")

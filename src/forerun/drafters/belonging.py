@@ -1,0 +1,204 @@
+"""Finds the heads and draft models on this machine that belong to a target.
+
+Looked at are the heads that forerun ships, the folder in which the target lies, and the Hub's local cache. Nothing is
+fetched. Only headers, configurations and tokenizers are read, and the target's embedding where a head names its target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.config import BUNDLED_DRAFT, BUNDLED_MODELS, BUNDLED_TARGET, SHIPPED_HEADS
+from forerun.drafters.block.config import BlockConfig
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.heads.config import HeadConfig
+from forerun.drafters.heads.fingerprint import embedding_fingerprint, same_target
+from forerun.drafters.heads.folder import head_header, head_settings, is_head
+from forerun.errors import ForerunError, ModelLoadError
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.folder import CONFIG, local_path
+from forerun.models.loading.gguf.file import SUFFIX
+from forerun.models.loading.weights import TensorSlice
+from forerun.utils import fetch as store
+from forerun.utils.json_file import Fields
+from forerun.utils.vocabulary import Vocabulary, check_same_tokens
+
+MOST_OF_TARGET = 0.5
+"""Share of the target's parameters that a draft model has at most: a larger one costs more than it can gain."""
+MOST_PADDING = 0.02
+"""Share by which the logits of models with one vocabulary differ in width."""
+SHIPPED = "shipped with forerun"
+"""Place of what needs no path."""
+_SEPARATORS = ",+"
+"""Characters that part a drafter's text: a path that holds one cannot be written in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Belonging:
+    """A drafter that belongs to a target.
+
+    Attributes:
+        text: as LLM takes it.
+        what: the kind of head or model, with its size.
+        place: where it lies.
+        predicted_speedup: over plain decoding, as its card predicts it; None: no card says.
+    """
+
+    text: str
+    what: str
+    place: str
+    predicted_speedup: float | None = None
+
+
+def belonging(name: str | Path) -> list[Belonging]:
+    """Return what belongs to a target: by predicted speed-up, then heads before models, and small models first.
+
+    Args:
+        name: of the target. Of a hub id that is not in the cache, nothing is known.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: the target cannot be read.
+    """
+    path = _path(str(name))
+    if path is None:
+        return []
+    target = _Target(path)
+    found: list[tuple[float, int, Belonging]] = []
+    for place, folder in _candidates(path, is_alone=str(name) in BUNDLED_MODELS):
+        with suppress(ForerunError, OSError):  # what cannot be read belongs to nobody
+            if not folder.samefile(path) and (each := _fitting(folder, place, target)) is not None:
+                found.append((-(each[0].predicted_speedup or 0), each[1], each[0]))
+    ranked = [each for _, _, each in sorted(found, key=lambda each: each[:2])]
+    if str(name) == BUNDLED_TARGET:
+        ranked.insert(0, Belonging("draft-model", f"the model {BUNDLED_DRAFT}", SHIPPED))
+    return ranked
+
+
+class _Target:
+    """A model's facts that are compared."""
+
+    def __init__(self, path: Path) -> None:
+        self.source = find_source(path)
+        self.config: Any = self.source.config()
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorSlice]:
+        """Return its tensors by name, not read yet."""
+        return self.source.checkpoint(self.config, torch.float32).slices
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Return the entries of all its tensors."""
+        return sum(prod(each.get_shape()) for each in self.tensors.values())
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Return its tokens."""
+        tokenizer = self.source.tokenizer() if self.source.has_tokenizer() else None
+        return Vocabulary(self.source.name, self.config.vocab_size, tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return the fingerprint of its embedding. Raises ModelLoadError: it has none of that shape."""
+        shape = [self.config.vocab_size, self.config.hidden_size]
+        for name, tensor in self.tensors.items():
+            if list(tensor.get_shape()) == shape and "lm_head" not in name:
+                return embedding_fingerprint(tensor[...].__getitem__, *shape)
+        raise ModelLoadError(f"{self.source.name} has no embedding of {shape}.")
+
+
+def _path(name: str) -> Path | None:
+    """Return where a target lies on this machine; None if it does not."""
+    if name in BUNDLED_MODELS or name in store.names():
+        return BUNDLED_MODELS[name] if name in BUNDLED_MODELS else store.path_of(name)
+    path = local_path(name)
+    if path.exists():
+        return path
+    hub_id, _, file = name.partition(":")
+    snapshot = next((each for each in _snapshots(hub_id.replace("/", "--"))), None)
+    return snapshot and snapshot / file
+
+
+def _snapshots(pattern: str = "*") -> Iterator[Path]:
+    """Return the main snapshot of each model of the Hub's cache."""
+    from huggingface_hub import constants
+
+    for ref in sorted(Path(constants.HF_HUB_CACHE).glob(f"models--{pattern}/refs/main")):
+        snapshot = ref.parents[1] / "snapshots" / ref.read_text().strip()
+        if snapshot.is_dir():
+            yield snapshot
+
+
+def _candidates(path: Path, *, is_alone: bool) -> Iterator[tuple[str, Path]]:
+    """Return places and folders or GGUF files to look at. is_alone: what lies beside the target is not looked at."""
+    for folder in sorted(SHIPPED_HEADS.glob("*/*")):
+        yield SHIPPED, folder
+    if not is_alone:
+        for folder in sorted(path.absolute().parent.iterdir()):
+            if (folder / CONFIG).is_file() or folder.suffix.lower() == SUFFIX:
+                yield "beside the target", folder
+    for folder in _snapshots():
+        owner_and_name = folder.parents[1].name.removeprefix("models--").replace("--", "/")
+        for each in (folder, *sorted(folder.glob(f"*{SUFFIX}"))):
+            yield f"{owner_and_name} in the Hub's cache", each
+
+
+def _fitting(path: Path, place: str, target: _Target) -> tuple[Belonging, int] | None:
+    """Return the head or model with its rank, the parameters of a model; None if it does not belong to the target.
+
+    Raises:
+        ForerunError: it cannot be read, or has other tokens.
+    """
+    if any(each in str(path) for each in _SEPARATORS):
+        return None
+    if path.is_dir() and is_head(path):
+        return _head(path, place, target)
+    draft = _Target(path)
+    padding = abs(draft.config.vocab_size - target.config.vocab_size) / target.config.vocab_size
+    if padding > MOST_PADDING or draft.num_parameters > MOST_OF_TARGET * target.num_parameters:
+        return None  # before tokenizers are read, which takes long
+    if draft.config.model_type != target.config.model_type and target.vocabulary.tokenizer is None:
+        return None  # ids alone say nothing of another family
+    check_same_tokens(target.vocabulary, draft.vocabulary)
+    what = f"{draft.config.model_type} model, {_millions(draft.num_parameters)}"
+    return Belonging(str(path), what, place), draft.num_parameters
+
+
+def _head(folder: Path, place: str, target: _Target) -> tuple[Belonging, int] | None:
+    """Return a head that is of the target's size and, where it names its target, of its weights; else None."""
+    config = head_header(folder, target.config.num_hidden_layers).config
+    if (config.vocab_size, config.target_hidden_size) != (target.config.vocab_size, target.config.hidden_size):
+        return None
+    named = head_settings(folder).fields("target", None)
+    if named is not None and not same_target(named.string("fingerprint", ""), target.fingerprint):
+        return None
+    name = _drafter_of(config)
+    text = name if place == SHIPPED else f"{name}:model={folder}"
+    size = sum(prod(shape) for shape in config.tensors().values())
+    return Belonging(text, f"{config.kind} head, {_millions(size)}", place, _predicted(folder)), 0
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.3g} M parameters" if count < 1e9 else f"{count / 1e9:.3g} B parameters"
+
+
+def _drafter_of(config: HeadConfig) -> str:
+    if isinstance(config, EagleConfig):
+        return "mtp" if config.is_mtp else "eagle"
+    return "block" if isinstance(config, BlockConfig) else "medusa"
+
+
+def _predicted(folder: Path) -> float | None:
+    """Return the largest speed-up that the card of a head predicts; None without a card."""
+    with suppress(ForerunError):
+        card = Fields.read(folder / "training.json", ModelLoadError).fields("held_out").fields("predicted_speedup")
+        return max(map(card.number, card.values), default=None)
+    return None
