@@ -78,6 +78,11 @@ class StoredCosts:
             write_json(file, {"version": _VERSION, "entries": kept}, error=ConfigError, indent=None)
 
 
+def forward_costs(target: str) -> StoredCosts:
+    """Return the costs of the forwards of a target, which all its drafters share. target: what `identity` says."""
+    return StoredCosts(costs_setting((target, "forwards")))
+
+
 def key_here(setting: tuple[str, ...]) -> str:
     """Return the key of a setting on this machine."""
     machine = (platform.node(), platform.machine(), str(os.cpu_count()))
