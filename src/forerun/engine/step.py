@@ -30,6 +30,7 @@ from forerun.sampling import (
     TokenLogprob,
     non_finite_rows,
     row_argmax,
+    row_top,
     token_logprobs,
 )
 from forerun.sampling.grammar.drafts import SOURCE, forced_tokens, with_grammar
@@ -417,7 +418,7 @@ class StepLoop:
         count = min(self._needs.top_tokens, logits.shape[1])
         top: Tensor | None = None
         if count and len(logits):
-            top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
+            top = row_top(logits, count)
         at = hidden_output = 0
         for item, row in zip(work, rows, strict=True):
             end, last = at + item.num_logits, hidden_output + row.num_hidden_rows

@@ -7,6 +7,7 @@ ranked slots in vLLM, with measured costs; nothing is explored, as copies that w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import accumulate
@@ -18,6 +19,8 @@ from forerun.types import Draft, Sequence
 
 MOST_NODES, LEAST_NODES = 48, 4
 """Nodes that a step's sequences may propose together, and one alone at least; most are cut."""
+LEAST_PROB = 0.1
+"""Probability of nodes that are worth a look: trees have many below it."""
 SAVE_STEPS = 32
 """Steps after which costs are first saved; then whenever that many have doubled."""
 TRIM_GAIN = 0.005
@@ -39,10 +42,13 @@ class TrimmingPolicy(SpeculationPolicy):
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         most = max(LEAST_NODES, MOST_NODES // max(len(sequences), 1))
         num_draft_tokens = [max(min(most, sequence.room), 0) for sequence in sequences]
-        return DraftPlan(num_draft_tokens, reason="gain" if any(num_draft_tokens) else "no room")
+        return DraftPlan(num_draft_tokens, LEAST_PROB, "gain" if any(num_draft_tokens) else "no room")
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
-        probs = sorted((prob for draft in drafts for prob in draft.accept_probs), reverse=True)
+        nodes = sorted(
+            ((prob, i) for i, draft in enumerate(drafts) for prob in draft.accept_probs), key=lambda node: -node[0]
+        )
+        probs = [prob for prob, _ in nodes]
         none = replace(plan, num_draft_tokens=[0] * len(drafts))
         if not probs:
             return replace(none, reason="nothing found")
@@ -57,9 +63,8 @@ class TrimmingPolicy(SpeculationPolicy):
         best = max(range(len(rates)), key=rates.__getitem__)
         if rates[best] <= rates[0] * (1 + TRIM_GAIN):
             return replace(none, reason="no gain")
-        least = probs[best - 1]
-        kept = [sum(prob >= least for prob in draft.accept_probs) for draft in drafts]
-        return replace(plan, num_draft_tokens=kept)
+        kept = Counter(i for _, i in nodes[:best])
+        return replace(plan, num_draft_tokens=[kept[i] for i in range(len(drafts))])
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         self._steps += 1

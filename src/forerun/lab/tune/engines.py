@@ -18,7 +18,13 @@ from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, TuningArm, Unit
 from forerun.models import identity
-from forerun.speculation import AutomaticPolicy, SpeculationPolicy, automatic_policy
+from forerun.speculation import (
+    AcceptanceStats,
+    AutomaticPolicy,
+    SpeculationPolicy,
+    TrimmingPolicy,
+    automatic_policy,
+)
 from forerun.speculation.cost_store import entry
 
 WARM_TOKENS = 8
@@ -74,6 +80,7 @@ class EngineTrials:
                     fixed_length_draft=drafter.traits.fixed_length_draft,
                     cost_key=self._cost_key(drafter),
                     catches_up=drafter.traits.catches_up,
+                    estimates=drafter.traits.estimates,
                 )
             policy = self._policies.get(arm)
             engine = Engine(self._plain.target, drafter, tokenizer=self._plain.tokenizer, config=config, policy=policy)
@@ -96,9 +103,10 @@ class EngineTrials:
         """Return what the arm's policy has learned, for the next process; None where it learns nothing that can be
         kept."""
         policy = self._policies.get(arm)
-        if not isinstance(policy, AutomaticPolicy):
+        if not isinstance(policy, (AutomaticPolicy, TrimmingPolicy)):
             return None
-        return entry(self._cost_key(self.drafter(arm.drafter)), policy.costs, policy.acceptance)
+        acceptance = policy.acceptance if isinstance(policy, AutomaticPolicy) else AcceptanceStats()
+        return entry(self._cost_key(self.drafter(arm.drafter)), policy.costs, acceptance)
 
     def _cost_key(self, drafter: Drafter) -> tuple[str, ...]:
         return (identity(self._plain.target), *drafter.traits.cost_key)
