@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
@@ -197,6 +197,8 @@ class Draft(Tree):
         replacement: siblings were drawn with replacement; False: each draw was removed before the next.
         num_candidates: nodes at and after this index are probes: computed by the target, never accepted. -1: all of
             the nodes are candidates.
+        accept_probs: [n] estimates of how probable it is that each node and all above it are accepted, falling; empty
+            where there are none.
         sources: [n] who proposed each node, for statistics; empty where there is one source only.
         hidden: [n + 1, H] states of the last committed token and of every node entering the target's layer
             first_layer, of a drafter that has computed the layers below in the sequence's own cache, where they are
@@ -210,6 +212,7 @@ class Draft(Tree):
     probs: Tensor | None = None
     replacement: bool = True
     num_candidates: int = -1
+    accept_probs: Seq[float] = ()
     sources: tuple[str, ...] = ()
     hidden: Tensor | None = None
     first_layer: int = 0
@@ -228,6 +231,21 @@ class Draft(Tree):
     def chain(cls, token_ids: Seq[int] | Tensor, probs: Tensor | None = None) -> Draft:
         """Make a draft of width one. token_ids: [n]; probs: [n + 1, V] or None (the last row is not read)."""
         return cls(token_ids, list(range(-1, len(token_ids) - 1)), probs)
+
+    def first(self, count: int) -> Draft:
+        """Return its first nodes; all of them if it has no more."""
+        if count >= len(self):
+            return self
+        probs = None if self.probs is None else self.probs[: count + 1]
+        return replace(
+            self,
+            token_ids=self.token_ids[:count],
+            parents=self.parents[:count],
+            probs=probs,
+            num_candidates=min(self.num_candidates, count),
+            accept_probs=self.accept_probs[:count],
+            sources=self.sources[:count],
+        )
 
     @classmethod
     def empty(cls) -> Draft:

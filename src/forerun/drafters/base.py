@@ -24,6 +24,8 @@ class Traits:
         number.
         reads_prediction: it uses `Sequence.prediction`.
         writes_cache: it feeds rows into `Sequence.cache`, so no other drafter may do so in the same step.
+        estimates: drafting costs next to nothing, and its drafts have `accept_probs`: they are made in every step, and
+            cut by what rows cost.
         catches_up: it computes with a sequence's tokens when it first drafts for it, or before: time that would be
             saved if it never did.
     """
@@ -33,6 +35,7 @@ class Traits:
     reads_prediction: bool = False
     writes_cache: bool = False
     catches_up: bool = False
+    estimates: bool = False
 
     @classmethod
     def merged(cls, name: str, parts: Iterable[Traits]) -> Traits:

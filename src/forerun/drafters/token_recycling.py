@@ -168,7 +168,7 @@ class Recycling(OneByOne):
         width: int = 8,
         share: bool = False,
         matrix: str | None = None,
-        learn_prompt: bool = True,
+        learn_prompt: bool = False,
     ) -> None:
         if not 1 <= width <= len(_PRIORS):
             raise ConfigError(
@@ -182,7 +182,7 @@ class Recycling(OneByOne):
         self._base: Matrix | None = None
         self._shared: Successors | None = None
         self._successors: dict[Sequence, Successors] = {}
-        self._trees: dict[Sequence, tuple[Draft, RankedTree]] = {}
+        self._trees: dict[Sequence, tuple[int, RankedTree]] = {}  # and the tokens there were when it was drafted
         accept_probs = _PRIORS[:width]
         self._rates = Rates([accept_prob for _ in range(STEADY * _DEPTHS) for accept_prob in accept_probs])
         self._order = self._ranked()
@@ -195,7 +195,7 @@ class Recycling(OneByOne):
     @property
     def traits(self) -> Traits:
         options = f"width={self._width} share={self._share} learn_prompt={self._needs.prompt_rows}"
-        return Traits((type(self).__name__, options))
+        return Traits((type(self).__name__, options), estimates=True)
 
     def bind(self, binding: Binding) -> None:
         """Read the saved matrix. Raises DrafterError if it cannot be read or was saved for another vocabulary."""
@@ -236,8 +236,8 @@ class Recycling(OneByOne):
     def commit(self, steps: Seq[Step]) -> None:
         for step in steps:
             drafted = self._trees.pop(step.sequence, None)
-            if drafted is not None and drafted[0] is step.draft and step.verdict is not None:
-                drafted[1].observe(self._rates, step.verdict)
+            if drafted is not None:  # by the committed text alone, whichever drafter proposed it
+                drafted[1].observe_tokens(self._rates, step.sequence.token_ids[drafted[0] :])
                 self._num_learned += 1
             if step.top_tokens is not None:
                 token_ids, top = _seen(step)
@@ -267,9 +267,8 @@ class Recycling(OneByOne):
             ]
 
         tree = best_tree(sequence.token_ids[-1], children, max_nodes, sequence.room, min_acceptance_prob)
-        draft = Draft(tree.token_ids, tree.parents)
-        self._trees[sequence] = (draft, tree)
-        return draft
+        self._trees[sequence] = len(sequence.token_ids), tree
+        return Draft(tree.token_ids, tree.parents, accept_probs=tree.accept_probs)
 
     def _ranked(self) -> list[list[tuple[float, int, int]]]:
         """Return for each class of steadiness and depth: (probability, rank, level), the most probable first."""

@@ -44,6 +44,7 @@ from forerun.engine.memory_plan import MemoryPlan, bounded
 from forerun.engine.request_checks import Params, naming_prompt, one_each, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
+from forerun.engine.step_times import calibrate
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
@@ -244,6 +245,8 @@ class LLM:
             self.drafter, written = make_drafter(chosen, binding)
             if num_draft_tokens is None and written is not None:
                 config = replace(config, num_draft_tokens=written)
+        if self.drafter is not None and config.num_draft_tokens == AUTO:
+            calibrate(self.target)
         self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config)
         self.shared = SharedEngine(self.engine)
 

@@ -30,6 +30,7 @@ from forerun.sampling import (
     TokenLogprob,
     non_finite_rows,
     row_argmax,
+    row_top,
     token_logprobs,
 )
 from forerun.sampling.grammar.drafts import SOURCE, forced_tokens, with_grammar
@@ -347,7 +348,7 @@ class StepLoop:
         ready, plan = schedule.drafting, schedule.plan
         if ready:
             started = perf_counter()
-            drafts = self._drafts(ready, plan)
+            drafts, plan = self._drafts(ready, plan)
             stats.time_draft = perf_counter() - started
             for state, draft, k in zip(ready, drafts, plan.num_draft_tokens, strict=True):
                 reason = "request" if state.most_drafted == 0 else plan.reason
@@ -355,24 +356,27 @@ class StepLoop:
             stats.reason = plan.reason
         return work
 
-    def _drafts(self, ready: Seq[SequenceState], plan: DraftPlan) -> Seq[Draft]:
-        """Return the drafts of these sequences, with the tokens that their grammars force.
+    def _drafts(self, ready: Seq[SequenceState], plan: DraftPlan) -> tuple[Seq[Draft], DraftPlan]:
+        """Return the drafts of these sequences, with the tokens that their grammars force, and the plan as it was kept.
 
         The drafter is not called for a sequence whose grammar forces as many tokens as it may draft.
         """
         num_draft_tokens = plan.num_draft_tokens
         if not any(num_draft_tokens):
-            return [Draft.empty()] * len(ready)
+            return [Draft.empty()] * len(ready), plan
         sequences = [state.sequence for state in ready]
         if all(sequence.constraint is None for sequence in sequences):
-            return self._call_drafter(ready, sequences, plan, num_draft_tokens)
+            drafts = self._call_drafter(ready, sequences, plan, num_draft_tokens)
+            assert self._policy is not None
+            plan = self._policy.trim(plan, sequences, drafts)
+            return [draft.first(k) for draft, k in zip(drafts, plan.num_draft_tokens, strict=True)], plan
         forced = forced_tokens(sequences, num_draft_tokens)
         unforced = [0 if len(tokens) >= k else k for tokens, k in zip(forced, num_draft_tokens, strict=True)]
         drafts = list(self._call_drafter(ready, sequences, plan, unforced))
         for index, sequence in enumerate(sequences):
             if sequence.constraint is not None:
                 drafts[index] = with_grammar(sequence, forced[index], drafts[index], num_draft_tokens[index])
-        return drafts
+        return drafts, plan
 
     def _call_drafter(
         self, ready: Seq[SequenceState], sequences: Seq[Sequence], plan: DraftPlan, num_draft_tokens: Seq[int]
@@ -414,7 +418,7 @@ class StepLoop:
         count = min(self._needs.top_tokens, logits.shape[1])
         top: Tensor | None = None
         if count and len(logits):
-            top = row_argmax(logits)[:, None] if count == 1 else logits.topk(count).indices
+            top = row_top(logits, count)
         at = hidden_output = 0
         for item, row in zip(work, rows, strict=True):
             end, last = at + item.num_logits, hidden_output + row.num_hidden_rows
@@ -483,4 +487,5 @@ def _policy_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> Spe
         fixed_length_draft=traits.fixed_length_draft,
         cost_key=(identity(target), *traits.cost_key),
         catches_up=traits.catches_up,
+        estimates=traits.estimates,
     )

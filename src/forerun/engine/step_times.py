@@ -15,8 +15,10 @@ from forerun.config import OFF, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
 from forerun.engine.engine import Engine
 from forerun.engine.stats import StepStats
-from forerun.models import LanguageModel, Rows
+from forerun.models import LanguageModel, Rows, identity
 from forerun.speculation import FixedPolicy
+from forerun.speculation.cost_model import KINDS
+from forerun.speculation.cost_store import forward_costs
 from forerun.speculation.predictor import StepCosts
 
 ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -79,6 +81,40 @@ def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence
         cache.drop()
     cache.free()
     return CostCurve.of_medians({count: seconds[1:] for count, seconds in samples.items()})
+
+
+CALIBRATION_ROWS = (1, 5, 2, 3, 8, 4, 6, 12, 16, 32)
+"""Rows of the forwards that are timed before the first request, the most telling first."""
+CALIBRATION_CONTEXT = 16
+"""Positions before them: what further ones cost is learned."""
+CALIBRATION_SECONDS = 1.5
+"""Time for this, once for a model, its number format, the number of threads and the machine."""
+CALIBRATION_ROUNDS = 5
+
+
+def calibrate(target: LanguageModel) -> None:
+    """Time forwards of a few row counts, unless that was done before, so that automatic policies which are made from
+    now on know what rows cost. Large models have time for fewer counts; the others are interpolated."""
+    stored = forward_costs(identity(target))
+    if stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT) is not None:
+        return
+    cache = target.new_cache()
+    filler = [i % target.vocab_size for i in range(CALIBRATION_CONTEXT + max(CALIBRATION_ROWS))]
+    target.forward([Rows(cache, filler[:CALIBRATION_CONTEXT], num_logits=1)])
+    cache.commit(range(CALIBRATION_CONTEXT))
+    samples: dict[int, list[float]] = defaultdict(list)
+    begin = perf_counter()
+    for count in CALIBRATION_ROWS * CALIBRATION_ROUNDS:
+        start = perf_counter()
+        target.forward([Rows(cache, filler[:count])])
+        samples[count].append(perf_counter() - start)
+        cache.drop()
+        if perf_counter() - begin > CALIBRATION_SECONDS:
+            break
+    cache.free()
+    for count, seconds in sorted(samples.items()):
+        stored.costs.add_target(KINDS[0], 1, CALIBRATION_CONTEXT, count, statistics.median(seconds), len(seconds))
+    stored.save()
 
 
 def drafter_costs(

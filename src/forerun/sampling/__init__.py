@@ -1,6 +1,6 @@
 """The processing of logits to distributions, and the noise that tokens are drawn with."""
 
-from forerun.sampling.draw import draw_tokens, non_finite_rows, row_argmax
+from forerun.sampling.draw import draw_tokens, non_finite_rows, row_argmax, row_top
 from forerun.sampling.filters import filters_only, unfiltered
 from forerun.sampling.grammar.constraint import DeadRows, SequenceConstraint
 from forerun.sampling.logprobs import TokenLogprob, token_logprobs
@@ -21,6 +21,7 @@ __all__ = [
     "keyed_uniform",
     "non_finite_rows",
     "row_argmax",
+    "row_top",
     "takes_argmax",
     "token_logprobs",
     "unfiltered",

@@ -16,6 +16,7 @@ from forerun.speculation.policy import (
     SpeculationPolicy,
     StepCost,
 )
+from forerun.speculation.trimming import TrimmingPolicy
 
 __all__ = [
     "AcceptanceStats",
@@ -34,6 +35,7 @@ __all__ = [
     "SpeculationPolicy",
     "StepCost",
     "StoredCosts",
+    "TrimmingPolicy",
     "automatic_policy",
     "bin_centres",
     "bin_of",

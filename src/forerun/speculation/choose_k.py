@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.speculation.acceptance import AcceptanceStats
-from forerun.speculation.cost_model import COST_TRUSTED, CostModel, Table, clipped_mean
-from forerun.speculation.cost_store import StoredCosts, costs_setting, prior
+from forerun.speculation.cost_model import COST_TRUSTED, CostModel, Table, clipped_mean, kind_of
+from forerun.speculation.cost_store import StoredCosts, costs_setting, forward_costs
 from forerun.speculation.exploration import Pauses, Probes, cheapest_trial
 from forerun.speculation.fixed_length import FixedLengthPolicy
 from forerun.speculation.goodput import (
@@ -26,6 +26,7 @@ from forerun.speculation.goodput import (
     pays,
 )
 from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
+from forerun.speculation.trimming import TrimmingPolicy
 from forerun.types import Sequence
 
 PROBE_FORGETS = 0.8
@@ -142,11 +143,6 @@ class Lessons:
             drafted = min(draft.num_candidates, len(draft))
             self._acceptance.observe(sequence, num_draft_tokens, drafted, outcome.verdict.path, forget)
         return asked
-
-
-def kind_of(sequences: Seq[Sequence]) -> str:
-    """Return the kind of requests, on which the cost of logits after the forward depends."""
-    return "greedy" if all(sequence.params.greedy for sequence in sequences) else "drawn"
 
 
 COST_SAVE_STEPS = 32
@@ -413,22 +409,31 @@ class AutomaticPolicy(SpeculationPolicy):
 
 
 def automatic_policy(
-    *, fixed_length_draft: int | None, cost_key: tuple[str, ...] | None, catches_up: bool = False
+    *,
+    fixed_length_draft: int | None,
+    cost_key: tuple[str, ...] | None,
+    catches_up: bool = False,
+    estimates: bool = False,
 ) -> SpeculationPolicy:
     """Make the policy that chooses K by measurement.
 
     Args:
         fixed_length_draft: nodes of the drafter's fixed-length drafts; None for every other drafter.
-        cost_key: all that costs depend on besides machine and threads (models, their number format, the drafter):
-            the policy begins with the costs that earlier engines of the same key measured, and keeps what it
-            measures. None begins with nothing and keeps nothing.
+        cost_key: all that costs depend on besides machine and threads (the target with its number format first, then
+            the drafter with its models): the policy begins with the costs that earlier engines of the same key
+            measured, and keeps what it measures. None begins with nothing and keeps nothing.
         catches_up: as `Lessons` has it.
+        estimates: the drafter drafts at next to no cost, and its drafts have `accept_probs`.
     """
     if fixed_length_draft is not None:
         return FixedLengthPolicy(fixed_length_draft)
     if cost_key is None:
-        return AutomaticPolicy(catches_up=catches_up)
-    return AutomaticPolicy(StoredCosts(costs_setting(cost_key)), acceptance=prior(cost_key), catches_up=catches_up)
+        return TrimmingPolicy() if estimates else AutomaticPolicy(catches_up=catches_up)
+    stored = StoredCosts(costs_setting(cost_key))
+    stored.costs.begin_with(forward_costs(cost_key[0]).costs)
+    if estimates:
+        return TrimmingPolicy(stored)
+    return AutomaticPolicy(stored, catches_up=catches_up)
 
 
 def _within_room(num_draft_tokens: Seq[int], sequences: Seq[Sequence]) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
+from forerun.types import Sequence as Request
 
 Table = NDArray[np.float64]
 
@@ -176,6 +177,8 @@ def clipped_mean(seconds: Sequence[float]) -> float:
     return sum(min(each, most) for each in seconds) / len(seconds)
 
 
+KINDS = ("greedy", "drawn")
+"""Of requests: what logits cost after the forward depends on it."""
 COST_SIZE = 1025
 """Rows of a forward, up to which their number changes its estimated cost."""
 COST_PACE = 0.1
@@ -335,6 +338,15 @@ class CostModel:
         curve = self._target[key] = Curve(COST_SIZE, shape=shape)
         return curve
 
+    def begin_with(self, forwards: CostModel) -> None:
+        """Take what further rows cost from forwards that were timed before (`engine/step_times.py`), where nothing was
+        observed: the first plain step then says what they cost in the engine."""
+        for curve in forwards._target.values():
+            for kind in KINDS:
+                if not self._shapes.get(kind):
+                    self._shapes[kind] = Curve(COST_SIZE)
+                    self._shapes[kind].take(curve)
+
     def state(self) -> dict[str, Any]:
         """Return the model as plain numbers, for the next process."""
         return {
@@ -381,6 +393,11 @@ class _Slope:
         square = distance * distance
         self._xx = self._xx * (1 - 1 / COST_MEMORY) ** share + share * square
         self.value = max(0.0, self.value + share * distance * surprise / (self._xx + COST_MEMORY * square))
+
+
+def kind_of(requests: Sequence[Request]) -> str:
+    """Return the kind of these requests."""
+    return KINDS[not all(request.params.greedy for request in requests)]
 
 
 def bucket(batch: int) -> int:

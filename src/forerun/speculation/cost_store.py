@@ -6,16 +6,13 @@ import hashlib
 import logging
 import os
 import platform
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from forerun.config import COST_CACHE_VARIABLE, environment_choice
 from forerun.errors import ConfigError
-from forerun.speculation.acceptance import AcceptanceStats
 from forerun.speculation.cost_model import CostModel
 from forerun.utils.files import locked, write_json
 from forerun.utils.home import COSTS_STEM, home
@@ -78,16 +75,15 @@ class StoredCosts:
             write_json(file, {"version": _VERSION, "entries": kept}, error=ConfigError, indent=None)
 
 
+def forward_costs(target: str) -> StoredCosts:
+    """Return the costs of the forwards of a target, which all its drafters share. target: what `identity` says."""
+    return StoredCosts(costs_setting((target, "forwards")))
+
+
 def key_here(setting: tuple[str, ...]) -> str:
     """Return the key of a setting on this machine."""
     machine = (platform.node(), platform.machine(), str(os.cpu_count()))
     return _plain_key((*setting, *machine))
-
-
-def suggest(key: str, costs: CostModel) -> None:
-    """Set costs of a setting on this machine that were measured earlier, unless it has costs already."""
-    if key not in _known and key not in _read():
-        _known[key] = costs
 
 
 def _read(*, sets_aside: bool = False) -> dict[str, CostModel]:
@@ -126,65 +122,9 @@ def _warn(file: Path, consequence: str) -> None:
         _log.warning("The file of measured costs %s is damaged. %s Costs are measured again.", file, consequence)
 
 
-# Start files of automatic policies: costs and acceptance that were measured before (`forerun tune`).
-#
-# Costs hold for the machine and the number of threads that they were measured on, and are left out on others.
-# Acceptance depends on the models, the drafter and the prompts; it has the weight of a few trials.
-
-_START_VERSION = 1
-_acceptance: dict[str, Any] = {}
-
-
 def costs_setting(cost_key: tuple[str, ...]) -> tuple[str, ...]:
     """Return all that costs depend on besides the machine."""
     return (*cost_key, str(torch.get_num_threads()))
-
-
-def prior(cost_key: tuple[str, ...]) -> AcceptanceStats:
-    """Return the acceptance to begin with for these models and drafter: from a start file, or empty."""
-    acceptance = AcceptanceStats()
-    state = _acceptance.get(_plain_key(cost_key))
-    if state is not None:
-        acceptance.restore(state)
-    return acceptance
-
-
-def entry(cost_key: tuple[str, ...], costs: CostModel, acceptance: AcceptanceStats) -> dict[str, Any]:
-    """Return a start file's entry for one policy."""
-    return {
-        "setting": _plain_key(cost_key),
-        "costs_setting": key_here(costs_setting(cost_key)),
-        "costs": costs.state(),
-        "acceptance": acceptance.state(),
-    }
-
-
-def write_start(path: Path, entries: list[Mapping[str, Any]]) -> None:
-    """Write a file that `read_start` reads. Raises ConfigError where it cannot be written."""
-    write_json(path, {"version": _START_VERSION, "entries": entries}, error=ConfigError, indent=None)
-
-
-def read_start(path: Path) -> None:
-    """Have policies that are made from now on begin with the costs and acceptance of a file.
-
-    Raises:
-        ConfigError: it cannot be read, or is something else.
-    """
-    fields = Fields.read(path, ConfigError, remedy="Give a start file that forerun tune wrote.")
-    version = fields.integer("version")
-    if version != _START_VERSION:
-        raise ConfigError(
-            f"{path} has version {version}, but this forerun reads {_START_VERSION}. Run forerun tune again."
-        )
-    try:
-        for each in fields.list_of("entries", dict):
-            AcceptanceStats().restore(each["acceptance"])
-            suggest(str(each["costs_setting"]), CostModel.restored(each["costs"]))
-            _acceptance[str(each["setting"])] = each["acceptance"]
-    except _DAMAGE as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path} is damaged, or was not written by forerun tune. Run it again.") from None
 
 
 def _plain_key(cost_key: tuple[str, ...]) -> str:

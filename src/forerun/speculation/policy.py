@@ -9,10 +9,13 @@ from typing import Literal
 
 from forerun.types import Draft, Sequence, Verdict
 
-Reason = Literal["fixed", "gain", "no gain", "full batch", "prompts", "no room", "measuring", "probe", "request"]
+Reason = Literal[
+    "fixed", "gain", "no gain", "full batch", "prompts", "no room", "measuring", "probe", "request", "nothing found"
+]
 """Why a plan drafts or does not: K was given; drafting gives more tokens per second; it does not; it would for one
 sequence alone, but not in this batch; the step computes prompts besides; no sequence may grow by a draft; costs are not
-measured yet; other values of K than the best are tried; the request allows none."""
+measured yet; other values of K than the best are tried; the request allows none; the drafter proposed
+nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,10 @@ class SpeculationPolicy(ABC):
         """
         return DraftPlan([0] * len(sequences), reason="prompts")
 
+    def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
+        """Return the plan once the drafts are made: of each draft, the first nodes are kept, as many as it says now."""
+        return plan
+
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:  # noqa: B027 - a policy need not learn
         """Learn from a step. `stop` has not yet been called for the sequences that end with it."""
 
@@ -155,6 +162,17 @@ class PolicyByRequest(SpeculationPolicy):
                 num_draft_tokens[index] = k
         drafting = [plan for plan in plans if any(plan.num_draft_tokens)] or plans
         return DraftPlan(num_draft_tokens, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
+
+    def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
+        num_draft_tokens, reason = list(plan.num_draft_tokens), plan.reason
+        for name, indices in self._groups(sequences).items():
+            part = replace(plan, num_draft_tokens=[plan.num_draft_tokens[index] for index in indices])
+            own = [sequences[index] for index in indices], [drafts[index] for index in indices]
+            part = self._policies[name].trim(part, *own)
+            reason = part.reason
+            for index, k in zip(indices, part.num_draft_tokens, strict=True):
+                num_draft_tokens[index] = k
+        return replace(plan, num_draft_tokens=num_draft_tokens, reason=plan.reason if any(num_draft_tokens) else reason)
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         groups = self._groups([outcome.sequence for outcome in outcomes])

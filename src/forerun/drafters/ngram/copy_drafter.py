@@ -37,11 +37,12 @@ class CopyDrafter(Drafter):
         for sequence, max_nodes in zip(sequences, num_draft_tokens, strict=True):
             count = min(max_nodes, sequence.room)
             token_ids, lengths = self._copy(sequence, count) if count > 0 else ([], [])
+            accept_probs: list[float] = []
             if token_ids:
                 self._copied[sequence] = (len(sequence.token_ids), token_ids, lengths)
-                if min_acceptance_prob > 0:
-                    token_ids = token_ids[: self._count_above(lengths, min_acceptance_prob)]
-            draft = Draft.chain(token_ids)
+                accept_probs = self._accept_probs(lengths, min_acceptance_prob)
+            draft = Draft.chain(token_ids[: len(accept_probs)])
+            draft.accept_probs = accept_probs
             if self._source is not None:
                 draft.sources = (self._source,) * len(draft)
             drafts.append(draft)
@@ -64,14 +65,15 @@ class CopyDrafter(Drafter):
     def stop(self, sequence: Sequence) -> None:
         self._copied.pop(sequence, None)
 
-    def _count_above(self, lengths: list[int], min_acceptance_prob: float) -> int:
-        """Return how many tokens of a copy are accepted with a probability above the minimum."""
-        accept_prob = 1.0
-        for count, length in enumerate(lengths):
+    def _accept_probs(self, lengths: list[int], least: float) -> list[float]:
+        """Return the probabilities that the tokens of a copy are accepted, as far as they exceed `least`."""
+        probs, accept_prob = [], 1.0
+        for length in lengths:
             accept_prob *= self._rates.rate(length.bit_length())
-            if accept_prob <= min_acceptance_prob:
-                return count
-        return len(lengths)
+            if accept_prob <= least:
+                break
+            probs.append(accept_prob)
+        return probs
 
     def _read(self, sequence: Sequence, end: int) -> None:
         """Take in the sequence's tokens up to there."""

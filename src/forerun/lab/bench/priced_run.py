@@ -227,6 +227,9 @@ class PricedPolicy(SpeculationPolicy):
     def beside_prompts(self, sequences: Sequence[Tokens]) -> DraftPlan:
         return self._inner.beside_prompts(sequences)
 
+    def trim(self, plan: DraftPlan, sequences: Sequence[Tokens], drafts: Sequence[Draft]) -> DraftPlan:
+        return self._inner.trim(plan, sequences, drafts)
+
     def observe(self, cost: StepCost, outcomes: Sequence[DraftOutcome]) -> None:
         drafting = self._clock.now - self._observed
         target = rest = 0.0

@@ -123,7 +123,8 @@ def compare(
     """Replay every K of `counts`, and auto."""
     texts = answers(setting.plain, prompts, params) if setting.echo else []
     runs = [priced_run(setting, FixedPolicy(k), f"K={k}", prompts, params, texts) for k in counts]
-    policy = automatic_policy(fixed_length_draft=setting.make(VirtualClock()).traits.fixed_length_draft, cost_key=None)
+    traits = setting.make(VirtualClock()).traits
+    policy = automatic_policy(fixed_length_draft=traits.fixed_length_draft, cost_key=None, estimates=traits.estimates)
     return Comparison(label, runs, priced_run(setting, policy, AUTO, prompts, params, texts), setting.plain_speed)
 
 
