@@ -47,7 +47,15 @@ class FakeLLM:
     requests: list[tuple[Any, SamplingParams]] = field(default_factory=list)
     closed: bool = False
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
-    target: Any = field(default_factory=lambda: SimpleNamespace(quantize=None, dtype=torch.bfloat16))
+    target: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            quantize=None,
+            dtype=torch.bfloat16,
+            adapter=None,
+            num_parameters=1,
+            exactness=SimpleNamespace(exact=True),
+        )
+    )
 
     @property
     def stats(self) -> SequenceStats:

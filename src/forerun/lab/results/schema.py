@@ -18,6 +18,7 @@ FORMAT = "forerun.results"
 VERSION = 1
 """Of the schema. It rises when a reader of the former version would misread a file."""
 KINDS: Mapping[str, str] = {
+    "demo": "The demonstration",
     "generate": "Whole generations",
     "acceptance": "Acceptance",
     "forward": "One forward",
