@@ -267,6 +267,7 @@ def first_minute(
     from forerun.cli.demo_screen import heading
     from forerun.lab.bench import minute
     from forerun.lab.bench.recorded import drafter_facts, target_facts
+    from forerun.lab.bench.report.markdown import weaknesses
 
     count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
     stage.say(f"Loading {model} ...")
@@ -293,16 +294,17 @@ def first_minute(
     )
     closing.append(f"{PADDED_NOTE}\n" * facts.cost_padded + promise(methods[PLAIN]))
     environment = watch.environment()
-    busy = f", load average {environment.load_before[0]:.1f} before" if environment.load_before else ""
-    closing.append(f"{describe_environment(environment)}{busy}; {environment.seconds:.0f} s in all.")
+    closing.append(f"{describe_environment(environment)}; {environment.seconds:.0f} s in all.")
+    drafters = drafter_facts({minute.FORERUN: drafting}, [count])
+    details = {"performances": performances, "closing": closing, "growth": growth}
+    report = Report("demo", [replace(table, title="The demo's prompts")], facts, drafters, {}, details=details)
+    results = report.results(command_line(sys.argv[1:]), environment)
+    closing += weaknesses(results)
     closing.append(f"Next: {next_command(model, settings)}")
     stage.table(table)
     for line in closing:
         stage.say(line)
-    details = {"performances": performances, "closing": closing, "growth": growth}
-    drafters = drafter_facts({minute.FORERUN: drafting}, [count])
-    report = Report("demo", [replace(table, title="The demo's prompts")], facts, drafters, {}, details=details)
-    return report.results(command_line(sys.argv[1:]), environment)
+    return results
 
 
 def open_reference(stage: Stage, model: str, settings: LLMOptions) -> Reference | None:

@@ -149,4 +149,4 @@ def _measured(shown: Performance, name: str) -> str:
     """Return one method's speed in words."""
     run = shown.runs[name]
     cut = f", stopped after {run.seconds:.0f} s" if run.is_cut else ""
-    return f"{run.rate:.1f} tokens/s, {run.tokens} tokens{cut}"
+    return f"{shown.speed(name)} tokens/s, {run.tokens} tokens{cut}"

@@ -42,6 +42,8 @@ def test_the_table_has_the_results_numbers() -> None:
     assert table.rows[1] == ["edit", "11.8", "30.0", "60.0", "5.08×", "2.00×", "no"], (
         "its prompt is not held against it"
     )
+    other.runs[TRANSFORMERS].tokens = minute.LEAST_TOKENS - 1
+    assert Table.of("", minute.COLUMNS, [other]).rows[0][1:5:3] == ["–", "–"], "too few tokens"
     del one.runs[TRANSFORMERS]
     assert Table.of("", minute.COLUMNS, [one]).rows[0][1:5:3] == ["–", "–"]
 

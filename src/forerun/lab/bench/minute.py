@@ -25,6 +25,8 @@ from forerun.utils.workloads import Case
 TRANSFORMERS, PLAIN, FORERUN = "Transformers", "plain", "forerun"
 MOST_SECONDS = 6.0
 """For Transformers on one prompt."""
+LEAST_TOKENS = 8
+"""Of a run that was cut: fewer give no speed to compare with."""
 ROUNDS = 2
 """Of forerun's methods: in the first the text is shown, the second has the methods in the opposite order."""
 ROWS = (1, 3, 5)
@@ -50,7 +52,9 @@ class Run:
     @property
     def rate(self) -> float:
         """Return the tokens per second, the prompt's time included; where it was cut, only those after the first token,
-        which flatters it."""
+        which flatters it, and 0 if they are too few."""
+        if self.is_cut and self.tokens < LEAST_TOKENS:
+            return 0.0
         tokens, seconds = (self.tokens - 1, self.seconds - self.first) if self.is_cut else (self.tokens, self.seconds)
         return tokens / seconds if seconds > 0 else 0.0
 
@@ -84,7 +88,8 @@ class Performance:
 
     def speed(self, method: str) -> str:
         """Return a method's tokens per second; a dash without it."""
-        return f"{self.runs[method].rate:.1f}" if method in self.runs else "–"
+        rate = self.runs[method].rate if method in self.runs else 0.0
+        return f"{rate:.1f}" if rate else "–"
 
 
 COLUMNS: Columns[Performance] = {

@@ -18,8 +18,8 @@ FORMAT = "forerun.results"
 VERSION = 1
 """Of the schema. It rises when a reader of the former version would misread a file."""
 KINDS: Mapping[str, str] = {
-    "demo": "The demonstration",
     "generate": "Whole generations",
+    "demo": "The demonstration",
     "acceptance": "Acceptance",
     "forward": "One forward",
     "serve": "Servers under load",
