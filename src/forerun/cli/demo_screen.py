@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.lab.bench import tables
-from forerun.lab.bench.minute import FORERUN, LEAST_SHARE, PLAIN, TRANSFORMERS, Performance
+from forerun.lab.bench.minute import FORERUN, PLAIN, TRANSFORMERS, Performance
 
 FRAMES_PER_SECOND = 15
 QUESTION_LINES, LINES = 3, 10
@@ -149,5 +149,4 @@ def _measured(shown: Performance, name: str) -> str:
     """Return one method's speed in words."""
     run = shown.runs[name]
     cut = f", stopped after {run.seconds:.0f} s" if run.is_cut else ""
-    other = f"; others had {1 - run.share:.0%} of its processors" if run.share < LEAST_SHARE else ""
-    return f"{shown.speed(name)} tokens/s, {run.tokens} tokens{cut}{other}"
+    return f"{shown.speed(name)} tokens/s, {run.tokens} tokens{cut}"

@@ -44,8 +44,8 @@ def test_the_table_has_the_results_numbers() -> None:
     )
     other.runs[TRANSFORMERS].tokens = minute.LEAST_TOKENS - 1
     assert Table.of("", minute.COLUMNS, [other]).rows[0][1:5:3] == ["–", "–"], "too few tokens"
-    other.runs[TRANSFORMERS] = Run(60, 6.0, 1.0, share=0.3)
-    assert other.speed(TRANSFORMERS) == "–", "other programs had its processors"
+    other.runs[TRANSFORMERS] = Run(60, 6.0, 1.0, is_disturbed=True)
+    assert other.speed(TRANSFORMERS) == "–", "its threads wait for each other"
     del one.runs[TRANSFORMERS]
     assert Table.of("", minute.COLUMNS, [one]).rows[0][1:5:3] == ["–", "–"]
 
@@ -66,8 +66,6 @@ def test_why_so_little_was_drafted_is_said_in_words() -> None:
 
 def test_on_a_pipe_there_are_lines_alone(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minute, "MOST_SECONDS", 600.0)
-    monkeypatch.setattr(minute, "LEAST_SHARE", 0.0)
-    monkeypatch.setattr("forerun.cli.demo_screen.LEAST_SHARE", 0.0)
     result = invoke("demo", "--model", "bundled", "--max-tokens", "6", "--num-prompts", "1")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()

@@ -27,9 +27,6 @@ MOST_SECONDS = 6.0
 """For Transformers on one prompt."""
 LEAST_TOKENS = 8
 """Of a run that was cut: fewer give no speed to compare with."""
-LEAST_SHARE = 0.75
-"""Of its processors' time that Transformers must have had: its threads wait for each other at every product, so where
-other programs run it becomes many times slower, which says nothing of it."""
 ROUNDS = 2
 """Of forerun's methods: in the first the text is shown, the second has the methods in the opposite order."""
 ROWS = (1, 3, 5)
@@ -45,20 +42,20 @@ class Run:
         seconds: of the same; when all rounds are done, of a round in the mean.
         first: seconds until the first of the tokens.
         is_cut: it was stopped because its time was over.
-        share: of its processors' time that it had.
+        is_disturbed: other programs kept processors busy.
     """
 
     tokens: int = 0
     seconds: float = 0.0
     first: float = 0.0
     is_cut: bool = False
-    share: float = 1.0
+    is_disturbed: bool = False
 
     @property
     def rate(self) -> float:
         """Return the tokens per second, the prompt's time included; where it was cut, only those after the first token,
-        which flatters it. 0 if they are too few, or other programs had its processors."""
-        if (self.is_cut and self.tokens < LEAST_TOKENS) or self.share < LEAST_SHARE:
+        which flatters it. 0 if they are too few, or it was disturbed."""
+        if (self.is_cut and self.tokens < LEAST_TOKENS) or self.is_disturbed:
             return 0.0
         tokens, seconds = (self.tokens - 1, self.seconds - self.first) if self.is_cut else (self.tokens, self.seconds)
         return tokens / seconds if seconds > 0 else 0.0
@@ -192,8 +189,7 @@ def _run_reference(
 ) -> None:
     """Generate with Transformers, for MOST_SECONDS at most."""
     run = shown.runs[TRANSFORMERS] = Run()
-    watch, busy = time.perf_counter(), time.process_time()
-    start = watch
+    watch = time.perf_counter()
 
     def after(input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         nonlocal watch
@@ -205,8 +201,6 @@ def _run_reference(
         shown.text[:] = [(llm.tokenizer.decode(input_ids[0, len(prompt) :].tolist()), False)]
         redraw()
         watch = time.perf_counter()
-        if input_ids.device.type == "cpu":
-            run.share = (time.process_time() - busy) / (torch.get_num_threads() * (watch - start))
         return torch.full((1,), run.is_cut, device=input_ids.device)
 
     generate_greedily(reference.model, prompt, shown.max_tokens, ends or None, stopping_criteria=[after])
