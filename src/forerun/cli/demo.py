@@ -327,7 +327,8 @@ def open_reference(stage: Stage, model: str, settings: LLMOptions) -> Reference 
 
 def next_command(model: str, settings: LLMOptions) -> str:
     """Return what to type after the demo."""
-    program = "forerun" if shutil.which("forerun") else os.path.relpath(Path(sys.executable).with_name("forerun"))
+    beside = os.path.relpath(Path(sys.executable).with_name("forerun"))
+    program = "forerun" if shutil.which("forerun") or beside.startswith("..") else beside
     if model == BUNDLED_TARGET:
         return f"{program} fetch {FETCHED}, which brings a chat model, and then {program} demo"
     named = "" if model == FETCHED else f" --model {shlex.quote(model)}"
