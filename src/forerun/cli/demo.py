@@ -1,12 +1,17 @@
-"""`forerun demo`: show plain decoding and every drafter on held-out prompts, then measure them."""
+"""`forerun demo`: a few prompts by Transformers, plain decoding and forerun, live; `--all` measures every drafter."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,11 +22,12 @@ from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import WORKLOAD_FILE, LLMOptions, choose_drafters, chosen_model, describe_left_out
 from forerun.cli.output import log_memory_plan, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
-from forerun.errors import ConfigError, FetchError
-from forerun.kernels.provenance import describe_machine, machine_facts
+from forerun.errors import FetchError, ForerunError
+from forerun.kernels.provenance import Watch, describe_environment, describe_machine, machine_facts
 from forerun.lab.bench.compare import MethodRow, MethodRun, reduce_runs
 from forerun.lab.bench.measure import PADDED_NOTE, Timed, interleave, is_cost_padded
-from forerun.lab.bench.tables import Columns, Table, decimal, percent
+from forerun.lab.bench.tables import Columns, Report, Table, decimal, percent
+from forerun.lab.results.files import command_line
 from forerun.utils import fetch as store, workloads
 from forerun.utils.fields import option
 from forerun.utils.workloads import Case
@@ -29,12 +35,22 @@ from forerun.utils.workloads import Case
 if TYPE_CHECKING:
     from forerun.cli.demo_screen import Stage
     from forerun.engine import LLM
+    from forerun.lab.bench.methods import Reference
+    from forerun.lab.results.schema import Results
 
 
+NUM_SHOWN = 3
+"""Default number of prompts that are shown."""
 NUM_QUESTIONS, NUM_PROMPTS = 5, 4
-"""Default number of prompts of a workload with categories, and of one without."""
+"""The same with --all, of a workload with categories, and of one without."""
+TYPICAL, RAW = "demo", ("copying", "code", "prose")
+"""The workload that is shown, and those of which a model without a chat template is shown one prompt each."""
 CHAT_ROUNDS, TEXT_ROUNDS = 1, 3
 """Default rounds: one round of questions, each answered by every method, takes minutes on two cores."""
+MAX_TOKENS = 96
+"""Default length of an answer: Transformers gives as many in some seconds."""
+DIFFERENT = 1
+"""Exit code; errors exit with 2."""
 PLAIN = "plain"
 """The method that the others are compared with."""
 FETCHED = store.names()[0]
@@ -49,19 +65,20 @@ class DemoOptions:
         None,
         f"A bundled workload, {WORKLOAD_FILE}",
         metavar="WORKLOAD",
-        default_text="questions for a model with a chat template, else code",
+        default_text="an edit, a question on a text and a chat; with --all, or without a chat template, others",
     )
     num_prompts: int | None = option(
         None,
-        "How many of them: from the first; where they have categories, one of each in turn, by a hash.",
+        "How many of them: from the first; with --all, where they have categories, one of each in turn, by a hash.",
         low=1,
-        default_text=f"{NUM_QUESTIONS} where they have categories, else {NUM_PROMPTS}",
+        default_text=f"{NUM_SHOWN}; with --all {NUM_QUESTIONS} where they have categories, else {NUM_PROMPTS}",
     )
-    every: bool = option(
-        False, "Measure all of them, show the first alone, and print a table by category too.", flags=("--all",)
-    )
+    every: bool = option(False, "Measure every drafter, in a table, instead; this takes minutes.", flags=("--all",))
     rounds: int | None = option(
-        None, "Measured rounds per prompt.", low=1, default_text=f"{CHAT_ROUNDS} for chats, else {TEXT_ROUNDS}"
+        None,
+        "With --all: measured rounds per prompt.",
+        low=1,
+        default_text=f"{CHAT_ROUNDS} for chats, else {TEXT_ROUNDS}",
     )
 
 
@@ -74,14 +91,12 @@ class DemoPlan:
         available: number of prompts of the workload.
         rounds: measured rounds per prompt.
         sampling: greedy, with the maximum number of tokens.
-        shown: the prompts that are shown before all are measured.
     """
 
     cases: Sequence[Case]
     available: int
     rounds: int
     sampling: SamplingParams
-    shown: Sequence[Case]
 
     @property
     def chats(self) -> bool:
@@ -102,16 +117,21 @@ def make_plan(model: str, options: DemoOptions, sampling: SamplingParams) -> Dem
         ConfigError: two options contradict each other; the workload does not exist or cannot be read.
         ModelLoadError: the model's tokenizer, which decides the default workload, cannot be read.
     """
-    if options.every and options.num_prompts is not None:
-        raise ConfigError("The key all and --num-prompts contradict each other. Leave one of the two out.")
-    everything = cases = workloads.load(options.prompts or _usual_workload(model))
-    if not options.every:
-        categorised = any(case.category for case in cases)
-        count = options.num_prompts or (NUM_QUESTIONS if categorised else NUM_PROMPTS)
-        cases = (by_hash(cases) if categorised else cases)[:count]
+    everything = cases = workloads.load(options.prompts or ("questions" if _has_chat_template(model) else "code"))
+    categorised = any(case.category for case in cases)
+    count = options.num_prompts or (NUM_QUESTIONS if categorised else NUM_PROMPTS)
+    cases = (by_hash(cases) if categorised else cases)[:count]
     rounds = options.rounds or (CHAT_ROUNDS if any(case.is_chat for case in cases) else TEXT_ROUNDS)
-    shown = cases[:1] if options.every else cases
-    return DemoPlan(cases, len(everything), rounds, replace(sampling, temperature=0), shown)
+    return DemoPlan(cases, len(everything), rounds, replace(sampling, temperature=0))
+
+
+def shown_cases(model: str, options: DemoOptions) -> list[Case]:
+    """Choose the prompts that are shown. Raises ConfigError, ModelLoadError as `make_plan`."""
+    if options.prompts is None and not _has_chat_template(model):
+        cases = [replace(workloads.load(name, 1)[0], category=name) for name in RAW]
+    else:
+        cases = workloads.load(options.prompts or TYPICAL)
+    return cases[: options.num_prompts or NUM_SHOWN]
 
 
 def by_hash(cases: Sequence[Case]) -> list[Case]:
@@ -125,12 +145,12 @@ def last_words(case: Case) -> str:
     return opening if isinstance(opening, str) else opening[-1]["content"]
 
 
-def _usual_workload(model: str) -> str:
+def _has_chat_template(model: str) -> bool:
     if model == BUNDLED_TARGET:
-        return "code"
+        return False
     from forerun.models import load_tokenizer
 
-    return "questions" if getattr(load_tokenizer(model), "chat_template", None) else "code"
+    return bool(getattr(load_tokenizer(model), "chat_template", None))
 
 
 COLUMNS: Columns[MethodRow] = {
@@ -143,46 +163,24 @@ COLUMNS: Columns[MethodRow] = {
 }
 
 
-def compare_categories(
-    plan: DemoPlan, runs: Mapping[str, Sequence[Timed[MethodRun]]]
-) -> dict[str, Sequence[MethodRow]]:
-    """Compare the methods on the prompts of each category; empty if the prompts have none.
-
-    Args:
-        runs: by method, in the order of the plan: prompt after prompt, each as often as there are rounds.
-    """
-    found: dict[str, dict[str, list[Timed[MethodRun]]]] = {}
-    for name, timed in runs.items():
-        for number, run in enumerate(timed):
-            found.setdefault(plan.cases[number // plan.rounds].category, {}).setdefault(name, []).append(run)
-    return {category: reduce_runs(each, PLAIN) for category, each in found.items()} if any(found) else {}
-
-
-def category_table(categories: Mapping[str, Sequence[MethodRow]]) -> Table:
-    """Return a row per category: the speed of plain decoding, and the speedup of each drafter."""
-    rows: list[list[str]] = []
-    for category, (base, *drafted) in categories.items():
-        same = "yes" if all(row.same_text == 1 for row in drafted) else "no"
-        rows.append([category, f"{base.tokens_per_second.median:.1f}", *map(_speedup, drafted), same])
-    return Table("", ["category", f"{PLAIN}, tokens/s", *(row.method for row in drafted), "identical"], rows)
-
-
 def closing_line(llm: LLM, num_draft_tokens: NumDraftTokens, plan: DemoPlan) -> str:
     """Return the conditions of the measurement. llm: the one without a drafter."""
     from forerun.models import number_format
 
-    promise = (
-        "Exact: a self-test found the target's logits bit-identical with and without speculation."
-        if llm.exact
-        else "Not exact here: rounding may differ between plain and speculative runs, so texts may part at a near-tie."
-    )
     length = "tokens an answer at most" if plan.chats else "tokens each"
     how = (
         f"{number_format(llm.target)}, greedy, K={num_draft_tokens}, "
         f"{plan.sampling.max_tokens} {length}; prompts: {len(plan.cases)} of "
         f"{plan.available}, interleaved rounds: {plan.rounds}; medians over both."
     )
-    return f"{promise}\n{how}\n{describe_machine(machine_facts())}"
+    return f"{promise(llm)}\n{how}\n{describe_machine(machine_facts())}"
+
+
+def promise(llm: LLM) -> str:
+    """Say whether the target is exact."""
+    if llm.exact:
+        return "Exact: a self-test found the target's logits bit-identical with and without speculation."
+    return "Not exact here: rounding may differ between plain and speculative runs, so texts may part at a near-tie."
 
 
 def _speedup(row: MethodRow) -> str:
@@ -220,21 +218,134 @@ def demo(
     draft: options.DraftName = None,
     drafters: Annotated[
         str | None,
-        typer.Option(help=options.DRAFTERS_HELP, metavar="DRAFTER,...", show_default="all"),
+        typer.Option(
+            help=f"Measure these, as --all does. {options.DRAFTERS_HELP}", metavar="DRAFTER,...", show_default="all"
+        ),
     ] = None,
-    prompts: Annotated[DemoOptions, Flags(typed=("prompts", "num_prompts"))],
-    sampling: Annotated[SamplingParams, Flags("max_tokens", typed=())],
+    prompts: Annotated[DemoOptions, Flags(typed=("prompts", "every"))],
+    sampling: Annotated[SamplingParams, Flags("max_tokens", typed=(), base=SamplingParams(max_tokens=MAX_TOKENS))],
     settings: Annotated[LLMOptions, _SETTINGS],
     json: options.Json = False,
 ) -> None:
-    """Show plain decoding and every drafter on held-out prompts, then measure them: same text, sooner."""
+    """Answer a few prompts by Transformers, by plain decoding and by forerun: the same text, sooner. In a minute.
+
+    Exit code 1: a text of forerun's is not that of its plain decoding.
+    """
     from forerun.cli.demo_screen import Stage
 
-    stage = Stage(quiet=json)
+    watch, stage = Watch.begin(), Stage(quiet=json)
     if model is None:
         settings = default_settings(settings, fetch, stage.say)
     model = chosen_model(model)
-    plan = make_plan(model, prompts, sampling)
+    if drafters is not None or prompts.every:
+        compare_drafters(stage, model, draft, drafters, make_plan(model, prompts, sampling), settings, json=json)
+        return
+    cases = shown_cases(model, prompts)
+    try:
+        results = first_minute(stage, model, draft, cases, settings, sampling.max_tokens, watch)
+    except KeyboardInterrupt:
+        stage.say("Interrupted.")
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        from forerun.lab.results.files import text_of
+
+        typer.echo(text_of(results), nl=False)
+    if not all(each.identical for each in results.details["performances"]):
+        raise typer.Exit(DIFFERENT)
+
+
+def first_minute(
+    stage: Stage,
+    model: str,
+    draft: str | None,
+    cases: Sequence[Case],
+    settings: LLMOptions,
+    max_tokens: int,
+    watch: Watch,
+) -> Results:
+    """Show the prompts by every method, then a table. Return both as results."""
+    from forerun.cli.demo_screen import heading
+    from forerun.lab.bench import minute
+    from forerun.lab.bench.recorded import drafter_facts, target_facts
+    from forerun.lab.bench.report.markdown import MOST_OTHERS, weaknesses
+
+    count: NumDraftTokens = AUTO if settings.num_draft_tokens is None else settings.num_draft_tokens
+    stage.say(f"Loading {model} ...")
+    with log_memory_plan(lambda line: stage.say(f"Memory: {line}")):
+        methods = open_methods(model, {minute.FORERUN: draft or AUTO}, settings, count)
+    engines = {minute.PLAIN: methods[PLAIN], minute.FORERUN: methods[minute.FORERUN]}
+    reference = open_reference(stage, model, settings)
+    growth = minute.calibrate(*engines.values())
+    costs = ", ".join(f"one of {rows} rows {times:.1f}" for rows, times in growth.items() if rows > 1)
+    stage.say(f"Calibrated: where a step of one row costs 1, {costs}.")
+    performances = []
+    for number, case in enumerate(cases, 1):
+        shown = minute.Performance(case.category or case.name, last_words(case), max_tokens)
+        with stage.performance(heading(number, len(cases), shown), shown) as redraw:
+            minute.perform(engines, reference, case, shown, growth, redraw)
+        performances.append(shown)
+    environment = watch.environment()
+    if (environment.others or 0.0) > MOST_OTHERS * environment.cores:
+        for each in performances:  # its threads wait for each other at every product: it is slowed many times over
+            if minute.TRANSFORMERS in each.runs:
+                each.runs[minute.TRANSFORMERS].is_disturbed = True
+    table = Table.of("", minute.COLUMNS, performances)
+    facts = target_facts(model, methods[PLAIN].target)
+    drafting = engines[minute.FORERUN].drafter_name or ""
+    closing = [f"{each.name}: {each.why}." for each in performances]
+    of = f"; Transformers in {settings.dtype}, of the same weights" if reference is not None else ""
+    closing.append(
+        f"forerun in {facts.number_format}, drafter {drafting}, K={count}{of}. Greedy; the prompt's time counts."
+    )
+    closing.append(f"{PADDED_NOTE}\n" * facts.cost_padded + promise(methods[PLAIN]))
+    closing.append(f"{describe_environment(environment)}; {environment.seconds:.0f} s in all.")
+    drafters = drafter_facts({minute.FORERUN: drafting}, [count])
+    details = {"performances": performances, "closing": closing, "growth": growth}
+    report = Report("demo", [replace(table, title="The demo's prompts")], facts, drafters, {}, details=details)
+    results = report.results(command_line(sys.argv[1:]), environment)
+    closing += weaknesses(results)
+    closing.append(f"Next: {next_command(model, settings)}")
+    stage.table(table)
+    for line in closing:
+        stage.say(line)
+    return results
+
+
+def open_reference(stage: Stage, model: str, settings: LLMOptions) -> Reference | None:
+    """Open Transformers with the target's weights, dequantized; where that fails, say so. Tests replace this."""
+    from forerun.lab.bench.methods import Reference, quieten
+
+    quieten()
+    try:
+        reference = Reference(model, settings.dtype, settings.adapter)
+    except ForerunError as error:
+        stage.say(f"Transformers is left out: {error}")
+        return None
+    reference.model.to(settings.device)
+    return reference
+
+
+def next_command(model: str, settings: LLMOptions) -> str:
+    """Return what to type after the demo."""
+    beside = os.path.relpath(Path(sys.executable).with_name("forerun"))
+    program = "forerun" if shutil.which("forerun") or beside.startswith("..") else beside
+    if model == BUNDLED_TARGET:
+        return f"{program} fetch {FETCHED}, which brings a chat model, and then {program} demo"
+    named = "" if model == FETCHED else f" --model {shlex.quote(model)}"
+    return f"{program} chat{named}" + (f" --quantize {settings.quantize}" if settings.quantize else "")
+
+
+def compare_drafters(
+    stage: Stage,
+    model: str,
+    draft: str | None,
+    drafters: str | None,
+    plan: DemoPlan,
+    settings: LLMOptions,
+    *,
+    json: bool,
+) -> None:
+    """Measure every drafter, and print a table, or JSON."""
     chosen = choose_drafters(model, draft, drafters)
     if drafters is None:
         if not any(case.reference for case in plan.cases):
@@ -245,19 +356,16 @@ def demo(
     stage.say(f"Loading {model} ...")
     with log_memory_plan(lambda line: stage.say(f"Memory: {line}")):
         methods = open_methods(model, chosen, settings, count)
-    runs, interrupted = perform(stage, methods, plan)
+    runs, interrupted = measure(stage, methods, plan)
     rows, plain = reduce_runs(runs, PLAIN) if runs[PLAIN] else [], methods[PLAIN]
-    categories = compare_categories(plan, runs) if prompts.every and rows else {}
     if json:
-        print_json(_report(plan, rows, categories) | _facts(model, settings, count, plain))
+        results = {"results": _as_objects(rows), "prompts": len(plan.cases)}
+        print_json(results | _facts(model, settings, count, plain))
     else:
         if interrupted:
             stage.say("Interrupted. The table holds the complete rounds." if rows else "Interrupted.")
         if rows:
             stage.table(Table.of("", COLUMNS, rows))
-        if categories:
-            stage.table(category_table(categories))
-        if rows:
             stage.say(f"{PADDED_NOTE}\n" * is_cost_padded(model) + closing_line(plain, count, plan))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -283,11 +391,6 @@ def default_settings(settings: LLMOptions, fetch: bool, say: Callable[[str], Non
     return replace(settings, quantize="int4")
 
 
-def _report(plan: DemoPlan, rows: Sequence[MethodRow], categories: Mapping[str, Sequence[MethodRow]]) -> dict[str, Any]:
-    report: dict[str, Any] = {"results": _as_objects(rows), "prompts": len(plan.cases)}
-    return report | ({"categories": {each: _as_objects(of) for each, of in categories.items()}} if categories else {})
-
-
 def _facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, plain: LLM) -> dict[str, object]:
     return {
         "model": model,
@@ -299,24 +402,6 @@ def _facts(model: str, settings: LLMOptions, num_draft_tokens: NumDraftTokens, p
         "exact": plain.exact,
         "machine": machine_facts(),
     }
-
-
-def perform(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> tuple[dict[str, list[Timed[MethodRun]]], bool]:
-    """Show all methods, then measure them.
-
-    Returns:
-        The runs by method, prompt after prompt, of the complete rounds; and whether Ctrl-C ended the measurement.
-    """
-    runs: dict[str, list[Timed[MethodRun]]] = {name: [] for name in methods}
-    interrupted = False
-    try:
-        with stage:
-            show(stage, methods, plan)
-            measure(stage, methods, plan, runs)
-    except KeyboardInterrupt:
-        interrupted = True
-    complete = min(len(timed) for timed in runs.values())
-    return {name: timed[:complete] for name, timed in runs.items()}, interrupted
 
 
 def open_methods(
@@ -339,30 +424,28 @@ def open_methods(
     return {PLAIN: plain} | {name: beside(plain, spec, num_draft_tokens) for name, spec in drafters.items()}
 
 
-def show(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> None:
-    """Stream prompts through every method once, which also warms up the measurement."""
-    for number, case in enumerate(plan.shown, 1):
-        words = last_words(case)
-        for name, llm in methods.items():
-            title = f"{name}  ·  prompt {number} of {len(plan.shown)}, {case.name}"
-            with stage.performance(title, f"{words}\n\n" if case.is_chat else words) as scene:
-                for chunk in llm.stream(case.opening, plan.params(llm, case)):
-                    scene.add(llm.tokenizer, chunk)
-            if name == PLAIN and case.is_chat:
-                stage.transcript(words, scene.answer)
+def measure(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan) -> tuple[dict[str, list[Timed[MethodRun]]], bool]:
+    """Time every method on every prompt, methods in turn.
 
-
-def measure(stage: Stage, methods: Mapping[str, LLM], plan: DemoPlan, runs: dict[str, list[Timed[MethodRun]]]) -> None:
-    """Time every method on every prompt, methods in turn, and append the runs to `runs`."""
+    Returns:
+        The runs by method, prompt after prompt, of the complete rounds; and whether Ctrl-C ended the measurement.
+    """
     from forerun.lab.bench.methods import generate
 
-    with stage.progress("Measuring, methods in turn", len(plan.cases) * plan.rounds * len(methods)) as advance:
+    runs: dict[str, list[Timed[MethodRun]]] = {name: [] for name in methods}
+    interrupted = False
+    total = len(plan.cases) * plan.rounds * len(methods)
+    with suppress(KeyboardInterrupt), stage.progress("Measuring, methods in turn", total) as advance:
+        interrupted = True
 
         def after(name: str, result: Timed[MethodRun]) -> None:
             runs[name].append(result)
             advance()
 
-        for case in plan.cases:
+        for number, case in enumerate(plan.cases):
             prompt: Any = case.opening
             runners = {name: partial(generate, llm, prompt, plan.params(llm, case)) for name, llm in methods.items()}
-            interleave(runners, plan.rounds, warmup=0, after=after)
+            interleave(runners, plan.rounds, warmup=0 if number else 1, after=after)
+        interrupted = False
+    complete = min(len(timed) for timed in runs.values())
+    return {name: timed[:complete] for name, timed in runs.items()}, interrupted

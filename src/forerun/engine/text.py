@@ -276,3 +276,18 @@ class TextStream:
         border = len(text) - self._state.length
         self._show(text[:border])
         self._held = text[border:]
+
+
+def split_accepted(tokenizer: Any, chunk: Any) -> tuple[str, str]:
+    """Split a chunk's text into the draft's part and the token that the target added.
+
+    The first `num_accepted_draft` tokens of a chunk are the draft's. If the chunk's text does not begin with them as
+    decoded alone (a character in several tokens, a stop string cut off), it counts as the draft's if most of it is.
+    """
+    count = chunk.num_accepted_draft
+    if not count:
+        return "", chunk.text
+    drafted = tokenizer.decode(chunk.token_ids[:count])
+    if chunk.text.startswith(drafted):
+        return drafted, chunk.text[len(drafted) :]
+    return (chunk.text, "") if 2 * count >= len(chunk.token_ids) else ("", chunk.text)

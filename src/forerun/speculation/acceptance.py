@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence, Sequence as Seq
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,6 @@ ACCEPTANCE_MOST = 0.999
 """Largest probability of a step."""
 ACCEPTANCE_REFRESH = 16
 """Drafts after which the shared steps are computed again."""
-ACCEPTANCE_RESTORED = 24.0
-"""Most trials of a place that are restored: the present text soon gives more."""
 LENGTH_WEIGHT = 2.0
 """Pseudo-trials of the prior that a drafter proposes as many nodes as are requested."""
 
@@ -102,32 +99,6 @@ class AcceptanceStats:
         self._num_new += 1
         if drafted:
             self._fate[key] = _REJECTED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
-
-    def state(self) -> list[list[list[float]]]:
-        """Return the counts of all sequences together, as plain numbers: by outcome of the last draft, count and
-        position."""
-        used = (place + 1 for counts in self._counts for row in counts for place, count in enumerate(row) if count)
-        length = max(used, default=0)
-        return [[[round(count, 4) for count in row[:length]] for row in counts] for counts in self._counts]
-
-    def restore(self, state: Any) -> None:
-        """Begin with what `state` once gave, with the weight of a few trials.
-
-        Raises:
-            ValueError, TypeError: it is something else.
-        """
-        counts = [[[float(count) for count in row] for row in kinds] for kinds in state]
-        lengths = {len(row) for kinds in counts for row in kinds}
-        if [len(kinds) for kinds in counts] != [4] * 3 or len(lengths) != 1 or max(lengths) > self.size:
-            raise ValueError("not three outcomes of four kinds of counts")
-        if not all(0 <= count < 1e9 for kinds in counts for row in kinds for count in row):
-            raise ValueError("counts below 0, or too large")
-        for own, kinds in zip(self._counts, counts, strict=True):
-            most = max((count for row in kinds for count in row), default=0.0)
-            share = min(1.0, ACCEPTANCE_RESTORED / most) if most else 1.0
-            for row, given in zip(own, kinds, strict=True):
-                row[: len(given)] = [count * share for count in given]
-        self._compute_steps(max(1, max(lengths)))
 
     def stop(self, key: Hashable) -> None:
         """Forget a sequence that leaves."""

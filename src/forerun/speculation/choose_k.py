@@ -174,7 +174,6 @@ class AutomaticPolicy(SpeculationPolicy):
     Args:
         stored: measured costs, shared with other engines; None begins with none, and keeps none.
         max_tokens: K is never larger.
-        acceptance: what is known of it to begin with.
         catches_up: as `Lessons` has it.
     """
 
@@ -182,7 +181,6 @@ class AutomaticPolicy(SpeculationPolicy):
         self,
         stored: StoredCosts | None = None,
         max_tokens: int = MAX_NUM_DRAFT_TOKENS,
-        acceptance: AcceptanceStats | None = None,
         *,
         catches_up: bool = False,
     ) -> None:
@@ -190,7 +188,7 @@ class AutomaticPolicy(SpeculationPolicy):
         self.costs = CostModel() if stored is None else stored.costs
         self._save_at = COST_SAVE_STEPS
         self._max = max_tokens
-        self.acceptance = acceptance or AcceptanceStats(max_tokens)
+        self.acceptance = AcceptanceStats(max_tokens)
         self._probes, self._pauses = Probes(), Pauses()
         self._lessons = Lessons(self.costs, self.acceptance, self._probes, self._pauses, catches_up)
         self._chosen: dict[Sequence, int] = {}  # the standing plan

@@ -48,7 +48,14 @@ class FakeLLM:
     closed: bool = False
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     target: Any = field(
-        default_factory=lambda: SimpleNamespace(quantize=None, dtype=torch.bfloat16, recommended_sampling={})
+        default_factory=lambda: SimpleNamespace(
+            quantize=None,
+            dtype=torch.bfloat16,
+            adapter=None,
+            num_parameters=1,
+            exactness=SimpleNamespace(exact=True),
+            recommended_sampling={},
+        )
     )
 
     @property

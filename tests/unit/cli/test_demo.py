@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from forerun.cli import demo
 from forerun.cli.demo import default_settings
-from forerun.cli.demo_screen import Scene, split_accepted
 from forerun.cli.options import LLMOptions, choose_drafters
 from forerun.engine import StreamChunk
+from forerun.engine.text import split_accepted
 from forerun.errors import FetchError
 from forerun.utils import fetch as store, workloads
 
@@ -37,7 +36,7 @@ def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeLLM]:
 
 
 def test_the_json_holds_what_it_promises(invoke: Invoke, methods: dict[str, FakeLLM], workload: str) -> None:
-    result = invoke("demo", "--prompts", workload, "--json", "--rounds", "2")
+    result = invoke("demo", "--all", "--prompts", workload, "--json", "--rounds", "2")
     assert result.exit_code == 0
     rows = json.loads(result.stdout)["results"]
     assert [row["method"] for row in rows] == ["plain", "draft-model", "prompt-lookup"]
@@ -56,12 +55,12 @@ def test_the_json_holds_what_it_promises(invoke: Invoke, methods: dict[str, Fake
     assert all(row["identical"] is True for row in rows)
 
 
-def test_every_prompt_is_shown_once_and_measured_in_every_round(
+def test_every_prompt_is_measured_in_every_round_after_one_to_warm_up(
     invoke: Invoke, methods: dict[str, FakeLLM], workload: str
 ) -> None:
-    invoke("demo", "--prompts", workload, "--rounds", "3", "--max-tokens", "7")
+    invoke("demo", "--all", "--prompts", workload, "--rounds", "3", "--max-tokens", "7")
     for fake in methods.values():
-        assert [prompt for prompt, _ in fake.requests] == ["def a():", "def b():", *["def a():"] * 3, *["def b():"] * 3]
+        assert [prompt for prompt, _ in fake.requests] == ["def a():"] * 4 + ["def b():"] * 3
         assert all((p.greedy, p.ignore_eos, p.max_tokens) == (True, True, 7) for _, p in fake.requests)
 
 
@@ -70,11 +69,11 @@ def test_the_table_says_whether_the_texts_are_the_same(
 ) -> None:
     methods["prompt-lookup"].token_ids[-1] = 0
     methods["plain"].exact = False
-    result = invoke("demo", "--prompts", workload)
-    lines = {line.split()[1]: line for line in result.stdout.splitlines() if line.startswith("│")}
+    result = invoke("demo", "--all", "--prompts", workload)
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if "│" in line}
     assert "yes" in lines["plain"]
     assert "yes" in lines["draft-model"]
-    assert " no " in lines["prompt-lookup"]
+    assert lines["prompt-lookup"].endswith(" no")
     assert "Not exact here" in result.stdout
     assert "3.00" in lines["draft-model"]
     assert "50 %" in lines["draft-model"]
@@ -88,22 +87,22 @@ def test_ctrl_c_prints_the_rounds_that_are_complete(
 
     def interrupted(self: FakeLLM, prompt: Any, params: Any) -> Any:
         calls.append(prompt)
-        if len(calls) == 5:
+        if len(calls) == 8:
             raise KeyboardInterrupt
         return generate(self, prompt, params)
 
     monkeypatch.setattr(FakeLLM, "generate", interrupted)
-    result = invoke("demo", "--prompts", workload, "--json")
+    result = invoke("demo", "--all", "--prompts", workload, "--json")
     assert result.exit_code == 130
     assert len(json.loads(result.stdout)["results"]) == 3
 
-    calls[:] = [""] * 3
-    result = invoke("demo", "--prompts", workload, "--json")
+    calls[:] = [""] * 6
+    result = invoke("demo", "--all", "--prompts", workload, "--json")
     assert result.exit_code == 130
     assert json.loads(result.stdout)["results"] == []
 
-    calls[:] = [""] * 3
-    result = invoke("demo", "--prompts", workload)
+    calls[:] = [""] * 6
+    result = invoke("demo", "--all", "--prompts", workload)
     assert result.exit_code == 130
     assert result.stdout.splitlines()[-1] == "Interrupted."
 
@@ -118,7 +117,7 @@ def test_ctrl_c_prints_the_rounds_that_are_complete(
     ],
 )
 def test_bad_options_exit_with_2(invoke: Invoke, arguments: list[str], told: str, workload: str) -> None:
-    result = invoke("demo", "--prompts", workload, *arguments)
+    result = invoke("demo", "--all", "--prompts", workload, *arguments)
     assert result.exit_code == 2
     assert told in result.stderr
 
@@ -148,7 +147,7 @@ def test_the_hybrid_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], workload: str) -> None:
-    result = invoke("demo", "--prompts", workload, "--model", "some/model", env={"COLUMNS": "80"})
+    result = invoke("demo", "--all", "--prompts", workload, "--model", "some/model", env={"COLUMNS": "80"})
     [line] = [line for line in result.stdout.splitlines() if line.startswith("Left out: ")]
     assert line.startswith("Left out: draft-model, draft-tree, staged, hybrid (give a draft model with --draft)")
     assert "rest (give --drafters rest:index=...)" in line
@@ -159,8 +158,8 @@ def test_what_is_left_out_is_said(invoke: Invoke, methods: dict[str, FakeLLM], w
         line.startswith("bfloat16, greedy, K=auto") and line.endswith("medians over both.")
         for line in result.stdout.splitlines()
     )
-    assert "prediction (no prompt" in invoke("demo", "--prompts", workload).stdout
-    assert "prediction (no prompt" not in invoke("demo", "--prompts", "code", "--num-prompts", "1").stdout
+    assert "prediction (no prompt" in invoke("demo", "--all", "--prompts", workload).stdout
+    assert "prediction (no prompt" not in invoke("demo", "--all", "--prompts", "code", "--num-prompts", "1").stdout
 
 
 @pytest.fixture
@@ -179,39 +178,13 @@ def questions(tmp_path: Path) -> str:
 def test_chats_are_asked_as_chats_and_end_where_the_model_ends_them(
     invoke: Invoke, methods: dict[str, FakeLLM], questions: str
 ) -> None:
-    result = invoke("demo", "--prompts", questions, "--num-prompts", "3", "--max-tokens", "9")
+    result = invoke("demo", "--all", "--prompts", questions, "--num-prompts", "3", "--max-tokens", "9")
     assert result.exit_code == 0
     prompts = [prompt for prompt, _ in methods["plain"].requests]
-    assert len(prompts) == 6 and sorted(str(each) for each in prompts[:3]) == sorted(str(each) for each in prompts[3:])
+    assert len(prompts) == 4 and prompts[0] == prompts[1]
     assert all(prompt[0]["role"] == "user" for prompt in prompts)
     assert all((p.greedy, p.ignore_eos, p.max_tokens) == (True, False, 9) for _, p in methods["plain"].requests)
     assert "9 tokens an answer at most; prompts: 3 of 8, interleaved rounds: 1" in result.stdout
-
-
-def test_on_a_pipe_there_are_lines_and_no_screen(invoke: Invoke, methods: dict[str, FakeLLM], questions: str) -> None:
-    result = invoke("demo", "--prompts", questions, "--num-prompts", "1")
-    lines = result.stdout.splitlines()
-    [title] = [number for number, line in enumerate(lines) if line.startswith("plain  ·  prompt 1 of 1, ")]
-    assert lines[title + 1].startswith("> ") and lines[title + 2].startswith("alpha beta")
-    assert "\x1b" not in result.stdout and "\r" not in result.stdout
-    assert sum("alpha beta" in line for line in lines) == 1
-
-
-def test_all_prompts_are_measured_by_category(invoke: Invoke, methods: dict[str, FakeLLM], questions: str) -> None:
-    methods["prompt-lookup"].token_ids[-1] = 0
-    result = invoke("demo", "--prompts", questions, "--all", "--rounds", "2")
-    assert len(methods["plain"].requests) == 1 + 2 * 8
-    rows = [
-        [cell.strip() for cell in line.strip("│").split("│")] for line in result.stdout.splitlines() if line[:1] == "│"
-    ]
-    assert [row[0] for row in rows] == ["plain", "draft-model", "prompt-lookup", "editing", "chat"]
-    assert [len(row) for row in rows] == [6, 6, 6, 5, 5]
-    assert rows[-1][-1] == "no"
-    found = json.loads(invoke("demo", "--prompts", questions, "--all", "--json").stdout)
-    assert found["prompts"] == 8 and set(found["categories"]) == {"editing", "chat"}
-    assert "categories" not in json.loads(invoke("demo", "--prompts", questions, "--json").stdout)
-    both = invoke("demo", "--prompts", questions, "--all", "--num-prompts", "3")
-    assert both.exit_code == 2 and "The key all and --num-prompts" in both.stderr
 
 
 def test_nobody_chooses_which_questions_are_shown() -> None:
@@ -240,14 +213,14 @@ def test_fetch_brings_a_model_or_says_in_one_line_why_not(
         raise FetchError("There is no network. Get one.")
 
     monkeypatch.setattr(store, "fetch", unreachable)
-    result = invoke("demo", "--fetch", "--prompts", workload)
+    result = invoke("demo", "--all", "--fetch", "--prompts", workload)
     assert result.exit_code == 0 and asked == ["smollm2"]
     assert "The bundled models are shown instead: There is no network. Get one.\n" in result.stdout
     assert "Loading bundled ..." in result.stdout
-    invoke("demo", "--prompts", workload)
-    invoke("demo", "--fetch", "--model", "bundled", "--prompts", workload)
+    invoke("demo", "--all", "--prompts", workload)
+    invoke("demo", "--all", "--fetch", "--model", "bundled", "--prompts", workload)
     monkeypatch.setattr(store, "default_model", lambda: "smollm2")
-    assert "Loading smollm2 ..." in invoke("demo", "--fetch", "--prompts", workload).stdout
+    assert "Loading smollm2 ..." in invoke("demo", "--all", "--fetch", "--prompts", workload).stdout
     assert asked == ["smollm2"]
 
 
@@ -267,14 +240,3 @@ def test_a_chunk_is_split_after_its_draft_tokens() -> None:
     assert split_accepted(tokenizer, StreamChunk("alpha ", [0], 0)) == ("", "alpha ")
     assert split_accepted(tokenizer, StreamChunk("alp", [0, 1, 2], 2)) == ("alp", "")
     assert split_accepted(tokenizer, StreamChunk("alp", [0, 1, 2], 1)) == ("", "alp")
-
-
-def test_accepted_tokens_are_coloured_and_the_others_are_not() -> None:
-    scene = Scene("title", "prompt ", lambda: None)
-    scene.add(FakeTokenizer(), StreamChunk("alpha beta gamma ", [0, 1, 2], 2))
-    console = Console(force_terminal=True, width=60, color_system="standard", file=None)
-    with console.capture() as capture:
-        console.print(scene.panel(console))
-    assert "\x1b[1;32malpha beta \x1b[0mgamma" in capture.get()
-    assert "3 tokens" in scene.status
-    assert "2 of them drafted" in scene.status

@@ -20,7 +20,7 @@ from forerun.lab.bench.methods import Reference
 from forerun.lab.bench.random_model import opened
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.lab.plan.measured import product_flops, read_bandwidth
-from forerun.models import Model, Rows, load_model
+from forerun.models import LanguageModel, Model, Rows, load_model
 from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.loading.find_source import find_source
 from forerun.types import Cache
@@ -117,14 +117,14 @@ def _measured(
     generator = torch.Generator().manual_seed(0)  # all methods are given the same tokens
     tokens = torch.randint(0, model.vocab_size, (prefix + max(counts),), generator=generator).tolist()
     cached, new = tokens[:prefix], tokens[prefix:]
-    caches = {kind: _filled(each, cached) for kind, each in models.items()}
+    caches = {kind: filled(each, cached) for kind, each in models.items()}
     steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
     reference = Reference(name, dtype) if others and dtype not in QUANTISATIONS else None
     for k in counts:
         num_logits = k if k <= MOST_LOGITS else 1
         if reference is not None:
             steps[TRANSFORMERS, k] = reference.forward_step(cached, new[:k], num_logits)
-        steps |= {(kind, k): _forward_step(models[kind], caches[kind], new[:k], num_logits) for kind in models}
+        steps |= {(kind, k): forward_step(models[kind], caches[kind], new[:k], num_logits) for kind in models}
     say(f"measuring {dtype}: {rounds} rounds of {len(steps)} forwards")
     timed = interleave(steps, rounds, warmup=min(3, rounds))
     seconds = {key: [run.seconds for run in each] for key, each in timed.items()}
@@ -149,7 +149,7 @@ def _measured(
     ]
 
 
-def _filled(model: Model, prefix: list[int]) -> Cache:
+def filled(model: LanguageModel, prefix: list[int]) -> Cache:
     """Return a cache of these tokens."""
     cache = model.new_cache()
     model.forward([Rows(cache, prefix, num_logits=0)])
@@ -157,7 +157,7 @@ def _filled(model: Model, prefix: list[int]) -> Cache:
     return cache
 
 
-def _forward_step(model: Model, cache: Cache, tokens: list[int], num_logits: int) -> Callable[[], Tensor]:
+def forward_step(model: LanguageModel, cache: Cache, tokens: list[int], num_logits: int) -> Callable[[], Tensor]:
     def step() -> Tensor:
         logits = model.forward([Rows(cache, tokens, num_logits=num_logits)]).logits
         cache.drop()  # every call writes its keys and values over those of the call before

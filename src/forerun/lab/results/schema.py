@@ -19,6 +19,7 @@ VERSION = 1
 """Of the schema. It rises when a reader of the former version would misread a file."""
 KINDS: Mapping[str, str] = {
     "generate": "Whole generations",
+    "demo": "The demonstration",
     "acceptance": "Acceptance",
     "forward": "One forward",
     "serve": "Servers under load",
