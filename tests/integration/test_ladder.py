@@ -88,7 +88,8 @@ def test_float64_tokens_in_company(rig: Rig, drafter: str) -> None:
         assert [result.token_ids for result in results] == rig.expected[:size]
         every += results
     seldom_right = ("medusa", "mtp", "rest")  # what is fitted by least squares, and a small index
-    tally(every, 4 if drafter in seldom_right else 6)
+    # the matrix of recycling begins empty
+    tally(every, 2 if drafter == "recycling" else 4 if drafter in seldom_right else 6)
 
 
 @pytest.mark.sampled(2)
@@ -99,7 +100,7 @@ def test_float64_end_at_every_offset(rig: Rig, drafter: str) -> None:
     params = [SamplingParams(temperature=0, max_tokens=NUM_NEW, stop_token_ids=[token]) for token in output]
     params = [predicted(drafter, own, output) for own in params]
     results: Any = rig.llm(drafter, K).generate([prompt] * NUM_ENDS, params)
-    tally(results, 6)
+    tally(results, 2 if drafter == "recycling" else 6)
     for token, result in zip(output, results):
         assert result.token_ids == output[: output.index(token) + 1]
         assert result.finish_reason == "stop"

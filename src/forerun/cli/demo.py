@@ -286,9 +286,7 @@ def first_minute(
         performances.append(shown)
     environment = watch.environment()
     if (environment.others or 0.0) > MOST_OTHERS * environment.cores:
-        for each in performances:  # its threads wait for each other at every product: it is slowed many times over
-            if minute.TRANSFORMERS in each.runs:
-                each.runs[minute.TRANSFORMERS].is_disturbed = True
+        minute.disturbed(performances)
     table = Table.of("", minute.COLUMNS, performances)
     facts = target_facts(model, methods[PLAIN].target)
     drafting = engines[minute.FORERUN].drafter_name or ""
@@ -306,8 +304,7 @@ def first_minute(
     closing += weaknesses(results)
     closing.append(f"Next: {next_command(model, settings)}")
     stage.table(table)
-    for line in closing:
-        stage.say(line)
+    stage.say("\n".join(closing))
     return results
 
 

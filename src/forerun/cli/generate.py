@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,18 +114,30 @@ def generate(
         raise ConfigError("--system is the system message of a chat. Leave out --raw, or put it into the prompt.")
     text = read_prompt(prompt)
     messages = None if chat is False else read_chat(text, system)
-    default = AUTO if params.prediction is None else "prediction"
+    drafter = drafter or (AUTO if params.prediction is None else "prediction")
     options.set_threads(threads)
-    if not json:
-        note(f"loading {model}")
-    with log_memory_plan(None if json else note):
-        llm = open_llm(model, default if drafter is None else drafter, chat=bool(chat or system), **asdict(settings))
+    with _loading(model, quiet=json):
+        llm = open_llm(model, drafter, chat=bool(chat or system), **asdict(settings))
     if chat is None and system is None and not getattr(llm.tokenizer, "chat_template", None):
         messages = None
     params, own = options.own_sampling(ctx, params, llm.target)
     for line in filter(None, (own, needless(params, settings.acceptance))):
         note(line)
     outputs, times, interrupted = run(llm, text if messages is None else messages, params, echo=not json)
+    _end(llm, model, outputs, times, json=json, interrupted=interrupted)
+
+
+@contextmanager
+def _loading(model: str, *, quiet: bool) -> Iterator[None]:
+    """Say that a model is loaded, and the plan of its memory."""
+    if not quiet:
+        note(f"loading {model}")
+    with log_memory_plan(None if quiet else note):
+        yield
+
+
+def _end(llm: LLM, model: str, outputs: dict[int, Output], times: CallTimes, *, json: bool, interrupted: bool) -> None:
+    """Print the summary or the results. Raises typer.Exit where the answers were interrupted."""
     if json:
         print_json(_facts(llm, model) | as_object(outputs, times))
     else:

@@ -104,6 +104,11 @@ def _check_types(drafter: Drafter, draft: Draft) -> None:
         raise DrafterError(
             f"{name_of(drafter)} gave token ids, parents or a number of candidates that are not whole numbers."
         ) from None
+    for field, given in (("sources", draft.sources), ("accept_probs", draft.accept_probs)):
+        if not isinstance(given, (list, tuple)) or any(isinstance(each, Tensor) or each != each for each in given):
+            raise DrafterError(
+                f"{name_of(drafter)} gave {_type_name(given)} as {field}. Give a tuple, one for each token."
+            )
     for field, value in (("probs", draft.probs), ("hidden", draft.hidden)):
         if value is not None and not (isinstance(value, Tensor) and value.is_floating_point()):
             raise DrafterError(
@@ -121,6 +126,8 @@ def _check_shape(drafter: Drafter, draft: Draft, max_nodes: int, room: int) -> N
         raise DrafterError(f"{name} gave {draft.num_candidates} candidates among {n} tokens.")
     if draft.sources and len(draft.sources) != n:
         raise DrafterError(f"{name} gave {len(draft.sources)} sources for {n} tokens.")
+    if draft.accept_probs and len(draft.accept_probs) != n:
+        raise DrafterError(f"{name} gave {len(draft.accept_probs)} accept_probs for {n} tokens.")
     if draft.hidden is not None and (len(draft.hidden) != n + 1 or not draft.is_chain):
         raise DrafterError(
             f"{name} gave {len(draft.hidden)} hidden states for {n} nodes; only chains may "

@@ -59,6 +59,47 @@ Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
 Bar: TypeAlias = bool | Callable[..., Any]
 
 
+def _check_loaded(target: LanguageModel, adapter: object, quantize: str | None, max_model_len: int | None) -> None:
+    """Raise ConfigError for what would have to be known before a model that is loaded already was."""
+    if isinstance(target, nn.Module):
+        raise ConfigError(
+            f"the target is a {type(target).__name__} of another library's in memory. Give its name or folder, or "
+            "generate with it: custom_generate=forerun.integrations.transformers.Speculative()."
+        )
+    if adapter is not None:
+        raise ConfigError(
+            f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
+            "model is. Give the target's name, or load it with its adapter."
+        )
+    if quantize is not None:
+        raise ConfigError(
+            f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantized as they are "
+            "read. Give the target's name, or load it with quantize."
+        )
+    if max_model_len is not None and max_model_len < target.context_length:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, but the target is a loaded model with a context of "
+            f"{target.context_length}. Give the target's name."
+        )
+
+
+def _drafter_of(
+    drafter: Drafters, speculative_config: Mapping[str, Any] | None, num_draft_tokens: NumDraftTokens | None
+) -> Drafters:
+    """Return the drafter, which vLLM's dictionary may give. Raises ConfigError where both choose one."""
+    if speculative_config is None:
+        return drafter
+    if drafter != AUTO or num_draft_tokens is not None:
+        raise ConfigError("speculative_config chooses drafter and num_draft_tokens, too. Give it or them.")
+    return drafter_of_vllm(Fields.of(dict(speculative_config), "speculative_config", ConfigError))
+
+
+def _check_sizes(threads: int | None, max_model_len: int | None) -> None:
+    for name, value, least in (("threads", threads, 1), ("max_model_len", max_model_len, 2)):
+        if value is not None and (type(value) is not int or value < least):
+            raise ConfigError(f"{name} is {value!r}, but must be a whole number of {least} or more.")
+
+
 def open_target(
     target: str | Path | LanguageModel,
     drafter: Drafters,
@@ -76,27 +117,8 @@ def open_target(
     Raises:
         ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
     """
-    if isinstance(target, nn.Module):
-        raise ConfigError(
-            f"the target is a {type(target).__name__} of another library's in memory. Give its name or folder, or "
-            "generate with it: custom_generate=forerun.integrations.transformers.Speculative()."
-        )
     if not isinstance(target, (str, Path)):
-        if adapter is not None:
-            raise ConfigError(
-                f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
-                "model is. Give the target's name, or load it with its adapter."
-            )
-        if quantize is not None:
-            raise ConfigError(
-                f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantized as they are "
-                "read. Give the target's name, or load it with quantize."
-            )
-        if max_model_len is not None and max_model_len < target.context_length:
-            raise ConfigError(
-                f"max_model_len is {max_model_len}, but the target is a loaded model with a context of "
-                f"{target.context_length}. Give the target's name."
-            )
+        _check_loaded(target, adapter, quantize, max_model_len)
         return target, tokenizer
     source = find_source(target)  # to the end: while it is in use, a file's header is read once
     with suppress(ModelLoadError, DrafterError):  # loading reports everything else that is wrong
@@ -203,15 +225,10 @@ class LLM:
     ) -> None:
         _check_others(others, device)
         check_one_process(tensor_parallel_size)
-        for name, value, least in (("threads", threads, 1), ("max_model_len", max_model_len, 2)):
-            if value is not None and (type(value) is not int or value < least):
-                raise ConfigError(f"{name} is {value!r}, but must be a whole number of {least} or more.")
+        _check_sizes(threads, max_model_len)
         if quantization is not None and quantize not in (None, quantization):
             raise ConfigError(f"quantize is {quantize!r} and quantization {quantization!r}. Give one of them.")
-        if speculative_config is not None:
-            if drafter != AUTO or num_draft_tokens is not None:
-                raise ConfigError("speculative_config chooses drafter and num_draft_tokens, too. Give it or them.")
-            drafter = drafter_of_vllm(Fields.of(dict(speculative_config), "speculative_config", ConfigError))
+        drafter = _drafter_of(drafter, speculative_config, num_draft_tokens)
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
@@ -235,15 +252,18 @@ class LLM:
             quantize=quantize or quantization,
             max_model_len=max_model_len,
         )
-        drafter_seed = None if seed is None else seed ^ _DRAFTER_SEED
-        binding = Binding(self.target, self.tokenizer, drafter_seed, prefix_reuse != OFF)
+        self._add_drafter(drafter, config, None if seed is None else seed ^ _DRAFTER_SEED, num_draft_tokens is None)
+
+    def _add_drafter(self, drafter: Drafters, config: EngineConfig, seed: int | None, takes_written: bool) -> None:
+        """Make the drafter and the engine. takes_written: a K that the drafter's text has is the engine's."""
+        binding = Binding(self.target, self.tokenizer, seed, config.prefix_reuse != OFF)
         self.drafter: Drafter | None = None
         chosen = chosen_drafter(drafter, self.target)
         self.drafter_name: str | None = None
         if chosen is not None:
             self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
             self.drafter, written = make_drafter(chosen, binding)
-            if num_draft_tokens is None and written is not None:
+            if takes_written and written is not None:
                 config = replace(config, num_draft_tokens=written)
         if self.drafter is not None and config.num_draft_tokens == AUTO:
             calibrate(self.target)

@@ -272,10 +272,8 @@ def model_memory(
         LlamaModules(config, served) if is_llama else empty_model(source.name, source.config(), served, ATTENTION_NAME)
     )
     is_triton = is_llama and is_triton_selected()
-    has_adapter = adapter is not None
-    storage = WeightStorage(
-        served, target_device, is_llama, library, quantization, source.quantized_format(config), has_adapter, is_triton
-    )
+    stored, has_adapter = source.quantized_format(config), adapter is not None
+    storage = WeightStorage(served, target_device, is_llama, library, quantization, stored, has_adapter, is_triton)
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
     if is_triton:

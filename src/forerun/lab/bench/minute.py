@@ -124,6 +124,14 @@ def calibrate(plain: LLM, drafting: LLM) -> dict[int, float]:
     return {rows: seconds / least[1] for rows, seconds in least.items()}
 
 
+def disturbed(performances: Sequence[Performance]) -> None:
+    """Mark Transformers' runs as disturbed: its threads wait for each other at every product, so that it is slowed many
+    times over where other programs keep processors busy."""
+    for each in performances:
+        if TRANSFORMERS in each.runs:
+            each.runs[TRANSFORMERS].is_disturbed = True
+
+
 def perform(
     engines: Mapping[str, LLM],
     reference: Reference | None,
@@ -208,6 +216,7 @@ def _run_reference(
 
 _OFF: Mapping[str, str] = {
     "no gain": "a step of three rows costs {growth:.1f} steps, and drafts were too seldom right",
+    "nothing found": "nothing in the text so far went on as the answer did",
     "measuring": "what drafts cost here was still being measured",
     "no room": "the answer ended too soon",
 }
