@@ -301,10 +301,8 @@ def first_minute(
     details = {"performances": performances, "closing": closing, "growth": growth}
     report = Report("demo", [replace(table, title="The demo's prompts")], facts, drafters, {}, details=details)
     results = report.results(command_line(sys.argv[1:]), environment)
-    closing += weaknesses(results)
-    closing.append(f"Next: {next_command(model, settings)}")
     stage.table(table)
-    stage.say("\n".join(closing))
+    stage.say("\n".join([*closing, *weaknesses(results), f"Next: {next_command(model, settings)}"]))
     return results
 
 

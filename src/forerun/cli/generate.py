@@ -107,9 +107,7 @@ def generate(
     Sampling options that are not given are the model's own, where its files have any.
     """
     model = chosen_model(model)
-    if isinstance(params.prediction, str):
-        params = replace(params, prediction=text_or_file(params.prediction, "--prediction"))
-    params = replace(params, grammar=form.grammar())
+    params = _with_texts(params, form)
     if system is not None and chat is False:
         raise ConfigError("--system is the system message of a chat. Leave out --raw, or put it into the prompt.")
     text = read_prompt(prompt)
@@ -125,6 +123,13 @@ def generate(
         note(line)
     outputs, times, interrupted = run(llm, text if messages is None else messages, params, echo=not json)
     _end(llm, model, outputs, times, json=json, interrupted=interrupted)
+
+
+def _with_texts(params: SamplingParams, form: GrammarFlags) -> SamplingParams:
+    """Return the options with the prediction's text and the grammar."""
+    if isinstance(params.prediction, str):
+        params = replace(params, prediction=text_or_file(params.prediction, "--prediction"))
+    return replace(params, grammar=form.grammar())
 
 
 @contextmanager

@@ -94,10 +94,17 @@ def _drafter_of(
     return drafter_of_vllm(Fields.of(dict(speculative_config), "speculative_config", ConfigError))
 
 
-def _check_sizes(threads: int | None, max_model_len: int | None) -> None:
+def _check_numbers(
+    threads: int | None, max_model_len: int | None, quantize: str | None, quantization: str | None
+) -> None:
+    """Check what `LLM` was given, and set torch's threads."""
     for name, value, least in (("threads", threads, 1), ("max_model_len", max_model_len, 2)):
         if value is not None and (type(value) is not int or value < least):
             raise ConfigError(f"{name} is {value!r}, but must be a whole number of {least} or more.")
+    if quantization is not None and quantize not in (None, quantization):
+        raise ConfigError(f"quantize is {quantize!r} and quantization {quantization!r}. Give one of them.")
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def open_target(
@@ -225,9 +232,7 @@ class LLM:
     ) -> None:
         _check_others(others, device)
         check_one_process(tensor_parallel_size)
-        _check_sizes(threads, max_model_len)
-        if quantization is not None and quantize not in (None, quantization):
-            raise ConfigError(f"quantize is {quantize!r} and quantization {quantization!r}. Give one of them.")
+        _check_numbers(threads, max_model_len, quantize, quantization)
         drafter = _drafter_of(drafter, speculative_config, num_draft_tokens)
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
@@ -239,8 +244,6 @@ class LLM:
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
         check_drafter_text(drafter, model)
-        if threads is not None:
-            torch.set_num_threads(threads)
         self.target, self.tokenizer = open_target(
             model,
             drafter,

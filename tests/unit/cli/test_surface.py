@@ -20,7 +20,7 @@ FLAGS = {
     "cache": 3, "drafters": 2, "fetch": 3, "index": 8, "info": 4, "options": 0, "plan": 13, "quantize": 4,
 }  # fmt: skip
 """Command -> flags of it and of what is below it, at most."""
-ROOM = 300
+ROOM = 304
 """For all of them."""
 SHOWN = {
     "Run": ["generate", "chat", "serve", "batch"],
