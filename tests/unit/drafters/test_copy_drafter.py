@@ -73,3 +73,17 @@ def test_nodes_name_their_source_where_one_is_given() -> None:
     assert Copier(source="here").drafted(own, [5, 6], [9, 10], 0.0).sources == ("here", "here")
     assert Copier().drafted(own, [5, 6], [9, 10], 0.0).sources == ()
     assert Copier(source="here").drafted(own, [5, 6], [9, 10], 1.0).sources == ()
+
+
+def test_a_sequence_differs_from_the_others_by_its_own_copies() -> None:
+    rates, wrong, right = Copier((0.6,) * 8), sequence(), sequence()
+    for _ in range(12):
+        for own, said in ((wrong, 9), (right, 5)):
+            rates.drafted(own, [5], [1], 0.0)
+            own.token_ids.append(said)
+            rates.observe(own)
+    probs = [rates.drafted(own, [5, 5], [1, 4], 0.0).accept_probs for own in (wrong, right)]
+    assert probs[0][0] < 0.4 < 0.6 < probs[1][0] and probs[0][1] < probs[1][1]
+    rates.stop(wrong)
+    fresh = rates.drafted(wrong, [5], [1], 0.0).accept_probs[0]
+    assert probs[0][0] < fresh < probs[1][0]

@@ -12,6 +12,11 @@ from forerun.types import Draft, Sequence, Step
 COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
 """Prior probability that a copied token is accepted, by the binary digits of how many tokens before it matched."""
 
+_OWN_WEIGHT = 3.0
+"""Pseudo-trials, accepted and rejected, of the prior that a sequence's copies are accepted as often as others'."""
+_OWN_DECAY = 0.95
+"""Weight that a sequence's earlier trials keep at each new one."""
+
 
 class CopyDrafter(Drafter):
     """The base of drafters that copy, never beyond the sequence's maximum length.
@@ -19,7 +24,8 @@ class CopyDrafter(Drafter):
     Copies are cut where their probability no longer exceeds the minimum; it is learned from the tokens that were
     committed. A copied token's level is the number of binary digits of its match length: the tokens before it, copied
     ones included, that precede the copied position too. Trials are counted for what was cut off as well, as far as
-    committed tokens reach, so that a level whose copies are always cut is still measured.
+    committed tokens reach, so that a level whose copies are always cut is still measured. A sequence differs from the
+    others by one factor on the odds of all levels.
 
     Args:
         prior: of each level's probability.
@@ -29,6 +35,7 @@ class CopyDrafter(Drafter):
     def __init__(self, prior: Seq[float] = COPY_RATES, source: str | None = None) -> None:
         self._rates, self._source = Rates(prior), source
         self._copied: dict[Sequence, tuple[int, list[int], list[int]]] = {}
+        self._own: dict[Sequence, tuple[float, float, float]] = {}  # trials, accepted, and expected to be
 
     def draft(
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
@@ -40,7 +47,7 @@ class CopyDrafter(Drafter):
             accept_probs: list[float] = []
             if token_ids:
                 self._copied[sequence] = (len(sequence.token_ids), token_ids, lengths)
-                accept_probs = self._accept_probs(lengths, min_acceptance_prob)
+                accept_probs = self._accept_probs(sequence, lengths, min_acceptance_prob)
             draft = Draft.chain(token_ids[: len(accept_probs)])
             draft.accept_probs = accept_probs
             if self._source is not None:
@@ -58,18 +65,26 @@ class CopyDrafter(Drafter):
                 continue
             start, token_ids, lengths = copied
             for token_id, length, committed in zip(token_ids, lengths, sequence.token_ids[start:], strict=False):
+                tried, came, expected = (_OWN_DECAY * each for each in self._own.get(sequence, (0.0, 0.0, 0.0)))
+                rate = self._rates.rate(length.bit_length())
+                self._own[sequence] = tried + 1, came + (token_id == committed), expected + rate
                 self._rates.observe(length.bit_length(), token_id == committed)
                 if token_id != committed:
                     break
 
     def stop(self, sequence: Sequence) -> None:
         self._copied.pop(sequence, None)
+        self._own.pop(sequence, None)
 
-    def _accept_probs(self, lengths: list[int], least: float) -> list[float]:
+    def _accept_probs(self, sequence: Sequence, lengths: list[int], least: float) -> list[float]:
         """Return the probabilities that the tokens of a copy are accepted, as far as they exceed `least`."""
+        tried, came, expected = self._own.get(sequence, (0.0, 0.0, 0.0))
+        odds = (came + _OWN_WEIGHT) / (expected + _OWN_WEIGHT)
+        odds *= (tried - expected + _OWN_WEIGHT) / (tried - came + _OWN_WEIGHT)
         probs, accept_prob = [], 1.0
         for length in lengths:
-            accept_prob *= self._rates.rate(length.bit_length())
+            rate = self._rates.rate(length.bit_length())
+            accept_prob *= odds * rate / (1 - rate + odds * rate)
             if accept_prob <= least:
                 break
             probs.append(accept_prob)
