@@ -14,9 +14,8 @@ import typer
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import LLMOptions, chosen_model
-from forerun.cli.output import log_memory_plan, note
-from forerun.cli.tune import KEPT, Prompts, TuneProgress, chosen_cases, is_chat, kept, make_task, open_plain, show
+from forerun.cli.options import LLMOptions
+from forerun.cli.tune import KEPT, Prompts, TuneProgress, begin, chosen_cases, is_chat, kept, make_task, show
 from forerun.config import EngineConfig, SamplingParams
 from forerun.errors import ForerunError
 from forerun.utils.workloads import Case, categories_in_turn, load
@@ -42,14 +41,7 @@ def try_(
 ) -> None:
     """Measure a model with the best drafter that is found for it beside plain decoding, and say what to type."""
     cases = None if prompts is None else chosen_cases(prompts, None)
-    model = chosen_model(model, "MODEL")
-    options.set_threads(threads)
-    from forerun.kernels.provenance import Watch
-
-    watch = Watch.begin()
-    note(f"loading {model}, then a minute at most")
-    with log_memory_plan(None):
-        plain = open_plain(model, llm)
+    model, plain, watch = begin(model, llm, threads, "a minute", None)
     cases = cases or _bundled(chat=is_chat(plain))
     from forerun.lab.tune.tuning import tune
 

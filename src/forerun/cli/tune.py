@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +25,7 @@ from forerun.utils.workloads import Case, categories_in_turn, load, names
 
 if TYPE_CHECKING:
     from forerun.engine import LLM
-    from forerun.kernels.provenance import Environment
+    from forerun.kernels.provenance import Environment, Watch
     from forerun.lab.tune.outcome import TuningOutcome
     from forerun.lab.tune.tuning import Task
 
@@ -94,14 +95,7 @@ def tune(
     levels = whole_numbers(settings.load, "--load")
     drafters = options.comma_list(settings.drafters, "--drafters") if settings.drafters else []
     cases = None if prompts is None else chosen_cases(prompts, settings.num_prompts)
-    model = chosen_model(model, "MODEL")
-    options.set_threads(threads)
-    from forerun.kernels.provenance import Watch
-
-    watch = Watch.begin()
-    note(f"loading {model}, then tuning for {settings.minutes:g} minutes at most")
-    with log_memory_plan(note):
-        plain = open_plain(model, llm)
+    model, plain, watch = begin(model, llm, threads, f"tuning for {settings.minutes:g} minutes", note)
     if prompts is None or cases is None:
         prompts = _CHATS if is_chat(plain) else _RAW
         note(f"no --prompts given, so these are the bundled workload {prompts!r}; your own tell more")
@@ -126,6 +120,23 @@ def tune(
         show_written(model, written)
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def begin(
+    model: str | None, llm: LLMOptions, threads: int | None, work: str, plan_to: Callable[[str], None] | None
+) -> tuple[str, LLM, Watch]:
+    """Load the target without a drafter. Return its name, the engine, and what watches the machine from now on.
+
+    work: what follows and how long it takes, for the line that is noted. plan_to: takes the memory plan; None: nobody.
+    """
+    from forerun.kernels.provenance import Watch
+
+    name = chosen_model(model, "MODEL")
+    options.set_threads(threads)
+    watch = Watch.begin()
+    note(f"loading {name}, then {work} at most")
+    with log_memory_plan(plan_to):
+        return name, open_plain(name, llm), watch
 
 
 def chosen_cases(prompts: str, count: int | None) -> list[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.stats import StepStats
 from forerun.models import LanguageModel, Rows, identity
 from forerun.speculation import FixedPolicy
-from forerun.speculation.cost_model import KINDS
+from forerun.speculation.cost_model import KINDS, Table
 from forerun.speculation.cost_store import forward_costs
 from forerun.speculation.predictor import StepCosts
 
@@ -69,18 +70,30 @@ class DrafterCosts:
 
 def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
     """Measure the seconds of a forward by its rows, after `context` cached positions: medians of interleaved rounds."""
+    samples = _timed_forwards(model, context, [*rows] * (rounds + 1))
+    return CostCurve.of_medians({count: seconds[1:] for count, seconds in samples.items()})
+
+
+def _timed_forwards(
+    model: LanguageModel, context: int, counts: Sequence[int], most_seconds: float = math.inf
+) -> dict[int, list[float]]:
+    """Time forwards of so many rows, one after the other, after `context` cached positions, until so many seconds are
+    over. Returns the seconds by rows."""
     cache = model.new_cache()
-    filler = [i % model.vocab_size for i in range(context)]
-    model.forward([Rows(cache, filler, num_logits=1)])
+    filler = [i % model.vocab_size for i in range(max(context, *counts))]
+    model.forward([Rows(cache, filler[:context], num_logits=1)])
     cache.commit(range(context))
     samples: dict[int, list[float]] = defaultdict(list)
-    for count in [*rows, *(count for _ in range(rounds) for count in rows)]:
+    begin = perf_counter()
+    for count in counts:
         start = perf_counter()
         model.forward([Rows(cache, filler[:count])])
         samples[count].append(perf_counter() - start)
         cache.drop()
+        if perf_counter() - begin > most_seconds:
+            break
     cache.free()
-    return CostCurve.of_medians({count: seconds[1:] for count, seconds in samples.items()})
+    return samples
 
 
 CALIBRATION_ROWS = (1, 5, 2, 3, 8, 4, 6, 12, 16, 32)
@@ -92,29 +105,24 @@ CALIBRATION_SECONDS = 1.5
 CALIBRATION_ROUNDS = 5
 
 
-def calibrate(target: LanguageModel) -> None:
+def calibrate(target: LanguageModel) -> Table:
     """Time forwards of a few row counts, unless that was done before, so that automatic policies which are made from
-    now on know what rows cost. Large models have time for fewer counts; the others are interpolated."""
+    now on know what rows cost. Large models have time for fewer counts; the others are interpolated.
+
+    Returns:
+        Seconds of a forward by its rows.
+    """
     stored = forward_costs(identity(target))
-    if stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT) is not None:
-        return
-    cache = target.new_cache()
-    filler = [i % target.vocab_size for i in range(CALIBRATION_CONTEXT + max(CALIBRATION_ROWS))]
-    target.forward([Rows(cache, filler[:CALIBRATION_CONTEXT], num_logits=1)])
-    cache.commit(range(CALIBRATION_CONTEXT))
-    samples: dict[int, list[float]] = defaultdict(list)
-    begin = perf_counter()
-    for count in CALIBRATION_ROWS * CALIBRATION_ROUNDS:
-        start = perf_counter()
-        target.forward([Rows(cache, filler[:count])])
-        samples[count].append(perf_counter() - start)
-        cache.drop()
-        if perf_counter() - begin > CALIBRATION_SECONDS:
-            break
-    cache.free()
-    for count, seconds in sorted(samples.items()):
-        stored.costs.add_target(KINDS[0], 1, CALIBRATION_CONTEXT, count, statistics.median(seconds), len(seconds))
-    stored.save()
+    known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
+    if known is None:
+        counts = CALIBRATION_ROWS * CALIBRATION_ROUNDS
+        samples = _timed_forwards(target, CALIBRATION_CONTEXT, counts, CALIBRATION_SECONDS)
+        for count, seconds in sorted(samples.items()):
+            stored.costs.add_target(KINDS[0], 1, CALIBRATION_CONTEXT, count, statistics.median(seconds), len(seconds))
+        stored.save()
+        known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
+        assert known is not None
+    return known
 
 
 def drafter_costs(

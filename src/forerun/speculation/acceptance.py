@@ -128,8 +128,8 @@ class AcceptanceStats:
         gain = accept_prob = 1.0
         gains, accept_probs = [], []
         for accept, draft in zip(accepts[:places], drafts, strict=False):
-            gain *= odds * accept / (1 - accept + odds * accept)
-            accept_prob *= odds_drafted * draft / (1 - draft + odds_drafted * draft)
+            gain *= with_odds(accept, odds)
+            accept_prob *= with_odds(draft, odds_drafted)
             gains.append(gain)
             accept_probs.append(accept_prob)
         return gains, accept_probs
@@ -157,7 +157,7 @@ class AcceptanceStats:
         own = self._own.get(key)
         own = list(now) if own is None else [decay * old + new for old, new in zip(own, now, strict=True)]
         self._own[key] = own
-        self._odds[key] = _ratio(*own[:4]), _ratio(*own[4:])
+        self._odds[key] = odds_ratio(*own[:4]), odds_ratio(*own[4:])
 
     def _compute_steps(self, places: int) -> None:
         """Compute the steps that all sequences share, of the first places."""
@@ -192,10 +192,16 @@ class AcceptanceStats:
         self._steps = steps  # at once: an interrupt leaves the old ones
 
 
-def _ratio(came: float, expected: float, failed: float, feared: float) -> float:
-    """Return the odds over the expected ones, with a prior of no difference."""
-    weight = ACCEPTANCE_SEQUENCE_WEIGHT
+def odds_ratio(
+    came: float, expected: float, failed: float, feared: float, weight: float = ACCEPTANCE_SEQUENCE_WEIGHT
+) -> float:
+    """Return the odds over the expected ones, with a prior of no difference. weight: its pseudo-trials of each kind."""
     return (came + weight) / (expected + weight) * (feared + weight) / (failed + weight)
+
+
+def with_odds(prob: float, ratio: float) -> float:
+    """Return the probability whose odds are those of `prob` times a ratio."""
+    return ratio * prob / (1 - prob + ratio * prob)
 
 
 RATE_DECAY = 0.98

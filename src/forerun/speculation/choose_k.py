@@ -145,8 +145,6 @@ class Lessons:
         return asked
 
 
-COST_SAVE_STEPS = 32
-"""Steps after which costs are first saved; then whenever that many have doubled."""
 PLAN_STEPS = 4
 """Steps a plan stands while the batch is the same."""
 PLAIN_CELL = (0, 0)
@@ -186,7 +184,6 @@ class AutomaticPolicy(SpeculationPolicy):
     ) -> None:
         self._stored = stored
         self.costs = CostModel() if stored is None else stored.costs
-        self._save_at = COST_SAVE_STEPS
         self._max = max_tokens
         self.acceptance = AcceptanceStats(max_tokens)
         self._probes, self._pauses = Probes(), Pauses()
@@ -242,9 +239,8 @@ class AutomaticPolicy(SpeculationPolicy):
         self.acceptance.stop(sequence)
         self._chosen.pop(sequence, None)
         self._pauses.stop(sequence)
-        if self._stored is not None and self._lessons.steps >= self._save_at:
-            self._save_at = 2 * self._lessons.steps
-            self._stored.save()
+        if self._stored is not None:
+            self._stored.save_if_due(self._lessons.steps)
         self._planned, self._left = [], 0
 
     def _learn(self) -> None:

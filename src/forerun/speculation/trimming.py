@@ -21,8 +21,6 @@ MOST_NODES, LEAST_NODES = 48, 4
 """Nodes that a step's sequences may propose together, and one alone at least; most are cut."""
 LEAST_PROB = 0.1
 """Probability of nodes that are worth a look: trees have many below it."""
-SAVE_STEPS = 32
-"""Steps after which costs are first saved; then whenever that many have doubled."""
 TRIM_GAIN = 0.005
 """Relative gain over plain decoding that a cut draft must promise: below it, the estimate is the larger part."""
 
@@ -37,7 +35,7 @@ class TrimmingPolicy(SpeculationPolicy):
     def __init__(self, stored: StoredCosts | None = None) -> None:
         self._stored = stored
         self.costs = CostModel() if stored is None else stored.costs
-        self._steps, self._save_at = 0, SAVE_STEPS
+        self._steps = 0
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         most = max(LEAST_NODES, MOST_NODES // max(len(sequences), 1))
@@ -75,6 +73,5 @@ class TrimmingPolicy(SpeculationPolicy):
         self.costs.add_target(kind, len(outcomes), cost.context, cost.num_rows, seconds)
 
     def stop(self, sequence: Sequence) -> None:
-        if self._stored is not None and self._steps >= self._save_at:
-            self._save_at = 2 * self._steps
-            self._stored.save()
+        if self._stored is not None:
+            self._stored.save_if_due(self._steps)

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 
 from forerun.drafters.base import Drafter
 from forerun.speculation import Rates
+from forerun.speculation.acceptance import odds_ratio, with_odds
 from forerun.types import Draft, Sequence, Step
 
 COPY_RATES = (0.1, 0.3, 0.65, 0.85, 0.9, 0.97, 0.98)
@@ -79,12 +80,10 @@ class CopyDrafter(Drafter):
     def _accept_probs(self, sequence: Sequence, lengths: list[int], least: float) -> list[float]:
         """Return the probabilities that the tokens of a copy are accepted, as far as they exceed `least`."""
         tried, came, expected = self._own.get(sequence, (0.0, 0.0, 0.0))
-        odds = (came + _OWN_WEIGHT) / (expected + _OWN_WEIGHT)
-        odds *= (tried - expected + _OWN_WEIGHT) / (tried - came + _OWN_WEIGHT)
+        odds = odds_ratio(came, expected, tried - came, tried - expected, _OWN_WEIGHT)
         probs, accept_prob = [], 1.0
         for length in lengths:
-            rate = self._rates.rate(length.bit_length())
-            accept_prob *= odds * rate / (1 - rate + odds * rate)
+            accept_prob *= with_odds(self._rates.rate(length.bit_length()), odds)
             if accept_prob <= least:
                 break
             probs.append(accept_prob)

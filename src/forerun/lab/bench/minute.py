@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from forerun.config import SamplingParams
-from forerun.engine import LLM, SequenceStats
+from forerun.engine import LLM, SequenceStats, step_times
 from forerun.engine.text import split_accepted
-from forerun.lab.bench.forward import filled, forward_step
-from forerun.lab.bench.measure import interleave
 from forerun.lab.bench.methods import Reference, with_prediction
 from forerun.lab.bench.peers.worker import generate_greedily
 from forerun.lab.bench.tables import Columns
@@ -106,22 +104,12 @@ COLUMNS: Columns[Performance] = {
 
 
 def calibrate(plain: LLM, drafting: LLM) -> dict[int, float]:
-    """Measure what steps cost, before anything is timed, in a second or two.
-
-    Returns:
-        Rows -> the time of a forward over that of one row, for ROWS.
-    """
+    """Warm the engines up, and return what they know of costs: for ROWS the time of a forward over that of one row."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     for llm in (plain, drafting):
         llm.generate(llm.tokenizer.encode(WARM_UP), params)
-    model = plain.target
-    tokens = [token % model.vocab_size for token in range(64)]
-    cache = filled(model, tokens)
-    steps = {rows: forward_step(model, cache, tokens[:rows], rows) for rows in ROWS}
-    timed = interleave(steps, 5, warmup=1)
-    cache.free()
-    least = {rows: min(run.seconds for run in runs) for rows, runs in timed.items()}
-    return {rows: seconds / least[1] for rows, seconds in least.items()}
+    seconds = step_times.calibrate(plain.target)
+    return {rows: float(seconds[rows] / seconds[1]) for rows in ROWS}
 
 
 def disturbed(performances: Sequence[Performance]) -> None:
