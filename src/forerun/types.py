@@ -200,6 +200,7 @@ class Draft(Tree):
         accept_probs: [n] estimates of how probable it is that each node and all above it are accepted, falling; empty
             where there are none.
         sources: [n] who proposed each node, for statistics; empty where there is one source only.
+        is_settled: whoever made it has weighed what its rows cost, so that it is not cut.
         hidden: [n + 1, H] states of the last committed token and of every node entering the target's layer
             first_layer, of a drafter that has computed the layers below in the sequence's own cache, where they are
             the rows fed since the last commit; chains only.
@@ -214,6 +215,7 @@ class Draft(Tree):
     num_candidates: int = -1
     accept_probs: Seq[float] = ()
     sources: tuple[str, ...] = ()
+    is_settled: bool = False
     hidden: Tensor | None = None
     first_layer: int = 0
 

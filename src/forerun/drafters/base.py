@@ -26,16 +26,18 @@ class Traits:
         writes_cache: it feeds rows into `Sequence.cache`, so no other drafter may do so in the same step.
         estimates: drafting costs next to nothing, and its drafts have `accept_probs`: they are made in every step, and
             cut by what rows cost.
-        catches_up: it computes with a sequence's tokens when it first drafts for it, or before: time that would be
-            saved if it never did.
+        follows: tokens of a sequence that it computes with, at most, before it first drafts for it; None: all.
+        acceptance: the probability that the token at each position is accepted where those before it were, of greedy
+            and of drawn requests, as the drafter's own record has it; empty where there is none.
     """
 
     cost_key: tuple[str, ...] = ()
     fixed_length_draft: int | None = None
     reads_prediction: bool = False
     writes_cache: bool = False
-    catches_up: bool = False
     estimates: bool = False
+    follows: int | None = None
+    acceptance: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
 
     @classmethod
     def merged(cls, name: str, parts: Iterable[Traits]) -> Traits:
@@ -50,7 +52,6 @@ class Traits:
             max(fixed) if fixed and len(fixed) == len(every) else None,
             any(part.reads_prediction for part in every),
             any(part.writes_cache for part in every),
-            any(part.catches_up for part in every),
         )
 
 
@@ -148,6 +149,14 @@ class Drafter(ABC):
     def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
         """Return the models that `bind` will load for a target of this name, without those that are loaded already."""
         return ()
+
+    @property
+    def members(self) -> tuple[Drafter, ...]:
+        """Return the drafters that it calls, or itself: those whose costs are measured."""
+        return (self,)
+
+    def see_prices(self, prices: Seq[float]) -> None:  # noqa: B027 - most drafters need not weigh anything
+        """See, before `draft`, what the step costs in seconds, by the rows that drafts add to it."""
 
     def bind(self, binding: Binding) -> None:  # noqa: B027 - most drafters need nothing of the target
         """See the target before the first sequence, and load what is needed.

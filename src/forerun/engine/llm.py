@@ -269,7 +269,7 @@ class LLM:
             if takes_written and written is not None:
                 config = replace(config, num_draft_tokens=written)
         if self.drafter is not None and config.num_draft_tokens == AUTO:
-            calibrate(self.target)
+            calibrate(self.target, self.drafter)
         self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config)
         self.shared = SharedEngine(self.engine)
 

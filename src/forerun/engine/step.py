@@ -35,13 +35,17 @@ from forerun.sampling import (
 )
 from forerun.sampling.grammar.drafts import SOURCE, forced_tokens, with_grammar
 from forerun.speculation import (
+    AutomaticPolicy,
+    CostModel,
     DraftOutcome,
     DraftPlan,
     FixedPolicy,
     PolicyByRequest,
     SpeculationPolicy,
     StepCost,
-    automatic_policy,
+    StoredCosts,
+    TrimmingPolicy,
+    drafter_costs,
 )
 from forerun.types import Draft, Needs, PackedDrafts, Sequence, Step, Verdict
 from forerun.utils.tree import ROOT
@@ -383,6 +387,8 @@ class StepLoop:
     ) -> Seq[Draft]:
         if self._drafter is None or not any(num_draft_tokens):
             return [Draft.empty()] * len(ready)
+        if plan.prices is not None:
+            self._drafter.see_prices(plan.prices)
         try:
             return checked_drafts(
                 self._drafter, sequences, num_draft_tokens, plan.min_acceptance_prob, self._target.vocab_size
@@ -483,9 +489,13 @@ def _policy_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> Spe
         k = offer.num_draft_tokens
     if isinstance(k, int):
         return FixedPolicy(k)
-    return automatic_policy(
-        fixed_length_draft=traits.fixed_length_draft,
-        cost_key=(identity(target), *traits.cost_key),
-        catches_up=traits.catches_up,
-        estimates=traits.estimates,
+    return automatic_policy(traits, drafter_costs((identity(target), *traits.cost_key)))
+
+
+def automatic_policy(traits: Traits, costs: StoredCosts | CostModel) -> SpeculationPolicy:
+    """Return the policy that chooses K for a drafter, by these costs."""
+    if traits.estimates:
+        return TrimmingPolicy(costs)
+    return AutomaticPolicy(
+        costs, fixed_length=traits.fixed_length_draft, acceptance=traits.acceptance, follows=traits.follows
     )

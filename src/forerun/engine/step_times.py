@@ -17,10 +17,20 @@ from forerun.drafters import Drafter
 from forerun.engine.engine import Engine
 from forerun.engine.stats import StepStats
 from forerun.models import LanguageModel, Rows, identity
-from forerun.speculation import FixedPolicy
-from forerun.speculation.cost_model import KINDS, Table
+from forerun.speculation import (
+    AutomaticPolicy,
+    CostModel,
+    DraftOutcome,
+    DraftPlan,
+    FixedPolicy,
+    StepCost,
+    StoredCosts,
+    drafter_costs,
+)
+from forerun.speculation.cost_model import COST_TRUSTED, KINDS, Table
 from forerun.speculation.cost_store import forward_costs
 from forerun.speculation.predictor import StepCosts
+from forerun.types import Sequence as Tokens
 
 ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Rows of a forward at which the target is timed; times between them are interpolated."""
@@ -49,23 +59,6 @@ class CostCurve:
             return cls([0], [0.0])
         counts = sorted(kept)
         return cls(counts, [statistics.median(kept[count]) for count in counts])
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterCosts:
-    """A drafter's time in one step, in seconds by the number of nodes that it proposed.
-
-    Attributes:
-        draft: of a step that drafts: drafting, and learning the verdict.
-        idle: of a step at K = 0: learning the verdict alone.
-        rest: the engine's part of the step: distributions, verification, commits, text.
-        hidden_outputs: by which the target's forward is longer, where the drafter reads its hidden states.
-    """
-
-    draft: CostCurve
-    idle: float
-    rest: CostCurve
-    hidden_outputs: float = 0.0
 
 
 def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
@@ -103,11 +96,18 @@ CALIBRATION_CONTEXT = 16
 CALIBRATION_SECONDS = 1.5
 """Time for this, once for a model, its number format, the number of threads and the machine."""
 CALIBRATION_ROUNDS = 5
+CALIBRATION_PROMPT = 64
+"""Positions that a drafter follows before it is timed."""
+CALIBRATION_DRAFTS = (0, 1, 1, 4, 1, 4, 0, 4, 1, 4)
+"""K of the steps in which it is timed."""
 
 
-def calibrate(target: LanguageModel) -> Table:
-    """Time forwards of a few row counts, unless that was done before, so that automatic policies which are made from
-    now on know what rows cost. Large models have time for fewer counts; the others are interpolated.
+def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
+    """Time forwards of a few row counts, and drafts, unless that was done before, so that automatic policies which are
+    made from now on know what a step costs. Large models have time for fewer counts; the others are interpolated.
+
+    Args:
+        drafter: bound to the target; of one that calls others, these are timed.
 
     Returns:
         Seconds of a forward by its rows.
@@ -122,41 +122,75 @@ def calibrate(target: LanguageModel) -> Table:
         stored.save()
         known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
         assert known is not None
+    for member in () if drafter is None else drafter.members:
+        if not member.traits.estimates:
+            _calibrate_drafter(target, member, float(known[1]))
     return known
 
 
-def drafter_costs(
-    target: LanguageModel,
-    tokenizer: Any,
-    make: Callable[[], Drafter],
-    num_draft_tokens: Sequence[int],
-    prompt: Sequence[int],
-    params: SamplingParams,
-) -> DrafterCosts:
-    """Measure a drafter in one generation at each K of `num_draft_tokens` and one at K = 0: medians by nodes proposed.
+class _Calibration(AutomaticPolicy):
+    """Gives every sequence the next K of a list, and learns what steps cost.
 
-    Args:
-        make: a fresh drafter, bound to the target.
+    Attributes:
+        rest: seconds of the engine's part of each step.
     """
-    draft: dict[int, list[float]] = defaultdict(list)
-    rest: dict[int, list[float]] = defaultdict(list)
-    idle: list[float] = []
-    beside: list[float] = []
-    for k in (0, *num_draft_tokens):
-        drafter = make()
-        # at K = 0 the drafter still learns what was committed, and that time is measured
-        for step in verified_steps(target, tokenizer, drafter, k, prompt, params):
-            rest[step.num_draft_tokens].append(step.time_total - step.time_draft - step.time_target)
-            (draft[step.num_draft_tokens] if k else idle).append(step.time_draft)
-            if not k:
-                beside.append(step.time_target)
-    hidden_outputs = 0.0
-    if drafter.needs.layers:
-        alone = [step.time_target for step in verified_steps(target, tokenizer, None, 0, prompt, params)]
-        hidden_outputs = max(0.0, statistics.median(beside) - statistics.median(alone))
-    return DrafterCosts(
-        CostCurve.of_medians(draft), statistics.median(idle), CostCurve.of_medians(rest), hidden_outputs
-    )
+
+    def __init__(self, costs: StoredCosts | CostModel, counts: Sequence[int], num_unseen: int) -> None:
+        super().__init__(costs)
+        self.counts, self._num_unseen = list(counts), num_unseen
+        self.rest: list[float] = []
+
+    def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
+        return DraftPlan([self.counts.pop(0) if self.counts else 0] * len(sequences))
+
+    def observe(self, cost: StepCost, outcomes: Sequence[DraftOutcome]) -> None:
+        self.rest.append(cost.time_verify + cost.time_rest)
+        if outcomes and self._num_unseen:  # the first drafts include allocations
+            self._num_unseen -= 1
+            self.chooser.observe(outcomes, 0.0, None)
+        else:
+            super().observe(cost, outcomes)
+
+
+def _calibrate_drafter(target: LanguageModel, drafter: Drafter, step_seconds: float) -> None:
+    """Time a drafter in short answers, unless its costs are known."""
+    stored = drafter_costs((identity(target), *drafter.traits.cost_key))
+    if not stored.costs.largest_draft:
+        length = CALIBRATION_PROMPT if step_seconds < CALIBRATION_SECONDS / 32 else CALIBRATION_PROMPT // 4
+        _time_drafts(target, drafter, stored, length, CALIBRATION_SECONDS)
+        stored.save()
+
+
+def _time_drafts(
+    target: LanguageModel, drafter: Drafter, costs: StoredCosts | CostModel, length: int, most_seconds: float = math.inf
+) -> list[float]:
+    """Learn what drafts cost from answers to prompts of this length, until so many seconds are over. Returns the
+    seconds of the engine's part of each step."""
+    begin, whole = perf_counter(), drafter.traits.fixed_length_draft
+    counts = [k and (whole or k) for k in CALIBRATION_DRAFTS]
+    params = SamplingParams(temperature=0, max_tokens=5 * len(counts), ignore_eos=True)
+    rest: list[float] = []
+    # first unseen drafts, then timed ones, one of a sequence that has not drafted yet, and those of four sequences
+    for batch, schedule, num_unseen in ((1, [counts[1], *counts], 1), (1, counts[1:3], 0), (4, counts[1:], 1)):
+        policy = _Calibration(costs, schedule, num_unseen)
+        engine = Engine(target, drafter, config=EngineConfig(seed=0, prefix_reuse=OFF), policy=policy)
+        for number in range(batch):
+            engine.add([(number + i) % target.vocab_size for i in range(length)], params)
+        while engine.has_work and policy.counts and perf_counter() - begin < most_seconds:
+            engine.step()
+        engine.close()
+        rest += policy.rest
+    return rest
+
+
+def measured_costs(target: LanguageModel, drafter: Drafter, forwards: CostCurve) -> CostModel:
+    """Measure what a drafter's steps cost beside forwards whose times are known, by rows."""
+    costs, drafting = CostModel(), CostModel()
+    rest = statistics.median(_time_drafts(target, drafter, drafting, CALIBRATION_PROMPT))
+    costs.take_drafts(drafting)
+    for count in map(int, forwards.counts):
+        costs.add_target(KINDS[0], 1, 0, count, forwards(count) + rest, COST_TRUSTED)
+    return costs
 
 
 def step_costs(

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence, Sequence as Seq
-from itertools import accumulate
-
-import numpy as np
-from numpy.typing import NDArray
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 
-Array = NDArray[np.float64]
-
 ACCEPTANCE_FIRST = 0.6
-"""Prior acceptance of a draft's first node."""
+"""Prior acceptance of a draft's first node, where the drafter's record has none."""
 ACCEPTANCE_NEXT = 0.8
 """Prior acceptance of a later node, given that the node before it was accepted."""
-ACCEPTANCE_DECAY = 0.98
+ACCEPTANCE_DECAY = 0.96
 """Weight that a sequence's earlier trials keep when it drafts again."""
+ACCEPTANCE_FADE = 0.98
+"""The same in a step in which it drafts nothing, while others do."""
 ACCEPTANCE_SHARED_DECAY = 0.995
 """Weight that all sequences' earlier trials of a place keep when it is tried again."""
 ACCEPTANCE_WEIGHT = 4.0
-"""Pseudo-trials of a place's prior, which is the acceptance of the places before it."""
-ACCEPTANCE_STATE_WEIGHT = 8.0
-"""Pseudo-trials of the prior that the last draft's outcome does not change acceptance."""
-ACCEPTANCE_SEQUENCE_WEIGHT = 8.0
+"""Pseudo-trials of a place's prior."""
+ACCEPTANCE_SEQUENCE_WEIGHT = 6.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
 ACCEPTANCE_MOST = 0.999
 """Largest probability of a step."""
@@ -33,9 +27,6 @@ ACCEPTANCE_REFRESH = 16
 LENGTH_WEIGHT = 2.0
 """Pseudo-trials of the prior that a drafter proposes as many nodes as are requested."""
 
-_TRIED, _ACCEPTED, _OPEN, _DRAFTED = range(4)
-_REJECTED, _PARTLY, _FULLY = range(3)
-"""The outcome of a sequence's last draft. Acceptance of the next one depends on it where text comes in bursts."""
 _EVEN = (1.0, 1.0)
 
 
@@ -43,31 +34,29 @@ class AcceptanceStats:
     """Estimates the probability that node r of a draft is there and accepted, if at least r + 1 nodes were requested.
 
     Nodes are ordered by their probability, so the expected acceptance of a draft cut shorter is the sum of its
-    first probabilities, chain or tree. A probability is a product of steps, each learned only where the step before
-    came true: r accepted where r - 1 was (for a chain, the acceptance conditional on reaching the position), and r
-    drafted where r - 1 was (n-gram drafters often find nothing, and drafters stop by themselves). The prior of a
-    step is the mean of those before it.
+    first probabilities, chain or tree. A probability is a product of steps, each a beta posterior of the trials where
+    the step before came true: r accepted where r - 1 was (for a chain, the acceptance conditional on reaching the
+    position), and r drafted where r - 1 was (drafters find nothing, or stop by themselves). Beyond the drafter's record
+    the prior of a step is the mean of those before it. All sequences teach these steps together; a sequence differs
+    from the others by one factor on the odds of all its steps.
 
-    All sequences together teach these steps, for each outcome of the sequence's last draft. A sequence differs from
-    the others by one factor on the odds of all its steps.
+    Args:
+        size: places that are told apart.
+        prior: acceptance by place, given that of the place before, as the drafter's record has it; later places are
+            like the last.
     """
 
-    def __init__(self, size: int = MAX_NUM_DRAFT_TOKENS) -> None:
+    def __init__(self, size: int = MAX_NUM_DRAFT_TOKENS, prior: Seq[float] = ()) -> None:
         self.size = size
-        # by outcome of the last draft, kind of count, and place
-        self._counts = [[[0.0] * size for _ in range(4)] for _ in range(3)]
+        self._prior = list(prior)
+        self._tried, self._accepted, self._open, self._drafted = ([0.0] * size for _ in range(4))
         self._num_new = self._num_seen = 0  # drafts since the steps were computed, and before
-        # by outcome of the last draft: steps of acceptance, of drafting, and running sums of the latter
-        self._steps: list[tuple[list[float], list[float], list[float]]] = [([], [], [])] * 3
-        self._table: Array = np.zeros((3, 2, 0))  # the first two of the same, as an array
-        self._fate: dict[Hashable, int] = {}
+        self._steps: tuple[list[float], list[float]] = ([], [])  # of acceptance and of drafting
         # accepted and what was expected, rejected and what was expected; then the same of drafted nodes
         self._own: dict[Hashable, list[float]] = {}
         self._odds: dict[Hashable, tuple[float, float]] = {}
 
-    def observe(
-        self, key: Hashable, num_draft_tokens: int, drafted: int, accepted: Seq[int], forget: float = 1.0
-    ) -> None:
+    def observe(self, key: Hashable, num_draft_tokens: int, drafted: int, accepted: Seq[int]) -> None:
         """Learn from a verified draft.
 
         Args:
@@ -75,7 +64,6 @@ class AcceptanceStats:
             num_draft_tokens: nodes that were requested.
             drafted: nodes that came and could be accepted.
             accepted: indices of those that were.
-            forget: factor on the weight of the sequence's earlier drafts; 1 unless they are long ago.
         """
         num_draft_tokens = min(num_draft_tokens, self.size)
         if num_draft_tokens == 0:
@@ -84,78 +72,60 @@ class AcceptanceStats:
         drafted = min(drafted, num_draft_tokens)
         tried = [0, *(node + 1 for node in accepted if node + 1 < num_draft_tokens)]
         opened = min(drafted + 1, num_draft_tokens)
-        fate = self._fate.get(key, _PARTLY)
-        self._learn_own(key, fate, tried, len(accepted), opened, drafted, ACCEPTANCE_DECAY * forget)
-        decay, counts = ACCEPTANCE_SHARED_DECAY, self._counts[fate]
-        for row, places in ((counts[_TRIED], tried), (counts[_ACCEPTED], accepted)):
-            row[:num_draft_tokens] = [count * decay for count in row[:num_draft_tokens]]
+        self._learn_own(key, tried, len(accepted), opened, drafted)
+        decay = ACCEPTANCE_SHARED_DECAY
+        for counts, places in (
+            (self._tried, tried),
+            (self._accepted, accepted),
+            (self._open, range(opened)),
+            (self._drafted, range(drafted)),
+        ):
+            counts[:num_draft_tokens] = [count * decay for count in counts[:num_draft_tokens]]
             for place in places:
-                row[place] += 1
-        for row, length in ((counts[_OPEN], opened), (counts[_DRAFTED], drafted)):
-            row[:num_draft_tokens] = [
-                *[count * decay + 1 for count in row[:length]],
-                *[count * decay for count in row[length:num_draft_tokens]],
-            ]
+                counts[place] += 1
         self._num_new += 1
-        if drafted:
-            self._fate[key] = _REJECTED if not accepted else _FULLY if accepted[-1] == drafted - 1 else _PARTLY
+
+    def fade(self, key: Hashable) -> None:
+        """Let what a sequence has shown lose weight, as it was not asked for a draft."""
+        own = self._own.get(key)
+        if own is not None:
+            self._own[key] = own = [ACCEPTANCE_FADE * each for each in own]
+            self._odds[key] = odds_ratio(*own[:4]), odds_ratio(*own[4:])
 
     def stop(self, key: Hashable) -> None:
         """Forget a sequence that leaves."""
         self._own.pop(key, None)
         self._odds.pop(key, None)
-        self._fate.pop(key, None)
 
-    def expect(self, keys: Seq[Hashable], places: int) -> tuple[Array, Array]:
-        """Return for each sequence and position the probability of an accepted node, and that of a node at all.
-
-        Returns:
-            Two arrays [len(keys), places].
-        """
-        self._refresh(places)
-        fates = [self._fate.get(key, _PARTLY) for key in keys]
-        odds = np.array([self._odds.get(key, _EVEN) for key in keys])
-        steps = self._table[fates, :, :places]  # [B, 2, places]
-        odds = odds[:, :, None]
-        accept_probs: Array = np.multiply.accumulate(odds * steps / (1 - steps + odds * steps), 2)
-        return accept_probs[:, 0], accept_probs[:, 1]
-
-    def expect_one(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
-        """Return what `expect` returns for one sequence, as two lists [places]."""
-        self._refresh(places)
-        accepts, drafts, _ = self._steps[self._fate.get(key, _PARTLY)]
+    def expect(self, key: Hashable, places: int) -> tuple[list[float], list[float]]:
+        """Return for each position the probability of an accepted node, and that of a node at all: two lists
+        [places]."""
+        fresh = min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4)
+        if self._num_new >= fresh or len(self._steps[0]) < places:
+            self._compute_steps(places)
         odds, odds_drafted = self._odds.get(key, _EVEN)
         gain = accept_prob = 1.0
         gains, accept_probs = [], []
-        for accept, draft in zip(accepts[:places], drafts, strict=False):
+        for accept, draft in zip(self._steps[0][:places], self._steps[1], strict=False):
             gain *= with_odds(accept, odds)
             accept_prob *= with_odds(draft, odds_drafted)
             gains.append(gain)
             accept_probs.append(accept_prob)
         return gains, accept_probs
 
-    def _refresh(self, places: int) -> None:
-        """Compute the shared steps again where they are outdated or too few."""
-        fresh = min(ACCEPTANCE_REFRESH, 1 + self._num_seen // 4)
-        if self._num_new >= fresh or len(self._steps[0][0]) < places:
-            self._compute_steps(places)
-
-    def _learn_own(
-        self, key: Hashable, fate: int, tried: list[int], num_accepted: int, opened: int, drafted: int, decay: float
-    ) -> None:
+    def _learn_own(self, key: Hashable, tried: list[int], num_accepted: int, opened: int, drafted: int) -> None:
         """Learn how the sequence differs from the expectation of any sequence."""
-        if len(self._steps[fate][0]) <= max(tried[-1], opened):
+        if len(self._steps[0]) <= max(tried[-1], opened):
             self._compute_steps(max(tried[-1], opened) + 1)
-        accepts, _, sums = self._steps[fate]
-        hoped = sum([accepts[place] for place in tried])
-        looked = sums[opened]
+        accepts, drafts = self._steps
+        hoped, looked = sum([accepts[place] for place in tried]), sum(drafts[:opened])
         judged = len(tried)
         now = (
             *(num_accepted, hoped, judged - num_accepted, judged - hoped),
             *(drafted, looked, opened - drafted, opened - looked),
         )
         own = self._own.get(key)
-        own = list(now) if own is None else [decay * old + new for old, new in zip(own, now, strict=True)]
+        own = list(now) if own is None else [ACCEPTANCE_DECAY * old + new for old, new in zip(own, now, strict=True)]
         self._own[key] = own
         self._odds[key] = odds_ratio(*own[:4]), odds_ratio(*own[4:])
 
@@ -163,33 +133,21 @@ class AcceptanceStats:
         """Compute the steps that all sequences share, of the first places."""
         self._num_seen += self._num_new
         self._num_new = 0
-        each = [[own[kind][:places] for own in self._counts] for kind in range(4)]
-        totals = [[sum(three) for three in zip(*rows, strict=True)] for rows in each]
-        weight, state = ACCEPTANCE_WEIGHT, ACCEPTANCE_STATE_WEIGHT
-        accepts_of_any, drafts_of_any = [], []
+        places, weight = min(places, self.size), ACCEPTANCE_WEIGHT
+        accepts, drafts = [], []
         prior, seen, good = ACCEPTANCE_FIRST, weight, weight * ACCEPTANCE_NEXT
-        for place, (tried, accepted, opened, drafted) in enumerate(zip(*totals, strict=True)):
-            accepts_of_any.append((accepted + weight * prior) / (tried + weight))
-            drafts_of_any.append((drafted + LENGTH_WEIGHT) / (opened + LENGTH_WEIGHT))
+        for place in range(places):
+            if self._prior:
+                prior = self._prior[min(place, len(self._prior) - 1)]
+            tried, accepted = self._tried[place], self._accepted[place]
+            accepts.append(min((accepted + weight * prior) / (tried + weight), ACCEPTANCE_MOST))
+            drafted = (self._drafted[place] + LENGTH_WEIGHT) / (self._open[place] + LENGTH_WEIGHT)
+            drafts.append(min(drafted, ACCEPTANCE_MOST))
             if place:  # the prior of a place is the acceptance of the places before it, all but the first together
                 seen += tried
                 good += accepted
             prior = good / seen
-        steps = []
-        for counts in self._counts:
-            accepts, drafts = [
-                [
-                    min((came + state * prior) / (all_ + state), ACCEPTANCE_MOST)
-                    for came, all_, prior in zip(counts[came_row], counts[all_row], priors, strict=False)
-                ]
-                for came_row, all_row, priors in (
-                    (_ACCEPTED, _TRIED, accepts_of_any),
-                    (_DRAFTED, _OPEN, drafts_of_any),
-                )
-            ]
-            steps.append((accepts, drafts, list(accumulate(drafts, initial=0.0))))
-        self._table = np.array([each[:2] for each in steps])
-        self._steps = steps  # at once: an interrupt leaves the old ones
+        self._steps = accepts, drafts  # at once: an interrupt leaves the old ones
 
 
 def odds_ratio(

@@ -1,434 +1,428 @@
-"""The policy that chooses K automatically, 0 included, from measured acceptance and costs.
+"""The choice of K: which candidate tokens of a step's sequences are verified, and whether a drafter runs for them.
 
-It maximises expected tokens per second over all sequences of a step together ("goodput": SmartSpec, 2406.14066), and
-its `min_acceptance_prob` is the probability of acceptance below which a further node lowers them. Drafters of
-fixed-length drafts get another policy (`automatic_policy`).
+Every candidate has a probability to survive verification. Sorted by it, the candidates are cut where expected tokens
+per second, by what rows and drafting cost, are the highest ("goodput": SmartSpec, 2406.14066). That may be none, and
+then no drafter runs. Costs are calibrated before the first request (`engine/step_times.py`), and followed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+
+import numpy as np
 
 from forerun.config import MAX_NUM_DRAFT_TOKENS
 from forerun.speculation.acceptance import AcceptanceStats
-from forerun.speculation.cost_model import COST_TRUSTED, CostModel, Table, clipped_mean, kind_of
+from forerun.speculation.cost_model import KINDS, CostModel, kind_of
 from forerun.speculation.cost_store import StoredCosts, costs_setting, forward_costs
-from forerun.speculation.exploration import Pauses, Probes, cheapest_trial
-from forerun.speculation.fixed_length import FixedLengthPolicy
-from forerun.speculation.goodput import (
-    GAIN_ALONE,
-    GAIN_TOGETHER,
-    Prospects,
-    ProspectsAlone,
-    min_acceptance_prob as prob_that_pays,
-    pays,
-)
 from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
-from forerun.speculation.trimming import TrimmingPolicy
 from forerun.types import Sequence
 
-PROBE_FORGETS = 0.8
-"""Weight that a sequence's earlier trials keep when it drafts after a pause, since much may have changed."""
-PARTLY_RESTED = 0.25
-"""Weight of a step's drafting time where some of the sequences that drafted had to be caught up with."""
-
-
-@dataclass(slots=True)
-class _PlannedStep:
-    """The drafting of one step.
-
-    Attributes:
-        count: sequences that were to draft. longest: their largest K.
-        rested: those of them that drafted for the first time, or after a pause.
-        lag: tokens that the drafter had not seen of these.
-    """
-
-    count: int = 0
-    longest: int = 0
-    rested: int = 0
-    lag: int = 0
-
-    @property
-    def share(self) -> float:
-        """Return the weight of the step among drafts of usual cost; 0 if all drafts included the drafter's prefill."""
-        return 1.0 if not self.rested else PARTLY_RESTED if self.rested < self.count else 0.0
-
-
-class Lessons:
-    """Steps are noted as they come, and learned from together.
-
-    Args:
-        costs, acceptance, probes, pauses: learn of them.
-        catches_up: the drafter computes with prompts because it may be asked for drafts; it need not follow them.
-    """
-
-    def __init__(
-        self, costs: CostModel, acceptance: AcceptanceStats, probes: Probes, pauses: Pauses, catches_up: bool = False
-    ) -> None:
-        self._costs, self._acceptance, self._probes, self._pauses = costs, acceptance, probes, pauses
-        self._catches_up = catches_up
-        self._following = 0.0  # seconds in the drafter, in steps that held prompts
-        self._noted: list[tuple[int, StepCost, Seq[DraftOutcome]]] = []
-        self.steps = 0
-
-    def note(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
-        """Note a step that is done."""
-        self.steps += 1
-        self._noted.append((self.steps, cost, outcomes))
-
-    def learn(self, planned_kind: str, num_planned: int) -> int:
-        """Learn: acceptance step by step, costs by the mean of each kind of step.
-
-        Args:
-            planned_kind: of requests, in steps of so many sequences (`num_planned`).
-
-        Returns:
-            Tokens that came in those of these steps in which some sequence drafted.
-        """
-        noted, self._noted = self._noted, []
-        kinds: dict[tuple[str, int, int, int, int, float], list[tuple[StepCost, _PlannedStep]]] = {}
-        tokens = 0
-        for number, cost, outcomes in noted:
-            asked = self._learn_acceptance(number, outcomes)
-            batch = len(outcomes)
-            if asked.count:
-                tokens += batch + sum([len(outcome.verdict.path) for outcome in outcomes])
-            if batch and cost.num_prompt_rows == 0:  # prompts in the forward hide what drafts cost
-                kind = planned_kind if batch == num_planned else kind_of([each.sequence for each in outcomes])
-                key = (kind, batch, cost.num_rows, asked.count, asked.longest, asked.share)
-                kinds.setdefault(key, []).append((cost, asked))
-            elif batch:  # in a crowd there may be prompts in nearly every step
-                self._probes.earn(cost.seconds)
-            if cost.num_prompt_rows and not asked.count:
-                self._following += cost.time_draft
-        if self._catches_up and (came := self._pauses.tokens_that_came()):  # they come when their prompts are done
-            self._costs.add_following(self._following, came)
-            self._following = 0.0
-        for (kind, batch, num_rows, *_), steps in kinds.items():
-            self._learn_costs(kind, batch, num_rows, steps)
-        return tokens
-
-    def _learn_costs(self, kind: str, batch: int, num_rows: int, steps: Seq[tuple[StepCost, _PlannedStep]]) -> None:
-        """Learn the costs of steps of one kind."""
-        count, asked = len(steps), steps[0][1]
-        seconds = [cost.time_target + cost.time_verify + cost.time_rest for cost, _ in steps]
-        drafting = [cost.time_draft for cost, _ in steps]
-        context = sum([cost.context for cost, _ in steps]) / count
-        self._costs.add_target(kind, batch, context, num_rows, clipped_mean(seconds), count)
-        if not asked.count:
-            self._costs.add_idle(clipped_mean(drafting), count)
-        elif asked.share:
-            self._costs.add_draft(asked.count, asked.longest, clipped_mean(drafting), count * asked.share)
-        else:
-            for cost, each in steps:
-                self._costs.add_first_draft(each.count, each.longest, each.lag, cost.time_draft)
-        self._probes.earn(sum(seconds) + sum(drafting), count)
-
-    def _learn_acceptance(self, number: int, outcomes: Seq[DraftOutcome]) -> _PlannedStep:
-        """Learn the acceptance of one step."""
-        asked = _PlannedStep()
-        for outcome in outcomes:
-            num_draft_tokens, sequence, draft = outcome.num_draft_tokens, outcome.sequence, outcome.draft
-            if num_draft_tokens == 0:
-                continue
-            lag = self._pauses.lag(sequence, number)
-            forget = PROBE_FORGETS if self._pauses.has_paused(sequence, number) else 1.0
-            self._pauses.drafted(sequence, number)
-            asked.count += 1
-            asked.longest = max(asked.longest, num_draft_tokens)
-            asked.rested += lag > 0
-            asked.lag += lag
-            drafted = min(draft.num_candidates, len(draft))
-            self._acceptance.observe(sequence, num_draft_tokens, drafted, outcome.verdict.path, forget)
-        return asked
-
-
+Prices = Seq[float]
+"""Seconds of a step by the rows that candidates add to it, drafting apart; the first without any."""
+LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_NUM_DRAFT_TOKENS)
+"""Largest K of one draft that are compared for several sequences."""
+FIRST_PLACES = 16
+"""Largest K while none has been tried; then twice the largest that has."""
 PLAN_STEPS = 4
-"""Steps a plan stands while the batch is the same."""
-PLAIN_CELL = (0, 0)
-"""Of `Prospects.rates_together`: no sequence drafts."""
-PLACES_ALONE = 16
-"""Values of K that are compared for a single sequence; or twice the standing one, if that is more."""
-PLAN_MARGIN = 0.01
-"""Relative gain in tokens per second by which another plan must beat the standing one."""
-PLACES_REASON = 8
-"""Values of K by which a batch that does not draft is compared with one sequence alone."""
+"""Steps for which a plan stands while the batch is the same."""
+BEGINS, GOES_ON = 1.02, 1.0
+"""Rate over plain decoding that drafting must promise to begin, and to go on."""
 HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
-START_MARGIN = 1.5
-"""Factor on the time of the drafter's prefill that drafts must save, against the optimistic bias of the maximum."""
-PROBE_LENGTHS = (1, 2)
-"""Steps, in turn, of probes in which sequences draft that did not. In the first the drafter may have to catch up:
-only the second shows what it costs otherwise."""
+FOLLOW_MARGIN = 1.5
+"""Factor on the time in which a drafter follows a sequence that drafts must save, as the best of many is overrated."""
+FIRST_WAIT, LAST_WAIT = 8, 512
+"""Steps until a sequence that does not draft tries one token; doubled while trials are in vain."""
+TRIAL_SHARE = 0.01
+"""Share of the time that trials may cost."""
+WHOLE_STEPS = 12
+"""Steps of a trial of a drafter whose drafts have a fixed length: one step's window makes the drafts of later ones."""
 
 
-class AutomaticPolicy(SpeculationPolicy):
-    """Chooses every sequence's K, 0 included, and the probability of acceptance that a draft's nodes must reach.
-
-    The choice changes the speed of the engine, and not its output.
+def expected(
+    gains: Seq[float], there: Seq[float], prices: Prices, draft: Seq[float]
+) -> tuple[list[float], list[float]]:
+    """Return expected tokens and seconds of a step of one sequence, by K from 0 on.
 
     Args:
-        stored: measured costs, shared with other engines; None begins with none, and keeps none.
+        gains: [L] chance that each token is there and accepted. there: [L] chance that it is there.
+        prices: [L + 1 at least]. draft: [L + 1] seconds of drafting.
+    """
+    tokens, seconds = [1.0], [prices[0]]
+    for place, (gain, chance) in enumerate(zip(gains, there, strict=True)):
+        tokens.append(tokens[-1] + gain)
+        seconds.append(seconds[-1] + chance * (prices[place + 1] - prices[place]))
+    return tokens, [row + node for row, node in zip(seconds, draft, strict=False)]
+
+
+def best_cut(candidates: Seq[Seq[float]], prices: Prices, others: float = 0.0) -> tuple[list[int], float, float]:
+    """Cut candidates that exist, so that the step gives the most tokens per second.
+
+    Args:
+        candidates: for each sequence the probabilities of its nodes, falling.
+        others: tokens expected of rows that are in the prices already.
+
+    Returns:
+        The kept nodes of each sequence, expected tokens and seconds.
+    """
+    tokens = len(candidates) + others
+    best = tokens / prices[0], 0, tokens, prices[0]
+    nodes = sorted(((prob, i) for i, probs in enumerate(candidates) for prob in probs), key=lambda node: -node[0])
+    for count, (prob, _) in enumerate(nodes, 1):
+        tokens += prob
+        seconds = prices[min(count, len(prices) - 1)]
+        if tokens / seconds > best[0]:
+            best = tokens / seconds, count, tokens, seconds
+    counts = [0] * len(candidates)
+    for _, i in nodes[: best[1]]:
+        counts[i] += 1
+    return counts, best[2], best[3]
+
+
+class DraftChooser:
+    """Chooses for how many tokens one drafter is asked, 0 included, where its drafts cost time.
+
+    Args:
+        costs: what its drafts cost.
+        fixed_length: nodes of its drafts, where fewer would do it harm; None: any number.
+        acceptance: priors by position, of greedy and of drawn requests.
         max_tokens: K is never larger.
-        catches_up: as `Lessons` has it.
+        follows: tokens that the drafter computes with, at most, before it first drafts for a sequence; None: all.
+
+    Attributes:
+        rate, plain: tokens per second of the last choice, and of the step without this drafter.
+        min_acceptance_prob: probability of acceptance below which a further token lowers that rate.
     """
 
     def __init__(
         self,
-        stored: StoredCosts | None = None,
+        costs: CostModel,
+        fixed_length: int | None = None,
+        acceptance: Seq[Seq[float]] = ((), ()),
         max_tokens: int = MAX_NUM_DRAFT_TOKENS,
-        *,
-        catches_up: bool = False,
+        follows: int | None = None,
     ) -> None:
-        self._stored = stored
-        self.costs = CostModel() if stored is None else stored.costs
-        self._max = max_tokens
-        self.acceptance = AcceptanceStats(max_tokens)
-        self._probes, self._pauses = Probes(), Pauses()
-        self._lessons = Lessons(self.costs, self.acceptance, self._probes, self._pauses, catches_up)
-        self._chosen: dict[Sequence, int] = {}  # the standing plan
-        self._planned: list[Sequence] = []
-        self._kind = ""
-        self._prospects: Prospects | ProspectsAlone | None = None  # from which it was made
-        self._places = 1  # largest K that was considered
-        self._min_acceptance_prob = 0.0
-        self._left = 0  # steps for which it stands
-        self._rate = 0.0  # tokens per second that it is expected to give
-        self._reason: Reason = "measuring"
-        self._plain: DraftPlan | None = None  # the plan itself, where no sequence drafts
-        self._alone = 0  # the last K of a single sequence
-        self._cell = PLAIN_CELL  # the last threshold and limit of several
-        self._turn = self._trials = 0
-        self._forgone = 0.0  # tokens that plain decoding would give in the time of the present probe; 0 without one
-        self._trial: list[int] | None = None  # the numbers of draft tokens of its second step, until that is planned
+        self.costs, self.fixed_length, self._max, self._follows = costs, fixed_length, max_tokens, follows
+        self.acceptance = {
+            kind: AcceptanceStats(max_tokens, prior) for kind, prior in zip(KINDS, acceptance, strict=True)
+        }
+        self._seen: dict[Sequence, int] = {}  # tokens of a sequence when it drafted last
+        self._wait, self._since = FIRST_WAIT, 0  # steps between trials, and since the last
+        self._credit = 0.0  # seconds that trials may cost now
+        self._trial: list[Sequence] = []
+        self._left = 0  # steps of the present trial that are still to come
+        self.rate = self.plain = self.min_acceptance_prob = 0.0
 
-    def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
-        standing = self._left > 0 and self._planned == sequences
-        if not standing:
-            self._replan(sequences)
-        else:
+    @property
+    def is_trying(self) -> bool:
+        """Return whether the last choice was a trial."""
+        return bool(self._trial)
+
+    def choose(self, sequences: Seq[Sequence], prices: Prices, found: Seq[Seq[float]] = ()) -> list[int]:
+        """Return [B] the tokens that the drafter is to draft, which raise tokens per second, or which are a trial.
+
+        Args:
+            found: [B] the probabilities of candidates that exist already, falling: none is drafted where they are worth
+                more.
+        """
+        if self._left and all(sequence in sequences for sequence in self._trial):
             self._left -= 1
-            if self._trial is not None:
-                trial, self._trial = self._trial, None
-                return DraftPlan(_within_room(trial, sequences), reason="probe")
-            if self._plain is not None:
-                return self._plain
-        num_draft_tokens = _within_room([self._chosen[sequence] for sequence in sequences], sequences)
-        if not standing and self._rate > 0 and self._probes.due:
-            probe = self._probe(sequences, num_draft_tokens)
-            if probe is not None:
-                return DraftPlan(probe, reason="probe")
-        reason = self._reason
-        if reason == "gain" and not any(num_draft_tokens):
-            reason = "no room"
-        plan = DraftPlan(num_draft_tokens, self._min_acceptance_prob, reason)
-        if self._left and not any(self._chosen[sequence] for sequence in sequences):
-            self._plain = plan
-        return plan
+            return [self._least(sequence) if sequence in self._trial else 0 for sequence in sequences]
+        self._trial, self._left = [], 0
+        batch = len(sequences)
+        places = self.places
+        draft = self.costs.draft(batch, places).tolist()
+        _, tokens, seconds = best_cut(found or [()] * batch, prices)
+        self.plain = tokens / (seconds + draft[0])
+        gains, there = zip(*(self._expect(sequence, places) for sequence in sequences), strict=True)
+        worth = [sum(each) for each in found or [()] * batch]
+        free = [value >= sum(each) for value, each in zip(worth, gains, strict=True)] if found else [False] * batch
+        if batch == 1:
+            counts, rate = self._best_of_one(sequences[0], gains[0], there[0], prices, draft)
+        else:
+            shown = [list(found[i]) if free[i] else each for i, each in enumerate(gains)]
+            counts, rate = self._best_of_many(sequences, shown, there, free, prices, draft)
+        goes_on = batch == 1 and self._lag(sequences[0]) == 0
+        if rate <= self.plain * (GOES_ON if goes_on else BEGINS):
+            counts = [0] * batch
+        if any(counts):
+            self.rate = rate
+            counts = [k if k and self._earns(each) else 0 for k, each in zip(counts, sequences, strict=True)]
+        if any(counts):
+            self.min_acceptance_prob = self._price_of_a_token(counts, prices, draft)
+        else:
+            self.rate, self.min_acceptance_prob = self.plain, 0.0
+            counts = self._try_one(sequences, gains, there, prices, draft)
+        return counts
 
-    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
-        """Note a step. What the plan's steps have shown is learned together, after the last of them."""
-        self._lessons.note(cost, outcomes)
-        if self._left == 0:
-            self._learn()
+    def observe(self, outcomes: Seq[DraftOutcome], seconds: float, whole: float | None) -> None:
+        """Learn from a step.
+
+        Args:
+            outcomes: of the sequences; those that were not asked have num_draft_tokens 0.
+            seconds: of the whole step.
+            whole: seconds in the drafter; None where they are not known.
+        """
+        asked = [outcome for outcome in outcomes if outcome.num_draft_tokens]
+        lag = 0
+        for outcome in outcomes:
+            sequence, path = outcome.sequence, outcome.verdict.path
+            stats = self.acceptance[kind_of([sequence])]
+            if outcome.num_draft_tokens:
+                stats.observe(sequence, outcome.num_draft_tokens, outcome.draft.num_candidates, path)
+                lag += max(self._lag(sequence) - len(path) - 1, 0)  # of before this step
+                self._seen[sequence] = len(sequence.token_ids)
+                if sequence in self._trial and path:
+                    self._wait = FIRST_WAIT // 2
+            elif asked:  # it was left out by its own fault, which fades
+                stats.fade(sequence)
+        self._credit += TRIAL_SHARE * seconds
+        self._since = 0 if asked and not self._trial else self._since + 1
+        if whole is None:
+            return
+        if not asked:
+            self.costs.add_idle(whole)
+        elif lag:
+            most = max(outcome.num_draft_tokens for outcome in asked)
+            self.costs.add_first_draft(len(asked), most, lag, whole)
+        else:
+            self.costs.add_draft(len(asked), max(outcome.num_draft_tokens for outcome in asked), whole)
 
     def stop(self, sequence: Sequence) -> None:
-        self._learn()
-        self.acceptance.stop(sequence)
-        self._chosen.pop(sequence, None)
-        self._pauses.stop(sequence)
-        if self._stored is not None:
-            self._stored.save_if_due(self._lessons.steps)
-        self._planned, self._left = [], 0
+        """Forget a sequence that leaves."""
+        self._seen.pop(sequence, None)
+        for stats in self.acceptance.values():
+            stats.stop(sequence)
+        if sequence in self._trial:
+            self._trial, self._left = [], 0
 
-    def _learn(self) -> None:
-        """Learn from the steps since the last plan."""
-        tokens = self._lessons.learn(self._kind, len(self._planned))
-        if self._forgone and self._trial is None:  # the probe's steps are the only ones of its plan
-            self._probes.judge(tokens > self._forgone)
-        self._forgone, self._trial = 0.0, None
+    @property
+    def places(self) -> int:
+        """Return the largest K that is considered."""
+        if self.fixed_length is not None:
+            return self.fixed_length
+        return min(self._max, max(FIRST_PLACES, 2 * self.costs.largest_draft))
 
-    def _replan(self, sequences: Seq[Sequence]) -> None:
-        self._learn()
-        self._planned, self._kind, self._plain = list(sequences), kind_of(sequences), None
-        for sequence in sequences:
-            self._pauses.come(sequence, self._lessons.steps)
-        batch = len(sequences)
-        places = self._places = max(1, min(self._max, 2 * self.costs.largest_draft))
-        if batch == 1:
-            places = self._places = min(places, max(PLACES_ALONE, 2 * self._alone))
-        context = sum(len(sequence.token_ids) for sequence in sequences) - batch
-        target = self.costs.target(self._kind, batch, context, batch * (places + 1) + 1)
-        if target is None:  # what a plain step costs is measured first
-            self._prospects = None
-            self._settle(sequences, [0] * batch, 0.0, 0.0)
-            self._left, self._reason = 0, "measuring"
-            return
-        draft = self.costs.draft(batch, places)
-        if batch == 1:
-            rate, num_draft_tokens = self._best_alone(sequences[0], target.tolist(), draft.tolist())
-        else:
-            rate, num_draft_tokens = self._best_together(sequences, target, draft)
-        self._settle(sequences, num_draft_tokens, rate, prob_that_pays(rate, num_draft_tokens, target, draft))
-        self._reason = (
-            "gain" if any(num_draft_tokens) else "full batch" if self._gains_alone(batch, context) else "no gain"
-        )
+    def gains(self, sequence: Sequence, count: int) -> list[float]:
+        """Return the probabilities that the first nodes of its next draft are accepted."""
+        return self._expect(sequence, count)[0]
 
-    def _settle(
-        self, sequences: Seq[Sequence], num_draft_tokens: list[int], rate: float, min_acceptance_prob: float
-    ) -> None:
-        longest = max(num_draft_tokens)
-        kept = all(self._chosen.get(sequence) == k for sequence, k in zip(sequences, num_draft_tokens, strict=True))
-        self._chosen.update(zip(sequences, num_draft_tokens, strict=True))
-        self._rate, self._min_acceptance_prob = rate, min_acceptance_prob
-        steps = 2 * PLAN_STEPS if kept else PLAN_STEPS
-        self._left = (steps if longest else max(PLAN_STEPS, math.ceil(self._probes.wait))) - 1
-        if longest:
-            self._probes.judge(gained=True)
-        if self.costs.largest_draft < min(self._max, longest):
-            self._left = 0  # the first of its kind is judged at once
+    def seconds(self, sequences: Seq[Sequence], counts: Seq[int]) -> float:
+        """Return what drafting so many tokens for each of some sequences is expected to cost, beyond no draft."""
+        asked = [sequence for sequence, k in zip(sequences, counts, strict=True) if k]
+        draft = self.costs.draft(len(asked), max(counts))
+        return float(draft[-1] - draft[0]) + self.costs.follow(sum([self._lag(sequence) for sequence in asked]))
 
-    def _best_alone(self, sequence: Sequence, target: Seq[float], draft: Seq[float]) -> tuple[float, list[int]]:
-        """Return the tokens per second and K of one sequence; the standing K, unless another is clearly better."""
-        gains, accept_probs = self.acceptance.expect_one(sequence, self._places)
-        prospects = self._prospects = ProspectsAlone(gains, accept_probs, target, draft)
-        rates = prospects.rates
-        best = rates.index(max(rates))
-        stay = min(self._chosen.get(sequence, self._alone), self._places)
-        if best and stay and rates[best] <= rates[stay] * (1 + PLAN_MARGIN):
-            best = stay
-        drafts = pays(rates[best], rates[0], GAIN_ALONE, goes_on=stay > 0)
-        if not drafts or not self._earns_its_start(sequence, rates[best], rates[0]):
-            best = 0
-        self._alone = best
-        return rates[best], [best]
+    def _least(self, sequence: Sequence) -> int:
+        """Return the fewest tokens that it can be asked for."""
+        return (self.fixed_length or 1) if sequence.room > 0 else 0
 
-    def _best_together(self, sequences: Seq[Sequence], target: Table, draft: Table) -> tuple[float, list[int]]:
-        """Return the tokens per second and K of several sequences."""
-        gains, accept_probs = self.acceptance.expect(sequences, self._places)
-        prospects = self._prospects = Prospects(gains, accept_probs, target, draft, self.costs.growth)
-        grid, choices = prospects.rates_together()
-        best = int(grid.argmax()) // grid.shape[1], int(grid.argmax()) % grid.shape[1]
-        stay = min(self._cell[0], grid.shape[0] - 1), min(self._cell[1], grid.shape[1] - 1)
-        drafts = bool(choices[stay].any())
-        if drafts and grid[best] <= grid[stay] * (1 + PLAN_MARGIN):
-            best = stay
-        if not pays(grid[best], grid[PLAIN_CELL], GAIN_TOGETHER, goes_on=drafts):
-            best = PLAIN_CELL
-        self._cell = best
-        rate, plain, num_draft_tokens = float(grid[best]), float(grid[PLAIN_CELL]), choices[best].tolist()
-        starts = [self._earns_its_start(sequence, rate, plain) for sequence in sequences]
-        earning = [k if earns else 0 for k, earns in zip(num_draft_tokens, starts, strict=True)]
-        if earning != num_draft_tokens:
-            tokens, seconds = prospects.outlook(earning)
-            rate = tokens / seconds
-        return rate, earning
+    def _expect(self, sequence: Sequence, places: int) -> tuple[list[float], list[float]]:
+        return self.acceptance[kind_of([sequence])].expect(sequence, places)
 
-    def _earns_its_start(self, sequence: Sequence, rate: float, plain: float) -> bool:
-        """Return whether its drafts will save more time than the drafter's prefill takes.
+    def _lag(self, sequence: Sequence) -> int:
+        """Return the tokens that the drafter must follow before it drafts: those since it drafted last."""
+        lag = len(sequence.token_ids) - self._seen.get(sequence, 0)
+        return lag if self._follows is None else min(lag, self._follows)
 
-        rate, plain: tokens per second of all sequences together with drafts and without.
+    def _earns(self, sequence: Sequence) -> bool:
+        """Return whether its drafts will save more time than the drafter takes to follow it."""
+        lost = FOLLOW_MARGIN * self.costs.follow(self._lag(sequence))
+        ahead = min(max(HORIZON, sequence.num_output), max(sequence.room, 1))
+        return lost <= ahead * (1 / self.plain - 1 / self.rate)
+
+    def _best_of_one(
+        self, sequence: Sequence, gains: list[float], there: list[float], prices: Prices, draft: list[float]
+    ) -> tuple[list[int], float]:
+        """Return the K of one sequence that gives the highest rate, and that rate."""
+        most = min(len(gains), len(prices) - 1, max(sequence.room, 0))
+        tokens, seconds = expected(gains[:most], there[:most], prices, draft)
+        some = range(most + 1) if self.fixed_length is None else (0, *[most] * (most >= self.fixed_length))
+        best = max(some, key=lambda k: tokens[k] / seconds[k])
+        return [best], tokens[best] / seconds[best]
+
+    def _best_of_many(
+        self,
+        sequences: Seq[Sequence],
+        shown: Seq[list[float]],
+        there: Seq[list[float]],
+        free: list[bool],
+        prices: Prices,
+        draft: list[float],
+    ) -> tuple[list[int], float]:
+        """Return the K of several sequences that give the highest rate together, and that rate.
+
+        Args:
+            shown: [B] the probabilities of each sequence's candidates.
+            free: [B] whether these exist already.
         """
-        lost = START_MARGIN * self._catching_up([sequence])
-        return lost == 0 or lost <= min(max(HORIZON, sequence.num_output), max(sequence.room, 1)) * (
-            1 / plain - 1 / rate
-        )
+        batch, places = len(sequences), len(draft) - 1
+        rooms = [len(shown[i]) if free[i] else max(sequences[i].room, 0) for i in range(batch)]
+        nodes = [
+            (prob, 1.0 if free[i] else there[i][at], i, 0 if free[i] else at + 1)
+            for i in range(batch)
+            for at, prob in enumerate(shown[i][: rooms[i]])
+        ]
+        nodes.sort(key=lambda node: -node[0])
+        if not nodes:
+            return [0] * batch, 0.0
+        probs, sure, owner, depth = (np.array(each) for each in zip(*nodes, strict=True))
+        rows_of, best_rate, best = np.arange(len(prices)), 0.0, owner[:0]
+        for limit in (self.fixed_length,) if self.fixed_length else [k for k in LIMITS if k <= places]:
+            part = depth <= limit
+            tokens, rows = batch + np.cumsum(probs[part]), np.cumsum(sure[part])
+            asked = np.cumsum(depth[part] == 1)
+            cost = draft[0] + (draft[limit] - draft[0]) * (asked / batch) ** self.costs.growth
+            rates = tokens / (np.interp(rows, rows_of, prices) + cost)
+            if self.fixed_length:
+                rates[:-1] = 0.0
+            if rates.max() > best_rate:
+                best_rate, end = float(rates.max()), int(rates.argmax()) + 1
+                best = owner[part][:end][depth[part][:end] > 0]
+        return np.bincount(best, minlength=batch).tolist(), best_rate
 
-    def _catching_up(self, sequences: Seq[Sequence]) -> float:
-        """Return the seconds of the drafter's prefill of these sequences, if they are to draft."""
-        step = self._lessons.steps + 1
-        return self.costs.catch_up(sum([self._pauses.lag(sequence, step) for sequence in sequences]))
+    def _price_of_a_token(self, counts: list[int], prices: Prices, draft: list[float]) -> float:
+        """Return the acceptance probability above which a further token raises the rate.
 
-    def _gains_alone(self, batch: int, context: float) -> bool:
-        """Return whether drafting at this batch's mean acceptance would pay for one sequence alone."""
-        prospects = self._prospects
-        if not isinstance(prospects, Prospects):
-            return False
-        places = min(self._places, PLACES_REASON)
-        target = self.costs.target(self._kind, 1, context / batch, places + 2)
-        assert target is not None
-        gains, accept_probs = (each[:, :places].mean(0).tolist() for each in (prospects.gains, prospects.accept_probs))
-        rates = ProspectsAlone(gains, accept_probs, target.tolist(), self.costs.draft(1, places).tolist()).rates
-        return pays(max(rates[1:]), rates[0], GAIN_ALONE, goes_on=False)
+        Slopes are taken over a few rows, since kernels pad and costs rise in steps.
+        """
+        rows, longest, last = sum(counts), max(counts), len(prices) - 1
+        low, high = min(max(0, rows - 4), last), min(rows + 4, last)
+        row = (prices[high] - prices[low]) / max(high - low, 1)
+        first = int(longest > 1)
+        node = (draft[longest] - draft[first]) / (longest - first) / len(counts)
+        return min(max(self.rate * (row + node), 0.0), 0.9)
 
-    def _probe(self, sequences: Seq[Sequence], num_draft_tokens: list[int]) -> list[int] | None:
-        """Return other numbers of draft tokens to try in this step, if some can be afforded; else None."""
-        if self._prospects is None:
-            return None
-        self._turn += 1
-        idle = not any(num_draft_tokens)
-        other = self._idle_probe(sequences) if idle else self._busy_probe(sequences, num_draft_tokens)
-        other = _within_room(other, sequences)
-        if other == num_draft_tokens:
-            return None
-        tokens, seconds = self._prospects.outlook(other)
-        if not idle:
-            return other if self._probes.buy(seconds - tokens / self._rate) else None
-        steps = PROBE_LENGTHS[self._trials % len(PROBE_LENGTHS)]
-        asked = [sequence for sequence, k in zip(sequences, other, strict=True) if k]
-        if not self._probes.buy(steps * (seconds - tokens / self._rate) + self._catching_up(asked)):
-            return None
-        self._trials += 1
-        self._forgone = steps * seconds * self._rate
-        self._left = steps - 1  # what they show is then learned and considered at once
-        self._trial = other if self._left else None
-        return other
-
-    def _idle_probe(self, sequences: Seq[Sequence]) -> list[int]:
-        """Choose sequences that draft in a probe: those that have not for longest."""
-        assert self._prospects is not None
-        if isinstance(self._prospects, ProspectsAlone):
-            return [max(range(1, min(5, len(self._prospects.rates))), key=self._prospects.rates.__getitem__)]
-        order = sorted(range(len(sequences)), key=lambda i: self._pauses.last(sequences[i]))
-        return cheapest_trial(self._prospects, order, self._rate)
-
-    def _busy_probe(self, sequences: Seq[Sequence], num_draft_tokens: list[int]) -> list[int]:
-        """Choose in turn longer drafts, sequences that do not draft, and a plain step, where it may be better."""
-        assert self._prospects is not None
-        if self._turn % 3 == 0:
-            tokens, seconds = self._prospects.outlook([0] * len(num_draft_tokens))
-            rows = self.costs.seen_rows(self._kind, len(num_draft_tokens), len(num_draft_tokens))
-            return (
-                [0] * len(num_draft_tokens)
-                if rows < COST_TRUSTED or self._rate < 1.5 * tokens / seconds
-                else num_draft_tokens
-            )
-        if self._turn % 3 == 1 and 0 in num_draft_tokens:
-            zeros = [i for i, k in enumerate(num_draft_tokens) if k == 0]
-            longest = min(zeros, key=lambda i: self._pauses.last(sequences[i]))
-            return [max(k, int(i == longest)) for i, k in enumerate(num_draft_tokens)]
-        return [min(k + (k + 1) // 2, self._places) for k in num_draft_tokens]
+    def _try_one(
+        self,
+        sequences: Seq[Sequence],
+        gains: Seq[list[float]],
+        there: Seq[list[float]],
+        prices: Prices,
+        draft: list[float],
+    ) -> list[int]:
+        """Return what is drafted on trial in this step, if anything is: by the sequence that was followed last."""
+        none = [0] * len(sequences)
+        if self._since < self._wait:
+            return none
+        index = min(range(len(sequences)), key=lambda i: self._lag(sequences[i]))
+        count = self._least(sequences[index])
+        if not 0 < count < min(len(prices), len(draft)):
+            return none
+        steps = WHOLE_STEPS if self.fixed_length else 1
+        batch, growth = len(sequences), self.costs.growth
+        drafting = (draft[count] - draft[0]) / batch**growth
+        lost = prices[count] - prices[0] + drafting
+        most = (batch + count) / (prices[0] + draft[0] + lost)
+        if most <= self.plain * BEGINS and len(gains[0]) == count:  # not even if all of it came true
+            return none
+        loss = steps * (lost - sum(gains[index][:count]) / self.plain) + self.costs.follow(self._lag(sequences[index]))
+        if loss > self._credit:
+            return none
+        self._credit -= max(loss, 0.0)
+        self._since, self._wait = 0, min(2 * self._wait, LAST_WAIT)
+        self._trial, self._left = [sequences[index]], steps - 1
+        return [count if i == index else 0 for i in range(batch)]
 
 
-def automatic_policy(
-    *,
-    fixed_length_draft: int | None,
-    cost_key: tuple[str, ...] | None,
-    catches_up: bool = False,
-    estimates: bool = False,
-) -> SpeculationPolicy:
-    """Make the policy that chooses K by measurement.
+class AutomaticPolicy(SpeculationPolicy):
+    """Chooses every sequence's K, 0 included, for a drafter whose drafts cost time.
 
     Args:
-        fixed_length_draft: nodes of the drafter's fixed-length drafts; None for every other drafter.
-        cost_key: all that costs depend on besides machine and threads (the target with its number format first, then
-            the drafter with its models): the policy begins with the costs that earlier engines of the same key
-            measured, and keeps what it measures. None begins with nothing and keeps nothing.
-        catches_up: as `Lessons` has it.
-        estimates: the drafter drafts at next to no cost, and its drafts have `accept_probs`.
+        costs: measured ones, which are kept where they are stored; None begins with none.
+        max_tokens: K is never larger.
+        fixed_length, acceptance, follows: as `DraftChooser` has them.
     """
-    if fixed_length_draft is not None:
-        return FixedLengthPolicy(fixed_length_draft)
-    if cost_key is None:
-        return TrimmingPolicy() if estimates else AutomaticPolicy(catches_up=catches_up)
+
+    def __init__(
+        self,
+        costs: StoredCosts | CostModel | None = None,
+        max_tokens: int = MAX_NUM_DRAFT_TOKENS,
+        *,
+        fixed_length: int | None = None,
+        acceptance: Seq[Seq[float]] = ((), ()),
+        follows: int | None = None,
+    ) -> None:
+        self._stored = costs if isinstance(costs, StoredCosts) else None
+        self.costs = costs.costs if isinstance(costs, StoredCosts) else costs or CostModel()
+        self.chooser = DraftChooser(self.costs, fixed_length, acceptance, max_tokens, follows)
+        self._planned: list[Sequence] = []
+        self._plan = DraftPlan([])  # which stands for so many steps
+        self._left = 0
+        self._steps = 0
+
+    def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
+        if self._left > 0 and self._planned == sequences and not self.chooser.is_trying:
+            self._left -= 1
+            counts = self._plan.num_draft_tokens
+            if any(counts):
+                counts = [min(k, max(sequence.room, 0)) for k, sequence in zip(counts, sequences, strict=True)]
+                if not any(counts):
+                    return DraftPlan(counts, reason="no room")
+            return DraftPlan(counts, self._plan.min_acceptance_prob, self._plan.reason)
+        self._planned, self._left = list(sequences), 0
+        prices = prices_of(self.costs, sequences, len(sequences) * self.chooser.places)
+        if prices is None:  # what a plain step costs is measured first
+            return DraftPlan([0] * len(sequences), reason="measuring")
+        if not any(sequence.room > 0 for sequence in sequences):
+            return DraftPlan([0] * len(sequences), reason="no room")
+        counts = self.chooser.choose(sequences, prices)
+        if self.chooser.is_trying:
+            return DraftPlan(counts, reason="probe")
+        self._left = PLAN_STEPS - 1
+        reason: Reason = "gain" if any(counts) else "full batch" if self._gains_alone(sequences) else "no gain"
+        self._plan = DraftPlan(counts, self.chooser.min_acceptance_prob, reason)
+        return self._plan
+
+    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
+        self._steps += 1
+        if not outcomes:
+            return
+        hidden = cost.num_prompt_rows > 0  # prompts in the forward hide what rows and drafts cost
+        self.chooser.observe(outcomes, cost.seconds, None if hidden else cost.time_draft)
+        if not hidden:
+            learn_rows(self.costs, cost, outcomes)
+
+    def stop(self, sequence: Sequence) -> None:
+        self.chooser.stop(sequence)
+        self._planned, self._left = [], 0
+        if self._stored is not None:
+            self._stored.save_if_due(self._steps)
+
+    def _gains_alone(self, sequences: Seq[Sequence]) -> bool:
+        """Return whether drafting would pay for the first of several sequences, if it were alone."""
+        places = min(8, self.chooser.fixed_length or 8)
+        prices = prices_of(self.costs, sequences[:1], places)
+        if len(sequences) == 1 or self.chooser.fixed_length or prices is None:
+            return False
+        gains, there = self.chooser.acceptance[kind_of(sequences[:1])].expect(sequences[0], places)
+        tokens, seconds = expected(gains, there, prices, self.costs.draft(1, places).tolist())
+        return max(map(float.__truediv__, tokens, seconds)) > BEGINS * tokens[0] / seconds[0]
+
+
+def prices_of(costs: CostModel, sequences: Seq[Sequence], most: int) -> list[float] | None:
+    """Return what up to `most` candidate rows of these sequences' next step cost; None if no step was seen."""
+    batch = len(sequences)
+    context = sum([len(sequence.token_ids) for sequence in sequences]) - batch
+    table = costs.target(kind_of(sequences), batch, context, batch + most + 1)
+    if table is None:
+        return None
+    prices: list[float] = table[min(batch, len(table) - 1) :].tolist()
+    return prices + [prices[-1]] * (most + 1 - len(prices))
+
+
+def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
+    """Learn what a step without prompts cost apart from drafting."""
+    kind = kind_of([outcome.sequence for outcome in outcomes])
+    costs.add_target(kind, len(outcomes), cost.context, cost.num_rows, cost.seconds - cost.time_draft)
+
+
+def drafter_costs(cost_key: tuple[str, ...]) -> StoredCosts:
+    """Return the stored costs of a drafter on a target, which begin with those of the target's forwards.
+
+    cost_key: the target with its number format, then the drafter with its models.
+    """
     stored = StoredCosts(costs_setting(cost_key))
     stored.costs.begin_with(forward_costs(cost_key[0]).costs)
-    if estimates:
-        return TrimmingPolicy(stored)
-    return AutomaticPolicy(stored, catches_up=catches_up)
-
-
-def _within_room(num_draft_tokens: Seq[int], sequences: Seq[Sequence]) -> list[int]:
-    return [min(k, max(sequence.room, 0)) for k, sequence in zip(num_draft_tokens, sequences, strict=True)]
+    return stored

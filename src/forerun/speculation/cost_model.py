@@ -171,12 +171,6 @@ class Curve:
         return line
 
 
-def clipped_mean(seconds: Sequence[float]) -> float:
-    """Return the mean, with values clipped at COST_CLIP times the median."""
-    most = COST_CLIP * sorted(seconds)[(len(seconds) - 1) // 2]
-    return sum(min(each, most) for each in seconds) / len(seconds)
-
-
 KINDS = ("greedy", "drawn")
 """Of requests: what logits cost after the forward depends on it."""
 COST_SIZE = 1025
@@ -185,12 +179,8 @@ COST_PACE = 0.1
 """Power of the ratio of measured over expected seconds by which the machine's pace moves at each step."""
 COST_TRUSTED = 4.0
 """Observations of a row count before its steps move the pace."""
-CATCH_UP_SHARE = 0.05
-"""Share of a draft's cost that catching up with a token is taken to have while only a first draft was seen."""
 FIRST_SHARE = 0.25
-"""Weight of such a first draft."""
-FIRST_CLEAR = 1.25
-"""Factor by which it must be below the usual cost to count as a sign of a lower one: half of them are, a little."""
+"""Weight of a draft before which the drafter computed with earlier tokens."""
 COST_GROWTH = 0.5
 """Power of the number of sequences with which drafting is taken to grow while only one number was seen."""
 
@@ -212,8 +202,7 @@ class CostModel:
         self._shapes: dict[str, Curve] = {}  # by kind, of all batches together
         self._draft: defaultdict[int, Curve] = defaultdict(partial(Curve, MAX_NUM_DRAFT_TOKENS + 1, flat=False))
         self._idle = Curve(1)
-        self._catch_up = (0.0, 0.0)  # seconds and tokens, of which earlier ones have lost weight
-        self._following = (0.0, 0.0)  # the same of what was computed with before a first draft asked for it
+        self._follow = (0.0, 0.0)  # seconds and tokens, of which earlier ones have lost weight
         self._context: dict[tuple[str, int], float] = {}
         self._slope = _Slope()
         self._pace = 1.0
@@ -233,11 +222,6 @@ class CostModel:
         table = self._target[key].table(most)[:most] * self._pace
         extra = self._slope.value * (context - self._context[key])
         return table + extra if extra >= 0 else np.maximum(table + extra, table / 4)
-
-    def seen_rows(self, kind: str, batch: int, rows: int) -> float:
-        """Return the weight of observed steps with this number of rows."""
-        curve = self._target.get((kind, bucket(batch)))
-        return 0.0 if curve is None else curve.weight(rounded(rows))
 
     def draft(self, batch: int, places: int) -> Table:
         """Return [places + 1] seconds in the drafter by the largest K of `batch` sequences; zeros if none was measured.
@@ -298,36 +282,18 @@ class CostModel:
         self._draft[bucket(batch)].add(num_draft_tokens, seconds / self._pace, share)
 
     def add_first_draft(self, batch: int, num_draft_tokens: int, lag: int, seconds: float) -> None:
-        """Add a drafter's time after a pause: what exceeds the usual cost was the prefill of `lag` tokens."""
-        paced, curve = seconds / self._pace, self._draft.get(bucket(batch))
-        if curve:
-            usual = float(curve.table(num_draft_tokens + 1)[num_draft_tokens])
-            self._catch_up = _added(self._catch_up, max(paced - usual, 0.0), lag)
-            if paced * FIRST_CLEAR < usual:  # without catching up it would have been even less
-                curve.add(num_draft_tokens, paced, FIRST_SHARE)
-            return
-        lacking = 0 if self._following[0] else lag  # prompts that were followed have been computed with already
-        at_least = paced / (1 + CATCH_UP_SHARE * lacking)
-        elsewhere = (
-            float(self.draft(batch, num_draft_tokens)[num_draft_tokens]) / self._pace
-        )  # as other batches have it; 0 without any
-        self._draft[bucket(batch)].add(num_draft_tokens, max(at_least, min(elsewhere, paced)), FIRST_SHARE)
+        """Add a drafter's time where it computed with `lag` tokens before: what exceeds the usual cost was theirs."""
+        usual = float(self.draft(batch, num_draft_tokens)[num_draft_tokens])
+        if usual:
+            kept = 1 - 1 / COST_MEMORY
+            self._follow = self._follow[0] * kept + max(seconds - usual, 0.0) / self._pace, self._follow[1] * kept + lag
+        if not usual or seconds < usual:
+            self._draft[bucket(batch)].add(num_draft_tokens, seconds / self._pace, FIRST_SHARE)
 
-    def add_following(self, seconds: float, tokens: int) -> None:
-        """Add the time of a drafter that has computed prompts beside the target, and might have put it off.
-
-        Args:
-            seconds: in the drafter, in steps that held prompts and in which nobody drafted.
-            tokens: of the sequences that came with these steps, computed or taken over from others.
-        """
-        idle = float(self._idle.table()[0]) if self._idle else 0.0
-        self._following = _added(self._following, max(seconds / self._pace - idle, 0.0), tokens)
-
-    def catch_up(self, lag: int) -> float:
-        """Return the seconds of the drafter's prefill of `lag` tokens, time spent before the first draft included."""
-        return (
-            self._pace * lag * sum(seconds / tokens for seconds, tokens in (self._catch_up, self._following) if tokens)
-        )
+    def follow(self, lag: int) -> float:
+        """Return the seconds of the drafter's computation with `lag` tokens before it drafts."""
+        seconds, tokens = self._follow
+        return self._pace * seconds / tokens * lag if tokens else 0.0
 
     def add_idle(self, seconds: float, share: float = 1.0) -> None:
         """Add the drafter's time in a step that drafted nothing."""
@@ -347,14 +313,17 @@ class CostModel:
                     self._shapes[kind] = Curve(COST_SIZE)
                     self._shapes[kind].take(curve)
 
+    def take_drafts(self, other: CostModel) -> None:
+        """Take what another model knows of a drafter."""
+        self._draft, self._idle, self._follow = other._draft, other._idle, other._follow
+
     def state(self) -> dict[str, Any]:
         """Return the model as plain numbers, for the next process."""
         return {
             "target": [[*key, self._context[key], curve.state()] for key, curve in self._target.items() if curve],
             "draft": [[key, curve.state()] for key, curve in self._draft.items() if curve],
             "slope": self._slope.value,
-            "catch_up": list(self._catch_up),
-            "following": list(self._following),
+            "follow": list(self._follow),
         }
 
     @classmethod
@@ -374,7 +343,8 @@ class CostModel:
         for batch, points in state["draft"]:
             costs._draft[int(_within(batch, 1e6))].restore(points)
         costs._slope.value = _within(state["slope"], 1.0)
-        costs._catch_up, costs._following = _account(state, "catch_up"), _account(state, "following")
+        seconds, tokens = state.get("follow", (0.0, 0.0))
+        costs._follow = _within(seconds, 1e6), _within(tokens, 1e9)
         return costs
 
 
@@ -423,18 +393,6 @@ def _nearest(curves: Mapping[tuple[str, int], Curve], wanted: tuple[str, int]) -
         key=lambda key: (key[0] != wanted[0], abs(key[1] - wanted[1])),
         default=None,
     )
-
-
-def _added(account: tuple[float, float], seconds: float, tokens: int) -> tuple[float, float]:
-    """Add seconds and tokens to decayed sums."""
-    kept = 1 - 1 / COST_MEMORY
-    return account[0] * kept + seconds, account[1] * kept + tokens
-
-
-def _account(state: Mapping[str, Any], name: str) -> tuple[float, float]:
-    """Return the state's seconds and tokens, zeros if it has none."""
-    seconds, tokens = state.get(name, (0.0, 0.0))
-    return _within(seconds, 1e6), _within(tokens, 1e9)
 
 
 def _within(value: Any, most: float) -> float:

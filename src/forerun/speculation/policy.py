@@ -26,11 +26,13 @@ class DraftPlan:
         num_draft_tokens: nodes of each sequence's draft at most.
         min_acceptance_prob: see `Drafter.draft`.
         reason: why this many.
+        prices: seconds of the step by the rows that drafts add, for `Drafter.see_prices`; None: the number is fixed.
     """
 
     num_draft_tokens: list[int]
     min_acceptance_prob: float = 0.0
     reason: Reason = "fixed"
+    prices: Seq[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ class PolicyByRequest(SpeculationPolicy):
 
     def __init__(self, policies: Mapping[str, SpeculationPolicy], chosen: Callable[[Sequence], str | None]) -> None:
         self._policies, self._chosen = dict(policies), chosen
+        self._plans: dict[str, DraftPlan] = {}  # of the present step
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self._combined(sequences, lambda policy, part: policy.plan(part))
@@ -150,23 +153,25 @@ class PolicyByRequest(SpeculationPolicy):
             return DraftPlan([0] * len(sequences), reason="request")
         if len(groups) == 1:
             (name,) = groups
-            plan = plan_of(self._policies[name], sequences)
+            plan = self._plans[name] = plan_of(self._policies[name], sequences)
             if len(groups[name]) == len(sequences):
                 return plan
             own = set(groups[name])
             return replace(plan, num_draft_tokens=[k if i in own else 0 for i, k in enumerate(plan.num_draft_tokens)])
         num_draft_tokens, plans = [0] * len(sequences), []
         for name, indices in groups.items():
-            plans.append(plan_of(self._policies[name], [sequences[index] for index in indices]))
+            self._plans[name] = plan_of(self._policies[name], [sequences[index] for index in indices])
+            plans.append(self._plans[name])
             for index, k in zip(indices, plans[-1].num_draft_tokens, strict=True):
                 num_draft_tokens[index] = k
         drafting = [plan for plan in plans if any(plan.num_draft_tokens)] or plans
-        return DraftPlan(num_draft_tokens, min(plan.min_acceptance_prob for plan in drafting), drafting[0].reason)
+        least = min(plan.min_acceptance_prob for plan in drafting)
+        return DraftPlan(num_draft_tokens, least, drafting[0].reason, drafting[0].prices)
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
         num_draft_tokens, reason = list(plan.num_draft_tokens), plan.reason
         for name, indices in self._groups(sequences).items():
-            part = replace(plan, num_draft_tokens=[plan.num_draft_tokens[index] for index in indices])
+            part = replace(self._plans[name], num_draft_tokens=[plan.num_draft_tokens[index] for index in indices])
             own = [sequences[index] for index in indices], [drafts[index] for index in indices]
             part = self._policies[name].trim(part, *own)
             reason = part.reason

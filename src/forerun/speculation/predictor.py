@@ -1,7 +1,7 @@
 """A predictor of tokens, seconds and speedup by K, from the costs of a step and acceptance.
 
 The cost of a step is that in the engine: the forward with its hidden-state outputs, the drafter with its updates, and
-the engine's part. The formula is that of the automatic policy (`speculation/goodput.py`).
+the engine's part. The formula is that of the automatic policy (`speculation/choose_k.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from forerun.errors import ConfigError
-from forerun.speculation.goodput import ProspectsAlone
+from forerun.speculation.choose_k import expected
 
 _BISECTIONS = 50
 
@@ -119,15 +119,13 @@ class SpeedPrediction:
             accept_probs: [K] chance that a draft has each token; empty: every draft is as long as was asked for.
         """
         most = min(costs.most, len(gains))
-        rows = [0.0, *(target + rest for target, rest in zip(costs.target, costs.rest, strict=True))]
+        rows = [target + rest for target, rest in zip(costs.target, costs.rest, strict=True)]
         there = accept_probs or [1.0] * most
-        prospects = ProspectsAlone(gains[:most], there[:most], rows[: most + 2], list(costs.draft[: most + 1]))
+        tokens, seconds = expected(gains[:most], there[:most], rows, list(costs.draft[: most + 1]))
         return cls(
             costs.plain,
             tuple(
-                Predicted(
-                    k, prospects.tokens[k], prospects.seconds[k], prospects.rates[k] * costs.plain, break_even(costs, k)
-                )
+                Predicted(k, tokens[k], seconds[k], tokens[k] / seconds[k] * costs.plain, break_even(costs, k))
                 for k in range(1, most + 1)
             ),
         )

@@ -107,8 +107,8 @@ class ModelDrafter(Drafter):
 
     _has_own_caches = True
     """The drafter adopts, publishes and frees the caches; otherwise the engine does."""
-    _prefills = True
-    """`Traits.catches_up`. A head prefills only as far as it holds the target's states."""
+    _follows: int | None = None
+    """`Traits.follows`. A head prefills only as far as it holds the target's states."""
     _state_type: type[DraftState] = DraftState
 
     def __init__(self, model: str | Path | LanguageModel | None, dtype: str | None, quantize: str | None) -> None:
@@ -134,7 +134,7 @@ class ModelDrafter(Drafter):
     @property
     def traits(self) -> Traits:
         model = () if self._model is None else (identity(self._model),)
-        return Traits((type(self).__name__, *model), catches_up=self._prefills)
+        return Traits((type(self).__name__, *model), follows=self._follows)
 
     @property
     def nbytes(self) -> int:

@@ -212,9 +212,7 @@ class CrossVocab(Drafter):
     @property
     def traits(self) -> Traits:
         inner = Traits() if self._inner is None else self._inner.traits
-        return Traits(
-            (type(self).__name__, self._mode, *inner.cost_key), inner.fixed_length_draft, catches_up=inner.catches_up
-        )
+        return Traits((type(self).__name__, self._mode, *inner.cost_key), inner.fixed_length_draft)
 
     @property
     def nbytes(self) -> int:

@@ -62,7 +62,7 @@ class Staged(DraftModel):
     def traits(self) -> Traits:
         inner = self._inner.traits
         key = (*super().traits.cost_key, f"inner K {self._inner_k}", *inner.cost_key)
-        return Traits(key, reads_prediction=inner.reads_prediction, catches_up=super().traits.catches_up)
+        return Traits(key, reads_prediction=inner.reads_prediction)
 
     @property
     def nbytes(self) -> int:

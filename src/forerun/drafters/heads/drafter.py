@@ -34,7 +34,7 @@ class HeadDrafter(ModelDrafter):
     """
 
     _head_kind = "eagle"
-    _prefills = False
+    _follows = 64  # twice MAX_HELD_STATES
 
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         super().__init__()  # type: ignore[call-arg]  # that of what it is mixed with: chains or trees of a draft model

@@ -51,6 +51,10 @@ class ByRequest(CompositeDrafter):
                     return name
         return next(iter(self._drafters))
 
+    def see_prices(self, prices: Seq[float]) -> None:
+        for drafter in self._drafters.values():
+            drafter.see_prices(prices)
+
     def start(self, sequence: Sequence) -> None:
         name = self.chosen(sequence.params)
         if name is not None:
@@ -95,8 +99,7 @@ class ByRequest(CompositeDrafter):
         steps_of: dict[str, list[Step]] = {}
         for step in steps:
             given = self._given.pop(step.sequence, None)
-            if given is not None and given.draft is not step.draft:
-                given = None
+            given = None if given is None else given.of(step.draft)
             name = self._started.get(step.sequence)
             if name is not None:
                 needs = self._drafters[name].needs

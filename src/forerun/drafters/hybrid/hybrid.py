@@ -1,15 +1,15 @@
 """Several drafters for one sequence: n-gram drafts where text repeats, a model where it does not.
 
 As SAM-decoding falls back on a model where its automaton finds too little (2411.10666), and suffix decoding likewise
-(2411.04975); here measured acceptance and drafting time decide which source drafts, and how many nodes.
+(2411.04975); here what copies drafts first, and prices decide whether, and for which sequences, one that takes time
+drafts in its place.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
-from time import perf_counter
+from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from forerun.config import HYBRID_MODES, HYBRID_SOURCES, MAX_NUM_DRAFT_TOKENS
 from forerun.drafters.base import Binding, Drafter, Traits
@@ -17,117 +17,30 @@ from forerun.drafters.build import build_drafter
 from forerun.drafters.hybrid.members import CompositeDrafter, MemberStep, agreement, merge, source_step, with_source
 from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError
-from forerun.speculation import AcceptanceStats, Probes
-from forerun.speculation.cost_model import Curve
-from forerun.types import Draft, Sequence, Step
-
-PROBE_NODES = 4
-"""Nodes of a draft that only measures whether the source's acceptance has changed."""
-
-
-@dataclass(slots=True, eq=False)
-class Source:
-    """A drafter with its measured acceptance and cost.
-
-    Attributes:
-        name: for statistics.
-        drafter: who drafts.
-        acceptance: of its nodes, by their index in the draft.
-        cost: seconds of a draft, by the requested nodes.
-        probes: when it may draft although no gain is expected.
-        fixed_length_draft: nodes of its drafts, where fewer would do it harm; None: any number.
-    """
-
-    name: str
-    drafter: Drafter
-    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
-    cost: Curve = field(default_factory=lambda: Curve(MAX_NUM_DRAFT_TOKENS + 1, flat=False))
-    probes: Probes = field(default_factory=Probes)
-    fixed_length_draft: int | None = None
-
-    def serves(self, max_nodes: int) -> bool:
-        """Return whether the source can draft this many tokens: never fewer than its fixed length."""
-        return self.fixed_length_draft is None or max_nodes >= self.fixed_length_draft
-
-    def size(self, nodes: int, max_nodes: int) -> int:
-        """Return the number of nodes to request where so many are useful, if the source serves this limit."""
-        return min(nodes, max_nodes) if self.fixed_length_draft is None else self.fixed_length_draft
-
-    def accept_probs(self, sequence: Sequence, nodes: int) -> list[float]:
-        """Return [nodes] the probability that each node of a draft is accepted, given that the draft has it."""
-        gains, accept_probs = self.acceptance.expect_one(sequence, nodes)
-        return [gain / max(accept_prob, 1e-9) for gain, accept_prob in zip(gains, accept_probs, strict=True)]
-
-    def best(
-        self, sequence: Sequence, max_nodes: int, rate: float, min_acceptance_prob: float, num_sharing: int
-    ) -> tuple[int, float]:
-        """Return the number of nodes with the largest net gain, for a limit that the source serves.
-
-        Args:
-            rate: tokens per second that are committed at present.
-            min_acceptance_prob: as in `Drafter.draft`, for each node.
-            num_sharing: sequences that share the cost of the draft.
-
-        Returns:
-            The nodes, and the expected accepted tokens less the minimum for each node and the tokens that the time of
-            drafting would have given.
-        """
-        most = self.size(max_nodes, max_nodes)
-        gains, accept_probs = self.acceptance.expect_one(sequence, most)
-        seconds = self.cost.table(most + 1)[1 : most + 1].tolist()
-        tokens, pace, nets = 0.0, rate / num_sharing, []
-        for gain, accept_prob, cost in zip(
-            gains, accept_probs, seconds, strict=True
-        ):  # lists: arrays so short are slower
-            tokens += gain - min_acceptance_prob * accept_prob
-            nets.append(tokens - pace * cost)
-        best = nets.index(max(nets)) if self.fixed_length_draft is None else most - 1
-        return best + 1, nets[best]
-
-    def requests(
-        self, candidates: Seq[tuple[Sequence, int]], rate: float, min_acceptance_prob: float
-    ) -> list[tuple[Sequence, int]]:
-        """Select the sequences that the source drafts for, with their numbers of nodes: all with a net gain, or one as
-        a probe.
-
-        candidates: sequences and their largest numbers of nodes.
-        """
-        served = [each for each in candidates if self.serves(each[1])]
-        if not self.cost:
-            return [(sequence, self.size(max_nodes, max_nodes)) for sequence, max_nodes in served]
-        table, requested = self.cost.table(), []
-        for sequence, max_nodes in served:
-            nodes, net = self.best(sequence, max_nodes, rate, min_acceptance_prob, len(served))
-            if net > 0:
-                more = self.size(nodes + (nodes + 1) // 2, max_nodes)
-                if more > nodes and self.probes.due and self.probes.buy(float(table[more] - table[nodes])):
-                    nodes = more  # or the acceptance of later nodes would never be seen
-                requested.append((sequence, nodes))
-        if not requested and served and self.probes.due:
-            sequence, max_nodes = served[0]
-            nodes = self.size(PROBE_NODES, max_nodes)
-            if self.probes.buy(float(table[nodes])):
-                requested.append((sequence, nodes))
-        return requested
-
-
-_RATE_DECAY = 0.95
-"""Weight that earlier steps keep at each new one in the rate of committed tokens."""
+from forerun.models import identity
+from forerun.speculation import CostModel, DraftChooser, DraftOutcome, drafter_costs
+from forerun.types import Draft, Sequence, Step, Verdict
 
 
 class Hybrid(CompositeDrafter):
-    """Drafts with several drafters, each where its expected gain exceeds the cost of its draft.
+    """Drafts with several drafters, each where tokens per second are the higher for it.
+
+    Sources that copy draft in every step. Of the others, the one that promises the highest rate drafts for those
+    sequences where its drafts are worth more than the copies; where none promises more than the copies alone, none
+    runs. A fixed K leaves out prices: it drafts where its drafts are worth more.
 
     Args:
         sources: drafters in the order in which they are tried, or their texts with + between them.
-        mode: "first": a sequence takes the first draft whose expected gain is at least what the sources after it could
-            win; "merge": the drafts of all that draft are merged into one tree by common prefixes, without probes.
+        mode: "first": a sequence has the draft of one source; "merge": the drafts of all that draft are merged into one
+            tree by common prefixes, without probes.
         names: of the sources, for statistics; None takes their texts or their classes'.
-        clock: seconds, for what drafting costs.
 
     Raises:
         ConfigError: no source, an unknown mode, or two sources that write into the target's cache.
         DrafterError: the texts are not those of different drafters.
+
+    Attributes:
+        drafting_seconds: what the sources' drafts of the last step are expected to have cost.
     """
 
     _name_in_errors = "The source {} of the hybrid"
@@ -137,7 +50,6 @@ class Hybrid(CompositeDrafter):
         sources: str | Seq[Drafter] = HYBRID_SOURCES,
         mode: str = HYBRID_MODES[0],
         names: Seq[str] | None = None,
-        clock: Callable[[], float] = perf_counter,
     ) -> None:
         if isinstance(sources, str):
             names = names or _split(sources)
@@ -148,47 +60,59 @@ class Hybrid(CompositeDrafter):
             raise ConfigError(f"mode is {mode!r}, but must be one of {', '.join(HYBRID_MODES)}.")
         named = names or [_name_of(drafter) for drafter in sources]
         super().__init__(list(zip(named, sources, strict=True)))
-        self._sources = [Source(name, drafter) for name, drafter in self._parts]
-        writers = [source.name for source in self._sources if source.drafter.traits.writes_cache]
+        writers = [name for name, drafter in self._parts if drafter.traits.writes_cache]
         if len(writers) > 1:  # the draft that is taken would be continued from what the other left
             raise ConfigError(
                 f"The sources {' and '.join(writers)} of the hybrid both compute in the target's own cache, where one "
                 "would overwrite the other's draft. Take one of them."
             )
-        self._update_fixed_lengths()
         self._mode = mode
-        self._clock = clock
-        self._started: dict[Sequence, list[Source]] = {}  # the sources that started it
+        self._started: dict[Sequence, list[Drafter]] = {}  # the sources that started it
         self._given: dict[Sequence, MemberStep] = {}
-        self._last = 0.0  # when drafts were last requested
-        self._tokens = self._seconds = 0.0  # committed and passed, earlier ones decayed
-        self._committed = 0
+        self._prices: Seq[float] | None = None  # of the next step
+        self._plain = 0.0  # seconds of the last step without drafts
+        self.drafting_seconds = 0.0
+        self.use_costs({})
+
+    def use_costs(self, costs: dict[str, CostModel]) -> None:
+        """Choose by these costs of the sources that do not copy, by their names; unknown ones cost nothing."""
+        self._choosers = {
+            number: DraftChooser(
+                costs.get(name) or CostModel(), traits.fixed_length_draft, traits.acceptance, follows=traits.follows
+            )
+            for number, (name, drafter) in enumerate(self._parts)
+            if not (traits := drafter.traits).estimates
+        }
 
     @property
     def traits(self) -> Traits:
-        return Traits.merged(f"{type(self).__name__} {self._mode}", [source.drafter.traits for source in self._sources])
+        parts = [drafter.traits for _, drafter in self._parts]
+        merged = Traits.merged(f"{type(self).__name__} {self._mode}", parts)
+        return replace(merged, fixed_length_draft=None, estimates=True)
 
     def bind(self, binding: Binding) -> None:
         super().bind(binding)
-        self._update_fixed_lengths()
+        target = identity(binding.target)
+        paid = ((name, drafter.traits) for name, drafter in self._parts if not drafter.traits.estimates)
+        self.use_costs({name: drafter_costs((target, *traits.cost_key)).costs for name, traits in paid})
 
-    def _update_fixed_lengths(self) -> None:
-        for source in self._sources:
-            source.fixed_length_draft = source.drafter.traits.fixed_length_draft
+    def see_prices(self, prices: Seq[float]) -> None:
+        self._prices = prices
 
     def start(self, sequence: Sequence) -> None:
         started = self._started[sequence] = []
-        for source in self._sources:
-            started.append(source)
-            source.drafter.start(sequence)
+        for _, drafter in self._parts:
+            started.append(drafter)
+            drafter.start(sequence)
 
     def stop(self, sequence: Sequence) -> None:
         self._given.pop(sequence, None)
+        for chooser in self._choosers.values():
+            chooser.stop(sequence)
         started = self._started.get(sequence, [])
         try:
             while started:  # the one that failed to start, too
-                started[-1].acceptance.stop(sequence)
-                started[-1].drafter.stop(sequence)
+                started[-1].stop(sequence)
                 started.pop()
         except Exception:
             started.pop()
@@ -199,122 +123,133 @@ class Hybrid(CompositeDrafter):
     def draft(
         self, sequences: Seq[Sequence], num_draft_tokens: Seq[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        rate = self._measure()
+        prices, self._prices = self._prices, None
         drafting = [
-            (sequence, min(max_nodes, MAX_NUM_DRAFT_TOKENS))
-            for sequence, max_nodes in zip(sequences, num_draft_tokens, strict=True)
-            if min(max_nodes, sequence.room) > 0
+            (sequence, min(most, MAX_NUM_DRAFT_TOKENS))
+            for sequence, most in zip(sequences, num_draft_tokens, strict=True)
+            if min(most, sequence.room) > 0
         ]
         for sequence, _ in drafting:
             self._given[sequence] = MemberStep(Draft.empty(), {})
-        unsettled = list(drafting)
-        for number, source in enumerate(self._sources):
-            requested = source.requests(unsettled, rate, min_acceptance_prob)
-            if not requested:
-                continue
-            started = self._clock()
-            drafts = checked_drafts(
-                source.drafter,
-                [sequence for sequence, _ in requested],
-                [count for _, count in requested],
-                min_acceptance_prob,
+        for number in range(len(self._parts)):
+            if number not in self._choosers:
+                self._ask(number, drafting, min_acceptance_prob)
+        self.drafting_seconds = 0.0
+        asked = self._wanted(drafting, prices)
+        for number, counts in asked.items():
+            wanted = [(sequence, k) for (sequence, _), k in zip(drafting, counts, strict=True) if k]
+            self._ask(
+                number, wanted, min_acceptance_prob if prices is None else self._choosers[number].min_acceptance_prob
             )
-            source.cost.add(max(count for _, count in requested), self._clock() - started)
-            for (sequence, count), draft in zip(requested, drafts, strict=True):
-                self._given[sequence].drafts[number] = count, draft
-            if self._mode == "first":
-                count = len(unsettled)
-                unsettled = [
-                    each for each in unsettled if not self._settle(number, *each, rate, min_acceptance_prob, count)
-                ]
-        if self._mode == "merge":
-            for sequence, max_nodes in drafting:
-                self._merge(sequence, max_nodes)
+        for sequence, most in drafting:
+            self._settle(sequence, most, is_priced=prices is not None)
         return [self._given[each].draft if each in self._given else Draft.empty() for each in sequences]
 
     def commit(self, steps: Seq[Step]) -> None:
         given: list[MemberStep | None] = []
         for step in steps:
             each = self._given.pop(step.sequence, None)
-            given.append(each if each is not None and each.draft is step.draft else None)
-            if step.draft is not None and step.verdict is not None:
-                self._committed += len(step.verdict.path) + 1
-                if given[-1] is not None:
-                    self._learn(step, given[-1])
+            given.append(None if each is None else each.of(step.draft))
+        self._learn(steps, given)
         needs = self.needs
-        for number, source in enumerate(self._sources):
-            source.drafter.commit(
-                [
-                    source_step(step, each, number, needs, source.drafter.needs)
-                    for step, each in zip(steps, given, strict=True)
-                ]
+        for number, (_, drafter) in enumerate(self._parts):
+            drafter.commit(
+                [source_step(step, each, number, needs, drafter.needs) for step, each in zip(steps, given, strict=True)]
             )
 
-    def _measure(self) -> float:
-        """Return tokens per second, recent steps weighted most; 0 before the first one."""
-        now = self._clock()
-        if self._committed:
-            elapsed = now - self._last
-            self._tokens = _RATE_DECAY * self._tokens + self._committed
-            self._seconds = _RATE_DECAY * self._seconds + elapsed
-            for source in self._sources:
-                source.probes.earn(elapsed)
-        self._last, self._committed = now, 0
-        return self._tokens / self._seconds if self._seconds > 0 else 0.0
+    def _ask(self, number: int, wanted: Seq[tuple[Sequence, int]], least: float) -> None:
+        """Let a source draft."""
+        if not wanted:
+            return
+        sequences, counts = [sequence for sequence, _ in wanted], [count for _, count in wanted]
+        drafts = checked_drafts(self._parts[number][1], sequences, counts, least)
+        for sequence, count, draft in zip(sequences, counts, drafts, strict=True):
+            self._given[sequence].drafts[number] = count, draft
 
-    def _settle(
-        self, number: int, sequence: Sequence, max_nodes: int, rate: float, min_acceptance_prob: float, num_sharing: int
-    ) -> bool:
-        """Take the source's draft if it is better than the current one, and return whether no other source drafts."""
-        given = self._given[sequence]
-        if number not in given.drafts or not len(given.drafts[number][1]):
-            return False
-        draft = given.drafts[number][1]
-        # a drawn draft may not be dropped for how it came out: those that stay would follow another distribution
-        if (
-            given.owner is None
-            or draft.probs is not None
-            or self._value(number, sequence) > self._value(given.owner, sequence)
-        ):
-            given.owner = number
-            given.draft = with_source(self._sources[number].name, draft)
-        if draft.probs is not None:
-            return True
-        value = self._value(given.owner, sequence) - min_acceptance_prob * len(given.draft)
-        return all(
-            not source.serves(max_nodes)
-            or (source.cost and source.best(sequence, max_nodes, rate, min_acceptance_prob, num_sharing)[1] <= value)
-            for source in self._sources[number + 1 :]
-        )
+    def _wanted(self, drafting: Seq[tuple[Sequence, int]], prices: Seq[float] | None) -> dict[int, list[int]]:
+        """Return the sources that are to draft although it takes time, with each sequence's number of nodes."""
+        if not drafting or not self._choosers:
+            return {}
+        sequences = [sequence for sequence, _ in drafting]
+        found = [self._best_found(sequence)[1] for sequence in sequences]
+        if prices is None:
+            return self._worth_more(drafting, found)
+        self._plain = prices[0]
+        best: tuple[float, int, list[int]] | None = None
+        for number, chooser in self._choosers.items():
+            counts = chooser.choose(sequences, prices, found)
+            rate = 0.0 if chooser.is_trying else chooser.rate
+            counts = [min(k, most) for k, (_, most) in zip(counts, drafting, strict=True)]
+            if any(counts) and (best is None or rate > best[0]):
+                best = rate, number, counts
+        self.drafting_seconds = sum([float(chooser.costs.draft(1, 0)[0]) for chooser in self._choosers.values()])
+        if best is None:
+            return {}
+        _, number, counts = best
+        self.drafting_seconds += self._choosers[number].seconds(sequences, counts)
+        return {number: counts}
 
-    def _merge(self, sequence: Sequence, max_nodes: int) -> None:
+    def _worth_more(self, drafting: Seq[tuple[Sequence, int]], found: Seq[Seq[float]]) -> dict[int, list[int]]:
+        """Return what `_wanted` returns where drafts cost nothing."""
+        wanted: dict[int, list[int]] = {}
+        for index, ((sequence, most), probs) in enumerate(zip(drafting, found, strict=True)):
+            worth = {
+                number: sum(chooser.gains(sequence, min(most, chooser.places)))
+                for number, chooser in self._choosers.items()
+                if most >= (chooser.fixed_length or 1)
+            }
+            best = max(worth, key=worth.__getitem__, default=None)
+            for number in worth:
+                if self._mode == "merge" or (number == best and worth[number] > sum(probs)):
+                    counts = wanted.setdefault(number, [0] * len(drafting))
+                    counts[index] = self._choosers[number].fixed_length or most
+        return wanted
+
+    def _best_found(self, sequence: Sequence) -> tuple[int | None, Seq[float]]:
+        """Return the source whose copies of this step are worth most, and their probabilities."""
+        drafts = self._given[sequence].drafts
+        probs = {number: draft.accept_probs for number, (_, draft) in drafts.items() if number not in self._choosers}
+        best = max(probs, key=lambda number: sum(probs[number]), default=None)
+        return best, () if best is None else probs[best]
+
+    def _settle(self, sequence: Sequence, most: int, *, is_priced: bool) -> None:
+        """Make the sequence's draft of its sources'."""
         given = self._given[sequence]
         parts = {number: draft for number, (_, draft) in given.drafts.items() if len(draft)}
-        if len(parts) == 1:
-            ((given.owner, draft),) = parts.items()
-            given.draft = with_source(self._sources[given.owner].name, draft)
-        elif parts:
+        for number, draft in parts.items():
+            if number in self._choosers:
+                draft.accept_probs = self._choosers[number].gains(sequence, len(draft))
+        if not parts:
+            return
+        if len(parts) > 1 and self._mode == "merge":
             given.drafts = {number: given.drafts[number] for number in parts}
-            named = [(self._sources[number].name, draft) for number, draft in parts.items()]
-            values = [self._sources[number].accept_probs(sequence, len(draft)) for number, draft in parts.items()]
-            given.merged = merge(named, values, max_nodes)
+            named = [(self._parts[number][0], draft) for number, draft in parts.items()]
+            given.merged = merge(named, [draft.accept_probs for draft in parts.values()], most)
             given.draft = given.merged.draft
+            return
+        paid = next((number for number in parts if number in self._choosers), None)
+        # copies are not weighed against a draft that was drawn: it would count for how it came out
+        given.owner = self._best_found(sequence)[0] if paid is None else paid
+        assert given.owner is not None
+        given.draft = with_source(self._parts[given.owner][0], parts[given.owner])
+        given.draft.is_settled = is_priced and paid is not None
 
-    def _value(self, number: int, sequence: Sequence) -> float:
-        """Return the expected accepted tokens of a source's draft."""
-        draft = self._given[sequence].drafts[number][1]
-        return sum(self._sources[number].accept_probs(sequence, len(draft)))
-
-    def _learn(self, step: Step, given: MemberStep) -> None:
-        """Update every source's acceptance, also of unused drafts, as far as the committed tokens reach."""
-        assert step.verdict is not None
-        new_ids = step.sequence.token_ids[len(step.sequence.token_ids) - len(step.verdict.path) - 1 :]
-        for number, (count, draft) in given.drafts.items():
-            path, judged = agreement(draft, new_ids)
-            if number == given.owner:
-                path, judged = step.verdict.path, draft.num_candidates
-            complete = judged == draft.num_candidates
-            self._sources[number].acceptance.observe(step.sequence, count if complete else judged, judged, path)
+    def _learn(self, steps: Seq[Step], given: Seq[MemberStep | None]) -> None:
+        """Report to the choosers how far the committed tokens bear out each source's draft, verified or not."""
+        for number, chooser in self._choosers.items():
+            outcomes = []
+            for step, each in zip(steps, given, strict=True):
+                if each is None or step.verdict is None:
+                    continue
+                count, draft = each.drafts.get(number, (0, Draft.empty()))
+                new_ids = step.sequence.token_ids[len(step.sequence.token_ids) - len(step.verdict.path) - 1 :]
+                path, judged = agreement(draft, new_ids)
+                if number == each.owner:
+                    path, judged = step.verdict.path, draft.num_candidates
+                count = count if judged == draft.num_candidates else judged
+                outcomes.append(DraftOutcome(step.sequence, count, draft.first(judged), Verdict(path, new_ids[-1])))
+            if outcomes:
+                chooser.observe(outcomes, self._plain, None)
 
 
 def _split(sources: str) -> list[str]:

@@ -48,6 +48,10 @@ class CompositeDrafter(Drafter):
         return Traits.merged(type(self).__name__, [drafter.traits for _, drafter in self._parts])
 
     @property
+    def members(self) -> tuple[Drafter, ...]:
+        return tuple(member for _, drafter in self._parts for member in drafter.members)
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes that the parts hold together."""
         return sum(drafter.nbytes for _, drafter in self._parts)
@@ -111,9 +115,10 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], max_nodes: int
     ]
     tree = Tree()
     sources: list[str] = []
+    accept_probs: list[float] = []
     merged: dict[tuple[int, int], int] = {}
     node_of: list[dict[int, int]] = [{ROOT: ROOT} for _ in parts]
-    for _, number, node in sorted(order):
+    for value, number, node in sorted(order):
         parent = node_of[number].get(parents_of[number][node])
         if parent is None:
             continue  # its parent did not stay
@@ -123,8 +128,9 @@ def merge(parts: Seq[tuple[str, Draft]], values: Seq[Seq[float]], max_nodes: int
                 continue
             merged[parent, token_id] = tree.add(token_id, parent)
             sources.append(parts[number][0])
+            accept_probs.append(-value)
         node_of[number][node] = merged[parent, token_id]
-    draft = Draft(tree.ids, tree.parents, sources=tuple(sources))
+    draft = Draft(tree.ids, tree.parents, sources=tuple(sources), accept_probs=accept_probs)
     return Merged(draft, [sorted((node, at) for node, at in each.items() if node >= 0) for each in node_of])
 
 
@@ -167,6 +173,20 @@ class MemberStep:
     drafts: dict[int, tuple[int, Draft]]
     owner: int | None = None
     merged: Merged | None = None
+
+    def of(self, draft: Draft | None) -> MemberStep | None:
+        """Return the same of a draft that was cut short; None of one that was made of something else."""
+        if draft is self.draft:
+            return self
+        count = 0 if draft is None else len(draft)
+        if draft is None or count > len(self.draft) or draft.ids != self.draft.ids[:count]:
+            return None
+        merged, drafts = self.merged, self.drafts
+        if merged is not None:
+            merged = Merged(draft, [[pair for pair in pairs if pair[1] < count] for pairs in merged.kept_nodes])
+        elif self.owner is not None:
+            drafts = {**drafts, self.owner: (drafts[self.owner][0], drafts[self.owner][1].first(count))}
+        return MemberStep(draft, drafts, self.owner, merged)
 
 
 def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Needs, needs: Needs) -> Step:

@@ -1,8 +1,7 @@
-"""One engine run whose steps are priced by measured costs on a virtual clock: its speed does not depend on noise.
+"""One engine run whose steps are priced by measured costs: its speed does not depend on noise.
 
-The engine, its drafts and its verdicts are real. The time of each step is looked up in cost curves
-(`engine/step_times.py`), and whatever decides by time (the automatic policy, a hybrid) reads the virtual clock, so that
-a run is deterministic.
+The engine, its drafts and its verdicts are real. The time of each step is looked up in a cost model, and the policy
+sees that, so that a run is deterministic.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from forerun.config import OFF, EngineConfig, SamplingParams
-from forerun.drafters import Drafter, Traits
+from forerun.config import MAX_NUM_DRAFT_TOKENS, OFF, EngineConfig, SamplingParams
+from forerun.drafters import Drafter
+from forerun.drafters.hybrid.hybrid import Hybrid
 from forerun.engine import LLM
 from forerun.engine.engine import Engine
-from forerun.engine.step_times import CostCurve, DrafterCosts
 from forerun.kv_cache import Unpaged
 from forerun.models import Forward, LanguageModel, Rows, StandIn
-from forerun.speculation import DraftOutcome, DraftPlan, SpeculationPolicy, StepCost
-from forerun.types import Cache, Draft, Needs, Pool, Sequence as Tokens, Step
+from forerun.speculation import CostModel, DraftOutcome, DraftPlan, SpeculationPolicy, StepCost
+from forerun.speculation.cost_model import KINDS
+from forerun.types import Cache, Draft, Sequence as Tokens
 
 _CERTAIN = 1000.0
 """Logit of the text's next token, above any noise that a seeded request adds."""
@@ -123,83 +123,13 @@ class EchoModel(StandIn):
             scratch.append((int(token_id), position if on_text else -1))
 
 
-@dataclass(slots=True)
-class VirtualClock:
-    """A clock that only the priced parts of a run move.
-
-    Attributes:
-        now: seconds since the run began.
-    """
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class PricedDrafter(Drafter):
-    """A drafter whose work moves a virtual clock by its measured costs.
-
-    Args:
-        drafter: does the work; bound to the target.
-        costs: its measured costs.
-        clock: the run's clock.
-    """
-
-    def __init__(self, drafter: Drafter, costs: DrafterCosts, clock: VirtualClock) -> None:
-        self._drafter, self._costs, self._clock = drafter, costs, clock
-
-    @property
-    def needs(self) -> Needs:
-        return self._drafter.needs
-
-    @property
-    def traits(self) -> Traits:
-        return self._drafter.traits
-
-    @property
-    def nbytes(self) -> int:
-        return self._drafter.nbytes
-
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        return self._drafter.pools
-
-    def start(self, sequence: Tokens) -> None:
-        self._drafter.start(sequence)
-
-    def draft(
-        self, sequences: Sequence[Tokens], num_draft_tokens: Sequence[int], min_acceptance_prob: float = 0.0
-    ) -> list[Draft]:
-        drafts = self._drafter.draft(sequences, num_draft_tokens, min_acceptance_prob)
-        for draft, max_nodes in zip(drafts, num_draft_tokens, strict=True):
-            if max_nodes:  # the curve includes learning what became of the draft, which `commit` adds
-                self._clock.now += max(0.0, self._costs.draft(len(draft)) - self._costs.idle)
-        return drafts
-
-    def commit(self, steps: Sequence[Step]) -> None:
-        self._drafter.commit(steps)
-        self._clock.now += self._costs.idle * sum(step.verdict is not None for step in steps)
-
-    def stop(self, sequence: Tokens) -> None:
-        self._drafter.stop(sequence)
-
-    def rewind(self, sequence: Tokens, length: int) -> None:
-        self._drafter.rewind(sequence, length)
-
-    def reset(self) -> None:
-        self._drafter.reset()
-
-
 class PricedPolicy(SpeculationPolicy):
     """A policy that observes the priced costs of each step in place of wall-clock times, and adds them up.
 
     Args:
         inner: decides.
-        target: seconds of a forward, by rows.
-        rest: seconds of the engine's part of a step, by nodes.
-        clock: the run's clock.
-        hidden_outputs: seconds by which each forward is longer for the drafter's sake.
+        rows: seconds of a step by the target's rows, drafting apart.
+        drafting: seconds in the drafter of a verified step.
 
     Attributes:
         seconds: of the verified steps so far.
@@ -208,16 +138,9 @@ class PricedPolicy(SpeculationPolicy):
     """
 
     def __init__(
-        self,
-        inner: SpeculationPolicy,
-        target: CostCurve,
-        rest: CostCurve,
-        clock: VirtualClock,
-        hidden_outputs: float = 0.0,
+        self, inner: SpeculationPolicy, rows: Sequence[float], drafting: Callable[[DraftOutcome], float]
     ) -> None:
-        self._inner, self._target, self._rest, self._clock = inner, target, rest, clock
-        self._hidden_outputs = hidden_outputs
-        self._observed = clock.now
+        self._inner, self._rows, self._drafting = inner, rows, drafting
         self.seconds = 0.0
         self.num_tokens = self.num_steps = self.num_nodes = self.num_idle = 0
 
@@ -231,19 +154,16 @@ class PricedPolicy(SpeculationPolicy):
         return self._inner.trim(plan, sequences, drafts)
 
     def observe(self, cost: StepCost, outcomes: Sequence[DraftOutcome]) -> None:
-        drafting = self._clock.now - self._observed
-        target = rest = 0.0
+        drafting = target = 0.0
         for outcome in outcomes:
             nodes = len(outcome.draft)
-            target, rest = self._target(nodes + 1) + self._hidden_outputs, self._rest(nodes)
-            self.seconds += drafting + target + rest
+            drafting, target = self._drafting(outcome), self._rows[min(nodes + 1, len(self._rows) - 1)]
+            self.seconds += drafting + target
             self.num_tokens += len(outcome.verdict.path) + 1
             self.num_steps += 1
             self.num_nodes += nodes
             self.num_idle += outcome.num_draft_tokens == 0
-        self._clock.now += target + rest
-        self._observed = self._clock.now
-        priced = replace(cost, time_draft=drafting, time_target=target, time_verify=0.0, time_rest=rest)
+        priced = replace(cost, time_draft=drafting, time_target=target, time_verify=0.0, time_rest=0.0)
         self._inner.observe(priced, outcomes)
 
     def stop(self, sequence: Tokens) -> None:
@@ -256,24 +176,45 @@ class Setting:
 
     Attributes:
         plain: an engine of the target alone.
-        make: a fresh drafter, bound to the target, whose work moves the clock.
-        target: seconds of a forward, by rows.
-        rest: seconds of the engine's part of a step, by nodes.
+        make: a fresh drafter, bound to the target.
+        costs: of steps, and of drafts where the drafter is no hybrid, which knows its own.
         echo: the drafter does not read the target's rows, so that an EchoModel can take the target's place.
-        hidden_outputs: seconds by which each forward is longer where the drafter reads hidden states.
     """
 
     plain: LLM
-    make: Callable[[VirtualClock], Drafter]
-    target: CostCurve
-    rest: CostCurve
+    make: Callable[[], Drafter]
+    costs: CostModel
     echo: bool = False
-    hidden_outputs: float = 0.0
+
+    @property
+    def rows(self) -> list[float]:
+        """Return the seconds of a step by the target's rows."""
+        table = self.costs.target(KINDS[0], 1, 0)
+        assert table is not None
+        rows: list[float] = table.tolist()
+        return rows
 
     @property
     def plain_speed(self) -> float:
         """Return the tokens per second of plain decoding."""
-        return 1 / (self.target(1) + self.rest(0))
+        return 1 / self.rows[1]
+
+    def drafting(self, drafter: Drafter) -> Callable[[DraftOutcome], float]:
+        """Return the seconds that a drafter takes for a step."""
+        if isinstance(drafter, Hybrid):
+            return lambda outcome: drafter.drafting_seconds
+        table = self.costs.draft(1, MAX_NUM_DRAFT_TOKENS).tolist()
+        if drafter.traits.estimates:  # however many it is asked for
+            return lambda outcome: table[4] if outcome.num_draft_tokens else table[0]
+        followed: set[Tokens] = set()
+
+        def seconds(outcome: DraftOutcome) -> float:
+            k, sequence = outcome.num_draft_tokens, outcome.sequence
+            lag = 0 if not k or sequence in followed else len(sequence.token_ids)
+            followed.update([sequence] * bool(k))
+            return table[k] + self.costs.follow(min(lag, drafter.traits.follows or lag))
+
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +254,11 @@ def priced_run(
     Raises:
         Exception: what a request ended with.
     """
-    clock = VirtualClock()
-    priced = PricedPolicy(policy, setting.target, setting.rest, clock, setting.hidden_outputs)
+    drafter = setting.make()
+    priced = PricedPolicy(policy, setting.rows, setting.drafting(drafter))
     plain, config, echo = setting.plain, EngineConfig(seed=0, prefix_reuse=OFF), EchoModel(setting.plain.target)
     target = echo if texts else plain.target
-    engine = Engine(target, setting.make(clock), tokenizer=plain.tokenizer, config=config, policy=priced)
+    engine = Engine(target, drafter, tokenizer=plain.tokenizer, config=config, policy=priced)
     for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
         if texts:
             echo.text = texts[number]

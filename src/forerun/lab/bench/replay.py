@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from forerun.config import AUTO, HYBRID_MODES, HYBRID_SOURCES, SamplingParams
+from forerun.config import AUTO, HYBRID_SOURCES, SamplingParams
 from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.drafters.hybrid.hybrid import Hybrid
 from forerun.drafters.parse_text import split_spec
 from forerun.engine import LLM
-from forerun.engine.step_times import CostCurve, DrafterCosts, drafter_costs
+from forerun.engine.step import automatic_policy
+from forerun.engine.step_times import CostCurve, measured_costs
 from forerun.lab.bench.methods import with_prediction
-from forerun.lab.bench.priced_run import PricedDrafter, PricedRun, Setting, VirtualClock, priced_run
+from forerun.lab.bench.priced_run import PricedRun, Setting, priced_run
 from forerun.lab.bench.prompts import BenchPrompt
 from forerun.lab.bench.tables import Columns, percent
-from forerun.speculation import FixedPolicy, automatic_policy
+from forerun.speculation import CostModel, FixedPolicy
 
 HYBRID = "hybrid"
 TEMPERATURES = (0.0, 1.0)
@@ -98,11 +98,10 @@ def measure(
         counts: the fixed values of K.
     """
     rows = []
-    first = next(iter(prompts.values()))[0].token_ids
     for name, spec in drafters.items():
         reader = fresh(plain, spec)
         echo = not (reader.needs.rows or reader.traits.writes_cache)
-        setting = replace(timed_setting(plain, spec, target, counts, first, max_tokens, say), echo=echo)
+        setting = replace(timed_setting(plain, spec, target, say), echo=echo)
         for workload, requests in prompts.items():
             for temperature in temperatures[workload] or TEMPERATURES:
                 say(f"replaying {name} on {workload} at temperature {temperature:g}")
@@ -120,34 +119,27 @@ def compare(
     params: Sequence[SamplingParams],
     counts: Sequence[int],
 ) -> Comparison:
-    """Replay every K of `counts`, and auto."""
+    """Replay every K of `counts`, and auto, which begins with what was measured."""
     texts = answers(setting.plain, prompts, params) if setting.echo else []
     runs = [priced_run(setting, FixedPolicy(k), f"K={k}", prompts, params, texts) for k in counts]
-    traits = setting.make(VirtualClock()).traits
-    policy = automatic_policy(fixed_length_draft=traits.fixed_length_draft, cost_key=None, estimates=traits.estimates)
+    policy = automatic_policy(setting.make().traits, CostModel.restored(setting.costs.state()))
     return Comparison(label, runs, priced_run(setting, policy, AUTO, prompts, params, texts), setting.plain_speed)
 
 
-def timed_setting(
-    plain: LLM,
-    spec: str,
-    target: CostCurve,
-    counts: Sequence[int],
-    prompt: Sequence[int],
-    max_tokens: int,
-    say: Callable[[str], None],
-) -> Setting:
-    """Measure a drafter's costs on one prompt and return its setting."""
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+def timed_setting(plain: LLM, spec: str, target: CostCurve, say: Callable[[str], None]) -> Setting:
+    """Measure a drafter's costs, or those of a hybrid's sources, and return its setting."""
     costs = {}
-    for source in sources_of(spec)[0]:
+    for source in sources_of(spec):
         say(f"timing {source}")
-        costs[source] = drafter_costs(
-            plain.target, plain.tokenizer, partial(fresh, plain, source), counts, prompt, params
-        )
-    rest = max((each.rest for each in costs.values()), key=lambda curve: len(curve.counts))
-    hidden_outputs = max(each.hidden_outputs for each in costs.values())
-    return Setting(plain, partial(priced, plain, spec, costs), target, rest, hidden_outputs=hidden_outputs)
+        costs[source] = measured_costs(plain.target, fresh(plain, source), target)
+
+    def make() -> Drafter:
+        drafter = fresh(plain, spec)
+        if isinstance(drafter, Hybrid):
+            drafter.use_costs(costs)
+        return drafter
+
+    return Setting(plain, make, costs[sources_of(spec)[0]])
 
 
 def answers(plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
@@ -157,21 +149,12 @@ def answers(plain: LLM, prompts: Sequence[Sequence[int]], params: Sequence[Sampl
     return [[*prompt, *each.token_ids] for prompt, each in zip(prompts, generations, strict=True)]
 
 
-def sources_of(spec: str) -> tuple[list[str], str]:
-    """Return (drafters, mode) of a hybrid's text; of any other drafter's text, ([text], "")."""
+def sources_of(spec: str) -> list[str]:
+    """Return the drafters of a hybrid's text; of any other drafter's text, the text."""
     name, options = split_spec(spec)
-    if name != HYBRID:
-        return [spec], ""
-    return options.get("sources", HYBRID_SOURCES).split("+"), options.get("mode", HYBRID_MODES[0])
+    return [spec] if name != HYBRID else options.get("sources", HYBRID_SOURCES).split("+")
 
 
 def fresh(plain: LLM, spec: str) -> Drafter:
     """Create a drafter for the target of `plain`, with its draws seeded."""
     return make_drafter(spec, Binding(plain.target, plain.tokenizer, 1))[0]
-
-
-def priced(plain: LLM, spec: str, costs: Mapping[str, DrafterCosts], clock: VirtualClock) -> Drafter:
-    """Create a drafter that moves a clock. costs: of the drafter, or of each source of a hybrid."""
-    sources, mode = sources_of(spec)
-    parts: list[Drafter] = [PricedDrafter(fresh(plain, source), costs[source], clock) for source in sources]
-    return Hybrid(parts, mode, sources, clock) if mode else parts[0]
