@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from forerun import SamplingParams
-from forerun.speculation import DraftOutcome, FixedPolicy, SpeculationPolicy, StepCost
+from forerun.speculation import AutomaticPolicy, CostModel, DraftOutcome, FixedPolicy, SpeculationPolicy, StepCost
 from forerun.types import Draft, Sequence, Verdict
 
 GREEDY = SamplingParams(temperature=0)
@@ -55,6 +55,19 @@ class Lived:
         return sum(self.tokens[first:]) / sum(self.seconds[first:])
 
 
+def calibrated(world: World) -> AutomaticPolicy:
+    """Return a policy that begins with what this world's steps and drafts cost, as an engine's does."""
+    costs = CostModel()
+    for rows in (1, 2, 3, 4, 5, 6, 8, 12, 16, 32):
+        costs.add_target("greedy", 1, 0, rows, world.target(rows), 5)
+    for batch in (1, 4):
+        for k in (1, 1, 4, 4):
+            costs.add_draft(batch, k, world.draft(k, batch))
+    if world.catch_up:
+        costs.add_first_draft(1, 1, 64, world.draft(1, 1) + 64 * world.catch_up)
+    return AutomaticPolicy(costs)
+
+
 def live(world: World, policy: SpeculationPolicy, num_steps: int, seed: int = 0) -> Lived:
     """Sequences one after the other, world.batch of them at a time, for so many steps."""
     rng = np.random.default_rng(seed)
@@ -88,9 +101,10 @@ def live(world: World, policy: SpeculationPolicy, num_steps: int, seed: int = 0)
         lived.tokens.append(tokens)
         lived.seconds.append(seconds + drafting)
         lived.num_draft_tokens.append(list(num_draft_tokens))
-        policy.observe(cost, outcomes)
         for outcome in outcomes:
             outcome.sequence.token_ids += [0] * (len(outcome.verdict.path) + 1)
+        policy.observe(cost, outcomes)
+        for outcome in outcomes:
             if outcome.num_draft_tokens:
                 seen[outcome.sequence.id] = len(outcome.sequence.token_ids)
         for sequence in [own for own in running if len(own.token_ids) >= own.max_length]:

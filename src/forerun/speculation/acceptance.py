@@ -10,7 +10,7 @@ ACCEPTANCE_FIRST = 0.6
 """Prior acceptance of a draft's first node, where the drafter's record has none."""
 ACCEPTANCE_NEXT = 0.8
 """Prior acceptance of a later node, given that the node before it was accepted."""
-ACCEPTANCE_DECAY = 0.96
+ACCEPTANCE_DECAY = 0.85
 """Weight that a sequence's earlier trials keep when it drafts again."""
 ACCEPTANCE_FADE = 0.98
 """The same in a step in which it drafts nothing, while others do."""
@@ -18,7 +18,7 @@ ACCEPTANCE_SHARED_DECAY = 0.995
 """Weight that all sequences' earlier trials of a place keep when it is tried again."""
 ACCEPTANCE_WEIGHT = 4.0
 """Pseudo-trials of a place's prior."""
-ACCEPTANCE_SEQUENCE_WEIGHT = 6.0
+ACCEPTANCE_SEQUENCE_WEIGHT = 4.0
 """Pseudo-trials, accepted and rejected, of the prior that a sequence accepts as often as the others."""
 ACCEPTANCE_MOST = 0.999
 """Largest probability of a step."""

@@ -26,7 +26,7 @@ FIRST_PLACES = 16
 """Largest K while none has been tried; then twice the largest that has."""
 PLAN_STEPS = 4
 """Steps for which a plan stands while the batch is the same."""
-BEGINS, GOES_ON = 1.02, 1.0
+BEGINS, GOES_ON = 1.06, 1.03
 """Rate over plain decoding that drafting must promise to begin, and to go on."""
 HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""

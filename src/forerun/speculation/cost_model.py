@@ -177,6 +177,8 @@ COST_SIZE = 1025
 """Rows of a forward, up to which their number changes its estimated cost."""
 COST_PACE = 0.1
 """Power of the ratio of measured over expected seconds by which the machine's pace moves at each step."""
+COST_SURPRISE = 0.25
+"""Relative difference from what was expected up to which a step moves pace and slope."""
 COST_TRUSTED = 4.0
 """Observations of a row count before its steps move the pace."""
 FIRST_SHARE = 0.25
@@ -269,9 +271,9 @@ class CostModel:
         distance = context - self._context[key]
         if curve.weight(rows) >= COST_TRUSTED:
             expected = max(float(curve.table(rows + 1)[rows]) * self._pace + self._slope.value * distance, 1e-9)
-            surprise = min(max(seconds / expected, 1 / COST_CLIP), COST_CLIP)
+            surprise = min(max(seconds / expected, 1 - COST_SURPRISE), 1 + COST_SURPRISE)  # one hiccup moves little
             self._pace *= surprise ** (1 - (1 - COST_PACE) ** share)
-            self._slope.add(distance, (seconds - expected) / self._pace, share)
+            self._slope.add(distance, (surprise - 1) * expected / self._pace, share)
         paced = seconds / self._pace
         seconds = max(paced - self._slope.value * distance, paced / 4)
         curve.add(rows, seconds, share)

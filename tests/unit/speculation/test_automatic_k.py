@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.config import MAX_NUM_DRAFT_TOKENS
-from forerun.speculation import AutomaticPolicy, DraftOutcome, FixedPolicy, StepCost
+from forerun.speculation import AutomaticPolicy, DraftChooser, DraftOutcome, FixedPolicy, StepCost
 from forerun.types import Draft, Sequence, Verdict
-from worlds import GREEDY, World, best_fixed, live
+from worlds import GREEDY, World, best_fixed, calibrated, live
 
 NUM_STEPS = 500
 
@@ -44,7 +45,7 @@ WORLDS = {
     "always wrong": World(lambda s, t, d: 0.0, chain(0.1), flat),
     "always wrong and slow": World(lambda s, t, d: 0.0, lambda k, asked: 8 + 2 * k, flat),
     "seldom found": World(lambda s, t, d: 0.9, lambda k, asked: 0.01, line, found=lambda s, t: 0.15),
-    "in bursts": World(lambda s, t, d: 0.95 if t // 40 % 2 else 0.1, lambda k, asked: 0.01, line),
+    "in bursts": World(lambda s, t, d: 0.95 if t // 80 % 2 else 0.1, lambda k, asked: 0.01, line),
     "easy and hard": World(lambda s, t, d: 0.9 if s % 2 else 0.2, chain(0.1), flat),
     "in one go": World(lambda s, t, d: 0.8 * 0.95**d, lambda k, asked: 0.3, flat),
     "eight": World(lambda s, t, d: 0.7, chain(0.08), lambda rows: 1 + 0.03 * rows, batch=8),
@@ -57,14 +58,20 @@ FEW = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", WORLDS)
 def test_within_three_per_cent_of_the_best_fixed_number(name: str) -> None:
-    """Learning included. A policy that knew the world from the start would reach 1."""
+    """Learning of acceptance included. A policy that knew the world from the start would reach 1."""
     world = WORLDS[name]
     num_steps = NUM_STEPS if world.batch == 1 else NUM_STEPS // 2
     best = best_fixed(world, num_steps, FEW if world.batch == 1 else FEW[:8])
-    lived = live(world, AutomaticPolicy(), num_steps, seed=1)
+    lived = live(world, calibrated(world), num_steps, seed=1)
     assert lived.speed() >= 0.97 * best
     plain = live(world, FixedPolicy(0), 100).speed()
-    assert lived.speed(20) >= 0.97 * plain
+    assert lived.speed(20) >= 0.99 * plain
+
+
+@pytest.mark.parametrize("name", ["cheap drafts", "costly rows", "poor drafts", "always wrong", "eight"])
+def test_without_calibration_costs_are_learned(name: str) -> None:
+    world = WORLDS[name]
+    assert live(world, AutomaticPolicy(), NUM_STEPS, seed=1).speed() >= 0.96 * best_fixed(world, NUM_STEPS, FEW[:8])
 
 
 def test_sequences_of_one_batch_are_told_apart() -> None:
@@ -123,7 +130,7 @@ def test_no_flapping() -> None:
 
 def test_the_price_is_what_a_node_must_be_worth() -> None:
     """At the optimum tokens per second times what one more node costs: here a node costs 0.05 + 0.01 of a second."""
-    policy = AutomaticPolicy()
+    policy = calibrated(WORLDS["cheap drafts"])
     live(WORLDS["cheap drafts"], policy, 300)
     sequence = Sequence(10**6, [0], 1, GREEDY, max_length=100)
     plan = next(plan for plan in (policy.plan([sequence]) for _ in range(20)) if plan.min_acceptance_prob > 0)
@@ -173,47 +180,61 @@ def test_state_goes_with_the_sequence() -> None:
     policy = AutomaticPolicy()
     world = World(lambda s, t, d: 0.5, chain(0.1), flat, batch=4, length=20)
     live(world, policy, 400)
-    assert len(policy._chosen) <= 8
-    assert len(policy._pauses) <= 4
-    assert len(policy.acceptance._own) <= 4
+    assert len(policy.chooser._seen) <= 4
+    assert len(policy.chooser.acceptance["greedy"]._own) <= 4
 
 
-def test_plans_stand_and_probes_that_lose_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is computed for a plan is computed for many steps, and for more of them the longer nothing pays."""
-    made: list[int] = []
-    policy = AutomaticPolicy()
-    target = policy.costs.target
-
-    def counted(*args: object) -> object:
-        made.append(policy._lessons.steps)
-        return target(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(policy.costs, "target", counted)
-    lived = live(WORLDS["always wrong"], policy, 2000)
-    early, late = ([own[0] > 0 for own in lived.num_draft_tokens[first : first + 400]] for first in (100, 1600))
-    assert sum(early) > sum(late) > 0
-    assert len([step for step in made if step >= 1000]) < 1000 / 10
-    made.clear()
+def test_plans_stand_for_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, made = AutomaticPolicy(), []
+    choose = policy.chooser.choose
+    monkeypatch.setattr(policy.chooser, "choose", lambda *given: made.append(1) or choose(*given))
     live(WORLDS["cheap drafts"], policy, 1000)
     assert len(made) < 1000 / 3
 
 
-def test_costs_of_a_plan_are_learned_before_they_are_used_or_saved() -> None:
-    policy = AutomaticPolicy()
-    world = World(lambda s, t, d: 0.0, chain(0.3), flat, length=2000)
-    live(world, policy, 300)
-    seen = policy.costs.seen_rows("greedy", 1, 1)
-    sequence = Sequence(10**6, [0] * 400, 1, GREEDY, max_length=10**6)
-    while policy._plain is None or policy._left < 3:
-        policy.plan([sequence])
-        policy.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))])
-    assert seen > 4
-    for _ in range(2):
-        assert policy.plan([sequence]).num_draft_tokens == [0]
-        policy.observe(StepCost(1, 0, 400, 0.0, 1.0, 0.0), [DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))])
-    assert policy._lessons._noted
-    policy.stop(sequence)
-    assert not policy._lessons._noted and not policy._chosen.get(sequence)
+def test_trials_become_rarer_and_quick_again_where_one_comes_true() -> None:
+    lived = live(WORLDS["always wrong"], calibrated(WORLDS["always wrong"]), 4000)
+    tried = [own[0] > 0 for own in lived.num_draft_tokens]
+    assert sum(tried[100:1100]) > sum(tried[3000:]) > 0
+
+
+PROMPTED = World(lambda s, t, d: 0.8, lambda k, asked: 0.1 * k, lambda rows: 1 + 0.02 * rows, prompt=200, catch_up=0.01)
+"""Following a prompt costs two plain steps, a draft of four tokens 0.4."""
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("make", [calibrated, lambda world: AutomaticPolicy()])
+def test_a_costly_first_draft_does_not_end_drafting(batch: int, make: Callable[[World], AutomaticPolicy]) -> None:
+    world = World(**{**PROMPTED.__dict__, "batch": batch})
+    lived = live(world, make(world), 600)
+    assert lived.speed() >= 0.95 * best_fixed(world, 600)
+    assert np.mean([any(own) for own in lived.num_draft_tokens[100:]]) > 0.9
+
+
+def test_drafting_does_not_begin_where_the_rest_is_too_short_for_it() -> None:
+    """Of prompts of 4,000 tokens and answers of 20."""
+    world = World(**{**PROMPTED.__dict__, "prompt": 4000, "length": 20})
+    plain = live(world, FixedPolicy(0), 3000).speed()
+    assert live(world, FixedPolicy(4), 3000).speed() < 0.7 * plain
+    assert live(world, calibrated(world), 3000).speed() >= 0.985 * plain
+
+
+def test_a_drafter_that_follows_no_more_than_some_tokens_is_not_held_for_a_long_prompt() -> None:
+    costs = calibrated(PROMPTED).costs
+    sequence = Sequence(10**6, [0] * 5000, 4999, GREEDY, max_length=5100)
+    assert AutomaticPolicy(costs).plan([sequence]).reason == "no gain"
+    assert AutomaticPolicy(costs, follows=64).plan([sequence]).reason == "gain"
+
+
+def test_copies_that_are_worth_more_are_not_replaced() -> None:
+    chooser = DraftChooser(calibrated(WORLDS["cheap drafts"]).costs, acceptance=((0.9,), ()))
+    sequences = [Sequence(i, [0] * 8, 1, GREEDY, max_length=1000) for i in range(2)]
+    prices = [1 + 0.01 * rows for rows in range(200)]
+    both = chooser.choose(sequences, prices)
+    assert min(both) > 2
+    one = chooser.choose(sequences, prices, [[0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.93, 0.92, 0.91], []])
+    assert one[0] == 0 and one[1] > 2
+    assert chooser.choose(sequences[:1], prices, [[0.99**i for i in range(1, 30)]]) == [0]
 
 
 def test_a_plan_gives_every_sequence_its_number_while_it_stands() -> None:

@@ -42,12 +42,3 @@ def test_a_batch_never_seen_borrows_from_its_own_kind(again: bool) -> None:
     greedy, drawn = costs.target("greedy", 8, 10), costs.target("drawn", 1, 10)
     assert greedy is not None and drawn is not None
     assert greedy[1] == pytest.approx(1.0, rel=0.05) and drawn[8] == pytest.approx(50.0, rel=0.05)
-
-
-def test_rows_seen_are_those_of_the_kind() -> None:
-    costs = learned()
-    costs.add_target("greedy", 1, 50, 6, 1.5)
-    for same in (costs, restored(costs)):
-        assert same.seen_rows("greedy", 1, 6) > 0
-        assert same.seen_rows("drawn", 1, 6) == 0
-        assert same.seen_rows("greedy", 4, 6) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.speculation import AutomaticPolicy, CostModel, FixedLengthPolicy, FixedPolicy
+from forerun.speculation import AutomaticPolicy, CostModel, FixedPolicy
 from forerun.types import Sequence
 from worlds import GREEDY, World, live
 
@@ -44,10 +44,17 @@ def test_what_pays_alone_but_not_in_a_batch_is_told() -> None:
     assert "full batch" in reasons
 
 
-def test_reasons_of_whole_drafts() -> None:
-    policy = FixedLengthPolicy(7)
-    reasons = [policy.plan(sequences(1)).reason for _ in range(4)]
-    assert reasons == ["measuring"] * 3 + ["probe"]
+def test_whole_drafts_are_tried_in_runs_and_only_where_they_could_pay() -> None:
+    """Lookahead's window: the drafts of a step come from the steps before it."""
+
+    def plans(target: float) -> list[int]:
+        policy = AutomaticPolicy(fixed_length=7, acceptance=((0.01,), ()))
+        world = World(lambda s, t, d: 0.0, lambda k, asked: 0.0, lambda rows: 1.0 + target * rows, length=4000)
+        return [own[0] for own in live(world, policy, 2000).num_draft_tokens]
+
+    dear, cheap = plans(100.0), plans(0.01)
+    assert set(cheap) == {0, 7} and "7" * 12 in "".join(map(str, cheap)) and sum(cheap) < 7 * 400
+    assert sum(dear) <= 7 * 24
 
 
 def test_a_batch_never_seen_has_the_shape_of_those_that_were() -> None:

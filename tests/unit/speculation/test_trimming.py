@@ -79,7 +79,7 @@ def test_forwards_are_timed_once(target: LanguageModel, monkeypatch: pytest.Monk
     monkeypatch.setattr("forerun.speculation.cost_store._known", {})
     calibrate(target)
     costs = forward_costs(identity(target)).costs
-    assert all(costs.seen_rows("greedy", 1, rows) > 0 for rows in CALIBRATION_ROWS[:3])
+    assert all(costs._target["greedy", 1].weight(rows) > 0 for rows in CALIBRATION_ROWS[:3])
     monkeypatch.setattr(type(target), "forward", None)
     calibrate(target)
 

@@ -202,7 +202,7 @@ class Setting:
     def drafting(self, drafter: Drafter) -> Callable[[DraftOutcome], float]:
         """Return the seconds that a drafter takes for a step."""
         if isinstance(drafter, Hybrid):
-            return lambda outcome: drafter.drafting_seconds
+            return lambda _: drafter.drafting_seconds
         table = self.costs.draft(1, MAX_NUM_DRAFT_TOKENS).tolist()
         if drafter.traits.estimates:  # however many it is asked for
             return lambda outcome: table[4] if outcome.num_draft_tokens else table[0]
