@@ -4,13 +4,56 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forerun.config import NumDraftTokens, SamplingParams
+from forerun.errors import ForerunError
 from forerun.models import LanguageModel
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.folder_source import FolderSource
 from forerun.types import Draft, Needs, Pool, Sequence, Step
+from forerun.utils.json_file import Fields
+
+TRAINING_RECORD = "training.json"
+"""In the folder of a head or model that forerun trained: how, and how good it is."""
+Acceptance = tuple[tuple[float, ...], tuple[float, ...]]
+"""Of greedy and of drawn drafts, the probability that the token at each position is accepted where those before it
+were; empty where it is unknown. It is that of chains: of a tree, of the most probable path."""
+UNKNOWN_ACCEPTANCE: Acceptance = ((), ())
+
+
+def recorded_acceptance(name: str | Path) -> Acceptance:
+    """Return what the record in the folder of a head or model says; unknown where it is missing, foreign or damaged.
+
+    What counts is the first row at temperature 0, and the first above, of `measured` (`forerun bench acceptance`); else
+    of `acceptance`, which the training of a draft model writes; else, of a head, what its training found on held-out
+    answers. In older records, of drawn drafts that is only the overlap at all positions of a text.
+    """
+    with suppress(ForerunError):
+        source = find_source(name)
+        if isinstance(source, FolderSource):
+            record = source.folder.read(TRAINING_RECORD)
+            lists = (record.list_of(key, dict, []) for key in ("measured", "acceptance"))
+            rows = [Fields.of(row, record.place, record.error) for row in next(filter(None, lists), [])]
+            found = {row.number("temperature", low=0) > 0: _probs(row, "per_position") for row in reversed(rows)}
+            if not rows and "held_out" in record:
+                scores = record.fields("held_out")
+                found[False] = _probs(scores, "per_position")
+                drawn = ("per_position_at_temperature_1", "overlap_at_temperature_1")
+                found[True] = next(filter(None, (_probs(scores, key) for key in drawn)), ())
+            return found.get(False, ()), found.get(True, ())
+    return UNKNOWN_ACCEPTANCE
+
+
+def _probs(fields: Fields, key: str) -> tuple[float, ...]:
+    """Return a list of probabilities; empty without one. Raises the fields' error for other values."""
+    values = tuple(fields.list_of(key, float, []))
+    if not all(0 <= value <= 1 for value in values):
+        raise fields.wrong(key, "numbers in 0..1")
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +70,7 @@ class Traits:
         estimates: drafting costs next to nothing, and its drafts have `accept_probs`: they are made in every step, and
             cut by what rows cost.
         follows: tokens of a sequence that it computes with, at most, before it first drafts for it; None: all.
-        acceptance: the probability that the token at each position is accepted where those before it were, of greedy
-            and of drawn requests, as the drafter's own record has it; empty where there is none.
+        acceptance: as the record of its head or draft model tells it. A drafter that calls several leaves it to them.
     """
 
     cost_key: tuple[str, ...] = ()
@@ -37,7 +79,7 @@ class Traits:
     writes_cache: bool = False
     estimates: bool = False
     follows: int | None = None
-    acceptance: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    acceptance: Acceptance = UNKNOWN_ACCEPTANCE
 
     @classmethod
     def merged(cls, name: str, parts: Iterable[Traits]) -> Traits:

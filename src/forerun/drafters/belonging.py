@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from forerun.config import BUNDLED_DRAFT, BUNDLED_MODELS, BUNDLED_TARGET, SHIPPED_HEADS
+from forerun.drafters.base import TRAINING_RECORD
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import HeadConfig
@@ -199,6 +200,6 @@ def _drafter_of(config: HeadConfig) -> str:
 def _predicted(folder: Path) -> float | None:
     """Return the largest speed-up that the card of a head predicts; None without a card."""
     with suppress(ForerunError):
-        card = Fields.read(folder / "training.json", ModelLoadError).fields("held_out").fields("predicted_speedup")
+        card = Fields.read(folder / TRAINING_RECORD, ModelLoadError).fields("held_out").fields("predicted_speedup")
         return max(map(card.number, card.values), default=None)
     return None

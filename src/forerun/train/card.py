@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from forerun.drafters.base import TRAINING_RECORD
 from forerun.errors import ConfigError, ModelLoadError
 from forerun.models import load_tokenizer as read_tokenizer, load_transformers_model
 from forerun.models.loading.transformers_modules import quietly
@@ -21,7 +22,6 @@ from forerun.train.evaluate import HeldOutAcceptance, TextScore
 from forerun.utils.files import REMEDY, new_files, write_bytes, write_json
 from forerun.utils.json_file import Fields
 
-TRAINING_RECORD = "training.json"
 CARD = "README.md"
 NOT_JUDGED = "no answers were held out that are long enough, so there was nothing to judge by. Give more data."
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from forerun.config import ASSETS, SHIPPED_HEADS
 from forerun.drafters import DRAFTERS, Binding, DraftModel, DraftTree, EarlyExit, Hybrid, Staged, build_drafter
-from forerun.drafters.base import Traits
+from forerun.drafters.base import TRAINING_RECORD, UNKNOWN_ACCEPTANCE, Traits, recorded_acceptance
 from forerun.models import load_model, load_tokenizer
 
 VARIANTS = [
@@ -78,3 +82,68 @@ def test_traits_of_several() -> None:
     assert Traits.merged("both", parts) == Traits(("both", "(a b)", "(c)"), 7, True, True)
     assert Traits.merged("both", [*parts, Traits(("d",))]).fixed_length_draft is None
     assert Traits.merged("none", []) == Traits(("none",))
+
+
+@pytest.mark.parametrize(
+    "text", ["eagle", "eagle-tree", "block", "medusa", "draft-model", "draft-tree", "staged", "cross-vocab"]
+)
+def test_drafters_tell_what_the_record_of_their_head_or_draft_model_says(text: str) -> None:
+    drafter, _ = build_drafter(text)
+    assert drafter.traits.acceptance == UNKNOWN_ACCEPTANCE
+    drafter.bind(Binding(load_model("bundled"), load_tokenizer("bundled")))
+    greedy, drawn = drafter.traits.acceptance
+    assert len(greedy) >= 3 <= len(drawn) and all(0 < each < 1 for each in greedy + drawn)
+
+
+def test_every_shipped_record_has_what_was_measured_with_drafts() -> None:
+    drafts = [ASSETS / "draft", ASSETS / "draft-other-vocab"]
+    for folder in (*SHIPPED_HEADS.glob("*/*"), *drafts):
+        rows = json.loads((folder / TRAINING_RECORD).read_text())["measured"]
+        assert recorded_acceptance(folder) == tuple(
+            tuple(next(row for row in rows if row["temperature"] == temperature)["per_position"])
+            for temperature in (0, 1)
+        )
+
+
+ROWS = [{"temperature": t, "per_position": p} for t, p in ((1, [0.5]), (0.0, [1, 0.2]), (0, [0.1]), (0.7, [0.3]))]
+SCORES = {"per_position": [0.4], "overlap_at_temperature_1": [0.3]}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"acceptance": ROWS, "held_out": SCORES}, ((1.0, 0.2), (0.5,))),
+        ({"acceptance": ROWS[:1], "held_out": SCORES}, ((), (0.5,))),
+        ({"measured": ROWS[1:3], "acceptance": ROWS, "held_out": SCORES}, ((1.0, 0.2), ())),
+        ({"measured": [], "acceptance": [], "held_out": SCORES}, ((0.4,), (0.3,))),
+        ({"held_out": SCORES | {"per_position_at_temperature_1": [0.35]}}, ((0.4,), (0.35,))),
+        ({"held_out": {"per_position": None, "overlap_at_temperature_1": [0.3]}}, ((), (0.3,))),
+        ({"acceptance": [], "held_out": {"bits_per_byte": 1.2}}, UNKNOWN_ACCEPTANCE),
+        ({}, UNKNOWN_ACCEPTANCE),
+        *(
+            ({"acceptance": wrong, "held_out": SCORES}, UNKNOWN_ACCEPTANCE)
+            for wrong in (
+                0.5,
+                "high",
+                [0.5],
+                [{"per_position": [0.5]}],
+                [{"temperature": -1, "per_position": [0.5]}],
+                *([*ROWS, {"temperature": 0, "per_position": values}] for values in ([1.01], [-0.1], [True], 0.5)),
+                [*ROWS, {"temperature": 0, "per_position": [float("nan")]}],
+            )
+        ),
+        ({"held_out": 3}, UNKNOWN_ACCEPTANCE),
+        ([], UNKNOWN_ACCEPTANCE),
+    ],
+)
+def test_the_record_is_read_strictly_and_never_refused(record: object, expected: object, tmp_path: Path) -> None:
+    (tmp_path / TRAINING_RECORD).write_text(json.dumps(record))
+    assert recorded_acceptance(tmp_path) == expected
+
+
+def test_without_a_readable_record_acceptance_is_unknown(tmp_path: Path) -> None:
+    assert recorded_acceptance(tmp_path) == recorded_acceptance(tmp_path / "gone") == UNKNOWN_ACCEPTANCE
+    (tmp_path / TRAINING_RECORD).write_bytes(b"\xff{")
+    assert recorded_acceptance(tmp_path) == UNKNOWN_ACCEPTANCE
+    (tmp_path / "model.gguf").write_bytes(b"")
+    assert recorded_acceptance(tmp_path / "model.gguf") == UNKNOWN_ACCEPTANCE

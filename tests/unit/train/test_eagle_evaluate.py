@@ -130,5 +130,6 @@ def test_nothing_is_said_of_what_could_not_be_judged() -> None:
     drawn = heads_evaluate.HeadScore(2, starts=10, survived=[5.0, 4.0], documents=1)
     report = HeadReport.of(drawn, costs)  # no answer is greedy
     assert report.speedups[2] == pytest.approx(1.9 * 10 / 15) and report.record()["per_position"] is None
+    assert report.record()["per_position_at_temperature_1"] == [0.5, 0.8]
     assert "on 0 of 1 held-out answers: nothing to judge by" in report.lines()[0]
     assert acceptance_of([torch.ones(3)], 0.0, 4) == acceptance_of([], 1.0, 4) == []

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from forerun.config import PREFILL_CHUNK
-from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
+from forerun.drafters.base import UNKNOWN_ACCEPTANCE, Binding, Drafter, NamedModel, Traits, recorded_acceptance
 from forerun.drafters.draft_model.cache import DraftState
 from forerun.drafters.draft_model.source import DraftSource, check_draft_quantization
 from forerun.errors import DrafterError
@@ -115,6 +115,7 @@ class ModelDrafter(Drafter):
         check_draft_quantization(quantize, model, dtype)
         self._source = DraftSource(model, dtype, quantize)
         self._model: LanguageModel | None = None
+        self._acceptance = UNKNOWN_ACCEPTANCE
         self._states: dict[Sequence, DraftState] = {}
         self._reported = False
         self._prefill_policy = PrefillPolicy()
@@ -134,7 +135,7 @@ class ModelDrafter(Drafter):
     @property
     def traits(self) -> Traits:
         model = () if self._model is None else (identity(self._model),)
-        return Traits((type(self).__name__, *model), follows=self._follows)
+        return Traits((type(self).__name__, *model), follows=self._follows, acceptance=self._acceptance)
 
     @property
     def nbytes(self) -> int:
@@ -154,6 +155,8 @@ class ModelDrafter(Drafter):
         """
         target = binding.target
         model, tokenizer = self._source.read(binding, self._model)
+        for named in self._source.to_load(target.name):
+            self._acceptance = recorded_acceptance(named.name)
         check_same_tokens(
             Vocabulary(target.name, target.vocab_size, binding.tokenizer),
             Vocabulary(model.name, model.vocab_size, tokenizer),

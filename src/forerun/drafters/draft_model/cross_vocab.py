@@ -20,7 +20,7 @@ from weakref import WeakSet
 import torch
 
 from forerun.config import BUNDLED_OTHER_VOCAB, BUNDLED_TARGET, SamplingParams
-from forerun.drafters.base import Binding, Drafter, NamedModel, Traits
+from forerun.drafters.base import UNKNOWN_ACCEPTANCE, Binding, Drafter, NamedModel, Traits, recorded_acceptance
 from forerun.drafters.draft_model.base import MAX_LAG
 from forerun.drafters.draft_model.source import check_draft_quantization
 from forerun.drafters.registry import DRAFTERS
@@ -208,11 +208,16 @@ class CrossVocab(Drafter):
         self._tokenizer, self._quantize = tokenizer, quantize
         self._shadows: dict[Sequence, _Shadow] = {}
         self._inner: Drafter | None = None
+        self._acceptance = UNKNOWN_ACCEPTANCE
 
     @property
     def traits(self) -> Traits:
         inner = Traits() if self._inner is None else self._inner.traits
-        return Traits((type(self).__name__, self._mode, *inner.cost_key), inner.fixed_length_draft)
+        return Traits(
+            (type(self).__name__, self._mode, *inner.cost_key),
+            inner.fixed_length_draft,
+            acceptance=self._acceptance,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -258,6 +263,7 @@ class CrossVocab(Drafter):
         model = self._source
         if isinstance(model, (str, Path)):
             dtype = inherited_dtype(model, target.dtype, self._quantize)
+            self._acceptance = recorded_acceptance(model)
             model = load_draft_model(model, dtype, device=target.device, quantize=self._quantize)
         if self._tokenizer is None:
             if not isinstance(self._source, (str, Path)):

@@ -10,6 +10,7 @@ drafted alone, in fewer forwards. (Chen et al., Cascade Speculative Drafting, 23
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 
 from forerun.config import AUTO
@@ -60,9 +61,9 @@ class Staged(DraftModel):
 
     @property
     def traits(self) -> Traits:
-        inner = self._inner.traits
-        key = (*super().traits.cost_key, f"inner K {self._inner_k}", *inner.cost_key)
-        return Traits(key, reads_prediction=inner.reads_prediction)
+        own, inner = super().traits, self._inner.traits
+        key = (*own.cost_key, f"inner K {self._inner_k}", *inner.cost_key)
+        return replace(own, cost_key=key, reads_prediction=inner.reads_prediction)
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from forerun.drafters.base import Binding, NamedModel
+from forerun.drafters.base import Binding, NamedModel, recorded_acceptance
 from forerun.drafters.draft_model.base import ModelDrafter
 from forerun.drafters.draft_model.cache import DraftState
 from forerun.drafters.heads.config import HeadConfig, StoredHead
@@ -75,6 +75,7 @@ class HeadDrafter(ModelDrafter):
                     f"drafter='{self._head_kind}:model=path/to/head'."
                 )
             self._head = load_head(self._folder, target.num_layers if isinstance(target, Model) else None)
+            self._acceptance = recorded_acceptance(self._folder)
         name = "a head" if self._folder is None else str(self._folder)
         check_target(self._head.fingerprint, target, name)
         model = self._make_model(self._head, target, name)

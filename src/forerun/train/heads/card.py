@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.drafters.base import TRAINING_RECORD
 from forerun.drafters.heads.config import HeadConfig
 from forerun.errors import ConfigError
 from forerun.speculation.predictor import StepCosts
-from forerun.train.card import CARD, NOT_JUDGED, TRAINING_RECORD, stage_record, versions
+from forerun.train.card import CARD, NOT_JUDGED, stage_record, versions
 from forerun.train.checkpoint import METRICS, LoopState
 from forerun.train.data.packed import PackedShard
 from forerun.train.heads.evaluate import HeadScore, shown
@@ -50,6 +51,7 @@ class HeadReport:
             "per_position": [round(value, 4) for value in score.per_position] if is_greedy else None,
             "by_context": {str(start): round(value, 4) for start, value in score.lengths_by_context.items()},
             "overlap_at_temperature_1": [round(value, 4) for value in score.overlap] if score.starts else None,
+            "per_position_at_temperature_1": [round(value, 4) for value in score.drawn_per_position] or None,
             "mean_acceptance_length_at_temperature_1": round(score.expected_length, 4) if score.starts else None,
             "documents": score.documents,
             "greedy_documents": score.greedy_documents,

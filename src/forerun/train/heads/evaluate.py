@@ -100,6 +100,12 @@ class HeadScore:
         return [total / max(1, of) for total, of in zip(self.overlaps, self.overlapped, strict=True)]
 
     @property
+    def drawn_per_position(self) -> list[float]:
+        """Return the acceptance of chains drawn at temperature 1 at each position, if it is reached; empty without."""
+        pairs = zip(self.survived, [self.starts, *self.survived], strict=False)
+        return [kept / max(1e-9, of) for kept, of in pairs] if self.starts else []
+
+    @property
     def expected_length(self) -> float:
         """Return the mean acceptance length of chains drawn at temperature 1, token by token."""
         return 1 + sum(self.survived) / max(1, self.starts)
