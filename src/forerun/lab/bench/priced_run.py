@@ -203,7 +203,7 @@ class Setting:
         """Return the seconds that a drafter takes for a step."""
         if isinstance(drafter, Hybrid):
             return lambda _: drafter.drafting_seconds
-        table = self.costs.draft(1, MAX_NUM_DRAFT_TOKENS).tolist()
+        table: list[float] = self.costs.draft(1, MAX_NUM_DRAFT_TOKENS).tolist()
         if drafter.traits.estimates:  # however many it is asked for
             return lambda outcome: table[4] if outcome.num_draft_tokens else table[0]
         followed: set[Tokens] = set()
