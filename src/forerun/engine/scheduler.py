@@ -353,7 +353,7 @@ class Scheduler:
 
 def _limit_to_requests(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
     """Limit the plan to the draft tokens that each request allows."""
-    if all(state.most_drafted is None for state in ready):
+    if not any(plan.num_draft_tokens) or all(state.most_drafted is None for state in ready):
         return plan
     limited = [
         k if state.most_drafted is None else min(k, state.most_drafted)
@@ -364,6 +364,8 @@ def _limit_to_requests(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
 
 def _limit_to_pages(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
     """Drop the drafts from the plan for which there are no pages."""
+    if not any(plan.num_draft_tokens):
+        return plan
     num_draft_tokens = []
     for state, k in zip(ready, plan.num_draft_tokens, strict=True):
         wanted = state.pages_wanted(1 + k) - state.pages_wanted(1) if k else 0

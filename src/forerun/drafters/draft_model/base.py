@@ -42,7 +42,7 @@ class PrefillPolicy:
     Early prefill costs nothing for a sequence that will draft, since its tokens must be computed in any case, and its
     first draft does not wait for a long prompt. For a sequence that never drafts it is wasted: in a batch too large
     for drafts to pay, each prompt would be computed twice. So a sequence is prefilled as long as it drafts, and a new
-    one while most sequences draft.
+    one while others draft.
     """
 
     __slots__ = ("_drafting", "_lengths", "_overall_share", "_shares")
@@ -51,7 +51,7 @@ class PrefillPolicy:
         self._shares: dict[Sequence, float] = {}
         self._lengths: dict[Sequence, int] = {}
         self._drafting: set[Sequence] = set()
-        self._overall_share = 1.0
+        self._overall_share = 0.0
 
     def start(self, sequence: Sequence) -> None:
         """Register a sequence."""
@@ -85,7 +85,7 @@ class PrefillPolicy:
 
 def _decayed(mean: float, value: float, weight: float) -> float:
     """Return an exponentially decaying mean after one more value."""
-    return value + (mean - value) * exp(-weight)
+    return value if mean == value else value + (mean - value) * exp(-weight)
 
 
 MAX_LAG = 32
