@@ -304,8 +304,11 @@ class Scheduler:
         if policy is None or not ready:
             return Schedule([*turns, *((state, 1) for state in ready)], [], DraftPlan([]))
         sequences = [state.sequence for state in ready]
-        plan = _limit_to_requests(policy.beside_prompts(sequences) if turns else policy.plan(sequences), ready)
-        return Schedule(turns, ready, plan if self._pool is None else _limit_to_pages(plan, ready, left))
+        plan = policy.beside_prompts(sequences) if turns else policy.plan(sequences)
+        if any(plan.num_draft_tokens):
+            plan = _limit_to_requests(plan, ready)
+            plan = plan if self._pool is None else _limit_to_pages(plan, ready, left)
+        return Schedule(turns, ready, plan)
 
     def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
         """Return the next chunks of prompts, in rank, a flow's second sequence after the first of every other, as far
@@ -353,7 +356,7 @@ class Scheduler:
 
 def _limit_to_requests(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
     """Limit the plan to the draft tokens that each request allows."""
-    if not any(plan.num_draft_tokens) or all(state.most_drafted is None for state in ready):
+    if all(state.most_drafted is None for state in ready):
         return plan
     limited = [
         k if state.most_drafted is None else min(k, state.most_drafted)
@@ -364,8 +367,6 @@ def _limit_to_requests(plan: DraftPlan, ready: Seq[SequenceState]) -> DraftPlan:
 
 def _limit_to_pages(plan: DraftPlan, ready: Seq[SequenceState], pages: float) -> DraftPlan:
     """Drop the drafts from the plan for which there are no pages."""
-    if not any(plan.num_draft_tokens):
-        return plan
     num_draft_tokens = []
     for state, k in zip(ready, plan.num_draft_tokens, strict=True):
         wanted = state.pages_wanted(1 + k) - state.pages_wanted(1) if k else 0

@@ -389,16 +389,15 @@ class StepLoop:
         policy = self.policy
         if policy is None:
             return
-        outcomes = [item.outcome for item in work if item.outcome is not None]
-        cost = StepCost(
-            num_rows=stats.num_rows,
-            num_prompt_rows=sum(item.num_scheduled_tokens for item in work if item.num_draft_tokens is None),
-            context=sum(item.context for item in work),
-            time_draft=stats.time_draft,
-            time_target=stats.time_target,
-            time_verify=stats.time_verify,
-            time_rest=time_rest,
-        )
+        num_prompt_rows, context, outcomes = 0, 0, []
+        for item in work:
+            context += item.context
+            if item.outcome is not None:
+                outcomes.append(item.outcome)
+            elif item.num_draft_tokens is None:
+                num_prompt_rows += item.num_scheduled_tokens
+        times = stats.time_draft, stats.time_target, stats.time_verify, time_rest
+        cost = StepCost(stats.num_rows, num_prompt_rows, context, *times)
         policy.observe(cost, outcomes)
 
     # Deliver: outputs, and the end of sequences. These methods may be interrupted and called again.

@@ -69,23 +69,30 @@ class PrefillPolicy:
 
     def prefills(self, step: Step) -> bool:
         """Record that a step is over, and return whether its sequence is prefilled before it drafts again."""
+        sequence = step.sequence
+        share = self._shares[sequence]
         if step.verdict is not None:
-            self._count(step.sequence)
-        return self._shares[step.sequence] >= MIN_DRAFT_SHARE
+            if not share and not self._overall_share and sequence not in self._drafting:  # nobody drafts
+                self._lengths[sequence] = len(sequence.token_ids)
+                return False
+            share = self._count(sequence)
+        return share >= MIN_DRAFT_SHARE
 
-    def _count(self, sequence: Sequence) -> None:
-        """Count a step in which the sequence might have drafted, or several without a draft, one per token."""
+    def _count(self, sequence: Sequence) -> float:
+        """Count a step in which the sequence might have drafted, or several without a draft, one per token, and return
+        its share."""
         drafted, length = float(sequence in self._drafting), len(sequence.token_ids)
         steps = 1 if drafted else max(length - self._lengths[sequence], 1)
         self._drafting.discard(sequence)
         self._lengths[sequence] = length
-        self._shares[sequence] = _decayed(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
         self._overall_share = _decayed(self._overall_share, drafted, steps / DRAFTER_MEMORY)
+        share = self._shares[sequence] = _decayed(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
+        return share
 
 
 def _decayed(mean: float, value: float, weight: float) -> float:
     """Return an exponentially decaying mean after one more value."""
-    return value if mean == value else value + (mean - value) * exp(-weight)
+    return value + (mean - value) * exp(-weight)
 
 
 MAX_LAG = 32
@@ -193,7 +200,8 @@ class ModelDrafter(Drafter):
         behind = []
         for step in steps:
             state = self._states[step.sequence]
-            state.count_trials()
+            if state.drafted is not None:
+                state.count_trials()
             state.settle()
             if not self._prefill_policy.prefills(step):
                 state.skip_prefill()

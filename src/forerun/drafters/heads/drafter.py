@@ -203,7 +203,9 @@ class HeadState(DraftState):
                 self.pieces, self.states_start, self.num_states = [], start, 0
         self.pieces.append(states)
         self.num_states += count
-        self._forget_before(min(self.next_token - 2, start))
+        read = self.next_token - 2
+        if read > self.states_start:
+            self._forget_before(min(read, start))
 
     def _forget_from(self, position: int) -> None:
         """Drop the states from a position on."""
@@ -230,6 +232,8 @@ class HeadState(DraftState):
     def skip_prefill(self) -> None:
         """Drop unread states except the last ones, with which a draft begins, behind a gap. Most of what came before is
         contained in the target's states themselves."""
+        if self.num_states <= 2 * MAX_HELD_STATES:
+            return
         most = MAX_HELD_STATES if self.sequence.num_output > 1 else MAX_PROMPT_STATES
         if self.states_end - max(self.next_token - 1, self.states_start) > 2 * most:
             self._forget_before(self.states_end - most)
