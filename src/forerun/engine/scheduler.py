@@ -112,12 +112,14 @@ class WaitingQueue:
         """Return the sequence that is next beside the running ones; None if none waits."""
         if not self._queues and not self._resuming:
             return None
-        priority = max(chain(self._queues, self._resuming))
-        queues: FlowQueues = self._queues.get(priority, {})
-        flows = sorted(queues, key=lambda flow: self._given.get(flow, self._level))
-        heads: list[SequenceState] = [*self._resuming.get(priority, ()), *(queues[flow][0] for flow in flows)]
-        busy = {state.request.flow for state in running}
-        return next((state for state in heads if state.request.flow not in busy), heads[0])
+        for priority in sorted({*self._queues, *self._resuming}, reverse=True):
+            queues: FlowQueues = self._queues.get(priority, {})
+            flows = sorted(filter(queues.get, queues), key=lambda flow: self._given.get(flow, self._level))
+            heads: list[SequenceState] = [*self._resuming.get(priority, ()), *(queues[flow][0] for flow in flows)]
+            if heads:  # `remove` may have been interrupted between a last state and its queue
+                busy = {state.request.flow for state in running}
+                return next((state for state in heads if state.request.flow not in busy), heads[0])
+        return None
 
     def take(self, state: SequenceState) -> None:
         """Remove a sequence that is admitted."""
