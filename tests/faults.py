@@ -16,7 +16,7 @@ from torch import Tensor
 from doubles import FakeCache, FakeModel
 from forerun.engine import text as text_module
 from forerun.engine.sequence import SequenceStep
-from forerun.engine.step import Verifying
+from forerun.engine.verifying import Verifying
 from forerun.lab.audit.settings import AuditOptions, quick
 from forerun.models import Forward
 from forerun.sampling import LogitsRow, draw_tokens, noise as seeded_noise

@@ -259,9 +259,9 @@ MUTANTS = [
     ),
     Mutant(
         "a prompt that has been reported is not reported again",
-        "engine/engine.py",
-        "        if state.wants_prompt_logprobs:\n            state.prompt_logprobs = [None]",
-        "        if state.prompt_logprobs is not None:\n            state.prompt_logprobs = [None]",
+        "engine/step.py",
+        "            if state.wants_prompt_logprobs:\n                state.prompt_logprobs = [None]",
+        "            if state.prompt_logprobs is not None:\n                state.prompt_logprobs = [None]",
         PLACES,
     ),
     Mutant(

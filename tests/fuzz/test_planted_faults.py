@@ -32,8 +32,8 @@ from .test_text import test_the_text_does_not_depend_on_the_blocks as text_fuzze
 def forget(engine: Engine, error: Exception | None = None) -> None:
     """An engine that goes on after an interrupt as if nothing had been half done."""
     for state in engine._ending:
-        engine._end(state)
-    engine._ending, engine._under_way = [], []
+        engine._loop.end(state)
+    engine._ending, engine._loop.under_way = [], []
 
 
 def finds(fuzzer: Any) -> bool:

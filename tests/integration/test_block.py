@@ -103,6 +103,7 @@ def test_choices_share_the_rows_of_their_prompt(family_folder: Callable[[str], A
     target = load_model(family_folder("llama"), "bfloat16")
     prompt = torch.randint(0, VOCAB, (PAGE + 40,), generator=torch.Generator().manual_seed(1)).tolist()
     block = Watched(random_block(target, seed=2))
+    block._prefill_policy._overall_share = 1.0  # others draft
     params = replace(GREEDY, temperature=1.0, seed=7, n=3)
     plain: Any = LLM(target, None, prefix_reuse="off").generate(prompt, params)
     result: Any = LLM(target, block, num_draft_tokens=4).generate(prompt, params)

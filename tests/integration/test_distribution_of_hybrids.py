@@ -81,11 +81,6 @@ def draft_model(table: torch.Tensor = DRAFT) -> Any:
     return MarkovModel(table)
 
 
-def still() -> float:
-    """A clock that stands: drafting costs nothing, so that every source is asked."""
-    return 0.0
-
-
 class Letters:
     """A tokenizer of single letters and a few longer tokens, which it prefers."""
 
@@ -128,16 +123,16 @@ def crossed(mode: str, inner: Any = DraftModel) -> CrossVocab:
 
 
 METHODS: dict[str, Any] = {
-    "first, a chosen draft and one as long as it came out": lambda: Hybrid([several(), drawn()], "first", clock=still),
+    "first, a chosen draft and one as long as it came out": lambda: Hybrid([several(), drawn()], "first"),
     "first, a chosen draft and one that was drawn in stages": lambda: Hybrid(
-        [likeliest(2), PricedStaged(draft_model(), "prompt-lookup:min_ngram=1")], "first", clock=still
+        [likeliest(2), PricedStaged(draft_model(), "prompt-lookup:min_ngram=1")], "first"
     ),
-    "merge": lambda: Hybrid([likeliest(2), drawn()], "merge", clock=still),
-    "merge, of a tree": lambda: Hybrid([Priced(draft_model()), DraftTree(draft_model())], "merge", clock=still),
+    "merge": lambda: Hybrid([likeliest(2), drawn()], "merge"),
+    "merge, of a tree": lambda: Hybrid([Priced(draft_model()), DraftTree(draft_model())], "merge"),
     "staged": lambda: PricedStaged(draft_model(), "suffix"),
     "cross-vocab by tokens": lambda: crossed("tokens", Priced),
     "cross-vocab by text": lambda: crossed("text"),
-    "first, with cross-vocab": lambda: Hybrid([likeliest(2), crossed("auto", Priced)], "first", clock=still),
+    "first, with cross-vocab": lambda: Hybrid([likeliest(2), crossed("auto", Priced)], "first"),
 }
 
 
@@ -159,9 +154,9 @@ def test_many_samples(method: str) -> None:
 
 
 AUTOMATIC: dict[str, Any] = {
-    "first": lambda fast, slow, clock: Hybrid([likeliest(2), DraftModel(slow)], "first", clock=clock),
-    "merge": lambda fast, slow, clock: Hybrid([likeliest(2), DraftModel(slow)], "merge", clock=clock),
-    "staged": lambda fast, slow, clock: Staged(slow, DraftModel(fast)),
+    "first": lambda fast, slow: Hybrid([likeliest(2), DraftModel(slow)], "first"),
+    "merge": lambda fast, slow: Hybrid([likeliest(2), DraftModel(slow)], "merge"),
+    "staged": lambda fast, slow: Staged(slow, DraftModel(fast)),
 }
 
 
@@ -171,7 +166,7 @@ def automatic(method: str, num_samples: int, monkeypatch: pytest.MonkeyPatch) ->
     # names of their own: what engines of one name measured is shared
     target = Timed(TARGET, clock, 1.0, f"target of {method}, {num_samples} samples")
     fast, slow = (Timed(DRAFT, clock, seconds, f"draft of {seconds}") for seconds in (0.02, 0.1))
-    return p_value(AUTOMATIC[method](fast, slow, clock), num_samples, "auto", target=target, batch=8)
+    return p_value(AUTOMATIC[method](fast, slow), num_samples, "auto", target=target, batch=8)
 
 
 @pytest.mark.parametrize("method", AUTOMATIC)
@@ -189,7 +184,7 @@ def test_many_samples_where_k_and_price_are_automatic(method: str, monkeypatch: 
 
 def test_dropping_a_drawn_draft_for_how_it_came_out_is_found_out() -> None:
     """Every drafter and the hybrid alike: here the drafter itself keeps the short ones back."""
-    assert p_value(Hybrid([several(), drawn(least=2)], "first", clock=still), MORE_SAMPLES) < 1e-6
+    assert p_value(Hybrid([several(), drawn(least=2)], "first"), MORE_SAMPLES) < 1e-6
 
 
 def test_the_other_vocabulary_is_another() -> None:

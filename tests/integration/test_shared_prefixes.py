@@ -102,6 +102,7 @@ def test_a_draft_model_takes_over_what_it_has_computed_for_the_tenant() -> None:
     model = load_draft_model("bundled-draft", "bfloat16")
     drafter = DraftModel(model)
     drafter._use_model(model, Binding(model, seed=0))
+    drafter._prefill_policy._overall_share = 1.0  # others draft
     tokens = TOKENS[: 3 * PAGE + 1]
     first = run(drafter, tokens, 0)
     assert first[0] == 0 and len(first[1]) == 6

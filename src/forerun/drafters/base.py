@@ -14,6 +14,7 @@ from forerun.errors import ForerunError
 from forerun.models import LanguageModel
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.folder_source import FolderSource
+from forerun.speculation import AutomaticPolicy, CostModel, SpeculationPolicy, StoredCosts, TrimmingPolicy
 from forerun.types import Draft, Needs, Pool, Sequence, Step
 from forerun.utils.json_file import Fields
 
@@ -80,6 +81,14 @@ class Traits:
     estimates: bool = False
     follows: int | None = None
     acceptance: Acceptance = UNKNOWN_ACCEPTANCE
+
+    def automatic_policy(self, costs: StoredCosts | CostModel) -> SpeculationPolicy:
+        """Make the policy that chooses K for such a drafter, by these costs."""
+        if self.estimates:
+            return TrimmingPolicy(costs)
+        return AutomaticPolicy(
+            costs, fixed_length=self.fixed_length_draft, acceptance=self.acceptance, follows=self.follows
+        )
 
     @classmethod
     def merged(cls, name: str, parts: Iterable[Traits]) -> Traits:

@@ -90,7 +90,7 @@ class Successors:
         if len(slots) > len(self._rows):
             size = min(max(len(slots), 2 * len(self._rows)), self._vocab_size)
             self._rows = np.concatenate([self._rows, np.empty((size - len(self._rows), self._width), np.int32)])
-        self._rows[at] = top
+        self._rows[at if len(at) > 1 else at[0]] = top
 
     def dense(self) -> Matrix:
         """Return [V, k], -1 where nothing was seen."""
@@ -288,6 +288,8 @@ def _seen(step: Step) -> tuple[list[int], np.ndarray[Any, np.dtype[np.int64]]]:
         end = step.num_computed
         return step.sequence.token_ids[end - len(top) : end], top
     drafted = step.draft.ids
+    if not drafted and len(top) == 1:
+        return step.sequence.token_ids[-2:-1], top
     n, path = len(drafted), step.verdict.path
     before = len(step.sequence.token_ids) - len(path) - 1  # tokens there were when this was drafted
     first = len(top) - n - 1

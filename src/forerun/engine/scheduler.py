@@ -112,12 +112,14 @@ class WaitingQueue:
         """Return the sequence that is next beside the running ones; None if none waits."""
         if not self._queues and not self._resuming:
             return None
-        priority = max(chain(self._queues, self._resuming))
-        queues: FlowQueues = self._queues.get(priority, {})
-        flows = sorted(queues, key=lambda flow: self._given.get(flow, self._level))
-        heads: list[SequenceState] = [*self._resuming.get(priority, ()), *(queues[flow][0] for flow in flows)]
-        busy = {state.request.flow for state in running}
-        return next((state for state in heads if state.request.flow not in busy), heads[0])
+        for priority in sorted({*self._queues, *self._resuming}, reverse=True):
+            queues: FlowQueues = self._queues.get(priority, {})
+            flows = sorted(filter(queues.get, queues), key=lambda flow: self._given.get(flow, self._level))
+            heads: list[SequenceState] = [*self._resuming.get(priority, ()), *(queues[flow][0] for flow in flows)]
+            if heads:  # `remove` may have been interrupted between a last state and its queue
+                busy = {state.request.flow for state in running}
+                return next((state for state in heads if state.request.flow not in busy), heads[0])
+        return None
 
     def take(self, state: SequenceState) -> None:
         """Remove a sequence that is admitted."""
@@ -304,8 +306,11 @@ class Scheduler:
         if policy is None or not ready:
             return Schedule([*turns, *((state, 1) for state in ready)], [], DraftPlan([]))
         sequences = [state.sequence for state in ready]
-        plan = _limit_to_requests(policy.beside_prompts(sequences) if turns else policy.plan(sequences), ready)
-        return Schedule(turns, ready, plan if self._pool is None else _limit_to_pages(plan, ready, left))
+        plan = policy.beside_prompts(sequences) if turns else policy.plan(sequences)
+        if any(plan.num_draft_tokens):
+            plan = _limit_to_requests(plan, ready)
+            plan = plan if self._pool is None else _limit_to_pages(plan, ready, left)
+        return Schedule(turns, ready, plan)
 
     def _prompts(self, rows: int, pages: float) -> list[tuple[SequenceState, int]]:
         """Return the next chunks of prompts, in rank, a flow's second sequence after the first of every other, as far

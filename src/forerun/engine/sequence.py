@@ -13,12 +13,13 @@ from torch import Tensor
 
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.engine.results import Choice, StepOutput, StreamChunk
-from forerun.engine.stats import SequenceStats
+from forerun.engine.stats import SequenceStats, StepStats
 from forerun.engine.text import NO_STOPS, Detokenizer, StopStrings, TextStream, TokenTexts
 from forerun.models import Rows
-from forerun.sampling import LogitsRow, TokenLogprob, takes_argmax
+from forerun.sampling import LogitsRow, TokenLogprob, takes_argmax, token_logprobs
 from forerun.speculation import DraftOutcome, Reason
-from forerun.types import Cache, Constraint, Draft, FinishReason, Needs, Sequence, TokenIds, Verdict
+from forerun.types import Cache, Constraint, Draft, FinishReason, Needs, Sequence, Step, TokenIds, Verdict
+from forerun.utils.tree import ROOT
 
 _READ_ONLY = ("token_ids", "id", "num_prompt", "params", "choice", "max_length", "prediction", "constraint")
 _attributes = attrgetter(*_READ_ONLY)
@@ -282,3 +283,58 @@ class SequenceStep:
         for token_id, parent in zip(self.draft.ids, self.draft.parents, strict=True):
             paths.append([*paths[parent + 1], token_id])
         return [LogitsRow(self.state.sequence, path) for path in paths]
+
+    def report_prompt(self) -> None:
+        """Add the log-probabilities of the prompt's tokens that the step has computed."""
+        state, params = self.state, self.state.request.params
+        assert state.cache is not None
+        assert state.prompt_logprobs is not None
+        first = state.cache.length + 1
+        ids = state.request.prompt_token_ids[first : first + self.num_extra]
+        state.prompt_logprobs += self.logprobs(list(range(self.num_extra)), ids, params.prompt_logprobs)
+
+    def logprobs(self, rows: list[int], token_ids: list[int], num_top: int | None) -> list[TokenLogprob]:
+        """Return the log-probabilities of tokens, each after one of this sequence's rows."""
+        assert self.logits is not None
+        assert num_top is not None
+        return token_logprobs(self.logits[rows], token_ids, num_top)
+
+    def count(self, chunk: StreamChunk, accepted: list[int], stats: StepStats) -> None:
+        """Count this part of a step, for its sequence and for the step. accepted: nodes that were committed."""
+        own, draft = self.state.stats, self.draft
+        if own.num_tokens == 0:
+            own.time_first_token = perf_counter() - self.state.time_started
+        own.num_tokens += len(chunk.token_ids)
+        own.num_forwards += 1
+        own.num_plain_forwards += not self.num_draft_tokens
+        if self.num_draft_tokens is not None:
+            own.num_asked_tokens += self.num_draft_tokens
+            decision = f"{'on' if self.num_draft_tokens else 'off'}: {self.reason}"
+            own.decisions[decision] = own.decisions.get(decision, 0) + 1
+        if draft is not None and len(draft):
+            depths = [depth - 1 for depth in draft.depths[: draft.num_candidates]]
+            # one more than was accepted, where the last accepted node has a child
+            end = accepted[-1] if accepted else ROOT
+            goes_on = len(chunk.token_ids) > len(accepted) and end in draft.parents[: draft.num_candidates]
+            own.count_draft(depths, chunk.num_accepted_draft, chunk.num_accepted_draft + goes_on)
+            if draft.sources:
+                own.count_sources(draft.sources[: draft.num_candidates], accepted)
+        stats.num_tokens += len(chunk.token_ids)
+        stats.num_accepted_tokens += chunk.num_accepted_draft
+
+    def report(self, needs: Needs) -> Step:
+        """Return the report on this part of the step for the drafter, with what it needs."""
+        state, verdict, hidden_outputs, states = self.state, self.verdict, self.hidden_outputs, None
+        assert state.cache is not None
+        if verdict is not None:  # a copy: the policy reads it after the drafter
+            verdict = Verdict(list(verdict.path), verdict.next_token)
+        if needs.states and hidden_outputs is not None:
+            start, num_logits = self.num_scheduled_tokens, self.num_logits
+            num_rows = start + (0 if self.draft is None else len(self.draft))
+            if verdict is not None and verdict.path:
+                states = hidden_outputs[[*range(start), *(start + node for node in verdict.path)]]
+            else:
+                states = hidden_outputs if num_rows == start else hidden_outputs[:start]
+            if num_logits < num_rows:
+                hidden_outputs = hidden_outputs[num_rows - num_logits :] if num_logits else None
+        return Step(state.sequence, self.draft, verdict, state.cache.length, self.top_tokens, hidden_outputs, states)

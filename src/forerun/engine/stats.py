@@ -118,6 +118,12 @@ class SequenceStats:
         for node in accepted:
             self.sources[sources[node]].num_accepted_tokens += 1
 
+    def add_times(self, step: StepStats) -> None:
+        """Add the times of a step that the sequence took part in."""
+        self.time_draft += step.time_draft
+        self.time_target += step.time_target
+        self.time_verify += step.time_verify
+
 
 @dataclass(slots=True)
 class StepStats:

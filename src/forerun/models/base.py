@@ -41,11 +41,18 @@ class HiddenStateOutputs:
         """
         if layer in self.layers:
             requested = self._layout.select_hidden_rows(states)
-            self._states.append(requested.clone() if norm is None else norm(requested))
+            self._states.append((requested.clone() if norm is None else norm(requested))[:, None])
+
+    def add(self, states: Tensor) -> None:
+        """Store what enters the next of the chosen layers, [T, layers, H], all rows, which is not changed again."""
+        if states.shape[1]:
+            self._states.append(self._layout.select_hidden_rows(states))
 
     def stacked(self) -> Tensor | None:
         """Return the states, [T, layers, H], or None if no layer was chosen."""
-        return torch.stack(self._states, 1) if self._states else None
+        if len(self._states) == 1:
+            return self._states[0]
+        return torch.cat(self._states, 1) if self._states else None
 
 
 def check_layers(layers: Sequence[int], num_layers: int, first: int = 0) -> None:

@@ -8,6 +8,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from forerun.kernels.cpu import loaded
+
 
 def running_sums(values: Tensor) -> Tensor:
     """Return [R, C] float64 sums of each row up to every column. values: [R, C]."""
@@ -70,22 +72,17 @@ def row_argmax(values: Tensor) -> Tensor:
     return torch.from_numpy(values.numpy().argmax(-1))  # a tenth of the time of torch's
 
 
-_BLOCK = 256
-"""Values of which the largest is looked for first."""
-
-
 def row_top(values: Tensor, count: int) -> Tensor:
     """Return [R, count] int64, the indices of each row's largest values, the largest first. values: [R, V]."""
     rows, width = values.shape
     if count == 1:
         return row_argmax(values)[:, None]
-    if width % _BLOCK or width < count * _BLOCK:
+    library = loaded() if values.device.type == "cpu" and values.dtype == torch.float32 else None
+    if library is None or not values.is_contiguous():
         return values.topk(count).indices
-    # they lie in the blocks with the largest maxima: a third of the time of one search
-    blocks = values.view(rows, width // _BLOCK, _BLOCK)
-    chosen = blocks.amax(2).topk(count).indices
-    among = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _BLOCK)).flatten(1).topk(count).indices
-    return chosen.gather(1, among // _BLOCK) * _BLOCK + among % _BLOCK
+    found = torch.empty(rows, count, dtype=torch.int64)  # a tenth of the time of torch's
+    library.top(values.data_ptr(), rows, width, count, found.data_ptr())
+    return found
 
 
 def non_finite_rows(logits: Tensor, argmax: Seq[int] | None = None) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 from doubles import FakeModel, MarkovModel
 from forerun import LLM, DraftModel, SamplingParams
 from forerun.drafters import Binding
-from forerun.drafters.draft_model.base import DRAFTER_MEMORY, MAX_LAG, SEQUENCE_MEMORY
+from forerun.drafters.draft_model.base import DRAFTER_MEMORY, MAX_LAG
 from forerun.errors import DrafterError
 from forerun.sampling import LogitsPipeline, LogitsRow, NoiseKey, keyed_gumbel
 from forerun.types import Draft, Sequence, Step, Verdict
@@ -57,14 +57,14 @@ def test_full_acceptance_owes_two_tokens() -> None:
     assert fed == [[[expected[-1], 7]]]
 
 
-def test_nothing_is_fed_ahead_where_nobody_has_drafted_for_long() -> None:
+def test_nothing_is_fed_ahead_where_nobody_drafts() -> None:
     fake = FakeModel()
     drafter, old = bound(fake), sequence([1, 2, 3])
     fed = watch(fake)
     drafter.start(old)
     for _ in range(2 * DRAFTER_MEMORY):
         settle(drafter, old, Draft.empty(), 0, 5)
-    assert [len(rows) for batch in fed for rows in batch] == [MAX_LAG]  # by and by, while it might be asked
+    assert fed == []
     new = sequence([1, 2, 3] * MAX_LAG, id=1)
     drafter.start(new)
     fed.clear()
@@ -80,7 +80,7 @@ def test_nothing_is_fed_ahead_where_nobody_has_drafted_for_long() -> None:
     drafter.start(another)
     fed.clear()
     drafter.commit([Step(another, None, None, len(another.token_ids) - 1)])
-    assert fed == [[another.token_ids[:-1]]]  # to draft is usual again
+    assert fed == [[another.token_ids[:-1]]]  # to draft is usual now
 
 
 def test_a_probe_now_and_then_does_not_have_prompts_followed() -> None:
@@ -92,7 +92,7 @@ def test_a_probe_now_and_then_does_not_have_prompts_followed() -> None:
         drafter.start(each)
         fed.clear()
         drafter.commit([Step(each, None, None, len(each.token_ids) - 1)])
-        assert bool(fed) == (number < 3), number
+        assert fed == [], number
         for step in range(48):
             (draft,) = drafter.draft([each], [int(step in (20, 21))])
             settle(drafter, each, draft, len(draft), 5)
@@ -141,6 +141,7 @@ def test_long_prompts_are_computed_in_chunks_with_the_target() -> None:
     prompt = [i % 11 for i in range(700)]
     each = sequence(prompt)
     fed = watch(fake)
+    drafter._prefill_policy._overall_share = 1.0  # others draft
     drafter.start(each)
     for computed in (256, 512):
         drafter.commit([Step(each, None, None, computed)])
@@ -162,7 +163,7 @@ def test_a_drafter_that_was_never_told_catches_up_in_chunks() -> None:
     assert draft.ids == fake.greedy(each.token_ids, 2)
 
 
-def test_budget_zero_keeps_it_warm_for_a_while_at_little_cost() -> None:
+def test_budget_zero_computes_nothing() -> None:
     fake = FakeModel()
     drafter, each = bound(fake), sequence([1, 2, 3])
     drafter.start(each)
@@ -171,8 +172,7 @@ def test_budget_zero_keeps_it_warm_for_a_while_at_little_cost() -> None:
         (draft,) = drafter.draft([each], [0])
         assert len(draft) == 0
         settle(drafter, each, draft, 0, i % 11)
-        assert i > SEQUENCE_MEMORY or len(each.token_ids) - fake.caches[0].length <= MAX_LAG + 2
-    assert fake.num_forwards - forwards <= 2
+    assert fake.num_forwards == forwards
     (draft,) = drafter.draft([each], [3])
     assert draft.ids == fake.greedy(each.token_ids, 3)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from forerun import GrammarDeadEndError, GrammarError, SamplingParams
 from forerun.config import EngineConfig
 from forerun.engine import Engine, StepOutput
 from forerun.errors import NonFiniteError
+from forerun.sampling.grammar.drafts import SOURCE
+from forerun.speculation import DraftOutcome, DraftPlan, FixedPolicy, StepCost
 from forerun.types import Draft, Sequence
 from grammars import ANY, Automaton, random_automaton
 
@@ -157,6 +160,40 @@ def test_forced_tokens_are_drafts_from_the_grammar() -> None:
     assert choice.stats.num_forwards == 4  # with the prompt; then three times six and a bonus, the end included
     assert other.token_ids == FakeModel(VOCAB).greedy([1, 2], 5)
     assert other.stats.num_draft_tokens == 0
+
+
+class Keeping(FixedPolicy):
+    """Keeps so many nodes of each draft, whatever was planned."""
+
+    def __init__(self, kept: int) -> None:
+        super().__init__(6)
+        self.kept, self.outcomes = kept, list[DraftOutcome]()
+
+    def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
+        return replace(plan, num_draft_tokens=[min(self.kept, len(draft)) for draft in drafts], reason="no gain")
+
+    def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
+        self.outcomes += outcomes
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_policy_cuts_drafts_under_a_grammar_but_no_forced_tokens(kept: int) -> None:
+    """Forced are two tokens of every four; where the others are free, the drafter is right."""
+    edges = {at: {2: at + 1, 3: at + 1} if at % 4 < 2 else {1 + at % 9: at + 1} for at in range(20)}
+    automaton, policy = Automaton(edges | {20: {}}, frozenset({20}), VOCAB), Keeping(kept)
+    fake: Any = FakeModel(VOCAB, eos_token_ids=[END])
+    line = tokens(engine(automaton), [SamplingParams(max_tokens=50, grammar=ANY, temperature=0)])[0][0]
+    drafter = Scripted(lambda sequence, k: line[sequence.num_output : sequence.num_output + k])
+    made = Engine(fake, drafter, config=EngineConfig(seed=1), policy=policy)
+    grammars: Any = automaton
+    made.grammars = grammars
+    request = made.add(PROMPTS[0], SamplingParams(max_tokens=50, grammar=ANY, temperature=0))
+    choice = run(made)[request, 0].choice
+    assert choice is not None and choice.token_ids == line
+    assert choice.stats.sources["grammar"].num_accepted_tokens > 4
+    drafts = [outcome.draft for outcome in policy.outcomes]
+    assert max(len(draft) for draft in drafts if SOURCE not in draft.sources) == kept
+    assert all(outcome.num_draft_tokens >= len(outcome.draft) for outcome in policy.outcomes)
 
 
 def test_without_a_grammar_there_is_no_policy() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from forerun import LLM, SamplingParams
 from forerun.engine.step_times import CALIBRATION_ROWS, calibrate
+from forerun.kernels.cpu import native
 from forerun.models import LanguageModel, identity, load_model
 from forerun.sampling import row_top
 from forerun.speculation import CostModel, DraftOutcome, StepCost, TrimmingPolicy
@@ -95,9 +96,15 @@ def test_a_draft_cut_short_is_its_first_nodes() -> None:
 
 @pytest.mark.parametrize("width", [256 * 40, 256 * 40 + 1, 300])
 def test_the_largest_values_of_a_row(width: int) -> None:
+    native()
     values = torch.randn(5, width, generator=torch.Generator().manual_seed(0))
+    values[1], values[2] = values[1].sort().values, -torch.inf
+    values[3, ::3] = torch.nan
     for count in (1, 3, 8):
-        assert torch.equal(row_top(values, count), values.topk(count).indices)
+        found = row_top(values, count)
+        assert torch.equal(found[[0, 1, 4]], values[[0, 1, 4]].topk(count).indices)
+        assert found.min() >= 0 and found.max() < width
+        assert torch.equal(row_top(values.double(), count)[0], found[0])
 
 
 def test_copies_are_exact_and_judged_though_they_are_cut(target: LanguageModel) -> None:

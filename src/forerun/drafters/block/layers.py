@@ -235,7 +235,8 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         x = x.contiguous()
         plan, tables = self._planned(batch)
         rows = rows_struct(plan, *tables, are_blocks=True)
-        self._library.layers(model, ctypes.byref(rows), 0, self._config.num_layers, x.data_ptr(), threads)
+        count = self._config.num_layers
+        self._library.layers(model, ctypes.byref(rows), 0, count, x.data_ptr(), None, 0, None, threads)
         parts = torch.split(x, [len(each.token_ids) for each in batch])
         wanted = [part[len(part) - each.num_wanted :] for part, each in zip(parts, batch, strict=True)]
         output = wanted[0] if len(wanted) == 1 else torch.cat(wanted)

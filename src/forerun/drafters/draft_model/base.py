@@ -42,7 +42,7 @@ class PrefillPolicy:
     Early prefill costs nothing for a sequence that will draft, since its tokens must be computed in any case, and its
     first draft does not wait for a long prompt. For a sequence that never drafts it is wasted: in a batch too large
     for drafts to pay, each prompt would be computed twice. So a sequence is prefilled as long as it drafts, and a new
-    one while most sequences draft.
+    one while others draft.
     """
 
     __slots__ = ("_drafting", "_lengths", "_overall_share", "_shares")
@@ -51,7 +51,7 @@ class PrefillPolicy:
         self._shares: dict[Sequence, float] = {}
         self._lengths: dict[Sequence, int] = {}
         self._drafting: set[Sequence] = set()
-        self._overall_share = 1.0
+        self._overall_share = 0.0
 
     def start(self, sequence: Sequence) -> None:
         """Register a sequence."""
@@ -69,18 +69,25 @@ class PrefillPolicy:
 
     def prefills(self, step: Step) -> bool:
         """Record that a step is over, and return whether its sequence is prefilled before it drafts again."""
+        sequence = step.sequence
+        share = self._shares[sequence]
         if step.verdict is not None:
-            self._count(step.sequence)
-        return self._shares[step.sequence] >= MIN_DRAFT_SHARE
+            if not share and not self._overall_share and sequence not in self._drafting:  # nobody drafts
+                self._lengths[sequence] = len(sequence.token_ids)
+                return False
+            share = self._count(sequence)
+        return share >= MIN_DRAFT_SHARE
 
-    def _count(self, sequence: Sequence) -> None:
-        """Count a step in which the sequence might have drafted, or several without a draft, one per token."""
+    def _count(self, sequence: Sequence) -> float:
+        """Count a step in which the sequence might have drafted, or several without a draft, one per token, and return
+        its share."""
         drafted, length = float(sequence in self._drafting), len(sequence.token_ids)
         steps = 1 if drafted else max(length - self._lengths[sequence], 1)
         self._drafting.discard(sequence)
         self._lengths[sequence] = length
-        self._shares[sequence] = _decayed(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
         self._overall_share = _decayed(self._overall_share, drafted, steps / DRAFTER_MEMORY)
+        share = self._shares[sequence] = _decayed(self._shares[sequence], drafted, steps / SEQUENCE_MEMORY)
+        return share
 
 
 def _decayed(mean: float, value: float, weight: float) -> float:
@@ -196,7 +203,8 @@ class ModelDrafter(Drafter):
         behind = []
         for step in steps:
             state = self._states[step.sequence]
-            state.count_trials()
+            if state.drafted is not None:
+                state.count_trials()
             state.settle()
             if not self._prefill_policy.prefills(step):
                 state.skip_prefill()

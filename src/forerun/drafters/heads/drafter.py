@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -140,6 +140,8 @@ def _check_states(head: StoredHead[HeadConfig], target: LanguageModel, name: str
 
 MAX_HELD_STATES = 32
 """States held of a sequence that is not prefilled; up to twice as many before older ones are freed."""
+MAX_PROMPT_STATES = 256
+"""The same until it could first draft."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,23 +156,32 @@ class HeadState(DraftState):
     prefix; missing rows are skipped, and from then on `shift` is above 1.
 
     Attributes:
-        target_states: [m, layers, H] the target's states of the positions from `states_start` on: those that have not
-            been fed, and the last one that has.
+        pieces: [each, layers, H] the target's states of the positions from `states_start` on, step by step: those that
+            have not been fed, and the last one that has.
         states_start: position of the first of these states.
+        num_states: states in all pieces.
         last_fused: the position of the last state that a row has read, and that state fused, [S]; None where none has.
         outputs: [1 + scratch rows, S], the states that the last committed row and each row of the scratch give.
     """
 
     shift: int = 1
-    target_states: Tensor | None = None
+    pieces: list[Tensor] = field(default_factory=list)
     states_start: int = 0
+    num_states: int = 0
     last_fused: tuple[int, Tensor] | None = None
     outputs: Tensor | None = None
 
     @property
+    def target_states(self) -> Tensor | None:
+        """Return the pieces as one, [m, layers, H]; None where none has come."""
+        if len(self.pieces) > 1:
+            self.pieces = [torch.cat(self.pieces)]
+        return self.pieces[0] if self.pieces else None
+
+    @property
     def states_end(self) -> int:
         """Return the position up to which the target's states have been received."""
-        return 0 if self.target_states is None else self.states_start + len(self.target_states)
+        return self.states_start + self.num_states
 
     @property
     def next_token(self) -> int:
@@ -184,15 +195,35 @@ class HeadState(DraftState):
 
     def add_states(self, end: int, states: Tensor) -> None:
         """Store the target's states of the positions up to `end`. states: [n, layers, H]."""
-        start = end - len(states)
-        if self.target_states is None or not self.states_start <= start <= self.states_end:
-            self.target_states, self.states_start = states, start
-            return
-        keep = max(self.states_start, min(self.next_token - 2, start))
-        self.target_states = torch.cat(
-            [self.target_states[keep - self.states_start : start - self.states_start], states]
-        )
-        self.states_start = keep
+        count = len(states)
+        start = end - count
+        if start != self.states_end:
+            if self.states_start <= start < self.states_end:
+                self._forget_from(start)
+            else:
+                self.pieces, self.states_start, self.num_states = [], start, 0
+        self.pieces.append(states)
+        self.num_states += count
+        read = self.next_token - 2
+        if read > self.states_start:
+            self._forget_before(min(read, start))
+
+    def _forget_from(self, position: int) -> None:
+        """Drop the states from a position on."""
+        states, self.num_states = self.target_states, max(0, position - self.states_start)
+        self.pieces = [] if states is None else [states[: self.num_states]]
+
+    def _forget_before(self, position: int) -> None:
+        """Drop the states before a position. What stays of a large piece is copied, so that the piece is freed."""
+        while self.states_start < position:
+            first = self.pieces[0]
+            count, drop = len(first), position - self.states_start
+            if drop < count:
+                self.pieces[0] = first[drop:].clone() if count > MAX_HELD_STATES else first[drop:]
+            else:
+                drop = len(self.pieces.pop(0))
+            self.states_start += drop
+            self.num_states -= drop
 
     def settle(self, end: int = -1) -> None:
         """Drop the rows of the draft."""
@@ -202,14 +233,11 @@ class HeadState(DraftState):
     def skip_prefill(self) -> None:
         """Drop unread states except the last ones, with which a draft begins, behind a gap. Most of what came before is
         contained in the target's states themselves."""
-        if (
-            self.target_states is not None
-            and self.states_end - max(self.next_token - 1, self.states_start) > 2 * MAX_HELD_STATES
-        ):
-            self.target_states, self.states_start = (
-                self.target_states[-MAX_HELD_STATES:].clone(),
-                self.states_end - MAX_HELD_STATES,
-            )
+        if self.num_states <= 2 * MAX_HELD_STATES:
+            return
+        most = MAX_HELD_STATES if self.sequence.num_output > 1 else MAX_PROMPT_STATES
+        if self.states_end - max(self.next_token - 1, self.states_start) > 2 * most:
+            self._forget_before(self.states_end - most)
 
     def unfed(self) -> list[int]:
         """Return the committed tokens to be fed whose rows have a state to read."""
@@ -226,17 +254,16 @@ class HeadState(DraftState):
     def rewind(self, length: int) -> None:
         DraftState.rewind(self, length)
         self.last_fused = None
-        if self.target_states is not None:
-            self.target_states = self.target_states[: max(0, length - self.states_start)]
+        self._forget_from(min(length, self.states_end))
 
     def states_for(self, count: int) -> Tensor | None:
         """Return [count, layers, H] the target's states that the next rows read, before they are fused; None for rows
         of a draft, which read `outputs_for`."""
         if self.next_token >= len(self.sequence.token_ids):
             return None
-        assert self.target_states is not None
-        first = self.next_token - 1 - self.states_start
-        return self.target_states[first : first + count]
+        states, first = self.target_states, self.next_token - 1 - self.states_start
+        assert states is not None
+        return states[first : first + count]
 
     def keep_fused(self, fused: Tensor) -> None:
         """Store the fused states, [n, S], of the rows that are fed now."""
@@ -246,9 +273,9 @@ class HeadState(DraftState):
         """Return [S] the fused state of the token before the last committed one. fuse: `FusingHeadModel.fuse`."""
         position = len(self.sequence.token_ids) - 2
         if self.last_fused is None or self.last_fused[0] != position:
-            assert self.target_states is not None
-            first = position - self.states_start
-            self.last_fused = position, fuse(self.target_states[first : first + 1])[0]
+            states, first = self.target_states, position - self.states_start
+            assert states is not None
+            self.last_fused = position, fuse(states[first : first + 1])[0]
         return self.last_fused[1]
 
     def outputs_for(self, rows: Rows) -> Tensor:
@@ -336,5 +363,5 @@ def _fork(state: HeadState, other: HeadState) -> bool:
         state.cache.fork(other.cache, min(other.cache.length, state.sequence.num_prompt - 1))
     except OutOfPagesError:
         return False
-    state.target_states, state.states_start = other.target_states, other.states_start
+    state.pieces, state.states_start, state.num_states = [*other.pieces], other.states_start, other.num_states
     return True

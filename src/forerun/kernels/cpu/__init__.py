@@ -85,6 +85,11 @@ def in_use() -> str | None:
     return REFERENCE if isinstance(_loaded, NativeUnavailableError) else f"{NATIVE} {_loaded.instructions}"
 
 
+def loaded() -> Library | None:
+    """Return the native library if this process has loaded it."""
+    return None if isinstance(_loaded, NativeUnavailableError) else _loaded
+
+
 def load() -> Library | NativeUnavailableError:
     """Return the library, or the error that makes it unavailable, whatever FORERUN_KERNELS says. Tried once per
     process.

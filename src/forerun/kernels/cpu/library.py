@@ -137,7 +137,7 @@ class AttentionStruct(Structure):
     ]
 
 
-ABI = 10
+ABI = 11
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -155,7 +155,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_pack": (None, (c_int32, c_int64, c_int64, _POINTER, _POINTER, _POINTER, _POINTER)),
     "forerun_unpack": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER)),
     "forerun_linear": (c_int32, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
-    "forerun_layers": (c_int32, (POINTER(ModelStruct), POINTER(RowsStruct), c_int32, c_int32, _POINTER, c_int32)),
+    "forerun_layers": (
+        c_int32,
+        (POINTER(ModelStruct), POINTER(RowsStruct), c_int32, c_int32, *[_POINTER] * 2, c_int32, _POINTER, c_int32),
+    ),
     "forerun_head": (c_int32, (POINTER(ModelStruct), c_int64, _POINTER, _POINTER, c_int32)),
     "forerun_move_slots": (
         None,
@@ -176,6 +179,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_context": (c_int32, (POINTER(ModelStruct), _POINTER, POINTER(RowsStruct), _POINTER, c_int32)),
     "forerun_greedy_chains": (c_int32, (POINTER(LinearStruct), *[_POINTER] * 5, c_int64, _POINTER, c_int32)),
     "forerun_pick": (None, (_POINTER, c_int64, c_int64, c_int64, _POINTER, _POINTER)),
+    "forerun_top": (None, (_POINTER, c_int64, c_int64, c_int64, _POINTER)),
 }
 _COMPUTING = ("linear", "layers", "head", "attention", "eagle", "fuse", "context", "greedy_chains")
 
@@ -188,8 +192,8 @@ class Library:
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
 
-    The functions linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, move_slots, pack and
-    unpack are those of csrc/forerun.h, with addresses for pointers.
+    The functions linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, top, move_slots, pack
+    and unpack are those of csrc/forerun.h, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:

@@ -15,7 +15,6 @@ from forerun.drafters import Binding, Drafter, make_drafter
 from forerun.drafters.hybrid.hybrid import Hybrid
 from forerun.drafters.parse_text import split_spec
 from forerun.engine import LLM
-from forerun.engine.step import automatic_policy
 from forerun.engine.step_times import CostCurve, measured_costs
 from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.priced_run import PricedRun, Setting, priced_run
@@ -122,7 +121,7 @@ def compare(
     """Replay every K of `counts`, and auto, which begins with what was measured."""
     texts = answers(setting.plain, prompts, params) if setting.echo else []
     runs = [priced_run(setting, FixedPolicy(k), f"K={k}", prompts, params, texts) for k in counts]
-    policy = automatic_policy(setting.make().traits, CostModel.restored(setting.costs.state()))
+    policy = setting.make().traits.automatic_policy(CostModel.restored(setting.costs.state()))
     return Comparison(label, runs, priced_run(setting, policy, AUTO, prompts, params, texts), setting.plain_speed)
 
 

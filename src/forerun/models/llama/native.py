@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct, RowsStruct
+from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.torch.elementwise import rms_norm
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
@@ -71,7 +70,6 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             ],
             cache_dtype,
         )
-        self._norm, self._eps = base.norm.weight.detach().float(), torch.tensor(config.rms_norm_eps)
         self._model = ModelStruct(
             layers=self._layers,
             norm=self._pointer("model.norm.weight", base.norm.weight),
@@ -114,17 +112,27 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         x = x.to(torch.float32, copy=True).contiguous()
         rotation = self._rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
-        for layer in (layer for layer in hidden_outputs.layers if first <= layer < last):
-            self._compute(rows, first, layer, x)
-            hidden_outputs.take(layer, x)
-            first = layer
-        self._compute(rows, first, last, x)
+        tapped = [
+            layer for layer in hidden_outputs.layers if first <= layer and (layer < last or last == self.num_layers)
+        ]
+        states = torch.empty(len(x), len(tapped), self.hidden)
+        self._library.layers(
+            ctypes.byref(self._model),
+            ctypes.byref(rows),
+            first,
+            last,
+            x.data_ptr(),
+            (ctypes.c_int32 * len(tapped))(*tapped),
+            len(tapped),
+            states.data_ptr(),
+            torch.get_num_threads(),
+        )
+        hidden_outputs.add(states)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
         other (`LayerRangeDecoder.head`)."""
-        hidden_outputs.take(self.num_layers, x, self._normed)
         x = layout.select_logit_rows(x).to(torch.float32, copy=True).contiguous()
         logits = torch.empty(len(x), self.lm_head.out_features)
         self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
@@ -152,15 +160,6 @@ class NativeLlamaDecoder(LayerRangeDecoder):
                 yield name, numbers
             if bias is not None:
                 yield f"{name.removesuffix('weight')}bias", bias
-
-    def _normed(self, x: Tensor) -> Tensor:
-        """Apply the final norm."""
-        return rms_norm(x, self._norm, self._eps)
-
-    def _compute(self, rows: RowsStruct, first: int, last: int, x: Tensor) -> None:
-        self._library.layers(
-            ctypes.byref(self._model), ctypes.byref(rows), first, last, x.data_ptr(), torch.get_num_threads()
-        )
 
     def _outer_layers(
         self, model: Any, maker: Maker, output_tokens: Tensor | None
@@ -242,7 +241,9 @@ class NativeLlamaDraftSession(NativeDraftSession):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
         model, x = ctypes.byref(decoder._model), self._x
-        library.layers(model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), self._threads)
+        library.layers(
+            model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), None, 0, None, self._threads
+        )
         if last_rows is not None:
             x = x[last_rows]
         library.head(model, num_chains, x.data_ptr(), self._logits.data_ptr(), self._threads)

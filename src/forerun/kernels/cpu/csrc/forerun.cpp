@@ -14,7 +14,7 @@ namespace forerun {
 // What one instruction set offers.
 struct Entries {
     void (*linear)(const ForerunLinear*, const float*, int64_t, const float*, float*, int);
-    void (*layers)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, float*, int);
+    void (*layers)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, float*, const int32_t*, int32_t, float*, int);
     void (*head)(const ForerunModel*, int64_t, float*, float*, int);
     void (*attention)(const ForerunAttention*, const ForerunRows*, const float*, const float*, const float*, float*, int);
     void (*eagle)(const ForerunEagle*, const ForerunRows*, const float*, const float*, const int64_t*, int64_t, float*,
@@ -24,6 +24,7 @@ struct Entries {
     void (*greedy_chains)(const ForerunLinear*, const float*, const int64_t*, const float*, const int64_t*, const int64_t*,
                           int64_t, int64_t*, int);
     void (*pick)(const float*, int64_t, int64_t, int64_t, int64_t*, float*);
+    void (*top)(const float*, int64_t, int64_t, int64_t, int64_t*);
 };
 }  // namespace forerun
 using forerun::Entries;
@@ -148,9 +149,9 @@ int32_t forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, c
     return n > 0 ? tried([&] { entries().linear(linear, x, n, residual, out, threads); }) : 0;
 }
 int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                       int32_t threads) {
+                       const int32_t* tapped, int32_t num_tapped, float* states, int32_t threads) {
     const bool any = rows->num_rows > 0 && first < last;
-    return any ? tried([&] { entries().layers(model, rows, first, last, x, threads); }) : 0;
+    return any ? tried([&] { entries().layers(model, rows, first, last, x, tapped, num_tapped, states, threads); }) : 0;
 }
 int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads) {
     return n > 0 ? tried([&] { entries().head(model, n, x, logits, threads); }) : 0;
@@ -188,5 +189,8 @@ int32_t forerun_greedy_chains(const ForerunLinear* after, const float* before, c
 }
 void forerun_pick(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities) {
     entries().pick(logits, n, width, stride, picked, probabilities);
+}
+void forerun_top(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found) {
+    entries().top(logits, n, width, count, found);
 }
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 10
+#define FORERUN_ABI 11
 
 extern "C" {
 
@@ -93,9 +93,10 @@ void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n,
 // out: [n, out] = (residual or 0) + x W^T + bias; out may be residual.
 int32_t forerun_linear(const ForerunLinear* linear, const float* x, int64_t n, const float* residual, float* out,
                        int32_t threads);
-// Layers first..last of x [rows, hidden], in place.
+// Layers first..last of x [rows, hidden], in place. states: [rows, num_tapped, hidden], what enters the layers `tapped`;
+// num_layers stands for what comes out of the last one, after the final norm.
 int32_t forerun_layers(const ForerunModel* model, const ForerunRows* rows, int32_t first, int32_t last, float* x,
-                       int32_t threads);
+                       const int32_t* tapped, int32_t num_tapped, float* states, int32_t threads);
 // The final norm, in place, and logits [n, out].
 int32_t forerun_head(const ForerunModel* model, int64_t n, float* x, float* logits, int32_t threads);
 // rows of embeddings [rows, embedding_width] and states [rows, state_width]: what the layer gives, x [rows, hidden], and
@@ -118,6 +119,9 @@ int32_t forerun_greedy_chains(const ForerunLinear* after, const float* before, c
 // The first place of the largest of the first `width` logits in each of n rows, which lie `stride` apart; -1 where one of
 // these is not finite. probabilities: [n] of these places by softmax over `width`; may be null.
 void forerun_pick(const float* logits, int64_t n, int64_t width, int64_t stride, int64_t* picked, float* probabilities);
+// found: [n, count], the places of the largest of each of n rows of `width` logits, the largest first, of equal ones the
+// first; count is at most width.
+void forerun_top(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found);
 // Copy what lies in slots[0], slots[1], ... (rising) to the slots start, start + 1, ... at or below them, in all layers
 // of one sequence. shapes: [layers][3], heads, width of keys and of values; starts: [layers], bytes into a page.
 void forerun_move_slots(const uint64_t* pages, const int32_t* shapes, const int64_t* starts, int32_t layers,

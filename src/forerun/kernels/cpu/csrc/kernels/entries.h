@@ -45,4 +45,4 @@ static void attention(const ForerunAttention* shape, const ForerunRows* rows, co
     forerun::run_in_parallel(attention_body, &c, threads);
 }
 
-constexpr Entries ENTRIES{linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick};
+constexpr Entries ENTRIES{linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, top};

@@ -62,6 +62,9 @@ struct LayersCall {
     Attending plain, windowed;  // groups differ where a window hides slots
     Input normed, mixed, gated;
     float *queries, *keys, *values, *rotated;
+    const int32_t* tapped;
+    int32_t num_tapped;
+    float* states;
 };
 
 // y may be x.
@@ -205,11 +208,33 @@ static float* member_scratch(const LayersCall& c, const forerun::Member& member)
     return c.plain.scratch + member.index() * (plain > windowed ? plain : windowed);
 }
 
+// Write what enters this layer to c.states, if it is tapped.
+FN void tap(const LayersCall& c, int32_t layer, forerun::Member& member) {
+    const ForerunModel& m = *c.model;
+    int32_t at = 0;
+    while (at < c.num_tapped && c.tapped[at] != layer) at++;
+    if (at == c.num_tapped) return;
+    int64_t first, last;
+    member.open(c.rows->num_rows);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) {
+            const float* x = c.x + t * m.hidden;
+            float* to = c.states + (t * c.num_tapped + at) * m.hidden;
+            if (layer == m.num_layers) rms_norm(x, m.norm, m.eps, m.hidden, to);
+            for (int64_t i = 0; layer < m.num_layers && i < m.hidden; i++) to[i] = x[i];
+        }
+    member.close();
+}
+
 FN void layers_body(void* data) {
     LayersCall& c = *(LayersCall*)data;
     forerun::Member member(*c.team);
     float* scratch = member_scratch(c, member);
-    for (int32_t layer = c.first; layer < c.last; layer++) one_layer(c, layer, member, scratch);
+    for (int32_t layer = c.first; layer < c.last; layer++) {
+        tap(c, layer, member);
+        one_layer(c, layer, member, scratch);
+    }
+    if (c.last == c.model->num_layers) tap(c, c.last, member);
 }
 
 // Wish for what layers work in.
@@ -245,10 +270,12 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.values, n * m->num_kv_heads * m->head_dim);
 }
 
-static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x, int threads) {
+static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first, int32_t last, float* x,
+                   const int32_t* tapped, int32_t num_tapped, float* states, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
-    LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr};
+    LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr,
+                 tapped, num_tapped, states};
     plan_layers(space, c);
     space.allocate();
     forerun::run_in_parallel(layers_body, &c, threads);

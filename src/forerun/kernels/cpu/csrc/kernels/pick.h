@@ -44,3 +44,33 @@ static void pick(const float* logits, int64_t n, int64_t width, int64_t stride, 
         probabilities[t] = picked[t] < 0 ? 0.0f : share_of_largest(row, width, row[picked[t]]);
     }
 }
+
+// The largest of 128 numbers, where none is NaN.
+FN float largest_of_part(const float* x) {
+    F most = f_load(x);
+    for (int64_t i = 16; i < 128; i += 16) most = f_max(most, f_load(x + i));
+    float lane[16];
+    f_store(lane, most);
+    float top = lane[0];
+    for (int j = 1; j < 16; j++) top = lane[j] > top ? lane[j] : top;
+    return top;
+}
+
+FN void top(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found) {
+    for (int64_t t = 0; t < n; t++) {
+        const float* row = logits + t * width;
+        int64_t* best = found + t * count;
+        for (int64_t i = 0, size = 0; i < width;) {
+            if (size == count && i + 128 <= width && !(largest_of_part(row + i) > row[best[count - 1]])) {
+                i += 128;
+                continue;
+            }
+            for (const int64_t end = i + 128 < width ? i + 128 : width; i < end; i++) {
+                if (size == count && !(row[i] > row[best[count - 1]])) continue;
+                int64_t at = size < count ? size++ : count - 1;
+                for (; at > 0 && row[i] > row[best[at - 1]]; at--) best[at] = best[at - 1];
+                best[at] = i;
+            }
+        }
+    }
+}
