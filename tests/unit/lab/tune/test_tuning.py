@@ -95,23 +95,18 @@ def test_a_time_too_short_for_one_comparison_is_refused(monkeypatch: pytest.Monk
         tune(task(seconds=6e-7), Quiet())
 
 
-@pytest.mark.parametrize("stage", ["search", "report"])
-def test_the_end_of_the_time_gives_up_the_trial_that_runs(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+def test_the_end_of_the_time_gives_up_the_trial_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Late(Quiet):
         over = False
 
         def tick(self, seconds: float) -> None:
-            self.over = self.over or stage == "search"
-
-        def say(self, text: str) -> None:
-            self.over = "round 2" in text
+            self.over = True
 
     late, seconds = Late(), 20.0
     monkeypatch.setattr(EngineTrials, "now", lambda _: 1.01 * seconds if late.over else 0.0)
     outcome = tune(task(seconds), late)
     assert not outcome.interrupted and outcome.tables()[0].rows
-    assert bool(outcome.report.rounds) == (stage == "report")
-    assert ("The time was up while arms were chosen" in outcome.verdict.reason) == (stage == "search")
+    assert "The time was up while arms were chosen" in outcome.verdict.reason
 
 
 @pytest.mark.parametrize(("count", "told"), [(0, "0 prompts"), (1, "1 prompt,"), (3, "3 prompts")])
