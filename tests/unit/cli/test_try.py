@@ -37,7 +37,7 @@ def test_the_bundled_model_beside_its_draft_model(invoke: Invoke, prompts: Path)
     result = invoke("try", "bundled", "--prompts", str(prompts))
     assert result.exit_code == 0, result.output
     assert "hybrid:sources=suffix+draft-model" in result.stdout and "draft-model:" not in result.stdout
-    assert "plain" in result.stdout and "suffix" in result.stdout and "of plain" in result.stdout
+    assert "plain" in result.stdout and "suffix" in result.stdout and "over plain" in result.stdout
     assert "Memory: weights" in result.stdout
     assert "forerun generate --model bundled --drafter " in result.stdout
 
