@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shlex
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +15,15 @@ import typer
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import WORKLOAD_FILE, LLMOptions, choose_drafters, chosen_model, describe_left_out
+from forerun.cli.options import (
+    WORKLOAD_FILE,
+    LLMOptions,
+    choose_drafters,
+    chosen_model,
+    describe_left_out,
+    program,
+    start_command,
+)
 from forerun.cli.output import log_memory_plan, print_json, size_text
 from forerun.config import AUTO, BUNDLED_TARGET, OFF, NumDraftTokens, SamplingParams
 from forerun.errors import FetchError, ForerunError
@@ -322,12 +326,9 @@ def open_reference(stage: Stage, model: str, settings: LLMOptions) -> Reference 
 
 def next_command(model: str, settings: LLMOptions) -> str:
     """Return what to type after the demo."""
-    beside = os.path.relpath(Path(sys.executable).with_name("forerun"))
-    program = "forerun" if shutil.which("forerun") or beside.startswith("..") else beside
     if model == BUNDLED_TARGET:
-        return f"{program} fetch {FETCHED}, which brings a chat model, and then {program} demo"
-    named = "" if model == FETCHED else f" --model {shlex.quote(model)}"
-    return f"{program} chat{named}" + (f" --quantize {settings.quantize}" if settings.quantize else "")
+        return f"{program()} fetch {FETCHED}, which brings a chat model, and then {program()} demo"
+    return start_command("chat", model, settings)
 
 
 def compare_drafters(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,6 +41,10 @@ WORKLOAD_FILE = (
     'that follows it there, and the "temperature" to sample it at. The files of Spec-Bench, MT-bench, HumanEval and '
     "GSM8K are such files, packed by gzip too."
 )
+
+
+KEPT = ("dtype", "device", "quantize", "adapter")
+"""Settings of the target that go into a configuration or a command line, where they are not the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,22 +190,38 @@ def chosen_model(model: str | None, flag: str = "--model") -> str:
     return chosen
 
 
+def program() -> str:
+    """Return what to type for forerun: its name, or its place below this folder where the shell does not find it."""
+    beside = os.path.relpath(Path(sys.executable).with_name("forerun"))
+    return "forerun" if shutil.which("forerun") or beside.startswith("..") else beside
+
+
+def start_command(command: str, model: str, settings: LLMOptions, drafter: str | None = None) -> str:
+    """Return the command line that runs a command with a model, its settings and a drafter; None: the default one."""
+    own = LLMOptions()
+    changed = [name for name in KEPT if getattr(settings, name) != getattr(own, name)]
+    flags = [part for name in changed for part in (f"--{name}", str(getattr(settings, name)))]
+    return shlex.join([program(), command, "--model", model, *(["--drafter", drafter] if drafter else []), *flags])
+
+
 def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[str, str]:
     """Return the drafters to compare on a target: method name -> `drafter` of `LLM`.
 
     Args:
         draft: the draft model for drafters that need one.
         names: drafters with commas between them, each with at most one option (NAME:key=value); with semicolons
-            between them, with any number of options. None takes all that can serve this target.
+            between them, with any number of options; AUTO is one of them. None takes all that can serve this target.
 
     Raises:
         ConfigError: an unknown name, or one that lacks an option it needs.
     """
+    from forerun.drafters.build import automatic_drafter
     from forerun.drafters.registry import DRAFTERS, shipped_folder
 
     specs = comma_list(names, "--drafters") if names else list(DRAFTERS)
     chosen: dict[str, str] = {}
-    for spec in specs:
+    for each in specs:
+        spec = automatic_drafter(model) if each == AUTO else each
         name, colon, _ = spec.partition(":")
         if name not in DRAFTERS:
             raise ConfigError(f"There is no drafter {name!r}. Known: {', '.join(DRAFTERS)}.")

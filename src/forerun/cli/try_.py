@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.cli import options
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import LLMOptions
-from forerun.cli.tune import KEPT, Prompts, TuneProgress, begin, chosen_cases, is_chat, kept, make_task, show
+from forerun.cli.options import KEPT, LLMOptions, start_command
+from forerun.cli.tune import Prompts, TuneProgress, begin, chosen_cases, is_chat, kept, make_task, show
 from forerun.config import EngineConfig, SamplingParams
 from forerun.errors import ForerunError
 from forerun.utils.workloads import Case, categories_in_turn, load
@@ -23,8 +21,8 @@ from forerun.utils.workloads import Case, categories_in_turn, load
 if TYPE_CHECKING:
     from forerun.engine import LLM
 
-SECONDS = 55.0
-"""Time to spend beside loading; what is printed takes the rest of a minute."""
+SECONDS = 56.0
+"""From the end of loading to the last trial, which is given up then; what is printed takes the rest of a minute."""
 NUM_PROMPTS, MOST_TOKENS, LEAST_TOKENS = 12, 64, 8
 """Bundled prompts, and tokens of an answer: as many as leave time for `_TRIALS` answers."""
 _TRIALS = 30
@@ -42,17 +40,19 @@ def try_(
     """Measure a model with the best drafter that is found for it beside plain decoding, and say what to type."""
     cases = None if prompts is None else chosen_cases(prompts, None)
     model, plain, watch = begin(model, llm, threads, "a minute", None)
+    loaded = perf_counter()
     cases = cases or _bundled(chat=is_chat(plain))
     from forerun.lab.tune.tuning import tune
 
     params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS)
     task = make_task(plain, model, cases, prompts or "bundled prompts", params, SECONDS, quick=True)
-    task = replace(task, params=replace(params, max_tokens=_tokens(plain, task.requests[0].token_ids)))
-    with TuneProgress(SECONDS) as progress:
+    params = replace(params, max_tokens=_tokens(plain, task.requests[0].token_ids))
+    task = replace(task, params=params, seconds=SECONDS - (perf_counter() - loaded))
+    with TuneProgress(task.seconds) as progress:
         outcome = tune(task, progress)
     if outcome.search.rounds:
         show(outcome, watch.environment())
-        _show_start(outcome.verdict.arm.drafter, model, kept(llm), chat=is_chat(plain))
+        _show_start(outcome.verdict.arm.drafter, model, llm, chat=is_chat(plain))
     if outcome.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -73,14 +73,11 @@ def _tokens(plain: LLM, prompt: list[int]) -> int:
     return max(LEAST_TOKENS, min(MOST_TOKENS, int(SECONDS / _TRIALS / seconds * LEAST_TOKENS)))
 
 
-def _show_start(drafter: str, model: str, settings: Mapping[str, Any], *, chat: bool) -> None:
+def _show_start(drafter: str, model: str, settings: LLMOptions, *, chat: bool) -> None:
     """Print the memory of what was chosen, and the commands that run it."""
     from forerun.engine.memory_plan import MemoryPlan
 
     with suppress(ForerunError):  # beside what is loaded here it may not fit a second time
-        typer.echo(f"Memory: {MemoryPlan.of(model, drafter, EngineConfig(), **settings)}")
-    own = kept(LLMOptions())
-    flags = [f"--{name}={value}" for name, value in settings.items() if value != own[name]]
-    command = ["--model", model, "--drafter", drafter, *flags]
-    typer.echo(f"Start it: {shlex.join(['forerun', 'chat' if chat else 'generate', *command])}")
-    typer.echo(f"As a server: {shlex.join(['forerun', 'serve', *command])}")
+        typer.echo(f"Memory: {MemoryPlan.of(model, drafter, EngineConfig(), **kept(settings))}")
+    typer.echo(f"Start it: {start_command('chat' if chat else 'generate', model, settings, drafter)}")
+    typer.echo(f"As a server: {start_command('serve', model, settings, drafter)}")

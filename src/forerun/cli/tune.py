@@ -16,7 +16,7 @@ from forerun.cli import options
 from forerun.cli.bench.shared import check_json, whole_numbers
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
-from forerun.cli.options import LLMOptions, chosen_model
+from forerun.cli.options import KEPT, LLMOptions, chosen_model
 from forerun.cli.output import log_memory_plan, note, print_json, terminal_width
 from forerun.config import OFF, SamplingParams
 from forerun.lab.tune.arms import LEAST_PROMPTS
@@ -63,8 +63,6 @@ NUM_PROMPTS = 24
 _RAW, _CHATS = "code", "questions"
 """The bundled workloads that are taken where no prompts are given: raw text, and for a target with a chat template."""
 _TYPED = ("minutes", "max_tokens", "load", "drafters", "out", "results")
-KEPT = ("dtype", "device", "quantize", "adapter")
-"""Settings of the target that go into the configuration, where they are not the default."""
 
 Prompts = Annotated[
     str | None,

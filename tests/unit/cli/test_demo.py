@@ -134,6 +134,7 @@ def test_drafters_follow_the_model() -> None:
     assert given["hybrid"] == "hybrid:sources=suffix+a/draft"
     assert choose_drafters("some/model", None, "rest:index=x") == {"rest:index=x": "rest:index=x"}
     assert choose_drafters("some/model", None, "eagle") == {"eagle": "eagle"}, "a head is found by the weights"
+    assert [*choose_drafters("some/model", None, "auto,lookahead")] == ["suffix", "lookahead"]
     two = "suffix:min_match=3,max_match=9"
     assert choose_drafters("some/model", None, f"{two}; lookahead") == {two: two, "lookahead": "lookahead"}
 

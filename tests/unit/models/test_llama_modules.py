@@ -101,22 +101,26 @@ def test_a_window_in_the_last_layer_is_tried_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(native_for(torch.device("cpu")) is None, reason="without native kernels, more is imported")
-def test_a_native_model_imports_no_modelling_code(tmp_path: Path) -> None:
+def test_generate_imports_no_modelling_code_and_opens_the_file_once(tmp_path: Path) -> None:
     write_gguf(tmp_path / "it.gguf", MODELS["llama"](), "Q8_0")
     MODELS["llama"]().save_pretrained(tmp_path / "folder")
-    code = f"""
+    code = """
 import sys
-from forerun import LLM, SamplingParams
-def imported(path):
-    LLM(path, None, dtype="float32").generate([1, 2, 3], SamplingParams(max_tokens=2))
+from forerun.cli.main import app
+opened = []
+sys.addaudithook(lambda event, values: event == "open" and opened.append(str(values[0])))
+for path in sys.argv[1:]:
+    app(["generate", "1 2 3", "--model", path, "--dtype", "float32", "--max-tokens", "1"], standalone_mode=False)
+    print()
     print([name for name in sys.modules if name.startswith("transformers.") and "modeling_" in name
            and name != "transformers.modeling_rope_utils"])
-imported({str(tmp_path / "it.gguf")!r})
-print([name for name in ("torch._dynamo", "transformers.activations", "transformers.models") if name in sys.modules])
-imported({str(tmp_path / "folder")!r})
+    print([name for name in ("torch._dynamo", "transformers.activations", "transformers.models")
+           if name in sys.modules])
+    print(opened.count(path))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    of_file, others, of_folder = done.stdout.splitlines()
-    assert (of_file, others) == ("[]", "[]")
+    command = [sys.executable, "-c", code, str(tmp_path / "it.gguf"), str(tmp_path / "folder")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[1:4] == ["[]", "[]", "1"], "of the file: models, others, times that its header is read"
     # what Transformers' configuration classes import by themselves: a table of names, and no model
-    assert "transformers.modeling_utils" not in of_folder and "modeling_llama" not in of_folder
+    assert "transformers.modeling_utils" not in lines[5] and "modeling_llama" not in lines[5]

@@ -14,12 +14,10 @@ from forerun.cli.bench.shared import CompareOptions, JsonFile, begin, print_repo
 from forerun.cli.flags import Flags, with_flags
 from forerun.cli.generate import INTERRUPTED
 from forerun.cli.options import LLMOptions, choose_drafters, chosen_model
+from forerun.config import AUTO
 from forerun.errors import ConfigError
 from forerun.utils.fields import option
 from forerun.utils.machine import cores, features
-
-DRAFTERS = "suffix,prompt-lookup,hybrid:sources=suffix+recycling"
-"""Those that need no draft model and are recommended for chats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class PeerOptions:
     peer: Sequence[str] = option(
         (),
         "transformers=PYTHON or openvino=PYTHON (an interpreter that has it), or llama.cpp=FOLDER (of llama-server); "
-        "after a colon, with commas between them: model=PATH, draft=PATH, name=TEXT, lookup=VALUE.",
+        "after a colon, with commas between them: model=PATH, draft=PATH, name=TEXT, lookup=VALUE, dtype=VALUE.",
         metavar="KIND=PROGRAM",
     )
     rounds: int = option(1, "Interleaved rounds per prompt.", low=1)
@@ -39,7 +37,7 @@ class PeerOptions:
 def peers(
     *,
     model: options.ModelName = None,
-    compared: Annotated[CompareOptions, Flags(base=CompareOptions(drafters=DRAFTERS))],
+    compared: Annotated[CompareOptions, Flags(base=CompareOptions(drafters=AUTO))],
     chosen: Annotated[PeerOptions, Flags()],
     llm: Annotated[LLMOptions, Flags("dtype", "quantize")],
     threads: options.Threads = None,

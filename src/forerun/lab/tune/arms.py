@@ -82,6 +82,10 @@ class ArmFailedError(Exception):
         super().__init__(reason)
 
 
+class OutOfTimeError(Exception):
+    """The time was up during a trial."""
+
+
 class Trials(Protocol):
     """Where arms are tried: engines and a clock, or a simulation of both."""
 

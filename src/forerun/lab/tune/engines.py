@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -15,7 +16,7 @@ from forerun.engine.results import Choice
 from forerun.errors import ForerunError
 from forerun.lab.bench.methods import with_prediction
 from forerun.lab.bench.prompts import BenchPrompt
-from forerun.lab.tune.arms import PLAIN, ArmFailedError, Trial, TuningArm, Unit
+from forerun.lab.tune.arms import PLAIN, ArmFailedError, OutOfTimeError, Trial, TuningArm, Unit
 
 WARM_TOKENS = 8
 """Tokens that an arm generates before its first trial, for memory that is allocated at first. One that chooses K itself
@@ -30,10 +31,13 @@ class EngineTrials:
         plain: an engine of the target alone.
         requests: the prompts, by number.
         params: of all of them; each gets a seed of its own, and its prediction where the drafter reads them.
+        seconds: after which the trial that runs is given up.
     """
 
-    def __init__(self, plain: LLM, requests: Sequence[BenchPrompt], params: SamplingParams) -> None:
-        self._plain, self._requests, self._params = plain, requests, params
+    def __init__(
+        self, plain: LLM, requests: Sequence[BenchPrompt], params: SamplingParams, seconds: float = math.inf
+    ) -> None:
+        self._plain, self._requests, self._params, self._seconds = plain, requests, params, seconds
         self._drafters: dict[str, Drafter] = {}
         self._engines: dict[TuningArm, Engine] = {}
         self._texts: dict[int, list[int]] = {}  # of plain decoding, by prompt
@@ -71,7 +75,12 @@ class EngineTrials:
         return self._engines[arm]
 
     def run(self, arm: TuningArm, unit: Unit) -> Trial:
-        """Run one trial. Raises ArmFailedError as `drafter`, or where a request fails."""
+        """Run one trial.
+
+        Raises:
+            ArmFailedError: as `drafter`, or a request fails.
+            OutOfTimeError: the time is up.
+        """
         engine = self.engine(arm, len(unit))
         if arm != PLAIN:
             self.drafter(arm.drafter).reset()  # no arm profits from text that another has seen
@@ -90,6 +99,8 @@ class EngineTrials:
                 params = with_prediction(params, engine.drafter, self._requests[prompt])
                 ids.append(engine.add(list(self._requests[prompt].token_ids), params))
             while engine.has_work:
+                if self.now() > self._seconds:
+                    raise OutOfTimeError
                 for output in engine.step():
                     if output.error is not None:
                         raise output.error
@@ -97,7 +108,7 @@ class EngineTrials:
                         done[output.request_id] = output.choice
         except Exception as error:
             engine.close()
-            if arm == PLAIN:
+            if arm == PLAIN or isinstance(error, OutOfTimeError):
                 raise  # the target's own failure is nobody else's
             reason = str(error) if isinstance(error, ForerunError) else f"it raised {type(error).__name__}"
             raise ArmFailedError(f"it failed while it was tried: {reason}") from error

@@ -1,7 +1,7 @@
 """Tuning from prompts to an outcome: what fits, the search on one half, the measurement on the other.
 
-Time is shared out beforehand: half of it for the choice, a third for the measurement. Ctrl-C ends it wherever it is,
-and what is known then is the outcome.
+Time is shared out beforehand: half of it for the choice, a third for the measurement. Ctrl-C and the end of the time
+end it wherever it is, and what is known then is the outcome.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forerun.config import SamplingParams
 from forerun.engine import LLM
 from forerun.errors import ConfigError
 from forerun.lab.bench.prompts import BenchPrompt
-from forerun.lab.tune.arms import LEAST_PROMPTS, PLAIN, TuningArm, Unit
+from forerun.lab.tune.arms import LEAST_PROMPTS, PLAIN, OutOfTimeError, TuningArm, Unit
 from forerun.lab.tune.candidates import candidates, first_arms, further_arms
 from forerun.lab.tune.engines import EngineTrials
 from forerun.lab.tune.outcome import TuningOutcome, TuningVerdict, confirm, judge
@@ -82,14 +82,19 @@ def tune(task: Task, watcher: Watcher) -> TuningOutcome:
     """Find the fastest drafter and K within the time.
 
     Raises:
-        ConfigError: the time does not suffice for a single trial.
+        ConfigError: the time does not suffice for a single comparison.
     """
     outcome = TuningOutcome(task.requests, task.workload, task.params.temperature)
-    trials = EngineTrials(task.plain, task.requests, task.params)
+    trials = EngineTrials(task.plain, task.requests, task.params, task.seconds)
     try:
         _stages(task, trials, outcome, watcher)
-    except KeyboardInterrupt:
-        outcome.interrupted = True
+    except (KeyboardInterrupt, OutOfTimeError) as reason:
+        outcome.interrupted = isinstance(reason, KeyboardInterrupt)
+        if not outcome.interrupted and not outcome.search.rounds:
+            raise ConfigError(
+                f"{task.seconds / 60:.2g} minutes are too short: they were over before a drafter had answered. "
+                "Give `forerun tune` more --minutes, or fewer --max-tokens."
+            ) from None
         _judge_what_is_known(outcome)
     return outcome
 
@@ -140,13 +145,14 @@ def _check_time(trials: EngineTrials, unit: Unit, seconds: float) -> float:
 
 
 def _judge_what_is_known(outcome: TuningOutcome) -> None:
-    """Judge after Ctrl-C: by the prompts for measuring where there are trials, else by those for choosing."""
+    """Judge what is complete: by the prompts for measuring where there are trials, else by those for choosing."""
     if outcome.report.rounds:
         outcome.verdict = judge(outcome.report, outcome.finalists)
         return
     ranked = outcome.search.ranked({arm for round_ in outcome.search.rounds for arm in round_.trials})
     choosing = [arm for arm in ranked if arm.is_auto][:1]
     verdict = judge(outcome.search, choosing)
+    why = "Interrupted" if outcome.interrupted else "The time was up"
     outcome.verdict = TuningVerdict(
-        verdict.answer, verdict.arm, f"Interrupted while arms were chosen, so this is not confirmed. {verdict.reason}"
+        verdict.answer, verdict.arm, f"{why} while arms were chosen, so this is not confirmed. {verdict.reason}"
     )

@@ -87,9 +87,26 @@ def test_ctrl_c_leaves_what_is_known() -> None:
     assert outcome.tables()[0].rows
 
 
-def test_a_time_too_short_for_one_trial_is_refused() -> None:
+def test_a_time_too_short_for_one_comparison_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"1e-08 minutes are too short: they were over .* --minutes"):
+        tune(task(seconds=6e-7), Quiet())
+    monkeypatch.setattr(EngineTrials, "now", lambda _: 0.0)
     with pytest.raises(ConfigError, match=r"1e-08 minutes are too short: one answer takes .* --minutes"):
         tune(task(seconds=6e-7), Quiet())
+
+
+def test_the_end_of_the_time_gives_up_the_trial_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Quiet):
+        over = False
+
+        def tick(self, seconds: float) -> None:
+            self.over = True
+
+    late, seconds = Late(), 20.0
+    monkeypatch.setattr(EngineTrials, "now", lambda _: 1.01 * seconds if late.over else 0.0)
+    outcome = tune(task(seconds), late)
+    assert not outcome.interrupted and outcome.tables()[0].rows
+    assert "The time was up while arms were chosen" in outcome.verdict.reason
 
 
 @pytest.mark.parametrize(("count", "told"), [(0, "0 prompts"), (1, "1 prompt,"), (3, "3 prompts")])

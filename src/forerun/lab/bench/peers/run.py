@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.config import BUNDLED_MODELS
+from forerun.config import BUNDLED_MODELS, DTYPES
 from forerun.errors import ConfigError
 from forerun.lab.bench.peers.peer import Peer, PeerAnswer, PeerError, PeerStart
 from forerun.lab.bench.peers.worker import PLAIN
@@ -152,14 +152,14 @@ def answer_of(peers: Peers, own: Peer, tokenizer: Any, max_tokens: int) -> Calla
 TRANSFORMERS, OPENVINO, LLAMA = "transformers", "openvino", "llama.cpp"
 KINDS = (TRANSFORMERS, OPENVINO, LLAMA)
 SERVER = "llama-server"
-OPTIONS = ("model", "draft", "name", "lookup")
+OPTIONS = ("model", "draft", "name", "lookup", "dtype")
 LOOKUPS = {TRANSFORMERS: "10", OPENVINO: "5", LLAMA: "ngram-simple"}
 """Prompt lookup where the spec gives none: draft tokens for Transformers and OpenVINO, the type for llama.cpp."""
 LLAMA_LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 """Types that read the request's own text. Other types keep earlier requests, also repetitions of this one."""
 SIZED = LLAMA_LOOKUPS[:3]
 """Those of them whose lengths can be set."""
-_FORM = "KIND=PROGRAM:model=PATH,draft=PATH,name=TEXT,lookup=VALUE"
+_FORM = "KIND=PROGRAM:model=PATH,draft=PATH,name=TEXT,lookup=VALUE,dtype=VALUE"
 _STARTS = "|".join(OPTIONS)
 
 
@@ -174,6 +174,7 @@ class PeerSpec:
         draft: its draft model; None leaves that method out.
         name: what its rows are called; empty: by kind and precision.
         lookup: draft tokens of its prompt lookup, or of llama.cpp the type.
+        dtype: in which Transformers computes; None stands for forerun's.
     """
 
     kind: str
@@ -182,6 +183,7 @@ class PeerSpec:
     draft: str | None
     name: str
     lookup: str
+    dtype: str | None = None
 
 
 def read_spec(text: str) -> PeerSpec:
@@ -200,8 +202,11 @@ def read_spec(text: str) -> PeerSpec:
         if not value or key in options:
             raise ConfigError(f"--peer is {text!r}: give {key}= once, and a value after it. The form is {_FORM}.")
         options[key] = value
-    if re.search(r":[a-z_]+=", program):
-        raise ConfigError(f"--peer is {text!r}, but its options are {', '.join(OPTIONS)}. The form is {_FORM}.")
+    if re.search(r"[:,][a-z_]+=", program):
+        raise ConfigError(
+            f"--peer is {text!r}, but options follow a colon, with commas between them, and are {', '.join(OPTIONS)}. "
+            f"The form is {_FORM}."
+        )
     spec = PeerSpec(
         kind,
         program,
@@ -209,7 +214,10 @@ def read_spec(text: str) -> PeerSpec:
         options.get("draft"),
         options.get("name", ""),
         options.get("lookup", LOOKUPS[kind]),
+        options.get("dtype"),
     )
+    if spec.dtype is not None and (spec.kind != TRANSFORMERS or spec.dtype not in DTYPES):
+        raise ConfigError(f"--peer is {text!r}: dtype is one of {', '.join(DTYPES)}, and for transformers alone.")
     if spec.kind == OPENVINO and spec.model is None:
         raise ConfigError(f"--peer is {text!r}, but openvino needs model=PATH, the folder of an exported model.")
     if spec.kind == LLAMA:
@@ -268,7 +276,7 @@ def start_of(spec: PeerSpec, model: str, dtype: str, threads: int) -> PeerStart:
         "program": spec.program,
         "model": spec.model or str(BUNDLED_MODELS.get(model) or path_of(model) or model),
         "draft": spec.draft,
-        "dtype": dtype,
+        "dtype": spec.dtype or dtype,
         "threads": threads,
         "lookup": spec.lookup if is_llama else int(spec.lookup),
     }

@@ -14,8 +14,9 @@ from forerun.errors import ModelLoadError
 from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
 from forerun.models.loading.gguf.header import REMEDY
 
-_PART = 1 << 16
-"""Numbers dequantized together: few enough to stay in the processor's cache."""
+_PART = (1 << 15) - 256
+"""Numbers dequantized together: whole blocks of every type, few enough to stay in the processor's cache, and fewer than
+those from which torch converts with all threads, whose waiting for each other takes seconds on a busy machine."""
 _LARGE = 1 << 16
 """Bytes from which a dequantized tensor has a memory mapping of its own."""
 _KEPT = {"Q8_0": (8, 128), "Q4_0": (4, 8), "Q4_1": (4, 0)}
