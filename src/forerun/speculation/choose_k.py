@@ -25,7 +25,8 @@ LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_NUM_DRAFT_TOKENS)
 FIRST_PLACES = 16
 """Largest K while none has been tried; then twice the largest that has."""
 PLAN_STEPS = 4
-"""Steps for which a plan stands while the batch is the same."""
+"""Steps for which a plan and prices stand while the batch is the same, and of which one is learned from once its kind
+is known: both take time."""
 BEGINS, GOES_ON = 1.06, 1.03
 """Rate over plain decoding that drafting must promise to begin, and to go on."""
 HORIZON = 64
@@ -34,7 +35,7 @@ FOLLOW_MARGIN = 1.5
 """Factor on the time in which a drafter follows a sequence that drafts must save, as the best of many is overrated."""
 FIRST_WAIT, LAST_WAIT = 8, 512
 """Steps until a sequence that does not draft tries one token; doubled while trials are in vain."""
-TRIAL_SHARE = 0.01
+TRIAL_SHARE = 0.005
 """Share of the time that trials may cost."""
 WHOLE_STEPS = 12
 """Steps of a trial of a drafter whose drafts have a fixed length: one step's window makes the drafts of later ones."""
@@ -182,7 +183,8 @@ class DraftChooser:
         if whole is None:
             return
         if not asked:
-            self.costs.add_idle(whole)
+            if self._since % PLAN_STEPS == 0:
+                self.costs.add_idle(whole)
         elif lag:
             most = max(outcome.num_draft_tokens for outcome in asked)
             self.costs.add_first_draft(len(asked), most, lag, whole)
@@ -382,7 +384,7 @@ class AutomaticPolicy(SpeculationPolicy):
         hidden = cost.num_prompt_rows > 0  # prompts in the forward hide what rows and drafts cost
         self.chooser.observe(outcomes, cost.seconds, None if hidden else cost.time_draft)
         if not hidden:
-            learn_rows(self.costs, cost, outcomes)
+            learn_rows(self.costs, cost, outcomes, self._steps)
 
     def stop(self, sequence: Sequence) -> None:
         self.chooser.stop(sequence)
@@ -412,10 +414,11 @@ def prices_of(costs: CostModel, sequences: Seq[Sequence], most: int) -> list[flo
     return prices + [prices[-1]] * (most + 1 - len(prices))
 
 
-def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
-    """Learn what a step without prompts cost apart from drafting."""
-    kind = kind_of([outcome.sequence for outcome in outcomes])
-    costs.add_target(kind, len(outcomes), cost.context, cost.num_rows, cost.seconds - cost.time_draft)
+def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome], step: int) -> None:
+    """Learn what a step without prompts cost apart from drafting. step: its number."""
+    kind, batch = kind_of([outcome.sequence for outcome in outcomes]), len(outcomes)
+    if step % PLAN_STEPS == 0 or not costs.knows(kind, batch, cost.num_rows):
+        costs.add_target(kind, batch, cost.context, cost.num_rows, cost.seconds - cost.time_draft)
 
 
 def drafter_costs(cost_key: tuple[str, ...]) -> StoredCosts:

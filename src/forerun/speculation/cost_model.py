@@ -225,6 +225,11 @@ class CostModel:
         extra = self._slope.value * (context - self._context[key])
         return table + extra if extra >= 0 else np.maximum(table + extra, table / 4)
 
+    def knows(self, kind: str, batch: int, rows: int) -> bool:
+        """Return whether enough steps with this number of rows were seen."""
+        curve = self._target.get((kind, bucket(batch)))
+        return curve is not None and curve.weight(rounded(rows)) >= COST_TRUSTED
+
     def draft(self, batch: int, places: int) -> Table:
         """Return [places + 1] seconds in the drafter by the largest K of `batch` sequences; zeros if none was measured.
 

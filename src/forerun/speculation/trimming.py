@@ -7,9 +7,8 @@ judged by the text too. A hybrid's members whose drafts cost time are told the p
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
-from forerun.speculation.choose_k import best_cut, learn_rows, prices_of
+from forerun.speculation.choose_k import PLAN_STEPS, best_cut, learn_rows, prices_of
 from forerun.speculation.cost_model import CostModel
 from forerun.speculation.cost_store import StoredCosts
 from forerun.speculation.policy import DraftOutcome, DraftPlan, SpeculationPolicy, StepCost
@@ -34,37 +33,43 @@ class TrimmingPolicy(SpeculationPolicy):
         self._stored = costs if isinstance(costs, StoredCosts) else None
         self.costs = costs.costs if isinstance(costs, StoredCosts) else costs or CostModel()
         self._steps = 0
+        self._priced: tuple[list[Sequence], list[float]] | None = None  # prices that stand, and for which sequences
+        self._left = 0  # steps for which they stand
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         most = max(LEAST_NODES, MOST_NODES // max(len(sequences), 1))
         num_draft_tokens = [max(min(most, sequence.room), 0) for sequence in sequences]
         if not any(num_draft_tokens):
             return DraftPlan(num_draft_tokens, reason="no room")
-        prices = prices_of(self.costs, sequences, sum(num_draft_tokens))
-        if prices is None:  # what a plain step costs is measured first
-            return DraftPlan([0] * len(sequences), reason="measuring")
-        return DraftPlan(num_draft_tokens, LEAST_PROB, "gain", prices)
+        if self._left == 0 or self._priced is None or self._priced[0] != sequences:
+            prices = prices_of(self.costs, sequences, most * len(sequences))
+            if prices is None:  # what a plain step costs is measured first
+                return DraftPlan([0] * len(sequences), reason="measuring")
+            self._priced, self._left = (list(sequences), prices), PLAN_STEPS
+        self._left -= 1
+        return DraftPlan(num_draft_tokens, LEAST_PROB, "gain", self._priced[1])
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
-        none = replace(plan, num_draft_tokens=[0] * len(drafts))
-        if plan.prices is None:
+        prices = plan.prices
+        if prices is None:
             return plan
         if not any(len(draft) for draft in drafts):
-            return replace(none, reason="nothing found")
+            return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, "nothing found")
         settled = [draft for draft in drafts if draft.is_settled]
         rows, others = sum([len(draft) for draft in settled]), sum([sum(draft.accept_probs) for draft in settled])
         candidates = [() if draft.is_settled else draft.accept_probs for draft in drafts]
-        counts, tokens, seconds = best_cut(candidates, plan.prices[min(rows, len(plan.prices) - 1) :], others)
-        if not settled and tokens / seconds <= TRIM_GAIN * len(drafts) / plan.prices[0]:
-            return replace(none, reason="no gain")
+        counts, tokens, seconds = best_cut(candidates, prices[min(rows, len(prices) - 1) :], others)
+        if not settled and tokens / seconds <= TRIM_GAIN * len(drafts) / prices[0]:
+            return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, "no gain")
         counts = [len(draft) if draft.is_settled else count for count, draft in zip(counts, drafts, strict=True)]
-        return replace(plan, num_draft_tokens=counts)
+        return DraftPlan(counts, plan.min_acceptance_prob, plan.reason, prices)
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         self._steps += 1
         if not cost.num_prompt_rows and outcomes:  # prompts in the forward hide what rows cost
-            learn_rows(self.costs, cost, outcomes)
+            learn_rows(self.costs, cost, outcomes, self._steps)
 
     def stop(self, sequence: Sequence) -> None:
+        self._priced = None
         if self._stored is not None:
             self._stored.save_if_due(self._steps)
