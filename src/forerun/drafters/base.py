@@ -71,6 +71,7 @@ class Traits:
         estimates: drafting costs next to nothing, and its drafts have `accept_probs`: they are made in every step, and
             cut by what rows cost.
         follows: tokens of a sequence that it computes with, at most, before it first drafts for it; None: all.
+        can_sleep: steps in which it does not draft may be kept from it. It still hears of `start`, `stop` and `rewind`.
         acceptance: as the record of its head or draft model tells it. A drafter that calls several leaves it to them.
     """
 
@@ -80,6 +81,7 @@ class Traits:
     writes_cache: bool = False
     estimates: bool = False
     follows: int | None = None
+    can_sleep: bool = False
     acceptance: Acceptance = UNKNOWN_ACCEPTANCE
 
     def automatic_policy(self, costs: StoredCosts | CostModel) -> SpeculationPolicy:
@@ -87,7 +89,11 @@ class Traits:
         if self.estimates:
             return TrimmingPolicy(costs)
         return AutomaticPolicy(
-            costs, fixed_length=self.fixed_length_draft, acceptance=self.acceptance, follows=self.follows
+            costs,
+            fixed_length=self.fixed_length_draft,
+            acceptance=self.acceptance,
+            follows=self.follows,
+            can_sleep=self.can_sleep,
         )
 
     @classmethod

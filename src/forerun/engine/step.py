@@ -72,6 +72,7 @@ class StepLoop:
         self._target, self._drafter, self._config = target, drafter, config
         self._memory, self._texts, self._clock = memory, texts, clock
         self._needs = Needs() if drafter is None else drafter.needs
+        self._is_asleep = False  # the drafter is not told of the present step
         self._policy = policy or _new_policy(config, target, drafter)  # None: no drafter, and no grammar so far
         self._verifying = Verifying(target, config)
         self._constrained: set[SequenceState] = set()  # sequences under a grammar
@@ -103,6 +104,9 @@ class StepLoop:
         started = perf_counter()
         try:
             work = self._draft(schedule, stats)
+            if self._drafter is not None and self._policy is not None:
+                self._is_asleep = self._policy.is_asleep
+                self._needs = Needs() if self._is_asleep else self._drafter.needs
             result = self._forward(work, stats)
             self._verify(work, result, stats)
         except Exception as error:
@@ -367,7 +371,7 @@ class StepLoop:
         Returns:
             The sequences for which the drafter failed, with its errors.
         """
-        if self._drafter is None or not work:
+        if self._drafter is None or not work or self._is_asleep:
             return {}
         started = perf_counter()
         failed: dict[SequenceState, Exception] = {}

@@ -27,7 +27,7 @@ FIRST_PLACES = 16
 PLAN_STEPS = 4
 """Steps for which a plan and prices stand while the batch is the same, and of which one is learned from once its kind
 is known: both take time."""
-BEGINS, GOES_ON = 1.06, 1.03
+BEGINS, GOES_ON = 1.03, 1.01
 """Rate over plain decoding that drafting must promise to begin, and to go on."""
 HORIZON = 64
 """Tokens that are at least to come when drafting begins, as far as is assumed; else as many as came so far."""
@@ -37,6 +37,8 @@ FIRST_WAIT, LAST_WAIT = 8, 512
 """Steps until a sequence that does not draft tries one token; doubled while trials are in vain."""
 TRIAL_SHARE = 0.005
 """Share of the time that trials may cost."""
+SLEEP_WAIT, WAKE = 64, 2
+"""Steps between trials from which on the drafter sleeps, and steps before a trial at which it wakes."""
 WHOLE_STEPS = 12
 """Steps of a trial of a drafter whose drafts have a fixed length: one step's window makes the drafts of later ones."""
 
@@ -90,6 +92,7 @@ class DraftChooser:
         acceptance: priors by position, of greedy and of drawn requests.
         max_tokens: K is never larger.
         follows: tokens that the drafter computes with, at most, before it first drafts for a sequence; None: all.
+        can_sleep: it need not be told of steps while it does not draft.
 
     Attributes:
         rate, plain: tokens per second of the last choice, and of the step without this drafter.
@@ -103,8 +106,10 @@ class DraftChooser:
         acceptance: Seq[Seq[float]] = ((), ()),
         max_tokens: int = MAX_NUM_DRAFT_TOKENS,
         follows: int | None = None,
+        can_sleep: bool = False,
     ) -> None:
         self.costs, self.fixed_length, self._max, self._follows = costs, fixed_length, max_tokens, follows
+        self._can_sleep = can_sleep
         self.acceptance = {
             kind: AcceptanceStats(max_tokens, prior) for kind, prior in zip(KINDS, acceptance, strict=True)
         }
@@ -120,6 +125,11 @@ class DraftChooser:
         """Return whether the last choice was a trial."""
         return bool(self._trial)
 
+    @property
+    def is_asleep(self) -> bool:
+        """Return whether the drafter has not paid for so long that it need not even be told of steps."""
+        return self._can_sleep and self._wait >= SLEEP_WAIT and 0 < self._since < self._wait - WAKE
+
     def choose(self, sequences: Seq[Sequence], prices: Prices, found: Seq[Seq[float]] = ()) -> list[int]:
         """Return [B] the tokens that the drafter is to draft, which raise tokens per second, or which are a trial.
 
@@ -132,6 +142,9 @@ class DraftChooser:
             return [self._least(sequence) if sequence in self._trial else 0 for sequence in sequences]
         self._trial, self._left = [], 0
         batch = len(sequences)
+        if self.is_asleep:
+            self.rate, self.min_acceptance_prob = 0.0, 0.0
+            return [0] * batch
         places = self.places
         draft = self.costs.draft(batch, places).tolist()
         _, tokens, seconds = best_cut(found or [()] * batch, prices)
@@ -321,6 +334,7 @@ class DraftChooser:
             return none
         loss = steps * (lost - sum(gains[index][:count]) / self.plain) + self.costs.follow(self._lag(sequences[index]))
         if loss > self._credit:
+            self._since = self._wait // 2
             return none
         self._credit -= max(loss, 0.0)
         self._since, self._wait = 0, min(2 * self._wait, LAST_WAIT)
@@ -334,7 +348,7 @@ class AutomaticPolicy(SpeculationPolicy):
     Args:
         costs: measured ones, which are kept where they are stored; None begins with none.
         max_tokens: K is never larger.
-        fixed_length, acceptance, follows: as `DraftChooser` has them.
+        fixed_length, acceptance, follows, can_sleep: as `DraftChooser` has them.
     """
 
     def __init__(
@@ -345,10 +359,11 @@ class AutomaticPolicy(SpeculationPolicy):
         fixed_length: int | None = None,
         acceptance: Seq[Seq[float]] = ((), ()),
         follows: int | None = None,
+        can_sleep: bool = False,
     ) -> None:
         self._stored = costs if isinstance(costs, StoredCosts) else None
         self.costs = costs.costs if isinstance(costs, StoredCosts) else costs or CostModel()
-        self.chooser = DraftChooser(self.costs, fixed_length, acceptance, max_tokens, follows)
+        self.chooser = DraftChooser(self.costs, fixed_length, acceptance, max_tokens, follows, can_sleep)
         self._planned: list[Sequence] = []
         self._plan = DraftPlan([])  # which stands for so many steps
         self._left = 0
@@ -376,6 +391,10 @@ class AutomaticPolicy(SpeculationPolicy):
         reason: Reason = "gain" if any(counts) else "full batch" if self._gains_alone(sequences) else "no gain"
         self._plan = DraftPlan(counts, self.chooser.min_acceptance_prob, reason)
         return self._plan
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.chooser.is_asleep
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         self._steps += 1

@@ -95,6 +95,11 @@ class SpeculationPolicy(ABC):
         """
         return DraftPlan([0] * len(sequences), reason="prompts")
 
+    @property
+    def is_asleep(self) -> bool:
+        """Return whether the drafter need not be told of the present step."""
+        return False
+
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
         """Return the plan once the drafts are made: of each draft, the first nodes are kept, as many as it says now."""
         return plan
@@ -140,6 +145,10 @@ class PolicyByRequest(SpeculationPolicy):
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self._combined(sequences, lambda policy, part: policy.plan(part))
+
+    @property
+    def is_asleep(self) -> bool:
+        return all(policy.is_asleep for policy in self._policies.values())
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self._combined(sequences, lambda policy, part: policy.beside_prompts(part))

@@ -142,7 +142,7 @@ class ModelDrafter(Drafter):
     @property
     def traits(self) -> Traits:
         model = () if self._model is None else (identity(self._model),)
-        return Traits((type(self).__name__, *model), follows=self._follows, acceptance=self._acceptance)
+        return Traits((type(self).__name__, *model), follows=self._follows, can_sleep=True, acceptance=self._acceptance)
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError
 from forerun.models import identity
 from forerun.speculation import CostModel, DraftChooser, DraftOutcome, drafter_costs
-from forerun.types import Draft, Sequence, Step, Verdict
+from forerun.types import Draft, Needs, Sequence, Step, Verdict
 
 
 class Hybrid(CompositeDrafter):
@@ -78,11 +78,24 @@ class Hybrid(CompositeDrafter):
         """Choose by these costs of the sources that do not copy, by their names; unknown ones cost nothing."""
         self._choosers = {
             number: DraftChooser(
-                costs.get(name) or CostModel(), traits.fixed_length_draft, traits.acceptance, follows=traits.follows
+                costs.get(name) or CostModel(),
+                traits.fixed_length_draft,
+                traits.acceptance,
+                follows=traits.follows,
+                can_sleep=traits.can_sleep,
             )
             for number, (name, drafter) in enumerate(self._parts)
             if not (traits := drafter.traits).estimates
         }
+        self._awake = list(range(len(self._parts)))
+
+    @property
+    def needs(self) -> Needs:
+        """Return the union of the needs of those sources that are told of the present step."""
+        needs = Needs()
+        for number in self._awake:
+            needs |= self._parts[number][1].needs
+        return needs
 
     @property
     def traits(self) -> Traits:
@@ -141,6 +154,11 @@ class Hybrid(CompositeDrafter):
             self._ask(
                 number, wanted, min_acceptance_prob if prices is None else self._choosers[number].min_acceptance_prob
             )
+        self._awake = [
+            number
+            for number in range(len(self._parts))
+            if prices is None or number not in self._choosers or not self._choosers[number].is_asleep
+        ]
         for sequence, most in drafting:
             self._settle(sequence, most, is_priced=prices is not None)
         return [self._given[each].draft if each in self._given else Draft.empty() for each in sequences]
@@ -152,7 +170,8 @@ class Hybrid(CompositeDrafter):
             given.append(None if each is None else each.of(step.draft))
         self._learn(steps, given)
         needs = self.needs
-        for number, (_, drafter) in enumerate(self._parts):
+        for number in self._awake:
+            drafter = self._parts[number][1]
             drafter.commit(
                 [source_step(step, each, number, needs, drafter.needs) for step, each in zip(steps, given, strict=True)]
             )
