@@ -7,6 +7,7 @@ then no drafter runs. Costs are calibrated before the first request (`engine/ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -37,8 +38,8 @@ FIRST_WAIT, LAST_WAIT = 8, 512
 """Steps until a sequence that does not draft tries one token; doubled while trials are in vain."""
 TRIAL_SHARE = 0.005
 """Share of the time that trials may cost."""
-SLEEP_WAIT, WAKE = 64, 2
-"""Steps between trials from which on the drafter sleeps, and steps before a trial at which it wakes."""
+SLEEPS, WAKES = 8, 2
+"""Steps without a draft after which the drafter sleeps, and steps before the next trial at which it wakes."""
 WHOLE_STEPS = 12
 """Steps of a trial of a drafter whose drafts have a fixed length: one step's window makes the drafts of later ones."""
 
@@ -114,7 +115,8 @@ class DraftChooser:
             kind: AcceptanceStats(max_tokens, prior) for kind, prior in zip(KINDS, acceptance, strict=True)
         }
         self._seen: dict[Sequence, int] = {}  # tokens of a sequence when it drafted last
-        self._wait, self._since = FIRST_WAIT, 0  # steps between trials, and since the last
+        self._wait = self._due = FIRST_WAIT  # steps between trials, and after which the next is considered
+        self._since = 0  # steps since the last draft
         self._credit = 0.0  # seconds that trials may cost now
         self._trial: list[Sequence] = []
         self._left = 0  # steps of the present trial that are still to come
@@ -128,7 +130,7 @@ class DraftChooser:
     @property
     def is_asleep(self) -> bool:
         """Return whether the drafter has not paid for so long that it need not even be told of steps."""
-        return self._can_sleep and self._wait >= SLEEP_WAIT and 0 < self._since < self._wait - WAKE
+        return self._can_sleep and SLEEPS <= self._since < self._due - WAKES
 
     def choose(self, sequences: Seq[Sequence], prices: Prices, found: Seq[Seq[float]] = ()) -> list[int]:
         """Return [B] the tokens that the drafter is to draft, which raise tokens per second, or which are a trial.
@@ -188,7 +190,7 @@ class DraftChooser:
                 lag += max(self._lag(sequence) - len(path) - 1, 0)  # of before this step
                 self._seen[sequence] = len(sequence.token_ids)
                 if sequence in self._trial and path:
-                    self._wait = FIRST_WAIT // 2
+                    self._wait = self._due = FIRST_WAIT // 2
             elif asked:  # it was left out by its own fault, which fades
                 stats.fade(sequence)
         self._credit += TRIAL_SHARE * seconds
@@ -319,7 +321,7 @@ class DraftChooser:
     ) -> list[int]:
         """Return what is drafted on trial in this step, if anything is: by the sequence that was followed last."""
         none = [0] * len(sequences)
-        if self._since < self._wait:
+        if self._since < self._due:
             return none
         index = min(range(len(sequences)), key=lambda i: self._lag(sequences[i]))
         count = self._least(sequences[index])
@@ -334,10 +336,12 @@ class DraftChooser:
             return none
         loss = steps * (lost - sum(gains[index][:count]) / self.plain) + self.costs.follow(self._lag(sequences[index]))
         if loss > self._credit:
-            self._since = self._wait // 2
+            steps = math.ceil((loss - self._credit) / (TRIAL_SHARE * prices[0]))
+            self._due = self._since + min(steps, LAST_WAIT)
             return none
         self._credit -= max(loss, 0.0)
         self._since, self._wait = 0, min(2 * self._wait, LAST_WAIT)
+        self._due = self._wait
         self._trial, self._left = [sequences[index]], steps - 1
         return [count if i == index else 0 for i in range(batch)]
 

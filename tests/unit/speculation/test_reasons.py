@@ -31,7 +31,7 @@ def test_reasons_of_auto() -> None:
     assert ("gain", True) in seen
     assert policy.plan(sequences(1, room=0)).reason == "no room"
     poor = AutomaticPolicy()
-    live(World(lambda s, t, d: 0.0, chain, lambda rows: 1.0 + 0.1 * rows), poor, 100)
+    live(World(lambda s, t, d: 0.0, chain, lambda rows: 1.0 + 0.1 * rows), poor, 400)
     assert poor.plan(sequences(1)).reason in ("no gain", "probe")
 
 
