@@ -231,6 +231,10 @@ class DraftChooser:
         draft = self.costs.draft(len(asked), max(counts))
         return float(draft[-1] - draft[0]) + self.costs.follow(sum([self._lag(sequence) for sequence in asked]))
 
+    def room(self, sequence: Sequence) -> int:
+        """Return the most tokens that it can be asked for: of drafts of a fixed length all, wherever there is room."""
+        return (self.fixed_length or sequence.room) if sequence.room > 0 else 0
+
     def _least(self, sequence: Sequence) -> int:
         """Return the fewest tokens that it can be asked for."""
         return (self.fixed_length or 1) if sequence.room > 0 else 0
@@ -253,7 +257,7 @@ class DraftChooser:
         self, sequence: Sequence, gains: list[float], there: list[float], prices: Prices, draft: list[float]
     ) -> tuple[list[int], float]:
         """Return the K of one sequence that gives the highest rate, and that rate."""
-        most = min(len(gains), len(prices) - 1, max(sequence.room, 0))
+        most = min(len(gains), len(prices) - 1, self.room(sequence))
         tokens, seconds = expected(gains[:most], there[:most], prices, draft)
         some = range(most + 1) if self.fixed_length is None else (0, *[most] * (most >= self.fixed_length))
         best = max(some, key=lambda k: tokens[k] / seconds[k])
@@ -275,7 +279,7 @@ class DraftChooser:
             free: [B] whether these exist already.
         """
         batch, places = len(sequences), len(draft) - 1
-        rooms = [len(shown[i]) if free[i] else max(sequences[i].room, 0) for i in range(batch)]
+        rooms = [len(shown[i]) if free[i] else self.room(sequences[i]) for i in range(batch)]
         nodes = [
             (prob, 1.0 if free[i] else there[i][at], i, 0 if free[i] else at + 1)
             for i in range(batch)
@@ -378,7 +382,7 @@ class AutomaticPolicy(SpeculationPolicy):
             self._left -= 1
             counts = self._plan.num_draft_tokens
             if any(counts):
-                counts = [min(k, max(sequence.room, 0)) for k, sequence in zip(counts, sequences, strict=True)]
+                counts = [min(k, self.chooser.room(sequence)) for k, sequence in zip(counts, sequences, strict=True)]
                 if not any(counts):
                     return DraftPlan(counts, reason="no room")
             return DraftPlan(counts, self._plan.min_acceptance_prob, self._plan.reason)
