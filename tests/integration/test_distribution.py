@@ -15,7 +15,7 @@ from torch import Tensor
 
 from doubles import MarkovModel, Scripted
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
-from forerun.engine import step as verifying
+from forerun.engine import verifying
 from forerun.lab.audit.statistics import LEAST_EXPECTED, NOTHING, g_test
 from forerun.types import Draft, Noise, PackedDrafts, Sequence, Step, Verdict
 from forerun.verification.tree_rejection import TreeRejection, TreeRule
