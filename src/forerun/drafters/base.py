@@ -14,7 +14,7 @@ from forerun.errors import ForerunError
 from forerun.models import LanguageModel
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.folder_source import FolderSource
-from forerun.speculation import AutomaticPolicy, CostModel, SpeculationPolicy, StoredCosts, TrimmingPolicy
+from forerun.speculation import AutomaticPolicy, CostModel, SpeculationPolicy, TrimmingPolicy
 from forerun.types import Draft, Needs, Pool, Sequence, Step
 from forerun.utils.json_file import Fields
 
@@ -84,7 +84,7 @@ class Traits:
     can_sleep: bool = False
     acceptance: Acceptance = UNKNOWN_ACCEPTANCE
 
-    def automatic_policy(self, costs: StoredCosts | CostModel) -> SpeculationPolicy:
+    def automatic_policy(self, costs: CostModel) -> SpeculationPolicy:
         """Make the policy that chooses K for such a drafter, by these costs."""
         if self.estimates:
             return TrimmingPolicy(costs)

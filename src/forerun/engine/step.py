@@ -488,4 +488,4 @@ def _policy_of(offer: Offer, config: EngineConfig, target: LanguageModel) -> Spe
         k = offer.num_draft_tokens
     if isinstance(k, int):
         return FixedPolicy(k)
-    return traits.automatic_policy(drafter_costs((identity(target), *traits.cost_key)))
+    return traits.automatic_policy(drafter_costs((identity(target), *traits.cost_key)).costs)

@@ -24,7 +24,6 @@ from forerun.speculation import (
     DraftPlan,
     FixedPolicy,
     StepCost,
-    StoredCosts,
     drafter_costs,
 )
 from forerun.speculation.cost_model import COST_TRUSTED, KINDS, Table
@@ -135,7 +134,7 @@ class _Calibration(AutomaticPolicy):
         rest: seconds of the engine's part of each step.
     """
 
-    def __init__(self, costs: StoredCosts | CostModel, counts: Sequence[int], num_unseen: int) -> None:
+    def __init__(self, costs: CostModel, counts: Sequence[int], num_unseen: int) -> None:
         super().__init__(costs)
         self.counts, self._num_unseen = list(counts), num_unseen
         self.rest: list[float] = []
@@ -157,12 +156,12 @@ def _calibrate_drafter(target: LanguageModel, drafter: Drafter, step_seconds: fl
     stored = drafter_costs((identity(target), *drafter.traits.cost_key))
     if not stored.costs.largest_draft:
         length = CALIBRATION_PROMPT if step_seconds < CALIBRATION_SECONDS / 32 else CALIBRATION_PROMPT // 4
-        _time_drafts(target, drafter, stored, length, CALIBRATION_SECONDS)
+        _time_drafts(target, drafter, stored.costs, length, CALIBRATION_SECONDS)
         stored.save()
 
 
 def _time_drafts(
-    target: LanguageModel, drafter: Drafter, costs: StoredCosts | CostModel, length: int, most_seconds: float = math.inf
+    target: LanguageModel, drafter: Drafter, costs: CostModel, length: int, most_seconds: float = math.inf
 ) -> list[float]:
     """Learn what drafts cost from answers to prompts of this length, until so many seconds are over. Returns the
     seconds of the engine's part of each step."""

@@ -354,14 +354,14 @@ class AutomaticPolicy(SpeculationPolicy):
     """Chooses every sequence's K, 0 included, for a drafter whose drafts cost time.
 
     Args:
-        costs: measured ones, which are kept where they are stored; None begins with none.
+        costs: measured ones; None begins with none.
         max_tokens: K is never larger.
         fixed_length, acceptance, follows, can_sleep: as `DraftChooser` has them.
     """
 
     def __init__(
         self,
-        costs: StoredCosts | CostModel | None = None,
+        costs: CostModel | None = None,
         max_tokens: int = MAX_NUM_DRAFT_TOKENS,
         *,
         fixed_length: int | None = None,
@@ -369,8 +369,7 @@ class AutomaticPolicy(SpeculationPolicy):
         follows: int | None = None,
         can_sleep: bool = False,
     ) -> None:
-        self._stored = costs if isinstance(costs, StoredCosts) else None
-        self.costs = costs.costs if isinstance(costs, StoredCosts) else costs or CostModel()
+        self.costs = costs or CostModel()
         self.chooser = DraftChooser(self.costs, fixed_length, acceptance, max_tokens, follows, can_sleep)
         self._planned: list[Sequence] = []
         self._plan = DraftPlan([])  # which stands for so many steps
@@ -416,8 +415,6 @@ class AutomaticPolicy(SpeculationPolicy):
     def stop(self, sequence: Sequence) -> None:
         self.chooser.stop(sequence)
         self._planned, self._left = [], 0
-        if self._stored is not None:
-            self._stored.save_if_due(self._steps)
 
     def _gains_alone(self, sequences: Seq[Sequence]) -> bool:
         """Return whether drafting would pay for the first of several sequences, if it were alone."""

@@ -142,6 +142,9 @@ class Curve:
         base = np.maximum(base, 1e-12)
         # between the points the line is bent to go through them; outside it keeps the ratio of the outermost one
         ratios = np.array([self._means[x] for x in points]) / base[points]
+        if lowered:  # counts that are seldom seen stay near the calibrated shape
+            middle = ratios[int(np.argmax([self._weights[x] for x in points]))]
+            ratios = np.clip(ratios, (1 - COST_SURPRISE) * middle, (1 + COST_SURPRISE) * middle)
         table = base * np.interp(np.arange(most), points, ratios)
         if not lowered:
             seen = table[points]

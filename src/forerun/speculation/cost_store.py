@@ -20,8 +20,7 @@ from forerun.utils.json_file import Fields
 
 COST_CACHE_ENTRIES = 64
 """Settings kept in the file; the one written longest ago is dropped first."""
-SAVE_STEPS = 32
-_VERSION = 3
+_VERSION = 4
 _LOCK_WAIT = 5.0
 """Seconds to wait for other processes that write the file, after which costs are not saved this time."""
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
@@ -61,16 +60,10 @@ class StoredCosts:
         if self._key not in _known:
             _known[self._key] = _read().get(self._key) or CostModel()
         self.costs = _known[self._key]
-        self._save_at = SAVE_STEPS
-
-    def save_if_due(self, steps: int) -> None:
-        """Write after SAVE_STEPS steps that an engine has learned from, then whenever that many have doubled."""
-        if steps >= self._save_at:
-            self._save_at = 2 * steps
-            self.save()
 
     def save(self) -> None:
-        """Write what was learned so far, beside what other settings have written."""
+        """Write what was measured, beside what other settings have written. Only calibrations do: what is learned in
+        use depends on what else the machine does."""
         file = cache_file()
         if file is None:
             return

