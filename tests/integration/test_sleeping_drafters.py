@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
@@ -28,9 +29,11 @@ def test_the_text_is_plain_decodings(drafter: str, params: SamplingParams, monke
         turns["asleep" if asleep else "awake"] += 1
         return asleep
 
+    def chooses(chooser: DraftChooser, sequences: Seq[Sequence], *_: object) -> list[int]:
+        return [0 if chooser.is_asleep else max(min(2, each.room), 0) for each in sequences]
+
     monkeypatch.setattr(DraftChooser, "is_asleep", property(sleeps))
-    monkeypatch.setattr("forerun.speculation.choose_k.BEGINS", 0.0)
-    monkeypatch.setattr("forerun.speculation.choose_k.GOES_ON", 0.0)
+    monkeypatch.setattr(DraftChooser, "choose", chooses)
     expected: Any = plain.generate(PROMPTS, params, **options)
     found: Any = drafting.generate(PROMPTS, params, **options)
     assert [each.token_ids for each in found] == [each.token_ids for each in expected]
