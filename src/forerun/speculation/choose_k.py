@@ -159,7 +159,7 @@ class DraftChooser:
         else:
             shown = [list(found[i]) if free[i] else each for i, each in enumerate(gains)]
             counts, rate = self._best_of_many(sequences, shown, there, free, prices, draft)
-        goes_on = batch == 1 and self._lag(sequences[0]) == 0
+        goes_on = batch == 1 and self.lag(sequences[0]) == 0
         if rate <= self.plain * (GOES_ON if goes_on else BEGINS):
             counts = [0] * batch
         if any(counts):
@@ -187,7 +187,7 @@ class DraftChooser:
             stats = self.acceptance[kind_of([sequence])]
             if outcome.num_draft_tokens:
                 stats.observe(sequence, outcome.num_draft_tokens, outcome.draft.num_candidates, path)
-                lag += max(self._lag(sequence) - len(path) - 1, 0)  # of before this step
+                lag += max(self.lag(sequence) - len(path) - 1, 0)  # of before this step
                 self._seen[sequence] = len(sequence.token_ids)
                 if sequence in self._trial and path:
                     self._wait = self._due = FIRST_WAIT // 2
@@ -200,11 +200,12 @@ class DraftChooser:
         if not asked:
             if self._since % PLAN_STEPS == 0:
                 self.costs.add_idle(whole)
-        elif lag:
-            most = max(outcome.num_draft_tokens for outcome in asked)
-            self.costs.add_first_draft(len(asked), most, lag, whole)
+            return
+        longest = max(outcome.num_draft_tokens for outcome in asked)
+        if lag:
+            self.costs.add_first_draft(len(asked), longest, lag, whole)
         else:
-            self.costs.add_draft(len(asked), max(outcome.num_draft_tokens for outcome in asked), whole)
+            self.costs.add_draft(len(asked), longest, whole)
 
     def stop(self, sequence: Sequence) -> None:
         """Forget a sequence that leaves."""
@@ -225,11 +226,10 @@ class DraftChooser:
         """Return the probabilities that the first nodes of its next draft are accepted."""
         return self._expect(sequence, count)[0]
 
-    def seconds(self, sequences: Seq[Sequence], counts: Seq[int]) -> float:
-        """Return what drafting so many tokens for each of some sequences is expected to cost, beyond no draft."""
-        asked = [sequence for sequence, k in zip(sequences, counts, strict=True) if k]
-        draft = self.costs.draft(len(asked), max(counts))
-        return float(draft[-1] - draft[0]) + self.costs.follow(sum([self._lag(sequence) for sequence in asked]))
+    def lag(self, sequence: Sequence) -> int:
+        """Return the tokens that the drafter must follow before it drafts: those since it drafted last."""
+        lag = len(sequence.token_ids) - self._seen.get(sequence, 0)
+        return lag if self._follows is None else min(lag, self._follows)
 
     def room(self, sequence: Sequence) -> int:
         """Return the most tokens that it can be asked for: of drafts of a fixed length all, wherever there is room."""
@@ -242,14 +242,9 @@ class DraftChooser:
     def _expect(self, sequence: Sequence, places: int) -> tuple[list[float], list[float]]:
         return self.acceptance[kind_of([sequence])].expect(sequence, places)
 
-    def _lag(self, sequence: Sequence) -> int:
-        """Return the tokens that the drafter must follow before it drafts: those since it drafted last."""
-        lag = len(sequence.token_ids) - self._seen.get(sequence, 0)
-        return lag if self._follows is None else min(lag, self._follows)
-
     def _earns(self, sequence: Sequence) -> bool:
         """Return whether its drafts will save more time than the drafter takes to follow it."""
-        lost = FOLLOW_MARGIN * self.costs.follow(self._lag(sequence))
+        lost = FOLLOW_MARGIN * self.costs.follow(self.lag(sequence))
         ahead = min(max(HORIZON, sequence.num_output), max(sequence.room, 1))
         return lost <= ahead * (1 / self.plain - 1 / self.rate)
 
@@ -327,7 +322,7 @@ class DraftChooser:
         none = [0] * len(sequences)
         if self._since < self._due:
             return none
-        index = min(range(len(sequences)), key=lambda i: self._lag(sequences[i]))
+        index = min(range(len(sequences)), key=lambda i: self.lag(sequences[i]))
         count = self._least(sequences[index])
         if not 0 < count < min(len(prices), len(draft)):
             return none
@@ -338,7 +333,7 @@ class DraftChooser:
         most = (batch + count) / (prices[0] + draft[0] + lost)
         if most <= self.plain * BEGINS and len(gains[0]) == count:  # not even if all of it came true
             return none
-        loss = steps * (lost - sum(gains[index][:count]) / self.plain) + self.costs.follow(self._lag(sequences[index]))
+        loss = steps * (lost - sum(gains[index][:count]) / self.plain) + self.costs.follow(self.lag(sequences[index]))
         if loss > self._credit:
             steps = math.ceil((loss - self._credit) / (TRIAL_SHARE * prices[0]))
             self._due = self._since + min(steps, LAST_WAIT)
@@ -418,9 +413,11 @@ class AutomaticPolicy(SpeculationPolicy):
 
     def _gains_alone(self, sequences: Seq[Sequence]) -> bool:
         """Return whether drafting would pay for the first of several sequences, if it were alone."""
-        places = min(8, self.chooser.fixed_length or 8)
+        if len(sequences) == 1 or self.chooser.fixed_length:
+            return False
+        places = 8
         prices = prices_of(self.costs, sequences[:1], places)
-        if len(sequences) == 1 or self.chooser.fixed_length or prices is None:
+        if prices is None:
             return False
         gains, there = self.chooser.acceptance[kind_of(sequences[:1])].expect(sequences[0], places)
         tokens, seconds = expected(gains, there, prices, self.costs.draft(1, places).tolist())

@@ -38,9 +38,6 @@ class Hybrid(CompositeDrafter):
     Raises:
         ConfigError: no source, an unknown mode, or two sources that write into the target's cache.
         DrafterError: the texts are not those of different drafters.
-
-    Attributes:
-        drafting_seconds: what the sources' drafts of the last step are expected to have cost.
     """
 
     _name_in_errors = "The source {} of the hybrid"
@@ -71,7 +68,7 @@ class Hybrid(CompositeDrafter):
         self._given: dict[Sequence, MemberStep] = {}
         self._prices: Seq[float] | None = None  # of the next step
         self._plain = 0.0  # seconds of the last step without drafts
-        self.drafting_seconds = 0.0
+        self._asked: tuple[int, int, int, int] | None = None  # source, sequences, largest K, tokens to be followed
         self.use_costs({})
 
     def use_costs(self, costs: dict[str, CostModel]) -> None:
@@ -88,6 +85,17 @@ class Hybrid(CompositeDrafter):
             if not (traits := drafter.traits).estimates
         }
         self._awake = list(range(len(self._parts)))
+
+    @property
+    def drafting_seconds(self) -> float:
+        """Return what the sources' drafts of the last step are expected to have cost."""
+        seconds = sum([float(chooser.costs.draft(1, 0)[0]) for chooser in self._choosers.values()])
+        if self._asked is not None:
+            number, count, longest, lag = self._asked
+            costs = self._choosers[number].costs
+            draft = costs.draft(count, longest)
+            seconds += float(draft[-1] - draft[0]) + costs.follow(lag)
+        return seconds
 
     @property
     def needs(self) -> Needs:
@@ -147,7 +155,7 @@ class Hybrid(CompositeDrafter):
         for number in range(len(self._parts)):
             if number not in self._choosers:
                 self._ask(number, drafting, min_acceptance_prob)
-        self.drafting_seconds = 0.0
+        self._asked = None
         asked = self._wanted(drafting, prices)
         for number, counts in asked.items():
             wanted = [(sequence, k) for (sequence, _), k in zip(drafting, counts, strict=True) if k]
@@ -201,11 +209,11 @@ class Hybrid(CompositeDrafter):
             counts = [min(k, most) for k, (_, most) in zip(counts, drafting, strict=True)]
             if any(counts) and (best is None or rate > best[0]):
                 best = rate, number, counts
-        self.drafting_seconds = sum([float(chooser.costs.draft(1, 0)[0]) for chooser in self._choosers.values()])
         if best is None:
             return {}
         _, number, counts = best
-        self.drafting_seconds += self._choosers[number].seconds(sequences, counts)
+        lags = [self._choosers[number].lag(sequence) for sequence, k in zip(sequences, counts, strict=True) if k]
+        self._asked = number, len(lags), max(counts), sum(lags)
         return {number: counts}
 
     def _worth_more(self, drafting: Seq[tuple[Sequence, int]], found: Seq[Seq[float]]) -> dict[int, list[int]]:
