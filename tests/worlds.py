@@ -9,7 +9,15 @@ import numpy as np
 import torch
 
 from forerun import SamplingParams
-from forerun.speculation import AutomaticPolicy, CostModel, DraftOutcome, FixedPolicy, SpeculationPolicy, StepCost
+from forerun.speculation import (
+    AutomaticPolicy,
+    CostModel,
+    DraftChooser,
+    DraftOutcome,
+    FixedPolicy,
+    SpeculationPolicy,
+    StepCost,
+)
 from forerun.types import Draft, Sequence, Verdict
 
 GREEDY = SamplingParams(temperature=0)
@@ -65,7 +73,7 @@ def calibrated(world: World) -> AutomaticPolicy:
             costs.add_draft(batch, k, world.draft(k, batch))
     if world.catch_up:
         costs.add_first_draft(1, 1, 64, world.draft(1, 1) + 64 * world.catch_up)
-    return AutomaticPolicy(costs)
+    return AutomaticPolicy(DraftChooser(costs))
 
 
 def live(world: World, policy: SpeculationPolicy, num_steps: int, seed: int = 0) -> Lived:

@@ -14,7 +14,7 @@ from forerun.errors import ForerunError
 from forerun.models import LanguageModel
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.folder_source import FolderSource
-from forerun.speculation import AutomaticPolicy, CostModel, SpeculationPolicy, TrimmingPolicy
+from forerun.speculation import AutomaticPolicy, CostModel, DraftChooser, SpeculationPolicy, TrimmingPolicy
 from forerun.types import Draft, Needs, Pool, Sequence, Step
 from forerun.utils.json_file import Fields
 
@@ -88,12 +88,12 @@ class Traits:
         """Make the policy that chooses K for such a drafter, by these costs."""
         if self.estimates:
             return TrimmingPolicy(costs)
-        return AutomaticPolicy(
-            costs,
-            fixed_length=self.fixed_length_draft,
-            acceptance=self.acceptance,
-            follows=self.follows,
-            can_sleep=self.can_sleep,
+        return AutomaticPolicy(self.chooser(costs))
+
+    def chooser(self, costs: CostModel | None) -> DraftChooser:
+        """Make what weighs such a drafter, whose drafts take time, by these costs."""
+        return DraftChooser(
+            costs, self.fixed_length_draft, self.acceptance, follows=self.follows, can_sleep=self.can_sleep
         )
 
     @classmethod

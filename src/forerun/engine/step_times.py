@@ -20,6 +20,7 @@ from forerun.models import LanguageModel, Rows, identity
 from forerun.speculation import (
     AutomaticPolicy,
     CostModel,
+    DraftChooser,
     DraftOutcome,
     DraftPlan,
     FixedPolicy,
@@ -135,7 +136,7 @@ class _Calibration(AutomaticPolicy):
     """
 
     def __init__(self, costs: CostModel, counts: Sequence[int], num_unseen: int) -> None:
-        super().__init__(costs)
+        super().__init__(DraftChooser(costs))
         self.counts, self._num_unseen = list(counts), num_unseen
         self.rest: list[float] = []
 

@@ -88,7 +88,7 @@ class DraftChooser:
     """Chooses for how many tokens one drafter is asked, 0 included, where its drafts cost time.
 
     Args:
-        costs: what its drafts cost.
+        costs: what its drafts cost; None begins with none.
         fixed_length: nodes of its drafts, where fewer would do it harm; None: any number.
         acceptance: priors by position, of greedy and of drawn requests.
         max_tokens: K is never larger.
@@ -102,14 +102,15 @@ class DraftChooser:
 
     def __init__(
         self,
-        costs: CostModel,
+        costs: CostModel | None = None,
         fixed_length: int | None = None,
         acceptance: Seq[Seq[float]] = ((), ()),
         max_tokens: int = MAX_NUM_DRAFT_TOKENS,
         follows: int | None = None,
         can_sleep: bool = False,
     ) -> None:
-        self.costs, self.fixed_length, self._max, self._follows = costs, fixed_length, max_tokens, follows
+        self.costs = costs or CostModel()
+        self.fixed_length, self._max, self._follows = fixed_length, max_tokens, follows
         self._can_sleep = can_sleep
         self.acceptance = {
             kind: AcceptanceStats(max_tokens, prior) for kind, prior in zip(KINDS, acceptance, strict=True)
@@ -349,23 +350,12 @@ class AutomaticPolicy(SpeculationPolicy):
     """Chooses every sequence's K, 0 included, for a drafter whose drafts cost time.
 
     Args:
-        costs: measured ones; None begins with none.
-        max_tokens: K is never larger.
-        fixed_length, acceptance, follows, can_sleep: as `DraftChooser` has them.
+        chooser: weighs the drafter; None: one that knows nothing yet.
     """
 
-    def __init__(
-        self,
-        costs: CostModel | None = None,
-        max_tokens: int = MAX_NUM_DRAFT_TOKENS,
-        *,
-        fixed_length: int | None = None,
-        acceptance: Seq[Seq[float]] = ((), ()),
-        follows: int | None = None,
-        can_sleep: bool = False,
-    ) -> None:
-        self.costs = costs or CostModel()
-        self.chooser = DraftChooser(self.costs, fixed_length, acceptance, max_tokens, follows, can_sleep)
+    def __init__(self, chooser: DraftChooser | None = None) -> None:
+        self.chooser = chooser or DraftChooser()
+        self.costs = self.chooser.costs
         self._planned: list[Sequence] = []
         self._plan = DraftPlan([])  # which stands for so many steps
         self._left = 0

@@ -151,7 +151,7 @@ def test_nothing_beyond_the_most() -> None:
     world = World(lambda s, t, d: 1.0, lambda k, asked: 0.0, lambda rows: 1.0, length=4000)
     lived = live(world, AutomaticPolicy(), 100)
     assert max(own[0] for own in lived.num_draft_tokens) == MAX_NUM_DRAFT_TOKENS
-    assert max(own[0] for own in live(world, AutomaticPolicy(max_tokens=6), 60).num_draft_tokens) == 6
+    assert max(own[0] for own in live(world, AutomaticPolicy(DraftChooser(max_tokens=6)), 60).num_draft_tokens) == 6
 
 
 def test_steps_with_prompt_chunks_teach_no_costs() -> None:
@@ -222,8 +222,8 @@ def test_drafting_does_not_begin_where_the_rest_is_too_short_for_it() -> None:
 def test_a_drafter_that_follows_no_more_than_some_tokens_is_not_held_for_a_long_prompt() -> None:
     costs = calibrated(PROMPTED).costs
     sequence = Sequence(10**6, [0] * 5000, 4999, GREEDY, max_length=5100)
-    assert AutomaticPolicy(costs).plan([sequence]).reason == "no gain"
-    assert AutomaticPolicy(costs, follows=64).plan([sequence]).reason == "gain"
+    assert AutomaticPolicy(DraftChooser(costs)).plan([sequence]).reason == "no gain"
+    assert AutomaticPolicy(DraftChooser(costs, follows=64)).plan([sequence]).reason == "gain"
 
 
 def test_copies_that_are_worth_more_are_not_replaced() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.speculation import AutomaticPolicy, CostModel, FixedPolicy
+from forerun.speculation import AutomaticPolicy, CostModel, DraftChooser, FixedPolicy
 from forerun.types import Sequence
 from worlds import GREEDY, World, live
 
@@ -48,7 +48,7 @@ def test_whole_drafts_are_tried_in_runs_and_only_where_they_could_pay() -> None:
     """Lookahead's window: the drafts of a step come from the steps before it."""
 
     def plans(target: float) -> list[int]:
-        policy = AutomaticPolicy(fixed_length=7, acceptance=((0.01,), ()))
+        policy = AutomaticPolicy(DraftChooser(fixed_length=7, acceptance=((0.01,), ())))
         world = World(lambda s, t, d: 0.0, lambda k, asked: 0.0, lambda rows: 1.0 + target * rows, length=4000)
         return [own[0] for own in live(world, policy, 2000).num_draft_tokens]
 

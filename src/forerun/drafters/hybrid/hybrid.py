@@ -18,7 +18,7 @@ from forerun.drafters.hybrid.members import CompositeDrafter, MemberStep, agreem
 from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError
 from forerun.models import identity
-from forerun.speculation import CostModel, DraftChooser, DraftOutcome, drafter_costs
+from forerun.speculation import CostModel, DraftOutcome, drafter_costs
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
 
 
@@ -74,13 +74,7 @@ class Hybrid(CompositeDrafter):
     def use_costs(self, costs: dict[str, CostModel]) -> None:
         """Choose by these costs of the sources that do not copy, by their names; unknown ones cost nothing."""
         self._choosers = {
-            number: DraftChooser(
-                costs.get(name) or CostModel(),
-                traits.fixed_length_draft,
-                traits.acceptance,
-                follows=traits.follows,
-                can_sleep=traits.can_sleep,
-            )
+            number: traits.chooser(costs.get(name))
             for number, (name, drafter) in enumerate(self._parts)
             if not (traits := drafter.traits).estimates
         }
