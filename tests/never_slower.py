@@ -44,7 +44,7 @@ def prompts_of(llm: LLM, args: argparse.Namespace) -> list[list[int]]:
     return [list(each.token_ids) for some in prepare(llm, cases, args.max_tokens).values() for each in some]
 
 
-def timed(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> tuple[float, list[Any]]:
+def timed(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> tuple[float, list[Any]]:
     start = time.perf_counter()
     results: Any = llm.generate(prompts, params)
     return time.perf_counter() - start, results
@@ -73,9 +73,17 @@ def main() -> None:
         fixed = {"num_draft_tokens": int(k)} if k else {}
         llms[text] = LLM(plain.target, name, tokenizer=plain.tokenizer, **engine, **fixed)
     prompts = prompts_of(plain, args)
-    groups = [prompts[i : i + args.crowd] for i in range(0, len(prompts), args.crowd)]
-    params = SamplingParams(temperature=0, max_tokens=args.max_tokens, ignore_eos=True)
-    timed(plain, prompts[:1], params)
+    # a crowd is as at a server: answers differ in length, and who waits takes the seat of who leaves
+    lengths = [
+        args.max_tokens if args.crowd == 1 else args.max_tokens // 2 + 37 * i % args.max_tokens
+        for i in range(len(prompts))
+    ]
+    asked = [
+        (prompt, SamplingParams(temperature=0, max_tokens=length, ignore_eos=True))
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+    groups = [asked] if args.crowd > 1 else [[each] for each in asked]
+    timed(plain, prompts[:1], [SamplingParams(temperature=0, max_tokens=4)])
     ratios: dict[str, list[float]] = {name: [] for name in llms}
     decisions: dict[str, Counter[str]] = {name: Counter() for name in llms}
     speeds, order = [], list(llms)
@@ -85,14 +93,14 @@ def main() -> None:
         for _ in range(args.rounds):
             order = order[1:] + order[:1]
             for name in order:
-                took, results = timed(llms[name], group, params)
+                took, results = timed(llms[name], *map(list, zip(*group, strict=True)))
                 seconds[name].append(took)
                 texts.append([result.token_ids for result in results])
                 for result in results:
                     decisions[name].update(result.stats.decisions)
         assert all(each == texts[0] for each in texts), "speculation changed a text"
         middle = {name: statistics.median(each) for name, each in seconds.items()}
-        speeds.append(len(group) * args.max_tokens / middle["plain"])
+        speeds.append(sum(each.max_tokens or 0 for _, each in group) / middle["plain"])
         for name in llms:
             ratios[name].append(middle["plain"] / middle[name])
     print(

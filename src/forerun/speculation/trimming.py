@@ -1,7 +1,8 @@
 """The automatic policy of drafters that draft at next to no cost and say how probable their nodes are.
 
 They draft first, and are cut after by the same rule (`best_cut`). Nothing is explored, as copies that were cut off are
-judged by the text too. A hybrid's members whose drafts cost time are told the prices, and choose by themselves.
+judged by the text too. Looking for drafts takes a little time, which a sequence where nothing is found cannot earn: it
+then looks now and then. A hybrid's members whose drafts cost time are told the prices, and choose by themselves.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ from collections.abc import Sequence as Seq
 
 from forerun.speculation.choose_k import PLAN_STEPS, best_cut, learn_rows, prices_of
 from forerun.speculation.cost_model import CostModel
-from forerun.speculation.policy import DraftOutcome, DraftPlan, SpeculationPolicy, StepCost
+from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Draft, Sequence
 
 MOST_NODES, LEAST_NODES = 48, 4
 """Nodes that a step's sequences may propose together, and one alone at least; most are cut."""
 LEAST_PROB = 0.1
 """Probability of nodes that are worth a look: trees have many below it."""
-TRIM_GAIN = 1.005
+TRIM_GAIN = 1.02
 """Rate over plain decoding that a cut draft must promise: below it, the estimate is the larger part."""
+PATIENCE = 8.0
+"""Searches that a sequence is granted, and that it can save up at most: each costs one, and what drafts save pays."""
+REST = 8
+"""Steps between the searches of a sequence that has none left."""
+SEARCH_MEMORY = 32
+"""Largest weight of a search's mean seconds, in steps."""
 
 
 class TrimmingPolicy(SpeculationPolicy):
@@ -33,12 +40,22 @@ class TrimmingPolicy(SpeculationPolicy):
         self._steps = 0
         self._priced: tuple[list[Sequence], list[float]] | None = None  # prices that stand, and for which sequences
         self._left = 0  # steps for which they stand
+        self._asked = 0  # sequences for which the present step searches; 0 if it computes drafts besides
+        self._search = 0.0  # mean seconds of a search
+        self._granted: dict[Sequence, float] = {}  # searches that are left
+        self._due: dict[Sequence, int] = {}  # step of the next search, where none is left
+        self._found: Reason = "nothing found"  # at the last search
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         most = max(LEAST_NODES, MOST_NODES // max(len(sequences), 1))
         num_draft_tokens = [max(min(most, sequence.room), 0) for sequence in sequences]
         if not any(num_draft_tokens):
             return DraftPlan(num_draft_tokens, reason="no room")
+        asked = [k > 0 and self._searches(sequence) for k, sequence in zip(num_draft_tokens, sequences, strict=True)]
+        num_draft_tokens = [k if each else 0 for k, each in zip(num_draft_tokens, asked, strict=True)]
+        self._asked = sum(asked)
+        if not self._asked:
+            return DraftPlan(num_draft_tokens, reason=self._found)
         if self._left == 0 or self._priced is None or self._priced[0] != sequences:
             prices = prices_of(self.costs, sequences, most * len(sequences))
             if prices is None:  # what a plain step costs is measured first
@@ -52,20 +69,49 @@ class TrimmingPolicy(SpeculationPolicy):
         if prices is None:
             return plan
         if not any(len(draft) for draft in drafts):
-            return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, "nothing found")
+            self._found = "nothing found"
+            return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, self._found)
         settled = [draft for draft in drafts if draft.is_settled]
+        self._asked = 0 if settled else self._asked
         rows, others = sum([len(draft) for draft in settled]), sum([sum(draft.accept_probs) for draft in settled])
         candidates = [() if draft.is_settled else draft.accept_probs for draft in drafts]
         counts, tokens, seconds = best_cut(candidates, prices[min(rows, len(prices) - 1) :], others)
         if not settled and tokens / seconds <= TRIM_GAIN * len(drafts) / prices[0]:
-            return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, "no gain")
+            self._found = "no gain"
+            return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, self._found)
         counts = [len(draft) if draft.is_settled else count for count, draft in zip(counts, drafts, strict=True)]
+        self._grant(sequences, drafts, counts, prices[0] / len(drafts), (seconds - prices[0]) / max(sum(counts), 1))
         return DraftPlan(counts, plan.min_acceptance_prob, plan.reason, prices)
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         self._steps += 1
-        if not cost.num_prompt_rows and outcomes:  # prompts in the forward hide what rows cost
-            learn_rows(self.costs, cost, outcomes, self._steps)
+        if cost.num_prompt_rows or not outcomes:  # prompts in the forward hide what rows cost
+            return
+        if self._asked:
+            self._search += (cost.time_draft / self._asked - self._search) / min(self._steps, SEARCH_MEMORY)
+        learn_rows(self.costs, cost, outcomes, self._steps)
 
     def stop(self, sequence: Sequence) -> None:
         self._priced = None
+        self._granted.pop(sequence, None)
+        self._due.pop(sequence, None)
+
+    def _searches(self, sequence: Sequence) -> bool:
+        """Return whether the next step looks for a draft of this sequence, and take what that costs."""
+        granted = self._granted.get(sequence, PATIENCE)
+        if granted >= 1:
+            self._granted[sequence] = granted - 1
+        elif sequence.constraint is None and self._steps < self._due.get(sequence, 0):
+            return False  # under a grammar forced tokens are found for nothing
+        self._due[sequence] = self._steps + REST
+        return True
+
+    def _grant(
+        self, sequences: Seq[Sequence], drafts: Seq[Draft], counts: Seq[int], token: float, row: float
+    ) -> None:
+        """Grant further searches to sequences whose drafts are kept. token, row: seconds of each in this step."""
+        for sequence, draft, count in zip(sequences, drafts, counts, strict=True):
+            if count:
+                saved = sum(draft.accept_probs[:count]) * token - count * row
+                searches = PATIENCE if draft.is_settled or not self._search else saved / self._search
+                self._granted[sequence] = min(self._granted.get(sequence, 0.0) + max(searches, 0.0), PATIENCE)

@@ -68,6 +68,7 @@ class Hybrid(CompositeDrafter):
         self._given: dict[Sequence, MemberStep] = {}
         self._prices: Seq[float] | None = None  # of the next step
         self._plain = 0.0  # seconds of the last step without drafts
+        self._is_priced = False  # the last step was
         self._asked: tuple[int, int, int, int] | None = None  # source, sequences, largest K, tokens to be followed
         self.use_costs({})
 
@@ -156,11 +157,8 @@ class Hybrid(CompositeDrafter):
             self._ask(
                 number, wanted, min_acceptance_prob if prices is None else self._choosers[number].min_acceptance_prob
             )
-        self._awake = [
-            number
-            for number in range(len(self._parts))
-            if prices is None or number not in self._choosers or not self._choosers[number].is_asleep
-        ]
+        self._is_priced = prices is not None
+        self._wake()
         for sequence, most in drafting:
             self._settle(sequence, most, is_priced=prices is not None)
         return [self._given[each].draft if each in self._given else Draft.empty() for each in sequences]
@@ -177,6 +175,16 @@ class Hybrid(CompositeDrafter):
             drafter.commit(
                 [source_step(step, each, number, needs, drafter.needs) for step, each in zip(steps, given, strict=True)]
             )
+        if self._is_priced:
+            self._wake()  # as in the next step none may be asked
+
+    def _wake(self) -> None:
+        """Choose the sources that are told of the next step to come."""
+        self._awake = [
+            number
+            for number in range(len(self._parts))
+            if not (self._is_priced and number in self._choosers and self._choosers[number].is_asleep)
+        ]
 
     def _ask(self, number: int, wanted: Seq[tuple[Sequence, int]], least: float) -> None:
         """Let a source draft."""
@@ -191,11 +199,13 @@ class Hybrid(CompositeDrafter):
         """Return the sources that are to draft although it takes time, with each sequence's number of nodes."""
         if not drafting or not self._choosers:
             return {}
+        self._plain = prices[0] if prices is not None else 0.0
+        if prices is not None and all(chooser.is_asleep for chooser in self._choosers.values()):
+            return {}
         sequences = [sequence for sequence, _ in drafting]
         found = [self._best_found(sequence)[1] for sequence in sequences]
         if prices is None:
             return self._worth_more(drafting, found)
-        self._plain = prices[0]
         best: tuple[float, int, list[int]] | None = None
         for number, chooser in self._choosers.items():
             counts = chooser.choose(sequences, prices, found)
@@ -269,8 +279,7 @@ class Hybrid(CompositeDrafter):
                     path, judged = step.verdict.path, draft.num_candidates
                 count = count if judged == draft.num_candidates else judged
                 outcomes.append(DraftOutcome(step.sequence, count, draft.first(judged), Verdict(path, new_ids[-1])))
-            if outcomes:
-                chooser.observe(outcomes, self._plain, None)
+            chooser.observe(outcomes, self._plain, None)
 
 
 def _split(sources: str) -> list[str]:
