@@ -215,18 +215,6 @@ def test_a_file_without_tensors_is_read(tmp_path: Path) -> None:
     assert dict(file.metadata) == {"k": 7} and not file.tensors
 
 
-def test_files_that_are_parts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"one of 3 parts .* llama-gguf-split --merge"):
-        open_bytes(raw([entry("split.count", 2, struct.pack("<H", 3))], [ONE], DATA), tmp_path)
-    part = tmp_path / "model-00001-of-00002.gguf"
-    part.write_bytes(raw([], [ONE], DATA))
-    with pytest.raises(UnsupportedModelError, match="one of 2 parts"):
-        GgufFile.open(part)
-    whole = tmp_path / "model-00001-of-00001.gguf"
-    whole.write_bytes(raw([entry("split.count", 2, struct.pack("<H", 1))], [ONE], DATA))
-    assert GgufFile.open(whole).tensors
-
-
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     for path in (tmp_path / "pipe.gguf", tmp_path, tmp_path / "nowhere.gguf", Path("a\0b")):
