@@ -159,8 +159,8 @@ def _pre_tokenizer_name(contents: Mapping[str, Any], name: str) -> str:
         return converters if converters in rules else rules[0]
     raise UnsupportedModelError(
         f"the tokenizer of {name} splits texts by a rule that llama.cpp does not have. Give --target FILE.gguf, whose "
-        f"metadata is copied, or the key pre in the configuration file, one of {', '.join(sorted(split_rules()))}: texts "
-        "are then split by that rule; prompts of token ids are unaffected."
+        f"metadata is copied, or the key pre in the configuration file, one of {', '.join(sorted(split_rules()))}: "
+        "texts are then split by that rule; prompts of token ids are unaffected."
     )
 
 

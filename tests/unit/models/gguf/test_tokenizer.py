@@ -48,7 +48,11 @@ def test_the_name_of_the_pre_tokenizer_decides_how_text_is_split(pre: str, expec
 def test_texts_are_split_as_transformers_splits_them(pre: str) -> None:
     theirs = set_split_regex(GPT2Tokenizer(vocab={"a": 0}, merges=[]), {"pre_tokenizer_type": pre})
     ours = read_tokenizer(byte_level(pre), "m.gguf").backend_tokenizer.pre_tokenizer
-    for text in ("It'S he\u017fs 12345 ÉCOLE école/ Ünï", "  a\r\n\n\tif x==1:  # 你好世界 ３४५", "e\u0301e ka\u0301 'Ll DON'T"):
+    for text in (
+        "It'S he\u017fs 12345 ÉCOLE école/ Ünï",
+        "  a\r\n\n\tif x==1:  # 你好世界 ３४५",
+        "e\u0301e ka\u0301 'Ll DON'T",
+    ):
         assert ours.pre_tokenize_str(text) == theirs.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
 
 
@@ -172,7 +176,7 @@ WRONG = {
     "bos wanted and not named": (byte_level(add_bos_token=True, bos_token_id=None), "bos_token_id is missing"),
     "a flag that is none": (changed("add_bos_token", 7), "add_bos_token is 7"),
     "a template that is no text": (byte_level() | {"tokenizer.chat_template": 5}, "chat_template is 5"),
-    "a broken template": (byte_level() | {"tokenizer.chat_template": "a\n{% if %}"}, "not a Jinja template .*line 2"),
+    "a broken template": (byte_level() | {"tokenizer.chat_template": "a\n{% if %}"}, "not a Jinja template: Template"),
     "an endless template": (byte_level() | {"tokenizer.chat_template": "{{" + "(" * 9999}, "not a Jinja template"),
     "too few scores": (sentencepiece(scores=[0.0]), "1 entries"),
     "scores that are none": (sentencepiece(scores=[float("nan")] * 284), "must be a list of numbers"),

@@ -9,9 +9,10 @@ Two kinds: byte-level byte-pair encoding (`tokenizer.ggml.model` = gpt2) and Sen
   Transformers'.
 - Unused tokens at the end of the list fill the vocabulary up. llama.cpp has them as tokens without a text; here, as in
   Transformers, they are no tokens.
-- Splits are those of the models' own tokenizers, where the rule is Transformers': contractions such as 'S also take the
-  long s (U+017F), which llama.cpp leaves out. Letters and numbers are those of the `tokenizers` library's Unicode tables,
-  which differ from llama.cpp's in some digits of Unicode 16. As in llama.cpp, no text is normalised to NFC for Qwen2.
+- Splits are those of the models' own tokenizers, where the rule is Transformers': contractions such as 'S also take
+  the long s (U+017F), which llama.cpp leaves out. Letters and numbers are those of the Unicode tables of the
+  `tokenizers` library, which differ from llama.cpp's in some digits of Unicode 16. As in llama.cpp, no text is
+  normalised to NFC for Qwen2.
 - `llama_detokenize` can take out spaces before punctuation; decoding here gives the text as it was.
 - llama.cpp takes 11 for bos and eos where a gpt2 file names none; here there are none.
 """
@@ -26,6 +27,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.loading.gguf.header import REMEDY
 from forerun.models.loading.gguf.token_list import (
     NAMED,
     PREFIX,
@@ -33,10 +35,11 @@ from forerun.models.loading.gguf.token_list import (
     TYPES,
     TokenList,
     TokenType,
-    as_fields,
     read_token_list,
 )
 from forerun.models.loading.tokenizer_trial import guarded
+from forerun.utils.foreign_errors import as_load_errors
+from forerun.utils.json_file import Fields
 
 # Merges of byte-pair encodings: read and checked, or derived from the scores of a SentencePiece vocabulary.
 
@@ -86,8 +89,7 @@ def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
     joined = sorted({left + right for _, _, left, right in merges}, key=lambda text: -scores[ids[text]])
     for first, second in pairwise(joined):
         if scores[ids[first]] == scores[ids[second]] and len({*first, *second}) > 1:
-            same = f"tokens {ids[first]} and {ids[second]} have the same score"
-            raise tokens.wrong(_SCORES, f"{same}, so no merge of them is first")
+            raise tokens.wrong(_SCORES, f"tokens {ids[first]} and {ids[second]} have the same score, so none is first")
     return [(left, right) for _, _, left, right in sorted(merges)]
 
 
@@ -141,8 +143,11 @@ def end_tokens(tokens: TokenList) -> frozenset[int]:
 def _found_by_text(tokens: TokenList) -> dict[str, int]:
     """Return role -> id. If several texts of a role are tokens, llama.cpp takes any of them; here it is the lowest
     id."""
-    found = {role: [tokens.ids[text] for text in texts if text in tokens.ids] for role, texts in _FILL_IN.items()}
-    return {role: min(ids) for role, ids in found.items() if ids}
+    return {
+        role: min(ids)
+        for role, texts in _FILL_IN.items()
+        if (ids := [tokens.ids[text] for text in texts if text in tokens.ids])
+    }
 
 
 # The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`: Transformers' own, and, of
@@ -155,7 +160,6 @@ _OURS: Mapping[str, tuple[str, ...]] = {
     "minerva-7b": (r"\p{N}", _GPT_2),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
 }
-_LIKE_QWEN_2 = ("stablelm2", "hunyuan")
 # Rules by which a part that is a token as a whole becomes that token, whatever the merges say, and a text begins with
 # bos where the file does not say: Transformers does not note that.
 _WHOLE_TOKENS = frozenset(
@@ -173,7 +177,8 @@ def split_rules() -> Mapping[str, tuple[str, ...]]:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as THEIRS
     except ImportError:  # before Transformers 5.17
         return _OURS
-    return {**_OURS, **{name: (rule,) for name, rule in {**dict.fromkeys(_LIKE_QWEN_2, THEIRS["qwen2"]), **THEIRS}.items()}}
+    like_qwen2 = dict.fromkeys(("stablelm2", "hunyuan"), THEIRS["qwen2"])
+    return {**_OURS, **{name: (rule,) for name, rule in {**like_qwen2, **THEIRS}.items()}}
 
 
 MODEL, PRE_TOKENIZER, CHAT_TEMPLATE = PREFIX + "model", PREFIX + "pre", "tokenizer.chat_template"
@@ -199,24 +204,19 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
     tokens, kind = read or read_tokens(metadata, place)
     template = _chat_template(tokens)
     matched, control = _matched(tokens), _control(tokens)
-    try:
+    with as_load_errors(f"{place}: {TOKENS}: no tokenizer can be made of them", REMEDY):
         backend = _byte_level(tokens) if kind == "gpt2" else _sentencepiece(tokens)
-        added = [(tokens.texts[index], index in control) for index in sorted(matched)]
-        backend.add_tokens([AddedToken(text, normalized=False, special=is_control) for text, is_control in added])
-    except ModelLoadError:
-        raise
-    except Exception as failure:  # the library's errors have no type in common
-        raise tokens.wrong(TOKENS, f"no tokenizer can be made of them: {failure}") from failure
+        backend.add_tokens(
+            [AddedToken(tokens.texts[each], normalized=False, special=each in control) for each in sorted(matched)]
+        )
     # named tokens are cut out of texts and left out of decoded ones, which an ordinary word must not be
     named = {
         f"{role}_token": tokens.texts[tokens.named[role]]
         for role in ("bos", "eos", "unk", "pad")
         if tokens.named.get(role) in matched
     }
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, chat_template=template, clean_up_tokenization_spaces=False, **named
-    )
-    return guarded(tokenizer, place)
+    options = {"chat_template": template, "clean_up_tokenization_spaces": False, **named}
+    return guarded(PreTrainedTokenizerFast(tokenizer_object=backend, **options), place)
 
 
 def eos_token_ids(metadata: Mapping[str, Any], place: str, read: tuple[TokenList, str] | None = None) -> frozenset[int]:
@@ -231,7 +231,7 @@ def eos_token_ids(metadata: Mapping[str, Any], place: str, read: tuple[TokenList
 
 def read_tokens(metadata: Mapping[str, Any], place: str) -> tuple[TokenList, str]:
     """Return the token list, and the kind of tokenizer."""
-    fields = as_fields(metadata, place)
+    fields = Fields(place, metadata, ModelLoadError, REMEDY)
     kind = fields.string(MODEL)
     if kind not in _DEFAULT_IDS:
         raise _unsupported(place, MODEL, kind, _DEFAULT_IDS)
@@ -251,8 +251,8 @@ def _byte_level(tokens: TokenList) -> Any:
     if name not in split_rules():
         raise _unsupported(tokens.fields.place, PRE_TOKENIZER, name, split_rules())
     if TokenType.BYTE in tokens.types:
-        index = tokens.types.index(TokenType.BYTE)
-        raise tokens.wrong(TYPES, f"token {index} is a byte token, which a vocabulary of the kind gpt2 does not have")
+        what = f"token {tokens.types.index(TokenType.BYTE)} is a byte token"
+        raise tokens.wrong(TYPES, f"{what}, which a vocabulary of the kind gpt2 does not have")
     merges, is_whole = read_merges(tokens), name in _WHOLE_TOKENS
     backend = Tokenizer(models.BPE(vocab=_vocabulary(tokens, merges), merges=merges, ignore_merges=is_whole))
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split_rules()[name]]
@@ -282,8 +282,7 @@ def _vocabulary(tokens: TokenList, merges: list[tuple[str, str]]) -> dict[str, i
     """Return text -> id, without the unused tokens at the end that are neither matched nor in a merge."""
     size = len(tokens.texts)
     if tokens.types[-1] is TokenType.UNUSED:
-        used = {part for left, right in merges for part in (left, right, left + right)}
-        used |= {tokens.texts[index] for index in _matched(tokens)}
+        used = {tokens.texts[i] for i in _matched(tokens)} | {each for a, b in merges for each in (a, b, a + b)}
         while size > 1 and tokens.types[size - 1] is TokenType.UNUSED and tokens.texts[size - 1] not in used:
             size -= 1
     return {text: index for index, text in enumerate(tokens.texts[:size])}
@@ -295,8 +294,7 @@ def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
         "bos": tokens.fields.flag(PREFIX + "add_bos_token", add_bos),
         "eos": tokens.fields.flag(PREFIX + "add_eos_token", False),
     }
-    parts: dict[str, list[str]] = {"bos": [], "eos": []}
-    special = []
+    parts, special = dict[str, list[str]](bos=[], eos=[]), []
     for role in (role for role, is_wanted in added.items() if is_wanted):
         if role not in tokens.named:
             raise tokens.wrong(f"{PREFIX}add_{role}_token", f"it is true, but {PREFIX}{NAMED[role]} is missing")
@@ -318,8 +316,7 @@ def _control(tokens: TokenList) -> frozenset[int]:
 
 def _matched(tokens: TokenList) -> frozenset[int]:
     """Return the ids of the tokens that are matched in a text as they stand."""
-    users = {index for index, kind in enumerate(tokens.types) if kind is TokenType.USER_DEFINED}
-    return _control(tokens) | users
+    return _control(tokens) | {i for i, kind in enumerate(tokens.types) if kind is TokenType.USER_DEFINED}
 
 
 def _chat_template(tokens: TokenList) -> str | None:
@@ -331,11 +328,6 @@ def _chat_template(tokens: TokenList) -> str | None:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template = tokens.fields.string(CHAT_TEMPLATE, None)
-    if not template:
-        return None
-    try:
-        _compile_jinja_template(template)
-    except Exception as failure:  # of Jinja, and of Python where it is nested too deeply
-        reason = f"{type(failure).__name__} in line {getattr(failure, 'lineno', '?')}"
-        raise tokens.wrong(CHAT_TEMPLATE, f"it is not a Jinja template ({reason})") from failure
-    return template
+    with as_load_errors(f"{tokens.fields.place}: {CHAT_TEMPLATE}: it is not a Jinja template", REMEDY):
+        _compile_jinja_template(template or "")
+    return template or None
