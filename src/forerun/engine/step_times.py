@@ -31,8 +31,7 @@ from forerun.speculation import (
 from forerun.speculation.cost_model import COST_TRUSTED, KINDS, Table
 from forerun.speculation.cost_store import forward_costs
 from forerun.speculation.predictor import StepCosts
-from forerun.types import Draft, Step
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, Sequence as Tokens, Step
 
 ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Rows of a forward at which the target is timed; times between them are interpolated."""
