@@ -262,11 +262,10 @@ def in_memory(
     speed = TRIED / (time.perf_counter() - start)
     pairs = zip(own, small.generate(prompt, params).token_ids, strict=True)
     same = next((number for number, (one, other) in enumerate(pairs) if one != other), TRIED)
-    exact = "exact" if model.exactness.exact else f"not exact: {model.exactness.reason}"
     typer.echo(
         f"{model.num_parameters:,} parameters in {DEFAULT_DTYPE}, cost-padded, on {model.device} by {model.kernels} "
-        f"kernels, made and tried in {seconds:.1f} s, {exact}; {same} of {TRIED} greedy tokens are the source's, "
-        f"whose sums are added in another order; {speed:.1f} tokens/s plain"
+        f"kernels, made and tried in {seconds:.1f} s, {model.exactness}; {same} of {TRIED} greedy tokens are the "
+        f"source's, whose sums are added in another order; {speed:.1f} tokens/s plain"
     )
 
 

@@ -34,7 +34,7 @@ def loaded(folder: Path, kernels: str, dtype: torch.dtype, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setenv(KERNELS_VARIABLE, kernels)
         if INTERPRETED:  # it takes most of a minute, and is tried once, in test_engine
-            patch.setattr("forerun.models.loading.load.self_test", lambda model: model.exactness)
+            patch.setattr("forerun.models.loading.load.self_test", lambda model, **_: model.exactness)
         return load_model(folder, str(dtype).removeprefix("torch."), device=DEVICE, **options)
 
 

@@ -20,12 +20,10 @@ from forerun.cli.output import print_json, size_text
 from forerun.errors import ConfigError, FetchError
 from forerun.utils import fetch as store
 from forerun.utils.files import leftovers, locked, remove
-from forerun.utils.home import COSTS_STEM, KERNELS_FOLDER, TOKENIZERS_FOLDER, home
+from forerun.utils.home import COSTS_STEM, KERNELS_FOLDER, SELF_TESTS_STEM, TOKENIZERS_FOLDER, home
 
-COSTS = "costs"
-"""The name under which the measured costs are listed."""
-_COSTS_FILE = re.compile(rf"{COSTS_STEM}(-\d+)?\.json(\.damaged)?")
-"""Those of every version, and those that were damaged."""
+_STEMS = (COSTS_STEM, SELF_TESTS_STEM)
+"""Of files with measured costs and with passed self-tests, and the names under which they are listed."""
 _WEIGHTS = (".safetensors", ".gguf")
 
 
@@ -35,7 +33,7 @@ class CacheEntry:
 
     Attributes:
         name: by which it is listed and cleared; of a model, what --model takes.
-        kind: "fetched", "costs", "kernels", "tokenizers" or "hub".
+        kind: "fetched", "costs", "self-tests", "kernels", "tokenizers" or "hub".
         nbytes: its size on disk, with the remains of interrupted fetches.
         path: where it lies.
         removal: function that removes it.
@@ -76,15 +74,21 @@ def _fetched() -> Iterator[CacheEntry]:
 
 
 def _own() -> Iterator[CacheEntry]:
-    """Yield measured costs, compiled kernels and marks of tokenizers."""
+    """Yield measured costs, passed self-tests, compiled kernels and marks of tokenizers."""
     base = home()
     if base is None:
         return
-    costs = sorted(path for path in base.glob(f"{COSTS_STEM}*") if _COSTS_FILE.fullmatch(path.name))
-    own = {COSTS: costs} | {name: _present(base / name) for name in (KERNELS_FOLDER, TOKENIZERS_FOLDER)}
+    own = {stem: _of_every_version(base, stem) for stem in _STEMS}
+    own |= {name: _present(base / name) for name in (KERNELS_FOLDER, TOKENIZERS_FOLDER)}
     for name, present in own.items():
         if present:
             yield CacheEntry(name, name, _size(*present), present[-1], partial(_remove, present))
+
+
+def _of_every_version(base: Path, stem: str) -> list[Path]:
+    """Return the files of a stem in the folder, damaged ones too."""
+    name = re.compile(rf"{stem}(-\d+)?\.json(\.damaged)?")
+    return sorted(path for path in base.glob(f"{stem}*") if name.fullmatch(path.name))
 
 
 def _hub() -> Iterator[CacheEntry]:

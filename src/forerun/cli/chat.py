@@ -314,8 +314,7 @@ def _stats(session: Session) -> str:
     target, turns = session.llm.target, session.history.turns
     size = session.count(session.history.messages()) if turns else 0
     lines.append(f"history: {_counted(len(turns), 'turn')}, {size} of {target.context_length} tokens")
-    exact = "exact" if session.llm.exact else f"not exact: {target.exactness.reason}"
-    lines.append(f"target: {target.name}, {number_format(target)}, {exact}; drafter: {session.drafter}")
+    lines.append(f"target: {target.name}, {number_format(target)}, {target.exactness}; drafter: {session.drafter}")
     return "\n".join(lines)
 
 

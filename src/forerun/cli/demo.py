@@ -183,7 +183,8 @@ def closing_line(llm: LLM, num_draft_tokens: NumDraftTokens, plan: DemoPlan) -> 
 def promise(llm: LLM) -> str:
     """Say whether the target is exact."""
     if llm.exact:
-        return "Exact: a self-test found the target's logits bit-identical with and without speculation."
+        found = "a self-test found the target's logits bit-identical with and without speculation"
+        return f"Exact: {found} ({llm.target.exactness.tried})."
     return "Not exact here: rounding may differ between plain and speculative runs, so texts may part at a near-tie."
 
 

@@ -142,12 +142,19 @@ class Exactness:
     Attributes:
         exact: it was, in every trial.
         reason: what prevents it, with the module's name; None when exact.
-        tried: the layers that the self-test has computed; empty where it has not run.
+        tried: what the self-test has computed: layers, outputs, rows and seconds, and whether that was in an earlier
+            load; empty where it has not run.
     """
 
     exact: bool
     reason: str | None = None
     tried: str = ""
+
+    def __str__(self) -> str:
+        """Return the verdict in words."""
+        if not self.exact:
+            return f"not exact: {self.reason}"
+        return f"exact ({self.tried})" if self.tried else "exact"
 
 
 @dataclass(eq=False, repr=False)

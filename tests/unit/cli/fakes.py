@@ -11,6 +11,7 @@ import torch
 
 from forerun.config import SamplingParams
 from forerun.engine import Choice, Generation, SequenceStats, StreamChunk
+from forerun.models.base import Exactness
 
 WORDS = ["alpha ", "beta ", "gamma ", "delta ", "epsilon ", "zeta"]
 
@@ -53,7 +54,7 @@ class FakeLLM:
             dtype=torch.bfloat16,
             adapter=None,
             num_parameters=1,
-            exactness=SimpleNamespace(exact=True),
+            exactness=Exactness(True, tried="2 of 30 layers"),
             recommended_sampling={},
         )
     )

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_family("llama", tmp_path_factory.mktemp("device"))
 
 
-@pytest.mark.parametrize("where", ["loading.load.to_device", "loading.load.probe", "self_test._tried"])
+@pytest.mark.parametrize("where", ["loading.load.to_device", "loading.load.probe", "self_test._prefilled"])
 @pytest.mark.parametrize("error", OURS, ids=lambda error: type(error).__name__)
 def test_it_is_said_of_the_device(where: str, error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:

@@ -136,7 +136,7 @@ def test_a_longer_rotation_of_another_thread_leaves_the_one_in_use(tmp_path: Pat
     model = load_model(make_family("llama", tmp_path))
     decoder = model.decoder
     assert isinstance(decoder, NativeLlamaDecoder)
-    layers, held = decoder._library.layers, [weakref.ref(table) for table in decoder._rotation.reaching(1)]
+    layers, held = decoder.library.layers, [weakref.ref(table) for table in decoder._rotation.reaching(1)]
 
     class Growing:
         def __getattr__(self, name: str) -> object:
@@ -148,7 +148,7 @@ def test_a_longer_rotation_of_another_thread_leaves_the_one_in_use(tmp_path: Pat
             assert all(table() is not None for table in held)
             layers(*arguments)
 
-    library, decoder._library = decoder._library, Growing()  # type: ignore[assignment]
+    library, decoder.library = decoder.library, Growing()  # type: ignore[assignment]
     assert model.forward([Rows(model.new_cache(), [1, 2, 3])]).logits.isfinite().all()
 
 

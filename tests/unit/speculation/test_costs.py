@@ -16,6 +16,7 @@ from forerun.config import COST_CACHE_VARIABLE
 from forerun.errors import ConfigError
 from forerun.speculation import CostModel, StoredCosts, cost_store
 from forerun.speculation.cost_model import Curve, bucket, rounded
+from forerun.utils import entry_file
 from forerun.utils.files import locked
 from forerun.utils.home import HOME_VARIABLE
 
@@ -122,7 +123,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cost_store, "_known", {})
-    monkeypatch.setattr(cost_store, "_warned", set())
+    monkeypatch.setattr(entry_file, "_warned", set())
     return tmp_path / "forerun" / "costs-4.json"
 
 
@@ -277,7 +278,7 @@ def test_nobody_loses_what_others_write_meanwhile(home: Path) -> None:
 
 
 def test_a_process_that_does_not_let_go_stops_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_store, "_LOCK_WAIT", 0.02)
+    monkeypatch.setattr(entry_file, "_LOCK_WAIT", 0.02)
     with locked(home, ConfigError, wait=False):
         StoredCosts(("a",)).save()
     assert not home.exists()
@@ -290,13 +291,13 @@ def test_a_relative_cache_folder_is_ignored(home: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     for folder in ("cache", "./cache", ""):
         monkeypatch.setenv("XDG_CACHE_HOME", folder)
-        assert cost_store.cache_file() == tmp_path / "user" / ".cache" / "forerun" / "costs-4.json"
+        assert cost_store.FILE.path() == tmp_path / "user" / ".cache" / "forerun" / "costs-4.json"
     StoredCosts(("a",)).save()
     assert [each.name for each in tmp_path.iterdir()] == ["user"]
     monkeypatch.setenv(HOME_VARIABLE, "elsewhere")
-    assert cost_store.cache_file() == tmp_path / "elsewhere" / "costs-4.json"
+    assert cost_store.FILE.path() == tmp_path / "elsewhere" / "costs-4.json"
     monkeypatch.setenv(HOME_VARIABLE, "~/mine")
-    assert cost_store.cache_file() == tmp_path / "user" / "mine" / "costs-4.json"
+    assert cost_store.FILE.path() == tmp_path / "user" / "mine" / "costs-4.json"
 
 
 def test_a_switch_that_is_none_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

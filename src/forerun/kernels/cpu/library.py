@@ -137,6 +137,19 @@ class AttentionStruct(Structure):
     ]
 
 
+def plain_fields(struct: Structure) -> tuple[object, ...]:
+    """Return the fields of a structure in order, with those of structures in it: of an address, whether there is
+    one."""
+    found: list[object] = []
+    for name, kind in struct._fields_:  # type: ignore[misc]
+        value = getattr(struct, name)
+        if isinstance(value, Structure):
+            found += plain_fields(value)
+        else:
+            found.append(value if kind in (c_int32, c_int64, c_float) else bool(value))
+    return tuple(found)
+
+
 ABI = 11
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]

@@ -122,6 +122,18 @@ class NativeLinear(nn.Module):
             raise IndexError(f"a row is not in 0..{self.out_features - 1}: {index.tolist()}")
         self._library.unpack(ctypes.byref(self.struct), index.ctypes.data, len(index), numbers.data_ptr())
 
+    def last_outputs(self, count: int) -> LinearStruct:
+        """Return the layer of the last `count` outputs, to which up to 15 before them are added, on this one's
+        memory."""
+        first = max(0, self.out_features - count) // _LANES * _LANES
+        part = LinearStruct.from_buffer_copy(self.struct)
+        part.out_features -= first
+        part.packed += self._library.packed_bytes(self.kind, first, self.in_features)
+        for name in ("scales", "bias"):
+            if (address := getattr(part, name)) is not None:
+                setattr(part, name, address + first * torch.float32.itemsize)
+        return part
+
     def float_numbers(self) -> Tensor | None:
         """Return the packed numbers of a float weight, or None for a quantized one."""
         if self.kind not in (WeightLayout.FLOAT32, WeightLayout.BFLOAT16):

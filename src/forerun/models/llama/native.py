@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct
+from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct, plain_fields
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kernels.partition import AttentionShape
@@ -37,6 +37,9 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         maker: of linear layers that are `NativeLinear`.
         cache_dtype: of keys and values, bfloat16 or float32.
         output_tokens: int64, those whose logits are computed, in this order; None for all.
+
+    Attributes:
+        library: whose kernels compute it.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         config, base = model.config, model.model
         self.num_heads, self.num_kv_heads, self.head_dim = head_shape(config)
         self.hidden: int = config.hidden_size
-        self._library = library
+        self.library = library
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
         self.lm_head, self.embedding = self._outer_layers(model, maker, output_tokens)
         rotary = base.rotary_emb
@@ -63,13 +66,11 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             layer.to_empty(device="meta")
         scale = self.head_dim**-0.5
         group, width = self.num_heads // self.num_kv_heads, self.head_dim
-        self.planner: Planner = PathPlanner(
-            [
-                LayerAttention(self.num_kv_heads, group, width, width, AttentionShape(scale, window))
-                for window in windows
-            ],
-            cache_dtype,
-        )
+        self._cache_dtype = cache_dtype
+        self._attentions = [
+            LayerAttention(self.num_kv_heads, group, width, width, AttentionShape(scale, window)) for window in windows
+        ]
+        self.planner: Planner = PathPlanner(self._attentions, cache_dtype)
         self._model = ModelStruct(
             layers=self._layers,
             norm=self._pointer("model.norm.weight", base.norm.weight),
@@ -86,16 +87,31 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             scale=scale,
         )
 
-    @cached_property
-    def num_varied_layers(self) -> int:
-        """Return how many of the first layers hold every kind of layer that there is, by windows and formats; at least
-        two, if there are two."""
+    def first_part(self, num_outputs: int) -> NativeLlamaDecoder:
+        """Return a decoder of the first layers, as many as hold every kind of layer that there is (by windows and
+        formats) and two at least, and of about the last `num_outputs` outputs. It has the same weights, and pages of
+        its own."""
         linear = [field[0] for field in LayerStruct._fields_ if field[1] is LinearStruct]
         kinds = []
         for layer in self._layers:
             each = (getattr(layer, name) for name in linear)
             kinds.append((layer.window, *((struct.kind, struct.activation_bits) for struct in each)))
-        return min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
+        part = copy(self)
+        part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
+        part.planner = PathPlanner(self._attentions[: part.num_layers], self._cache_dtype)
+        part._model = ModelStruct.from_buffer_copy(self._model)
+        part._model.head = self.lm_head.last_outputs(num_outputs)
+        return part
+
+    @property
+    def num_outputs(self) -> int:
+        """Return the number of logits of a row."""
+        return int(self._model.head.out_features)
+
+    @property
+    def shapes(self) -> tuple[object, ...]:
+        """Return all that the kernels are given besides addresses: shapes, formats, windows and constants."""
+        return plain_fields(self._model), *map(plain_fields, self._layers[: self.num_layers])
 
     @property
     def weight_bytes(self) -> int:
@@ -116,7 +132,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             layer for layer in hidden_outputs.layers if first <= layer and (layer < last or last == self.num_layers)
         ]
         states = torch.empty(len(x), len(tapped), self.hidden)
-        self._library.layers(
+        self.library.layers(
             ctypes.byref(self._model),
             ctypes.byref(rows),
             first,
@@ -134,8 +150,8 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
         other (`LayerRangeDecoder.head`)."""
         x = layout.select_logit_rows(x).to(torch.float32, copy=True).contiguous()
-        logits = torch.empty(len(x), self.lm_head.out_features)
-        self._library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
+        logits = torch.empty(len(x), self.num_outputs)
+        self.library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         return logits
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
@@ -230,13 +246,13 @@ class NativeLlamaDraftSession(NativeDraftSession):
     """
 
     def __init__(self, decoder: NativeLlamaDecoder, caches: Sequence[Cache], pick: Pick) -> None:
-        library, outputs = decoder._library, decoder.lm_head.out_features
+        library, outputs = decoder.library, decoder.num_outputs
         super().__init__(library, caches, decoder._rotation, outputs, pick)
         self._decoder = decoder
         self._x = torch.empty(len(caches), decoder.hidden)
 
     def _compute(self, num_rows: int, num_chains: int, last_rows: Tensor | None, states: Tensor | None) -> None:
-        decoder, library = self._decoder, self._library
+        decoder, library = self._decoder, self._decoder.library
         if num_rows > len(self._x):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)

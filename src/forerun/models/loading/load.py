@@ -75,9 +75,9 @@ def load_model(
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
-    source, model = _load(name, dtype, kind, device, adapter, quantize)
+    source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize)
     log_source_notes(source, model, name)
-    model.exactness = self_test(model)
+    model.exactness = self_test(model, is_finite=is_finite)
     return model
 
 
@@ -104,13 +104,13 @@ def load_draft_model(
     Raises:
         ModelLoadError: in addition, the weights hold NaN or infinity, or the model computes such numbers from them.
     """
-    _, model = _load(name, dtype, "auto", device, adapter, quantize)
+    _, model, is_finite = _load(name, dtype, "auto", device, adapter, quantize)
     tensor = first_non_finite_tensor(model)
     if tensor is not None:
         raise ModelLoadError(
             f"draft model {name}: {tensor} holds NaN or infinity. Save the model anew, or draft with another."
         )
-    if not probe(model):
+    if not is_finite:
         raise ModelLoadError(f"draft model {name} computes NaN or infinity from finite weights. Draft with another.")
     model.exactness = self_test(model)
     return model
@@ -178,8 +178,8 @@ def _load(
     device: str | torch.device,
     adapter: str | Path | None = None,
     quantize: str | None = None,
-) -> tuple[ModelSource, Model]:
-    """Load a model, and compute one step with it."""
+) -> tuple[ModelSource, Model, bool]:
+    """Load a model, and compute one step with it. Also returns whether that is finite."""
     check_dtype(dtype)
     requested = check_quantization(quantize, dtype)
     if kind not in ("auto", "llama", "general"):
@@ -207,7 +207,7 @@ def _load(
         model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
-        probe(model)
+        is_finite = probe(model)
     except _COMPUTING as error:
         raise_own(error, target_device)
         if kind == "general" and not type(hf)._supports_attention_backend:
@@ -216,7 +216,7 @@ def _load(
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. "
             "Serve it with Transformers, or report the architecture."
         ) from error
-    return source, model
+    return source, model, is_finite
 
 
 def _recommended(source: ModelSource) -> dict[str, float]:
@@ -247,13 +247,13 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
         hf.set_experts_implementation("eager")
         model = _assemble(hf, name, frozenset(), kind, maker)
         model.quantize = quantization
-        probe(model)
+        is_finite = probe(model)
     except _COMPUTING as error:
         raise_own(error, device)
         raise UnsupportedModelError(
             f"{name} ({config.model_type}) could not compute one step in forerun: {reason(error)}. Generate without it."
         ) from error
-    model.exactness = self_test(model)
+    model.exactness = self_test(model, is_finite=is_finite)
     return model
 
 
