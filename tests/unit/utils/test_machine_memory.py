@@ -58,6 +58,15 @@ def test_a_cgroup_of_version_1_bounds_it(root: Path) -> None:
     assert available_memory(root) == 700 * MIB and total_memory(root) == 900 * MIB
 
 
+def test_a_limit_of_the_address_space_bounds_it(root: Path) -> None:
+    limits = "Limit                     Soft Limit  Hard Limit  Units\nMax address space         {} unlimited  bytes"
+    page = os.sysconf("SC_PAGE_SIZE")
+    write(root, proc__self__statm=f"{100 * MIB // page} 5 5 5 0 5 0", proc__self__limits=limits.format(800 * MIB))
+    assert available_memory(root) == 700 * MIB and total_memory(root) == 800 * MIB
+    write(root, proc__self__limits=limits.format("unlimited"))
+    assert available_memory(root) == 3000 * MIB
+
+
 def test_a_limit_above_the_machine_s_memory_changes_nothing(root: Path) -> None:
     write(root, proc__self__cgroup="4:memory:/")
     group(root / "sys/fs/cgroup/memory", V1, 2**63 - 4096, 5)
