@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE, DTYPES, NATIVE, REFERENCE, TRITON
+from forerun.config import DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.triton.availability import is_triton_selected
-from forerun.models.families import Kind, library_for, llama_refusal, make_decoder, served_kind
+from forerun.models.families import Kind, library_for, llama_refusal, make_decoder, mixture_as_stored, served_kind
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
@@ -22,6 +23,7 @@ from forerun.models.loading.lora import adapter_tokenizer, with_adapter
 from forerun.models.loading.quantized_layers import (
     Quantization,
     QuantizedMaker,
+    StoredMaker,
     check_quantization,
     matrices,
     stored_numbers,
@@ -53,8 +55,8 @@ def load_model(
 ) -> Model:
     """Load a causal language model and test whether it is exact.
 
-    One line is logged where the weights are rounded, and one (of the level INFO) where the files recommend sampling
-    options: those of a request are its own. The numbers that quantized weights stand for are rounded without a line.
+    One line is logged where the weights are rounded, one where blocks of a GGUF file are not computed with as they are
+    stored, and one (of the level INFO) where the files recommend sampling options: those of a request are its own.
 
     Args:
         name: "bundled", "bundled-draft", "smollm2" (once fetched), a local folder, a .gguf file, a hub id, or one of
@@ -66,7 +68,8 @@ def load_model(
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
         adapter: the folder of a PEFT LoRA adapter to merge.
         quantize: "int8" or "int4": the weights are quantized, and `dtype` is the number format of everything else.
-            None: as stored, which is quantized only in folders that `forerun quantize` has written.
+            None: as stored, which is quantized in folders that `forerun quantize` has written, and in GGUF files where
+            the native kernels compute the Llama family. "none": numbers of `dtype`, whatever is stored.
 
     Raises:
         ConfigError: unknown dtype, kind or quantization, the Llama decoder requested for a model it does not serve, a
@@ -76,13 +79,14 @@ def load_model(
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
     source, model = _load(name, dtype, kind, device, adapter, quantize)
-    log_source_notes(source, model, name)
+    log_source_notes(source, model, name, is_asked_for=quantize == UNQUANTIZED)
     model.exactness = self_test(model)
     return model
 
 
-def log_source_notes(source: ModelSource, model: Model, name: str | Path) -> None:
-    """Log the sampling options that the files recommend, and a warning if the weights are rounded."""
+def log_source_notes(source: ModelSource, model: Model, name: str | Path, *, is_asked_for: bool = False) -> None:
+    """Log the sampling options that the files recommend, and a warning if the weights are rounded, or computed in
+    another form than they are stored in. is_asked_for: as numbers (UNQUANTIZED)."""
     options = ", ".join(f"{key} {value:g}" for key, value in model.recommended_sampling.items())
     if options:
         _log.info("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
@@ -90,6 +94,19 @@ def log_source_notes(source: ModelSource, model: Model, name: str | Path) -> Non
     served = str(model.dtype).removeprefix("torch.")
     if stored is not None and model.quantize is None and _BITS[stored] > _BITS[served]:
         _log.warning("%s: the weights are %s and are rounded to %s; dtype='auto' keeps them.", name, stored, served)
+    types = {
+        each: count
+        for each, count in source.block_types().items()
+        if model.quantize is None or each not in BLOCK_TYPES
+    }
+    if types and not is_asked_for:
+        form = model.quantize if model.quantize in QUANTISATIONS else served
+        listed = ", ".join(f"{count} of {each}" for each, count in sorted(types.items()))
+        _log.warning(
+            "%s: tensors are computed as %s and not as they are stored: %s. The native Llama decoder, without an "
+            "adapter, computes with %s as they are; quantize='int4' saves memory.",
+            *(name, form, listed, ", ".join(BLOCK_TYPES)),
+        )
 
 
 def load_draft_model(
@@ -191,19 +208,26 @@ def _load(
     if kind == "general" or adapter is not None:
         config = source.config()
     quantization = requested or check_quantization(source.quantization(), dtype)
-    maker = None
-    if quantization is None:
-        served = served_dtype(source, dtype, is_quantized=False)
-        hf = _read(source, config, served, adapter, ATTENTION_NAME, is_llama=kind == "llama")
+    is_llama = kind == "llama"
+    served = served_dtype(source, dtype, is_quantized=False)
+    mixture = mixture_as_stored(
+        source, quantization, target_device, served, is_llama=is_llama, adapted=adapter is not None
+    )
+    quantization = None if quantization == UNQUANTIZED else quantization
+    maker: QuantizedMaker | StoredMaker | None = None
+    if mixture is not None:
+        hf, maker = _read_stored(source, config, served)
+    elif quantization is None:
+        hf = _read(source, config, served, adapter, ATTENTION_NAME, is_llama=is_llama)
     else:
         hf, maker = read_to_quantize(
-            source, config, dtype, adapter, quantization, is_llama=kind == "llama", attention=ATTENTION_NAME
+            source, config, dtype, adapter, quantization, is_llama=is_llama, attention=ATTENTION_NAME
         )
     try:
         hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
-        model.adapter, model.quantize = None if adapter is None else str(adapter), quantization
+        model.adapter, model.quantize = None if adapter is None else str(adapter), quantization or mixture
         model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
@@ -240,6 +264,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     refuse_unservable(config, name)
     kind: Kind = "general" if llama_refusal(config) else "llama"
     quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
+    quantization = None if quantization == UNQUANTIZED else quantization
     maker = None if quantization is None else QuantizedMaker(quantization, None, {}, hf.dtype)
     register_attention()
     try:
@@ -262,7 +287,7 @@ def _assemble(
     name: str,
     eos_token_ids: frozenset[int],
     kind: Kind,
-    maker: QuantizedMaker | None = None,
+    maker: QuantizedMaker | StoredMaker | None = None,
     tokens: tuple[int, ...] | None = None,
 ) -> Model:
     """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
@@ -337,6 +362,19 @@ def read_to_quantize(
     model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
     leave = {f"{path}.weight" for path in matrices(model, is_llama)}
     return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
+
+
+def _read_stored(source: ModelSource, config: Any, number_format: torch.dtype) -> tuple[Any, StoredMaker]:
+    """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
+    by one as the files have them. number_format: of everything else."""
+    checkpoint = source.checkpoint(config, number_format)
+    is_tied = config.tie_word_embeddings
+    unread = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
+    model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_llama=True)
+    library = library_for(model.device, number_format)
+    assert library is not None  # `mixture_as_stored`
+    numbers = stored_numbers(checkpoint.slices, is_tied)
+    return model, StoredMaker(library, source.blocks(config), numbers, number_format)
 
 
 def _read(

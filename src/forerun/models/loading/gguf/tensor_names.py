@@ -76,13 +76,17 @@ class PackedWeights(Mapping[str, GgufTensor]):
             self._tensors[OUTER[HEAD]] = self._tensors[OUTER[EMBEDDING]]
 
     def __getitem__(self, name: str) -> GgufTensor:
-        tensor, heads = self._tensors[name], self._heads.get(name)
-        if heads is None:
+        tensor, order = self._tensors[name], self.order(name)
+        if order is None:
             return tensor
-        rows = tensor.blocks.reshape(heads, tensor.shape[0] // heads // 2, 2, -1).swapaxes(1, 2)
-        blocks = rows.reshape(tensor.blocks.shape)
+        blocks = tensor.blocks.reshape(len(order), -1)[order.numpy()].reshape(tensor.blocks.shape)
         blocks.flags.writeable = False
         return replace(tensor, blocks=blocks)
+
+    def order(self, name: str) -> torch.Tensor | None:
+        """Return the rows of the file's tensor in Transformers' order, [out] int64; None: as they lie."""
+        rows, heads = self._tensors[name].shape[0], self._heads.get(name)
+        return None if heads is None else torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
