@@ -36,13 +36,13 @@ class QuantizedWeight:
     """A matrix stored as quantized values, which stand for scale * (quantized - zero) + minimum by group of inputs.
 
     Attributes:
-        bits: 8 or 4.
+        bits: 8 or 4; of GGUF's blocks also 5 or 6.
         quantized: [out, in] uint8, a byte per value.
         zero: the value that stands for 0, or for the minimum: 128 for 8 bits, 8 or 0 for 4.
-        scale: [out, groups] float16 for groups of 32 inputs, the last of which may be shorter; [out, 1] float32 for one
-            scale per output channel. All are finite.
-        minimum: [out, groups] float16, if zero is 0; else None.
-        group: GROUP, or None: the whole row.
+        scale: [out, groups], float16 or, of GGUF's blocks, float32; the last group may be shorter. [out, 1] float32 for
+            one scale per output channel. All are finite.
+        minimum: like the scales of groups, if zero is 0; else None.
+        group: GROUP, of GGUF's blocks also 16, or None: the whole row.
         activation_bits: of the activations that it is multiplied with: 16, one scale per row; or 8, one per group.
     """
 
@@ -58,6 +58,11 @@ class QuantizedWeight:
     def shape(self) -> tuple[int, int]:
         """Return the numbers of outputs and inputs."""
         return self.quantized.shape[0], self.quantized.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the quantized values lie."""
+        return self.quantized.device
 
     @property
     def form(self) -> QuantizedFormat:

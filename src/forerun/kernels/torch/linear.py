@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forerun.kernels.block_weight import BlockWeight
 from forerun.kernels.partition import MIN_ROWS
 from forerun.kernels.quantize import QuantizedWeight, activation_limit
 from forerun.kernels.torch.quantized_linear import QuantizedLinear
@@ -103,13 +104,14 @@ class JoinedLinear(nn.Module):
         weights: each [out, in], with the same number of inputs. bias: [sum of outs] or None.
     """
 
-    def __init__(self, weights: Sequence[QuantizedWeight], bias: Tensor | None = None) -> None:
+    def __init__(self, weights: Sequence[QuantizedWeight | BlockWeight], bias: Tensor | None = None) -> None:
         super().__init__()
+        quantized = [each.quantized() if isinstance(each, BlockWeight) else each for each in weights]
         self._counts = [weight.shape[0] for weight in weights]
         self.out_features, self.in_features = sum(self._counts), weights[0].shape[1]
-        limit = min(activation_limit(weight) for weight in weights)
+        limit = min(activation_limit(weight) for weight in quantized)
         biases = [None] * len(weights) if bias is None else torch.split(bias, self._counts)
-        self._parts = [QuantizedLinear(weight, each, limit) for weight, each in zip(weights, biases, strict=True)]
+        self._parts = [QuantizedLinear(weight, each, limit) for weight, each in zip(quantized, biases, strict=True)]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b. x: [..., in] -> [..., out] in x's type."""

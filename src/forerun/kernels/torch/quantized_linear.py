@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forerun.kernels.block_weight import BlockWeight
 from forerun.kernels.quantize import GROUP, QuantizedWeight, activation_limit, quantize_symmetric
 
 _PART = 1 << 21
@@ -28,6 +29,7 @@ class QuantizedLinear(nn.Module):
 
     With activations of 8 bits, by groups, y += float(sum of integer products) * scale of W * scale of x; with minima,
     y += minimum * (scale of x * float(sum of quantized x)); one scale per channel is multiplied after the last group.
+    Groups of 16 inputs share the scale of x by twos.
 
     Nothing is fused. A row with NaN or infinity gives NaN.
 
@@ -39,10 +41,12 @@ class QuantizedLinear(nn.Module):
         limit: of quantized activations, if they are shared with another weight; None: that of this weight.
     """
 
-    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self, weight: QuantizedWeight | BlockWeight, bias: Tensor | None = None, limit: int | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weight = weight
+        self.weight = weight = weight.quantized() if isinstance(weight, BlockWeight) else weight
         self.bias = None if bias is None else bias.detach().float()
         self._limit = activation_limit(weight) if limit is None else limit
 
@@ -95,7 +99,8 @@ class QuantizedLinear(nn.Module):
         row_scale: Tensor | None = None
         if self.weight.activation_bits == 8:
             groups, row_scale = quantize_symmetric(groups)
-            groups = groups.double()
+            row_scale = row_scale.repeat_interleave(GROUP // operand.shape[1], 0)
+        groups = groups.double().reshape(*groups.shape[:2], -1, operand.shape[1]).transpose(1, 2).flatten(0, 1)
         terms = torch.bmm(groups, operand).float()
         terms = terms if scale is None else terms * scale
         sums = groups.sum(-1, keepdim=True).float()
@@ -111,11 +116,11 @@ class QuantizedLinear(nn.Module):
 
     @cached_property
     def _group_operands(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return [groups, 32, out] quantized values minus their zero, and [groups, 1, out] scales and minima, where
-        these are by group."""
+        """Return [groups, 32 or 16, out] quantized values minus their zero, and [groups, 1, out] scales and minima,
+        where these are by group."""
         weight = self.weight
         quantized = F.pad(weight.quantized.double() - weight.zero, (0, -self.in_features % GROUP))
-        operand = quantized.view(self.out_features, -1, GROUP).permute(1, 2, 0).contiguous()
+        operand = quantized.view(self.out_features, -1, weight.group or GROUP).permute(1, 2, 0).contiguous()
         scale, minimum = (
             None if each is None or weight.group is None else each.float().T.contiguous()[:, None]
             for each in (weight.scale, weight.minimum)
@@ -130,13 +135,13 @@ class QuantizedEmbedding:
         weight: [V, hidden]. dtype: of the rows that it gives.
     """
 
-    def __init__(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: QuantizedWeight | BlockWeight, dtype: torch.dtype) -> None:
         self.weight, self.dtype = weight, dtype
 
     @property
     def device(self) -> torch.device:
         """Return the device of the quantized values."""
-        return self.weight.quantized.device
+        return self.weight.device
 
     def __getitem__(self, token_ids: Tensor) -> Tensor:
         """Return dequantized rows. token_ids: [n] int64 -> [n, hidden]."""
