@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forerun.config import DEFAULT_DTYPE
+from forerun.config import DEFAULT_DTYPE, UNQUANTIZED
 from forerun.errors import UnsupportedModelError
+from forerun.kernels.block_weight import BlockType
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import linear_nbytes
 from forerun.kernels.partition import AttentionShape
@@ -24,7 +25,7 @@ from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.families import library_for, multiplies_floats, served_kind
+from forerun.models.families import library_for, mixture_as_stored, multiplies_floats, served_kind
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
@@ -54,7 +55,8 @@ class WeightStorage:
         is_llama: the decoder is that of the Llama family.
         library: the native kernels, where they compute.
         quantize: what matrices are brought to; None: nothing.
-        stored: by name, the format of a quantized weight of the files, or None.
+        stored: by name, the format of a quantized weight of the files, or None; without `quantize`, of one that is
+            computed with as it is stored.
         has_adapter: an adapter is merged before anything else.
         is_triton: the Triton kernels compute it.
     """
@@ -64,7 +66,7 @@ class WeightStorage:
     is_llama: bool
     library: Library | None
     quantize: Quantization | None
-    stored: Callable[[str], QuantizedFormat | None]
+    stored: Callable[[str], QuantizedFormat | BlockType | None]
     has_adapter: bool
     is_triton: bool = False
 
@@ -78,7 +80,7 @@ class WeightStorage:
         embedding."""
         if self.quantize is None:
             if self.library is not None and multiplies_floats(self.device, self.dtype, is_llama=self.is_llama):
-                return linear_nbytes(self.library, shape[0], shape[1], self.dtype)
+                return linear_nbytes(self.library, shape[0], shape[1], self.stored(name) or self.dtype)
             return shape.numel() * self.dtype.itemsize
         form = self._form(name, is_outer=is_outer)
         if self.library is not None:
@@ -266,13 +268,22 @@ def model_memory(
     config = source.plain_config()
     is_llama = served_kind("auto", source, config) == "llama"
     quantization = requested or check_quantization(source.quantization(), dtype)
+    has_adapter = adapter is not None
+    served = served_dtype(source, dtype, is_quantized=False)
+    mixture = mixture_as_stored(source, quantization, target_device, served, is_llama=is_llama, adapted=has_adapter)
+    quantization = None if quantization == UNQUANTIZED else quantization
     served = served_dtype(source, dtype, is_quantized=quantization is not None)
     library = library_for(target_device, served)
     empty = (
         LlamaModules(config, served) if is_llama else empty_model(source.name, source.config(), served, ATTENTION_NAME)
     )
     is_triton = is_llama and is_triton_selected()
-    stored, has_adapter = source.quantized_format(config), adapter is not None
+    stored: Callable[[str], QuantizedFormat | BlockType | None] = lambda name: None
+    if quantization is not None:
+        stored = source.quantized_format(config)
+    elif mixture is not None:
+        blocks = source.blocks(config)
+        stored = lambda name: None if (weight := blocks(name)) is None else weight.form  # noqa: E731
     storage = WeightStorage(served, target_device, is_llama, library, quantization, stored, has_adapter, is_triton)
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
@@ -282,7 +293,7 @@ def model_memory(
     hidden = config.hidden_size
     return ModelMemory(
         name=source.name,
-        number_format=quantization or str(served).removeprefix("torch."),
+        number_format=quantization or mixture or str(served).removeprefix("torch."),
         dtype=served,
         device=target_device,
         weights=kept,
