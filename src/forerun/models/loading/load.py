@@ -20,6 +20,7 @@ from forerun.models.loading.configuration import context_length, refuse_unservab
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.llama_modules import read_llama
 from forerun.models.loading.lora import adapter_tokenizer, with_adapter
+from forerun.models.loading.progress import counted
 from forerun.models.loading.quantized_layers import (
     Quantization,
     QuantizedMaker,
@@ -37,6 +38,7 @@ from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
 from forerun.utils.device import raise_own, resolve_device
 from forerun.utils.foreign_errors import reason
+from forerun.utils.glibc import return_freed_memory
 
 _log = logging.getLogger(__name__)
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
@@ -81,6 +83,7 @@ def load_model(
     source, model = _load(name, dtype, kind, device, adapter, quantize)
     log_source_notes(source, model, name, is_asked_for=quantize == UNQUANTIZED)
     model.exactness = self_test(model)
+    return_freed_memory()
     return model
 
 
@@ -130,6 +133,7 @@ def load_draft_model(
     if not probe(model):
         raise ModelLoadError(f"draft model {name} computes NaN or infinity from finite weights. Draft with another.")
     model.exactness = self_test(model)
+    return_freed_memory()
     return model
 
 
@@ -353,7 +357,7 @@ def read_to_quantize(
     number_format = served_dtype(source, dtype, is_quantized=True)
     stored = None if adapter is not None else source.quantized_weight(config)  # with an adapter, they are others
     if is_llama and adapter is None:
-        checkpoint = source.checkpoint(config, torch.float32)
+        checkpoint, _ = counted(source.checkpoint(config, torch.float32), source.name)
         is_tied = config.tie_word_embeddings
         checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
         model = _modules(source, config, checkpoint, number_format, attention, is_llama=True)
@@ -367,14 +371,14 @@ def read_to_quantize(
 def _read_stored(source: ModelSource, config: Any, number_format: torch.dtype) -> tuple[Any, StoredMaker]:
     """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
     by one as the files have them. number_format: of everything else."""
-    checkpoint = source.checkpoint(config, number_format)
+    checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
     is_tied = config.tie_word_embeddings
     unread = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
     model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_llama=True)
     library = library_for(model.device, number_format)
     assert library is not None  # `mixture_as_stored`
     numbers = stored_numbers(checkpoint.slices, is_tied)
-    return model, StoredMaker(library, source.blocks(config), numbers, number_format)
+    return model, StoredMaker(library, source.blocks(config), numbers, number_format, reading.count)
 
 
 def _read(
@@ -390,7 +394,7 @@ def _read(
     without one, its parameters alone."""
 
     def in_format(dtype: torch.dtype) -> Any:
-        checkpoint = source.checkpoint(config, dtype)
+        checkpoint, _ = counted(source.checkpoint(config, dtype), source.name)
         return _modules(source, config, checkpoint, dtype, attention, is_llama=is_llama and adapter is None)
 
     return with_adapter(in_format, number_format, adapter, source.name)

@@ -26,6 +26,7 @@ from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.linear import Linear, Part, make_quantized_linear
 from forerun.models.loading.weights import TensorSlice
+from forerun.utils.glibc import return_freed_memory
 
 Quantization = str
 """A name of QUANTISATIONS, or UNQUANTIZED."""
@@ -119,7 +120,7 @@ class StoredMaker:
         blocks: returns the matrix of a name from the file, or None where numbers are to be used.
         numbers: tensors by name, which are read here in place of what the model holds.
         dtype: of the numbers.
-        read: called with the name of each tensor once it is packed.
+        read: called with the name of each matrix in blocks once it is packed.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class StoredMaker:
         blocks: Callable[[str], BlockWeight | None],
         numbers: Mapping[str, TensorSlice],
         dtype: torch.dtype,
-        read: Callable[[str], None] = lambda _: None,
+        read: Callable[[str], None],
     ) -> None:
         self._library, self._blocks, self._numbers, self.dtype, self._read = library, blocks, numbers, dtype, read
 
@@ -148,8 +149,9 @@ class StoredMaker:
         try:
             linear = NativeLinear(self._library, weight, bias)
         except ModelLoadError as error:
-            raise ModelLoadError(f"{name}: {error}") from None
-        self._read(name)
+            raise ModelLoadError(f"tensor {name}: {error}") from None
+        if isinstance(weight, BlockWeight):
+            self._read(name)
         return linear
 
     def embedding(self, part: Part) -> Tensor:
@@ -205,6 +207,7 @@ class QuantizedMaker:
         # of activations at 8 bits, matrices kept at more bits than asked for do not lose
         activation_bits = self._activation_bits if weight.bits == self._bits else 16
         weight = replace(weight.to(part.weight.device), activation_bits=activation_bits)
+        return_freed_memory()  # several times as much as the weight, which would add up
         return weight if part.rows is None else weight.rows(part.rows)
 
     def _numbers(self, part: Part) -> Tensor:

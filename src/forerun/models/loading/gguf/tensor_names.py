@@ -115,6 +115,11 @@ class _Slice:
         tensor = self.weights.stored(self.name)
         return "F32" if tensor.is_quantized else tensor.type_name
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that it takes in the file."""
+        return self.weights.stored(self.name).blocks.nbytes
+
     def __getitem__(self, index: EllipsisType) -> torch.Tensor:
         return self.weights[self.name].dequantize(self.dtype)
 
