@@ -12,6 +12,7 @@ import pytest
 
 from forerun.server import run as freed_memory
 from forerun.server.run import FreedMemory
+from forerun.utils import glibc
 from serving import LIMIT, fake_llm, serving, until
 
 
@@ -29,7 +30,7 @@ def test_only_after_requests_and_not_too_often(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr(glibc.ctypes, "CDLL", lambda _: object())
     memory = FreedMemory()
     memory.give_back()
     assert not memory.due(1)
