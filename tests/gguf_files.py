@@ -29,9 +29,20 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_ARCHITECTURES = {"mistral": "llama"}
-K_QUANTS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_ARCHITECTURES = {
+    "mistral": "llama",
+    "ministral3": "mistral3",
+    "qwen2_vl_text": "qwen2vl",
+    "qwen3_vl_text": "qwen3vl",
+}
+_SCALES = {
+    **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "IQ1_M": (), "NVFP4": ()},
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,)),
+}
 """Types that the gguf package does not make -> where a block's scales, of two bytes each, stand."""
+_SMALL = {"IQ1_M": (55, 0x10), "NVFP4": (slice(0, 4), 0x18)}
+"""Those whose scales lie elsewhere -> bytes to set to a value, so that scales are small."""
 
 
 def write_gguf(
@@ -41,6 +52,7 @@ def write_gguf(
     keys: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
     tokens: Sequence[str] | None = None,
+    split: int = 0,
 ) -> dict[str, torch.Tensor]:
     """Write a model's weights as llama.cpp's converter does, matrices in a type of blocks and vectors in float32.
 
@@ -49,13 +61,14 @@ def write_gguf(
             architecture have no prefix.
         tensors: beyond the weights, in float32.
         tokens: of a byte-level tokenizer; None for a file without one.
+        split: tensors per part of the model, named as llama.cpp names them; 0: one file.
 
     Returns:
         What the file's numbers stand for, by Transformers' names.
     """
-    config = model.config
+    config = model.config.get_text_config()
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     for key, value in {**_metadata(config), **_tokenizer(tokens), **(keys or {})}.items():
         if value is not None:
             add_key(
@@ -63,11 +76,12 @@ def write_gguf(
             )
     meaning = {}
     for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if (name == "lm_head.weight" and model.config.tie_word_embeddings) or name.startswith("model.visual."):
             continue
+        name = name.replace("model.language_model.", "model.")
         packed, meaning[name] = pack(tensor.float().numpy(), type_name)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if architecture == "llama" and heads:
+        if architecture in ("llama", "mistral3") and heads:
             packed = _permuted(packed, heads)
         kind = gguf.GGMLQuantizationType[type_name if tensor.dim() > 1 else "F32"]
         writer.add_tensor(_name(name), packed, raw_dtype=kind)
@@ -94,11 +108,11 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def pack(numbers: np.ndarray, type_name: str) -> tuple[np.ndarray, torch.Tensor]:
     """Numbers in blocks (bytes of a row in the last dimension), and what these stand for. Vectors stay as they are. The
-    blocks of K-quants have nothing to do with the numbers: they are drawn."""
+    blocks of types that the package does not make have nothing to do with the numbers: they are drawn."""
     if numbers.ndim == 1 or type_name == "F32":
         return numbers, torch.from_numpy(numbers.copy())
     kind = gguf.GGMLQuantizationType[type_name]
-    packed = _drawn(numbers.shape, type_name) if type_name in K_QUANTS else gguf.quants.quantize(numbers, kind)
+    packed = _drawn(numbers.shape, type_name) if type_name in _SCALES else gguf.quants.quantize(numbers, kind)
     return packed, torch.from_numpy(np.array(gguf.quants.dequantize(packed, kind), np.float32))
 
 
@@ -106,9 +120,12 @@ def _drawn(shape: tuple[int, ...], type_name: str) -> np.ndarray:
     size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
     random = np.random.default_rng(sum(shape))
     blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // size, num_bytes), np.uint8)
-    for place in K_QUANTS[type_name]:
+    for place in _SCALES[type_name]:
         scale = random.uniform(1e-4, 4e-4, blocks.shape[:-1] + (1,)).astype(np.float16)
         blocks[..., place : place + 2] = scale.view(np.uint8)
+    if type_name in _SMALL:
+        place, value = _SMALL[type_name]
+        blocks[..., place] = value
     return blocks.reshape(*shape[:-1], -1)
 
 
@@ -126,6 +143,8 @@ def _name(name: str) -> str:
 
 
 def _metadata(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    sections = rope.get("mrope_section")
     return {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -139,6 +158,20 @@ def _metadata(config: Any) -> dict[str, Any]:
         "rope.freq_base": float(config.rope_parameters["rope_theta"]),
         "rope.dimension_count": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         "attention.sliding_window": getattr(config, "sliding_window", None),
+        "attention.temperature_scale": rope.get("llama_4_scaling_beta"),
+        "rope.dimension_sections": [*sections, 0] if sections else None,
+        **(_yarn(rope) if config.model_type == "ministral3" else {}),
+    }
+
+
+def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
     }
 
 

@@ -24,9 +24,8 @@ from forerun.drafters.heads.config import HeadConfig
 from forerun.drafters.heads.fingerprint import embedding_fingerprint, same_target
 from forerun.drafters.heads.folder import head_header, head_settings, is_head
 from forerun.errors import ForerunError, ModelLoadError
-from forerun.models.loading.find_source import find_source
+from forerun.models.loading.find_source import find_source, gguf_models
 from forerun.models.loading.folder import CONFIG, local_path
-from forerun.models.loading.gguf.file import SUFFIX
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils import fetch as store
 from forerun.utils.json_file import Fields
@@ -143,12 +142,12 @@ def _candidates(path: Path, *, is_alone: bool) -> Iterator[tuple[str, Path]]:
     for folder in sorted(SHIPPED_HEADS.glob("*/*")):
         yield SHIPPED, folder
     if not is_alone:
-        for folder in sorted(path.absolute().parent.iterdir()):
-            if (folder / CONFIG).is_file() or folder.suffix.lower() == SUFFIX:
-                yield "beside the target", folder
+        beside = list(path.absolute().parent.iterdir())
+        for each in sorted([*(folder for folder in beside if (folder / CONFIG).is_file()), *gguf_models(beside)]):
+            yield "beside the target", each
     for folder in _snapshots():
         owner_and_name = folder.parents[1].name.removeprefix("models--").replace("--", "/")
-        for each in (folder, *sorted(folder.glob(f"*{SUFFIX}"))):
+        for each in (folder, *gguf_models(folder.iterdir())):
             yield f"{owner_and_name} in the Hub's cache", each
 
 

@@ -22,10 +22,10 @@ from forerun.models.families import llama_refusal
 from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.gguf.configuration import llama3_factors
+from forerun.models.loading.gguf.configuration import ARCHITECTURES, EMBEDDING, HEAD, ROPE_FACTORS, llama3_factors
 from forerun.models.loading.gguf.file import SUFFIX, GgufFile
 from forerun.models.loading.gguf.source import GgufSource
-from forerun.models.loading.gguf.tensor_names import HEAD, OF_LAYER, OUTER, PERMUTED, ROPE_FACTORS
+from forerun.models.loading.gguf.tensor_names import name_map
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
 from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, SPLITTINGS
 from forerun.utils.files import atomic_file, refuse_to_overwrite
@@ -33,7 +33,7 @@ from forerun.utils.vocabulary import backend, tokens_by_id
 
 # Metadata keys are those of the GGUF specification, with the values that llama.cpp's converter writes.
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """Model type of Transformers -> architecture of llama.cpp."""
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _TOKENIZER = "tokenizer."
@@ -71,7 +71,7 @@ def model_metadata(config: Any, name: str, vocab_size: int) -> tuple[str, dict[s
         raise UnsupportedModelError(
             f"{name} cannot be written as GGUF here: {refusal}. Convert it with llama.cpp's convert_hf_to_gguf.py."
         )
-    architecture = ARCHITECTURES[config.model_type]
+    architecture = _ARCHITECTURES[config.model_type]
     heads, kv_heads, width = head_shape(config)
     counts = {
         "block_count": config.num_hidden_layers,
@@ -294,21 +294,16 @@ def _tensors(
     """Yield GGUF's name of each tensor, its type, and its packed rows; queries and keys in llama.cpp's order."""
     config = model.config
     heads, kv_heads, width = head_shape(config)
-    permuted = {"attn_q": heads, "attn_k": kv_heads} if architecture in PERMUTED else {}
-    outer = {ours: theirs for theirs, ours in OUTER.items()}
-    parts = {ours: theirs for theirs, ours in OF_LAYER.items()}
-    for name, tensor in model.state_dict().items():
-        if name in outer:
-            theirs = outer[name]
-            if theirs == HEAD and config.tie_word_embeddings:
-                continue
-            rows = tensor[:vocab_size] if tensor.dim() > 1 else tensor
-        else:
-            _, _, index, part = name.split(".", 3)
-            module, _, kind = part.rpartition(".")
-            theirs, rows = f"blk.{index}.{parts[module]}.{kind}", tensor
-            if (count := permuted.get(parts[module])) is not None:
-                rows = rows.reshape(count, 2, width // 2, *rows.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+    permuted = {"q_proj": heads, "k_proj": kv_heads} if ARCHITECTURES[architecture].is_permuted else {}
+    names = name_map(architecture, config.num_hidden_layers)
+    for name, rows in model.state_dict().items():
+        theirs = names.get_name(name, (".weight", ".bias"))
+        if theirs == HEAD and config.tie_word_embeddings:
+            continue
+        if theirs in (EMBEDDING, HEAD):
+            rows = rows[:vocab_size]
+        if (count := permuted.get(name.split(".")[-2])) is not None:
+            rows = rows.reshape(count, 2, width // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
         yield theirs, _packed(rows, type_name)
     rope = dict(config.rope_parameters)
     if rope.get("rope_type") == "llama3":

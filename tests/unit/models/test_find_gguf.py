@@ -14,6 +14,8 @@ import transformers as tf
 from forerun.errors import ModelLoadError
 from forerun.models import find_tokenizer, load_model, load_tokenizer
 from forerun.models.loading.find_source import find_source
+from forerun.models.loading.folder_source import FolderSource
+from forerun.models.loading.gguf.source import GgufSource
 from forerun.utils import fetch as store
 from gguf_files import write_gguf
 
@@ -21,11 +23,14 @@ from gguf_files import write_gguf
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    config = tf.LlamaConfig(**sizes, num_attention_heads=2, bos_token_id=None, eos_token_id=None)
     path = tmp_path_factory.mktemp("healthy") / "it.gguf"
-    write_gguf(path, tf.LlamaForCausalLM(config))
+    write_gguf(path, tf.LlamaForCausalLM(_config()))
     return path
+
+
+def _config(num_hidden_layers: int = 1) -> tf.LlamaConfig:
+    sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": num_hidden_layers}
+    return tf.LlamaConfig(**sizes, num_attention_heads=2, bos_token_id=None, eos_token_id=None)
 
 
 def test_a_file_a_folder_with_one_and_a_name_with_capitals(healthy: Path, tmp_path: Path) -> None:
@@ -37,13 +42,91 @@ def test_a_file_a_folder_with_one_and_a_name_with_capitals(healthy: Path, tmp_pa
 
 
 def test_of_several_files_one_must_be_named(healthy: Path, tmp_path: Path) -> None:
-    for name in ("q4.gguf", "q8.gguf"):
+    for name in ("q4.gguf", "mmproj-F16.gguf", "q8.gguf"):
         shutil.copy(healthy, tmp_path / name)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ModelLoadError, match=r"has several GGUF files \(q4.gguf, q8.gguf\). Give the one to load"):
         load_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(ModelLoadError, match=r"no \*\.safetensors"):
-        load_model(tmp_path)
+    (tmp_path / "q8.gguf").unlink()
+    source = find_source(tmp_path)  # what encodes pictures is no model, and config.json says nothing of the weights
+    assert isinstance(source, GgufSource) and source.path.name == "q4.gguf"
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert isinstance(find_source(tmp_path), FolderSource)
+
+
+def test_a_blob_without_a_name_is_known_by_its_first_bytes(healthy: Path, tmp_path: Path) -> None:
+    blob = tmp_path / "sha256-b179c9523d0e"
+    shutil.copy(healthy, blob)
+    assert load_model(blob, "float32").name == str(blob)
+    blob.write_bytes(b"PK\3\4")
+    with pytest.raises(ModelLoadError, match="sha256-b179c9523d0e is neither a folder nor a GGUF file"):
+        load_model(blob)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    torch.manual_seed(0)
+    write_gguf(tmp_path / "it.gguf", tf.LlamaForCausalLM(_config()), split=5)
+    found = sorted(tmp_path.glob("it-0000?-of-00003.gguf"))
+    assert len(found) == 3
+    return found
+
+
+def test_parts_are_opened_as_they_lie(healthy: Path, parts: list[Path]) -> None:
+    whole = find_source(healthy).checkpoint(find_source(healthy).config(), torch.float32)
+    for name in (*parts, parts[0].parent):
+        source = find_source(name)
+        found = source.checkpoint(source.config(), torch.float32)
+        assert found.slices.keys() == whole.slices.keys()
+        assert all(torch.equal(found.slices[each][...], whole.slices[each][...]) for each in whole.slices)
+
+
+def test_a_part_that_is_missing_or_of_another_model_is_named(parts: list[Path], tmp_path: Path) -> None:
+    shutil.copy(parts[0], parts[2])
+    with pytest.raises(ModelLoadError, match=r"it-00003-of-00003.gguf: by its metadata it is part 0 of 3, .* 2 of 3"):
+        load_model(parts[1])
+    other = tmp_path / "other"
+    other.mkdir()
+    write_gguf(other / "it.gguf", tf.LlamaForCausalLM(_config(num_hidden_layers=2)), split=8)
+    shutil.copy(other / parts[2].name, parts[2])
+    with pytest.raises(ModelLoadError, match=r"it-00003-of-00003.gguf: it is part of a model of 21 tensors, .* of 12"):
+        load_model(parts[0])
+    parts[2].unlink()
+    for name in (*parts[:2], tmp_path):
+        with pytest.raises(ModelLoadError, match=r"one of 3 parts of a model, and it-00003-of-00003.gguf is not beside"):
+            load_model(name)
+    lone = tmp_path / "lone.gguf"
+    parts[0].rename(lone)
+    with pytest.raises(ModelLoadError, match=r"lone.gguf: by its metadata it is part 0 of 3, .* by its name 0 of 1"):
+        load_model(lone)
+
+
+@pytest.fixture
+def cache(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The Hub's cache with two quantizations of one model, the second in parts in a folder of its own."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--someone--tiny-GGUF"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    (snapshot / "Q8_0").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    for file in ("tiny-Q4_K_M.gguf", "tiny-Q4_K_S.gguf", "mmproj-Q8_0.gguf"):
+        shutil.copy(healthy, snapshot / file)
+    write_gguf(snapshot / "Q8_0" / "tiny-Q8_0.gguf", tf.LlamaForCausalLM(_config()), split=8)
+    return snapshot
+
+
+def test_a_model_of_the_hubs_cache_is_found_by_its_quantization(cache: Path) -> None:
+    for which, file in (("Q4_K_M", "tiny-Q4_K_M.gguf"), ("q8_0", "Q8_0/tiny-Q8_0-00001-of-00002.gguf")):
+        source = find_source(f"someone/tiny-GGUF:{which}")
+        assert isinstance(source, GgufSource) and source.path == cache / file
+        source.config()
+    source = find_source("someone/tiny-GGUF:Q8_0/tiny-Q8_0-00002-of-00002.gguf")
+    assert isinstance(source, GgufSource) and source.file.path == cache / "Q8_0/tiny-Q8_0-00001-of-00002.gguf"
+    with pytest.raises(ModelLoadError, match=r"no GGUF file of that name or quantization .*has tiny-Q8_0-.*tiny-Q4_K_M"):
+        find_source("someone/tiny-GGUF:Q4_K")
+    with pytest.raises(ModelLoadError, match=r"someone/nothing:Q4_0: the hub's cache .*\(it has none\)"):
+        find_source("someone/nothing:Q4_0")
 
 
 def test_a_file_of_a_hub_id_is_fetched_alone(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from forerun import LLM, SamplingParams
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models import Rows, load_draft_model, load_model, load_transformers_model
 from forerun.models.llama.decoder import LlamaDecoder
-from forerun.models.loading.gguf.header import READ_TYPES
+from forerun.models.loading.gguf.header import read_types
 from gguf_files import write_gguf
 
 VOCAB = 48
@@ -33,6 +33,11 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
+_MINISTRAL: dict[str, Any] = {
+    **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 16.0, "original_max_position_embeddings": 4},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
+}
+_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 16, "embed_dim": 16, "num_heads": 2, "intermediate_size": 16}
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
@@ -45,7 +50,18 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**_SIZES)),
     "qwen2-tied": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**_SIZES, tie_word_embeddings=True)),
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**_SIZES, head_dim=16)),
+    "ministral3": lambda: tf.Ministral3ForCausalLM(tf.Ministral3Config(**_SIZES, rope_parameters=_MINISTRAL)),
+    "qwen2vl": lambda: _with_pictures("Qwen2VL", {"mrope_section": [1, 2, 1]}),
+    "qwen3vl": lambda: _with_pictures("Qwen3VL", {"mrope_section": [4, 2, 2], "mrope_interleaved": True}, head_dim=16),
 }
+
+
+def _with_pictures(name: str, rope: dict[str, Any], **options: Any) -> PreTrainedModel:
+    """Build a model of texts and pictures, whose rotation turns sections of a head by different positions."""
+    text = _SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, **rope}} | options
+    config = getattr(tf, f"{name}Config")(text_config=text, vision_config=_VISION, tie_word_embeddings=False)
+    model: PreTrainedModel = getattr(tf, f"{name}ForConditionalGeneration")(config)
+    return model
 
 
 def drawn(model: PreTrainedModel) -> PreTrainedModel:
@@ -95,8 +111,18 @@ def test_our_decoders_compute_the_same_from_both_kinds_of_files(
     torch.testing.assert_close(ours.float(), logits_of(model))
 
 
+@pytest.mark.parametrize(("name", "kind"), [("qwen2vl", "llama"), ("qwen3vl", "llama"), ("ministral3", "general")])
+def test_texts_of_models_whose_rotation_or_temperature_is_another(name: str, kind: str, tmp_path: Path) -> None:
+    model = drawn(MODELS[name]())
+    write_gguf(tmp_path / "it.gguf", model)
+    served = load_model(tmp_path / "it.gguf", "float32")
+    assert served.kind == kind and served.exactness.exact
+    logits = served.forward([Rows(served.new_cache(), PROMPT)]).logits
+    torch.testing.assert_close(logits, logits_of(model))
+
+
 @pytest.mark.parametrize(
-    ("type_name", "is_tied"), [*((name, False) for name in READ_TYPES), ("Q8_0", True), ("Q6_K", True)]
+    ("type_name", "is_tied"), [*((name, False) for name in read_types()), ("Q8_0", True), ("Q6_K", True)]
 )
 def test_packed_weights_stand_for_what_the_gguf_package_says(type_name: str, is_tied: bool, tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "tie_word_embeddings": is_tied}
@@ -187,14 +213,16 @@ def test_other_factors_are_used_as_they_are(tmp_path: Path) -> None:
     [
         (
             {"general.architecture": "gemma3"},
-            "architecture 'gemma3', and .* llama, qwen2, qwen3 .* folder or hub",
+            "architecture 'gemma3', and .* llama, mistral3, qwen2, .* folder or hub",
         ),
         ({"general.type": "adapter"}, "general.type is 'adapter'"),
         ({"expert_count": 8}, "llama.expert_count is 8"),
         ({"attention.causal": False}, "llama.attention.causal is False"),
         ({"logit_scale": 2.0}, "llama.logit_scale is 2.0"),
         ({"rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope'"),
-        ({"rope.scaling.type": "yarn", "rope.scaling.yarn_log_multiplier": 0.5}, "yarn_log_multiplier is 0.5"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor is 0.5"),
+        ({"rope.dimension_sections": [2, 1, 1, 0]}, "rope.dimension_sections is "),
+        ({"attention.temperature_scale": 0.5}, "attention.temperature_scale is 0.5"),
         ({"rope.dimension_count": 4}, "rope.dimension_count is 4 and the heads are 8 wide"),
         ({"attention.value_length": 16}, "attention.value_length is 16 and the heads are 8 wide"),
         ({"attention.head_count_kv": [2, 1]}, "head_count_kv differs from layer to layer"),

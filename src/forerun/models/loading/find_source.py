@@ -2,69 +2,99 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from forerun.errors import ModelLoadError
-from forerun.models.loading.folder import CONFIG, ModelFolder, download_file, local_path
+from forerun.models.loading.folder import CONFIG, ModelFolder, cached_folder, download_file, local_path
 from forerun.models.loading.folder_source import FolderSource
-from forerun.models.loading.gguf.file import SUFFIX
+from forerun.models.loading.gguf.file import SUFFIX, is_gguf, part_paths
 from forerun.models.loading.gguf.source import GgufSource
 from forerun.models.loading.source import ModelSource
 from forerun.utils import fetch as store
+
+_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
 
 
 def find_source(name: str | Path) -> ModelSource:
     """Return the source of a model.
 
     Args:
-        name: "smollm2" or another model that `forerun fetch` brings; a bundled model; a GGUF file, or a folder with one
-            and no config.json; a Transformers folder; for a string, also a hub id, or one of its GGUF files
-            ("owner/name:file.gguf").
+        name: "smollm2" or another model that `forerun fetch` brings; a bundled model; a GGUF file or any part of one,
+            whatever it is called; a folder with one GGUF model and no safetensors; a Transformers folder; for a string,
+            also a hub id, or one of its GGUF models ("owner/name:file.gguf", "owner/name:Q4_K_M").
 
     Raises:
-        ModelLoadError: there is none, it cannot be fetched, or a folder holds several GGUF files.
+        ModelLoadError: there is none, it cannot be fetched, or there are several GGUF models.
     """
-    text = str(name)
+    text, path = str(name), local_path(name)
     if text in store.names():
-        path = store.path_of(text)
-        if path is None:
+        fetched = store.path_of(text)
+        if fetched is None:
             raise ModelLoadError(f"{text} is not on this machine yet. Fetch it: forerun fetch {text}")
+        return _of_file(text, fetched)
+    on_hub = None if isinstance(name, Path) or path.exists() else _HUB_FILE.fullmatch(text)
+    if on_hub is not None:
+        return _of_file(text, _on_hub(on_hub[1], on_hub[2]))
+    if is_gguf(path):
+        if not any(part.exists() for part in part_paths(path)):
+            raise ModelLoadError(
+                f"model file {name} does not exist. Give a {SUFFIX} file, or one of a hub id as OWNER/NAME:FILE{SUFFIX}."
+            )
         return _of_file(text, path)
-    if text.lower().endswith(SUFFIX) and not local_path(name).is_dir():
-        return _of_file(text, _gguf_file(name))
     folder = ModelFolder.find(name)
-    if folder.is_remote or (folder.path / CONFIG).is_file():  # what a cache happens to hold decides nothing
-        return FolderSource(folder)
-    files = sorted(path for path in folder.path.iterdir() if path.suffix.lower() == SUFFIX)
+    has_safetensors = any(folder.path.glob("*.safetensors"))
+    if folder.is_remote or (has_safetensors and (folder.path / CONFIG).is_file()):
+        return FolderSource(folder)  # what a cache happens to hold decides nothing
+    files = gguf_models(folder.path.iterdir())
+    return _of_file(text, _only(files, f"model folder {name}")) if files else FolderSource(folder)
+
+
+def gguf_models(paths: Iterable[Path]) -> list[Path]:
+    """Return the GGUF models among files, of those in parts the first part. Encoders of pictures and sounds, which
+    llama.cpp calls mmproj, are none."""
+    files = (path for path in paths if path.suffix.lower() == SUFFIX and not path.is_dir())
+    return sorted({part_paths(path)[0] for path in files if "mmproj" not in path.name.lower()})
+
+
+def _only(files: list[Path], place: str) -> Path:
+    """Return the only file. Raises ModelLoadError, which lists them, if there are several."""
     if len(files) > 1:
-        names = ", ".join(path.name for path in files[:8]) + (", ..." if len(files) > 8 else "")
-        raise ModelLoadError(f"model folder {name} has several GGUF files ({names}). Give the one to load.")
-    return _of_file(text, files[0]) if files else FolderSource(folder)
+        names = ", ".join(path.name for path in files[:16]) + (", ..." if len(files) > 16 else "")
+        raise ModelLoadError(f"{place} has several GGUF files ({names}). Give the one to load.")
+    return files[0]
+
+
+def _on_hub(hub_id: str, which: str) -> Path:
+    """Return the path of a GGUF model in the cache of a hub id, by its file's name or by its quantization. A file that
+    is not there is fetched, with the other parts of its model."""
+    folder = cached_folder(hub_id)
+    if which.lower().endswith(SUFFIX):
+        parts = [str(part) for part in part_paths(Path(which))]
+        return [folder / part if folder and (folder / part).exists() else download_file(hub_id, part) for part in parts][0]
+    files = gguf_models(folder.rglob("*")) if folder else []
+    pattern = re.compile(rf"(?:^|[-._]){re.escape(which)}(?:[-.]|$)", re.IGNORECASE)
+    found = [path for path in files if pattern.search(path.stem) or path.parent.name.lower() == which.lower()]
+    if not found:
+        there = ", ".join(path.name for path in files[:16]) or "none"
+        raise ModelLoadError(
+            f"{hub_id}:{which}: the hub's cache on this machine has no GGUF file of that name or quantization of "
+            f"{hub_id} (it has {there}). Give the file, which is then fetched: {hub_id}:FILE{SUFFIX}."
+        )
+    return _only(found, f"{hub_id}:{which}")
 
 
 _in_use: WeakValueDictionary[tuple[object, ...], GgufSource] = WeakValueDictionary()
-"""By name and by what the file system says of the file: reading a header takes half a second."""
+"""By name and by what the file system says of the files: reading a header takes half a second."""
 
 
 def _of_file(name: str, path: Path) -> GgufSource:
-    """Return the source of a file: the one that is in use, if there is one and the file is still the same."""
+    """Return the source of a file: the one that is in use, if there is one and the files are still the same."""
     try:
-        found = path.stat()
+        found = [part.stat() for part in part_paths(path)]
     except (OSError, ValueError):  # opening it says why
         return GgufSource(name, path)
-    key = (name, path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    key = (name, path, *((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found))
     return _in_use.setdefault(key, GgufSource(name, path))
-
-
-def _gguf_file(name: str | Path) -> Path:
-    """Return the path of a local file, or fetch OWNER/NAME:FILE from the hub."""
-    path = local_path(name)
-    hub_id, colon, file = str(name).partition(":")
-    if not (path.exists() or path.is_absolute() or isinstance(name, Path)) and colon and hub_id.count("/") == 1:
-        return download_file(hub_id, file)
-    if not path.exists():
-        raise ModelLoadError(
-            f"model file {name} does not exist. Give a .gguf file, or one of a hub id as OWNER/NAME:FILE{SUFFIX}."
-        )
-    return path

@@ -45,6 +45,16 @@ def download_file(name: str, file: str) -> Path:
         return Path(hf_hub_download(name, file))
 
 
+def cached_folder(name: str) -> Path | None:
+    """Return the folder of a hub id in the cache, whatever part of it is there; None if nothing is. No network."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (OSError, ValueError):  # nothing is there, or it is no hub id
+        return None
+
+
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -100,8 +110,9 @@ class ModelFolder:
                     raise ModelLoadError(f"{each}: it is a pipe or a device. Put a file there, or take it away.")
             return cls(str(name), path)
         if isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or path.exists():
+            what = "is neither a folder nor a GGUF file" if path.exists() else "does not exist"
             raise ModelLoadError(
-                f"model folder {name} does not exist. Give a folder with config.json, a .gguf file, or a hub id."
+                f"model folder {name} {what}. Give a folder with config.json, a .gguf file, or a hub id."
             )
         return cls(str(name), download_files(text, _TEXT), is_remote=True)
 

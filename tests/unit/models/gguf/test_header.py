@@ -137,30 +137,30 @@ def test_of_single_flipped_bits_in_the_header_nothing_crashes(small: Path, tmp_p
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "it cannot be read: it is empty"),
-        (b"GGU", "it ends within its header, in its first four bytes"),
+        (b"", "it cannot be read: .*empty"),
+        (b"GGU", "its header is cut off in its first four bytes"),
         (b"PK\3\4" + DATA, r"it is no GGUF file: it begins with b'PK"),
         (b"version https://git-lfs", "pointer of Git LFS"),
         (b"tjgg" + DATA, "GGJT"),
         (b"FUGG" + DATA, "big-endian"),
         (MAGIC + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
-        (raw(version=1), "its version of GGUF is 1, and forerun reads 2 and 3"),
+        (raw(version=1), "its version of GGUF is 1; forerun reads 2 and 3"),
         (raw(version=4), "version of GGUF is 4"),
         (raw(num_keys=2**63), "it says that it has 9,223,372,036,854,775,808 keys"),
         (raw(num_tensors=2**40), "it says that it has 1,099,511,627,776 tensors"),
-        (raw(num_keys=60_000), "it ends within its header, in a key's name"),
-        (raw([struct.pack("<Q", 2**62) + b"abc"]), "a key's name is 4,611,686,018,427,387,904 bytes long"),
+        (raw(num_keys=60_000), "its header is cut off in a key's name"),
+        (raw([struct.pack("<Q", 2**62) + b"abc"]), "its header is cut off in a key's name"),
         (raw([entry("", U8, b"\1")]), "a key has no name"),
         (raw([entry(b"\xff", U8, b"\1")]), "a key's name is not UTF-8"),
-        (raw([entry("k", STRING, struct.pack("<Q", 2**31))]), "the key 'k' is 2,147,483,648 bytes long"),
-        (raw([entry("k", STRING, struct.pack("<Q", 9))]), "in the key 'k': 9 bytes are needed and 0 are left"),
+        (raw([entry("k", STRING, struct.pack("<Q", 2**31))]), "cut off in the key 'k'"),
+        (raw([entry("k", STRING, struct.pack("<Q", 9))]), "cut off in the key 'k'"),
         (raw([entry("k", STRING, text(b"\xc3("))]), "the key 'k' is not UTF-8"),
         (raw([entry("k", 13, DATA)]), "the key 'k' has a value of type 13, which GGUF does not define"),
         (raw([entry("k", BOOL, b"\2")]), "the key 'k' is neither true nor false"),
         (raw([entry("k", U8, b"\1")] * 2), "it has the key 'k' twice"),
-        (raw([entry("k", ARRAY, array(U8, 2**62))]), "its arrays have 4,611,686,018,427,387,904 elements"),
-        (raw([entry("k", ARRAY, array(U64, 2**20))]), "in the key 'k': 8,388,608 bytes are needed"),
-        (raw([entry("k", ARRAY, array(STRING, 2**20))]), "it ends within its header, in the key 'k': 8 bytes"),
+        (raw([entry("k", ARRAY, array(U8, 2**62))]), "it says that it has 4,611,686,018,427,387,904 elements with the key 'k'"),
+        (raw([entry("k", ARRAY, array(U64, 2**20))]), "cut off in the key 'k'"),
+        (raw([entry("k", ARRAY, array(STRING, 2**20))]), "cut off in the key 'k'"),
         (raw([entry("k", ARRAY, array(ARRAY, 1, array(U8, 1, b"\1")))]), "the key 'k' holds an array of arrays"),
         (raw([entry("k", ARRAY, array(99, 0))]), "value of type 99"),
         (raw([entry("general.alignment", U32, u32(0))], [ONE], DATA), "general.alignment is 0, but must be a power"),
@@ -191,7 +191,7 @@ def test_a_header_that_cannot_be(content: bytes, said: str, tmp_path: Path) -> N
     assert not isinstance(caught.value, UnsupportedModelError)
 
 
-@pytest.mark.parametrize(("number", "name"), [(10, "Q2_K"), (20, "IQ4_NL"), (24, "I8"), (28, "F64")])
+@pytest.mark.parametrize(("number", "name"), [(9, "Q8_1"), (15, "Q8_K"), (24, "I8"), (28, "F64")])
 def test_a_type_that_is_not_read_is_named(number: int, name: str, tmp_path: Path) -> None:
     content = raw([], [info("blk.0.attn_q.weight", [256], number, 0)], DATA * 64)
     with pytest.raises(UnsupportedModelError, match=rf"'blk\.0\.attn_q\.weight' is stored as {name}, .* are F32, F16"):
@@ -213,18 +213,6 @@ def test_a_header_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_file_without_tensors_is_read(tmp_path: Path) -> None:
     file = open_bytes(raw([entry("k", U32, u32(7))]), tmp_path)
     assert dict(file.metadata) == {"k": 7} and not file.tensors
-
-
-def test_files_that_are_parts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"one of 3 parts .* llama-gguf-split --merge"):
-        open_bytes(raw([entry("split.count", 2, struct.pack("<H", 3))], [ONE], DATA), tmp_path)
-    part = tmp_path / "model-00001-of-00002.gguf"
-    part.write_bytes(raw([], [ONE], DATA))
-    with pytest.raises(UnsupportedModelError, match="one of 2 parts"):
-        GgufFile.open(part)
-    whole = tmp_path / "model-00001-of-00001.gguf"
-    whole.write_bytes(raw([entry("split.count", 2, struct.pack("<H", 1))], [ONE], DATA))
-    assert GgufFile.open(whole).tensors
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:

@@ -4,22 +4,223 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+import numpy as np
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.loading.configuration import PlainConfig, check_values
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
-from forerun.models.loading.gguf.tensor_names import EMBEDDING, ROPE_FACTORS, ModelFields, is_tied, metadata_of
 from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
-from forerun.utils.json_file import Fields
+from forerun.utils.json_file import REQUIRED, Fields
+
+D = TypeVar("D")
+EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+_SECTIONS, _TEMPERATURE = "rope.dimension_sections", "attention.temperature_scale"
+
+
+class Architecture(NamedTuple):
+    """What a GGUF file of an architecture is in Transformers.
+
+    Attributes:
+        model_type: Transformers' name.
+        is_permuted: llama.cpp's converter permutes rows of queries and keys: there, one rotation turns rows that lie
+            side by side, and in Transformers rows that lie half a head apart.
+        biases: option of the configuration -> the tensor whose presence sets it.
+        windowed: the model type whose layers all have the file's sliding window; None: windows are refused.
+        reads: keys among _NEUTRAL that may have any value.
+    """
+
+    model_type: str
+    is_permuted: bool = False
+    biases: Mapping[str, str] = MappingProxyType({})
+    windowed: str | None = None
+    reads: tuple[str, ...] = ()
+
+
+_ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
+ARCHITECTURES = {
+    "llama": Architecture("llama", True, {**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"}, windowed="mistral"),
+    "mistral3": Architecture("mistral", True, windowed="mistral", reads=(_TEMPERATURE,)),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3", biases=_ATTENTION_BIAS),
+    # In a text, the positions of all sections of the multimodal rotation are the same, so it is the plain one.
+    "qwen2vl": Architecture("qwen2", reads=(_SECTIONS,)),
+    "qwen3vl": Architecture("qwen3", biases=_ATTENTION_BIAS, reads=(_SECTIONS,)),
+}
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "expert_count": (0,),
+    "attention.causal": (True,),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scaling.yarn_ext_factor": (1,),
+    _SECTIONS: (),
+    _TEMPERATURE: (0,),
+}
+"""Keys that stand for other computations than these architectures', and the values that do not."""
+
+
+class ModelFields:
+    """The keys "ARCHITECTURE.KEY": each method gives the value of KEY, or raises as the method of `Fields` does."""
+
+    def __init__(self, fields: Fields, architecture: str) -> None:
+        self.fields, self.architecture = fields, architecture
+
+    def name(self, key: str) -> str:
+        return f"{self.architecture}.{key}"
+
+    def integer(self, key: str, default: D = REQUIRED, low: float = 0) -> int | D:
+        """Return a whole number of `low` or more."""
+        return self.fields.integer(self.name(key), default, low)
+
+    def number(self, key: str, default: D = REQUIRED, low: float = 0) -> float | D:
+        """Return a number of `low` or more: the shortest decimal that float32 rounds to the stored one, as the model's
+        configuration had it."""
+        value = self.fields.number(self.name(key), default, low)
+        is_float32 = isinstance(value, float) and float(np.float32(value)) == value
+        return float(str(np.float32(value))) if is_float32 else value  # type: ignore[arg-type]
+
+    def of_all_layers(self, key: str, default: D = REQUIRED) -> int | D:
+        """Return a count of 1 or more that files may give once or for every layer.
+
+        Raises:
+            UnsupportedModelError: it differs from layer to layer.
+        """
+        name, fields = self.name(key), self.fields
+        if isinstance(fields.values.get(name), list):
+            each = set(fields.list_of(name, int))
+            if len(each) != 1:
+                self.refuse(f"{name} differs from layer to layer")
+            fields = Fields(fields.place, {name: each.pop()}, fields.error, fields.remedy)
+        return fields.integer(name, default, low=1)
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise UnsupportedModelError for a valid value that no Transformers model of the architecture computes."""
+        raise UnsupportedModelError(
+            f"{self.fields.place}: {what}, which Transformers' {self.architecture} does not compute. Serve it with "
+            "llama.cpp, or give the model's Transformers folder or hub id."
+        )
+
+
+def is_tied(file: GgufFile) -> bool:
+    """Return whether the embedding is the output layer as well: the file stores it once."""
+    return HEAD not in file.tensors
+
+
+def architecture_of(file: GgufFile) -> str:
+    """Return the name of the file's architecture, one of ARCHITECTURES.
+
+    Raises:
+        ModelLoadError: the metadata lacks it.
+        UnsupportedModelError: it is another one, or the file holds no model.
+    """
+    kind, name = file.fields.string("general.type", "model"), file.fields.string("general.architecture")
+    if kind != "model":
+        raise UnsupportedModelError(f"{file.path}: it holds no model: general.type is {brief(kind)}. Give a model.")
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{file.path}: it is of the architecture {brief(name)}, and of GGUF files forerun reads "
+            f"{', '.join(ARCHITECTURES)} (Mistral's say llama). Give the model's Transformers folder or hub id instead."
+        )
+    return name
+
+
+def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
+    """Return the configuration of the file's model by Transformers' keys, "model_type" among them.
+
+    Args:
+        eos_ids: the tokens that end an output.
+
+    Raises:
+        ModelLoadError: a key is missing, or its value cannot be.
+        UnsupportedModelError: another architecture, or something in it that Transformers' model does not compute.
+    """
+    name = architecture_of(file)
+    fields, architecture = ModelFields(file.fields, name), ARCHITECTURES[name]
+    for key in _NEUTRAL.keys() - {*architecture.reads}:
+        value = file.metadata.get(fields.name(key))
+        if value is not None and value not in _NEUTRAL[key]:
+            fields.refuse(f"{fields.name(key)} is {value!r:.60}")
+    if EMBEDDING not in file.tensors:
+        raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
+    heads, context = fields.of_all_layers("attention.head_count"), fields.integer("context_length", low=1)
+    head_dim = _head_dim(fields, heads)
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    values = {
+        "model_type": architecture.model_type,
+        "vocab_size": len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0],
+        "hidden_size": fields.integer("embedding_length", low=1),
+        "intermediate_size": fields.of_all_layers("feed_forward_length"),
+        "num_hidden_layers": fields.integer("block_count", low=1),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.of_all_layers("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(fields, file.tensors.get(ROPE_FACTORS), head_dim),
+        "tie_word_embeddings": is_tied(file),
+        "bos_token_id": file.fields.integer("tokenizer.ggml.bos_token_id", None, low=0),
+        "eos_token_id": sorted(eos_ids) or None,
+    }
+    if values["num_hidden_layers"] > len(file.tensors):  # configurations make lists of this length
+        speaks = f"speaks of {values['num_hidden_layers']} layers, and it has {len(file.tensors)} tensors"
+        raise ModelLoadError(f"the metadata of {file.path} {speaks}. {REMEDY}")
+    values |= _options(fields, architecture, file, context)
+    check_values(Fields.of(values, f"{file.path}: its metadata", ModelLoadError, remedy=REMEDY))
+    return values
+
+
+def _options(fields: ModelFields, architecture: Architecture, file: GgufFile, context: int) -> dict[str, Any]:
+    """Return the options of the model's type alone, and the type where they decide it."""
+    window = fields.integer("attention.sliding_window", 0)
+    if 0 < window < context:
+        if architecture.windowed is None or fields.name("attention.sliding_window_pattern") in fields.fields:
+            fields.refuse(f"it has a sliding window of {window} positions and does not say in which layers")
+        return {"model_type": architecture.windowed, "sliding_window": window}
+    if _TEMPERATURE in architecture.reads and fields.number(_TEMPERATURE, 0.0):
+        return {"model_type": "ministral3"}
+    return {option: tensor in file.tensors for option, tensor in architecture.biases.items()}
+
+
+def transformers_config(config: PlainConfig, place: str) -> Any:
+    """Return the configuration as Transformers' class of its type. place: the file, for messages.
+
+    Raises:
+        ModelLoadError: it describes no such model.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    with as_load_errors(f"{place}: its metadata describes no {config.model_type} model", REMEDY):
+        return CONFIG_MAPPING[config.model_type].from_dict(dict(vars(config)))
+
+
+def _head_dim(fields: ModelFields, heads: int) -> int:
+    """Return the width of a head. Keys and values must have this width, and be rotated as a whole."""
+    hidden = fields.integer("embedding_length", low=1)
+    width = fields.integer("attention.key_length", None, low=1)
+    if width is None and hidden % heads:
+        raise fields.fields.wrong(fields.name("embedding_length"), f"a multiple of the {heads} heads")
+    width = width or hidden // heads
+    if width % 2:
+        fields.refuse(f"its heads are {width} wide, an odd number")
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (other := fields.integer(key, width)) != width:
+            fields.refuse(f"{fields.name(key)} is {other} and the heads are {width} wide")
+    return width
+
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Of all Llama 3 models with longer contexts; their factor differs."""
-_CLOSE = 1e-5
 
 
 def rope_parameters(fields: ModelFields, factors: GgufTensor | None, head_dim: int) -> dict[str, Any]:
@@ -33,43 +234,37 @@ def rope_parameters(fields: ModelFields, factors: GgufTensor | None, head_dim: i
         UnsupportedModelError: the scaling is of another kind than linear, yarn, or by factors.
     """
     base = fields.number("rope.freq_base", 10000.0, low=1)
-    scaled = _scaling(fields)
-    if factors is None:
-        return {"rope_theta": base, **scaled}
-    if scaled["rope_type"] != "default":
-        fields.refuse(f"its rotary embedding is scaled by {scaled['rope_type']} and by {factors.name} together")
-    return {"rope_theta": base, **_by_factors(fields, factors, base, head_dim)}
-
-
-def _scaling(fields: ModelFields) -> dict[str, Any]:
-    kind = fields.string("rope.scaling.type", "linear")  # llama.cpp's default
-    factor = fields.number("rope.scaling.factor", None)
-    if factor is None:
-        factor = fields.number("rope.scale_linear", 0.0)
-    factor = factor or 1.0
-    if kind == "none" or (kind == "linear" and factor == 1):
-        return {"rope_type": "default"}
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
-    if kind != "yarn":
-        fields.refuse(f"{fields.name('rope.scaling.type')} is {kind[:60]!r} and not none, linear or yarn")
-    return _yarn(fields, factor)
+    name = fields.name("rope.scaling.type")
+    kind = fields.fields.string(name, "linear")  # llama.cpp's default
+    factor = fields.number("rope.scaling.factor", 0.0) or fields.number("rope.scale_linear", 0.0) or 1.0
+    if kind not in ("none", "linear", "yarn"):
+        fields.refuse(f"{name} is {kind[:60]!r} and not none, linear or yarn")
+    is_default = kind == "none" or (kind == "linear" and factor == 1)
+    scaled = {"rope_type": "default"} if is_default else {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        scaled |= _yarn(fields, factor)
+    if factors is not None:
+        if not is_default:
+            fields.refuse(f"its rotary embedding is scaled by {kind} and by {factors.name} together")
+        scaled = _by_factors(fields, factors, base, head_dim)
+    return {"rope_theta": base, **scaled}
 
 
 def _yarn(fields: ModelFields, factor: float) -> dict[str, Any]:
-    """Return the parameters of a YaRN scaling. llama.cpp multiplies the attention factor with that of the paper, 0.1
-    ln(factor) + 1."""
-    fields.refuse_other({"rope.scaling.yarn_ext_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,)})
+    """Return the parameters of a YaRN scaling. llama.cpp multiplies the file's attention factor with that of the paper,
+    0.1 ln(factor) + 1, and divides by the same with the logarithm multiplied (Transformers' `mscale_all_dim`)."""
     attention = fields.number("rope.scaling.attn_factor", 1.0) * fields.number("rope.scaling.yarn_attn_factor", 1.0)
-    context = fields.integer("context_length", low=1)
-    return {
-        "rope_type": "yarn",
-        "factor": factor,
-        "attention_factor": attention * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0),
+    growth, multiplier = 0.1 * math.log(max(factor, 1.0)), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
+    parameters = {
+        "attention_factor": attention * (growth + 1.0) / (growth * multiplier + 1.0),
         "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0),
-        "original_max_position_embeddings": fields.integer("rope.scaling.original_context_length", context, low=1),
+        "original_max_position_embeddings": fields.integer(
+            "rope.scaling.original_context_length", fields.integer("context_length", low=1), low=1
+        ),
     }
+    temperature = fields.number(_TEMPERATURE, 0.0)  # queries grow with every original length of the context
+    return parameters | ({"llama_4_scaling_beta": temperature} if temperature else {})
 
 
 def _by_factors(fields: ModelFields, tensor: GgufTensor, base: float, head_dim: int) -> dict[str, Any]:
@@ -84,7 +279,7 @@ def _by_factors(fields: ModelFields, tensor: GgufTensor, base: float, head_dim: 
         return {"rope_type": "default"}
     largest = float(factors.max())
     llama3 = {"rope_type": "llama3", "factor": largest, **_LLAMA3}
-    if largest >= 1 and torch.allclose(factors, llama3_factors(llama3, base, head_dim), rtol=_CLOSE, atol=0):
+    if largest >= 1 and torch.allclose(factors, llama3_factors(llama3, base, head_dim), rtol=1e-5, atol=0):
         return llama3
     return {
         "rope_type": "longrope",
@@ -105,130 +300,3 @@ def llama3_factors(parameters: dict[str, Any], base: float, head_dim: int) -> to
     plain = 1.0 / base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     factors: torch.Tensor = plain / scaled
     return factors
-
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "expert_count": (0,),
-    "attention.causal": (True,),
-    "attention.scale": (0,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
-    "logit_scale": (0, 1),
-    "embedding_scale": (0, 1),
-    "residual_scale": (0, 1),
-    "rope.dimension_sections": (),
-}
-"""Keys that stand for other computations than these architectures', and the values that do not."""
-
-
-def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
-    """Return the configuration of the file's model by Transformers' keys, "model_type" among them.
-
-    Args:
-        eos_ids: the tokens that end an output.
-
-    Raises:
-        ModelLoadError: a key is missing, or its value cannot be.
-        UnsupportedModelError: another architecture, or something in it that Transformers' model does not compute.
-    """
-    fields = _model_fields(file)
-    if EMBEDDING not in file.tensors:
-        raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
-    hidden = fields.integer("embedding_length", low=1)
-    heads = fields.of_all_layers("attention.head_count")
-    head_dim = _head_dim(fields, hidden, heads)
-    values = {
-        "vocab_size": _vocab_size(file),
-        "hidden_size": hidden,
-        "intermediate_size": fields.of_all_layers("feed_forward_length"),
-        "num_hidden_layers": _num_layers(fields, file),
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.of_all_layers("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": fields.integer("context_length", low=1),
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": rope_parameters(fields, file.tensors.get(ROPE_FACTORS), head_dim),
-        "tie_word_embeddings": is_tied(file),
-        "bos_token_id": fields.fields.integer("tokenizer.ggml.bos_token_id", None, low=0),
-        "eos_token_id": sorted(eos_ids) or None,
-    }
-    model_type, more = _model_type(fields, file)
-    values |= {"model_type": model_type, **more}
-    check_values(Fields.of(values, f"{file.path}: its metadata", ModelLoadError, remedy=REMEDY))
-    return values
-
-
-def transformers_config(config: PlainConfig, place: str) -> Any:
-    """Return the configuration as Transformers' class of its type. place: the file, for messages.
-
-    Raises:
-        ModelLoadError: it describes no such model.
-    """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    with as_load_errors(f"{place}: its metadata describes no {config.model_type} model", REMEDY):
-        return CONFIG_MAPPING[config.model_type].from_dict(dict(vars(config)))
-
-
-def _model_fields(file: GgufFile) -> ModelFields:
-    fields = metadata_of(file)
-    kind = fields.string("general.type", "model")
-    if kind != "model":
-        raise UnsupportedModelError(f"{fields.place}: it holds no model: general.type is {brief(kind)}. Give a model.")
-    architecture = fields.string("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{fields.place}: it is of the architecture {brief(architecture)}, and of GGUF files forerun reads "
-            f"{', '.join(ARCHITECTURES)} (Mistral's say llama). Give the model's Transformers folder or hub id instead."
-        )
-    found = ModelFields(fields, architecture)
-    found.refuse_other(_NEUTRAL)
-    return found
-
-
-def _num_layers(fields: ModelFields, file: GgufFile) -> int:
-    """Return the number of layers, at most the number of tensors: configurations make lists of this length."""
-    count = fields.integer("block_count", low=1)
-    if count > len(file.tensors):
-        raise ModelLoadError(
-            f"the metadata of {file.path} speaks of {count} layers, and it has {len(file.tensors)} tensors. {REMEDY}"
-        )
-    return count
-
-
-def _head_dim(fields: ModelFields, hidden: int, heads: int) -> int:
-    """Return the width of a head. Keys and values must have this width, and be rotated as a whole."""
-    width = fields.integer("attention.key_length", None, low=1)
-    if width is None:
-        if hidden % heads:
-            raise fields.fields.wrong(fields.name("embedding_length"), f"a multiple of the {heads} heads")
-        width = hidden // heads
-    if width % 2:
-        fields.refuse(f"its heads are {width} wide, an odd number")
-    for key in ("attention.value_length", "rope.dimension_count"):
-        other = fields.integer(key, width)
-        if other != width:
-            fields.refuse(f"{fields.name(key)} is {other} and the heads are {width} wide")
-    return width
-
-
-def _vocab_size(file: GgufFile) -> int:
-    """Return the size of the token list; without one, the rows of the embedding."""
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    return len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0]
-
-
-def _model_type(fields: ModelFields, file: GgufFile) -> tuple[str, dict[str, Any]]:
-    """Return Transformers' model type, and the options of this type alone."""
-    architecture, has_biases = fields.architecture, "blk.0.attn_q.bias" in file.tensors
-    window = fields.integer("attention.sliding_window", 0)
-    if 0 < window < fields.integer("context_length", low=1):
-        if architecture != "llama" or "attention.sliding_window_pattern" in fields:
-            fields.refuse(f"it has a sliding window of {window} positions and does not say in which layers")
-        return "mistral", {"sliding_window": window}
-    if architecture == "llama":
-        return "llama", {"attention_bias": has_biases, "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors}
-    return architecture, {"attention_bias": has_biases} if architecture == "qwen3" else {}

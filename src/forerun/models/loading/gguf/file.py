@@ -1,11 +1,9 @@
-"""A GGUF file: opened, checked and mapped into memory. Tensors are read when they are used."""
+"""Opens GGUF files: checked and mapped into memory. Tensors are read when they are used."""
 
 from __future__ import annotations
 
 import mmap
-import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +12,45 @@ from typing import Any
 
 import numpy as np
 
-from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.loading.gguf.header import REMEDY, GgufHeader, read_header
+from forerun.errors import ModelLoadError
+from forerun.models.loading.gguf.header import MAGIC, REMEDY, GgufHeader, brief, read_header
 from forerun.models.loading.gguf.tensors import GgufTensor
+from forerun.utils.json_file import Fields, open_regular
 
 SUFFIX = ".gguf"
-_SPLIT_NAME = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is called a GGUF file, or is a file that begins as one: those in a store of blobs have no
+    extension."""
+    if path.suffix.lower() == SUFFIX:
+        return not path.is_dir()
+    try:
+        with open_regular(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):  # a folder, nothing, a pipe, or no path
+        return False
+
+
+def part_paths(path: Path) -> list[Path]:
+    """Return the paths of all parts of a model, the first one first, whether they exist or not: those that the name of
+    one, NAME-00002-of-00003.gguf, speaks of; for any other name, the path."""
+    named = _PART.search(path.name)
+    if named is None or not 1 <= int(named[1]) <= int(named[2]):
+        return [path]
+    stem, count, suffix = path.name[: named.start()], named[2], path.suffix
+    return [path.with_name(f"{stem}-{number:05}-of-{count}{suffix}") for number in range(1, int(count) + 1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufFile:
-    """An open GGUF file.
+    """A model's open GGUF file, or all of its parts.
 
     Attributes:
-        path: where it is.
-        metadata: by key, values as int, float, bool, str, or lists of one of them.
-        tensors: by name. Their blocks keep the file mapped.
+        path: where it is, or its first part.
+        metadata: by key, values as int, float, bool, str, or lists of one of them; of the first part.
+        tensors: by name, of all parts. Their blocks keep the files mapped.
         kinds: of the metadata's values, as `GgufHeader.kinds`.
     """
 
@@ -38,55 +59,69 @@ class GgufFile:
     tensors: Mapping[str, GgufTensor]
     kinds: Mapping[str, tuple[int, ...]]
 
+    @property
+    def fields(self) -> Fields:
+        """Return all keys of the metadata as checked fields."""
+        return Fields(str(self.path), self.metadata, ModelLoadError, REMEDY)
+
     @classmethod
     def open(cls, path: str | Path) -> GgufFile:
-        """Open a file and check its header. The file must not be changed while it is open.
+        """Open a file, or all parts of a model given any of them, and check the headers. The files must not be changed
+        while they are open.
 
         Raises:
-            ModelLoadError: it cannot be read, is no GGUF file, damaged, or cut off.
-            UnsupportedModelError: it is one of several parts, or holds tensors of a type that is not read here.
+            ModelLoadError: one cannot be read, is no GGUF file, damaged, or cut off; a part is missing, or belongs to
+                another model.
+            UnsupportedModelError: it holds tensors of a type that is not read here.
         """
-        path = Path(path)
-        content = _mapped(path)
-        header = read_header(memoryview(content), str(path))
-        _refuse_part(path, header)
-        packed = np.frombuffer(content, np.uint8)
-        tensors = {
-            info.name: GgufTensor(
-                info.name,
-                info.shape,
-                info.type_name,
-                packed[info.start : info.start + info.num_bytes].reshape(*info.shape[:-1], -1),
+        paths = part_paths(Path(path))
+        missing = [each.name for each in paths if not each.exists()]
+        if missing and len(paths) > 1:
+            raise ModelLoadError(
+                f"{path}: it is one of {len(paths)} parts of a model, and {', '.join(missing[:8])} is not beside it. "
+                "Download all parts into one folder."
             )
-            for info in header.tensors
-        }
-        return cls(path, MappingProxyType(dict(header.metadata)), MappingProxyType(tensors), header.kinds)
+        opened = [_open(each) for each in paths]
+        first, tensors = opened[0][0], dict[str, GgufTensor]()
+        for number, (each, (header, found)) in enumerate(zip(paths, opened, strict=True)):
+            _check_part(each, number, len(paths), header, first)
+            if twice := next((name for name in found if name in tensors), None):
+                raise ModelLoadError(
+                    f"{each}: it has the tensor {brief(twice)}, as a part before it, so it is of another model. {REMEDY}"
+                )
+            tensors |= found
+        total = first.metadata.get("split.tensors.count", len(tensors))
+        if total != len(tensors):
+            raise ModelLoadError(
+                f"{paths[0]}: its model has {total} tensors, and its {len(paths)} parts have {len(tensors)}: one is of "
+                f"another model. {REMEDY}"
+            )
+        return cls(paths[0], MappingProxyType(first.metadata), MappingProxyType(tensors), first.kinds)
 
 
-def _mapped(path: Path) -> mmap.mmap:
-    """Map a regular file into memory, read-only."""
+def _open(path: Path) -> tuple[GgufHeader, dict[str, GgufTensor]]:
+    """Map a file into memory, read-only, and return its header and its tensors."""
     try:
-        # opening a pipe would wait for its other end
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ValueError("it is not a regular file")
-            if os.fstat(descriptor).st_size == 0:
-                raise ValueError("it is empty")
-            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError) as failure:  # ValueError: a path with a null character
-        reason = getattr(failure, "strerror", None) or failure
-        raise ModelLoadError(f"{path}: it cannot be read: {reason}. {REMEDY}") from None
+        with open_regular(path) as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as failure:  # ValueError: a path with a null character, an empty file, or a pipe
+        raise ModelLoadError(f"{path}: it cannot be read: {getattr(failure, 'strerror', 0) or failure}. {REMEDY}") from None
+    header, packed = read_header(memoryview(content), str(path)), np.frombuffer(content, np.uint8)
+    return header, {
+        name: GgufTensor(name, shape, kind, packed[start : start + num_bytes].reshape(*shape[:-1], -1))
+        for name, shape, kind, start, num_bytes in header.tensors
+    }
 
 
-def _refuse_part(path: Path, header: GgufHeader) -> None:
-    """Raise UnsupportedModelError for one of several files of a model, by metadata or by name."""
-    named = _SPLIT_NAME.search(path.name)
-    num_parts = header.metadata.get("split.count", int(named[1]) if named else 1)
-    if num_parts not in (0, 1):
-        raise UnsupportedModelError(
-            f"{path}: it is one of {num_parts} parts of a model, which forerun does not put together. Join them: "
-            "llama-gguf-split --merge FIRST-PART MODEL.gguf."
+def _check_part(path: Path, number: int, count: int, header: GgufHeader, first: GgufHeader) -> None:
+    """Raise ModelLoadError if a file is not the part of the model that its name says, counted from 0."""
+    no, parts, total = (header.metadata.get(f"split.{key}") for key in ("no", "count", "tensors.count"))
+    if (no or 0, parts or 1) != (number, count):  # writers that do not split leave the keys out, or write 0
+        raise ModelLoadError(
+            f"{path}: by its metadata it is part {no!r:.20} of {parts!r:.20}, counted from 0, and by its name {number} of "
+            f"{count}. Give all parts the names that they were published under, such as NAME-00001-of-00003{SUFFIX}."
+        )
+    if total != (expected := first.metadata.get("split.tensors.count")):
+        raise ModelLoadError(
+            f"{path}: it is part of a model of {total!r:.20} tensors, and the first part of one of {expected!r:.20}. {REMEDY}"
         )

@@ -17,7 +17,7 @@ from forerun.models.loading.configuration import PlainConfig, token_ids_of
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY
-from forerun.models.loading.gguf.tensor_names import PackedWeights, metadata_of, open_slices
+from forerun.models.loading.gguf.tensor_names import PackedWeights, open_slices
 from forerun.models.loading.gguf.tensors import block_weight, form_to_keep, weight_to_keep
 from forerun.models.loading.gguf.token_list import TokenList
 from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, read_tokens
@@ -132,7 +132,7 @@ class GgufSource(ModelSource):
     def recommended_sampling(self) -> dict[str, float]:
         """Return the sampling options that the files recommend, if they would change the result of a request without
         options (`ModelSource.recommended_sampling`)."""
-        fields = metadata_of(self.file)
+        fields = self.file.fields
         found = {option: fields.number(key, neutral) for option, (key, neutral) in _SAMPLING.items()}
         return {option: value for option, value in found.items() if value != _SAMPLING[option][1]}
 
