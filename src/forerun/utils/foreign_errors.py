@@ -35,15 +35,11 @@ def as_load_errors(what: str, remedy: str) -> Iterator[None]:
 
 @contextmanager
 def as_memory_errors(what: str) -> Iterator[None]:
-    """Raise NotEnoughMemoryError, "what: reason. remedy", where the system refuses memory in the block; others pass.
-
-    A limit of the address space (ulimit -v) makes mmap, malloc and torch's allocator fail, each in its own way.
-    """
+    """Raise NotEnoughMemoryError, "what: reason. remedy", where the system refuses memory in the block; others pass."""
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as failure:
-        is_allocation = isinstance(failure, RuntimeError) and "can't allocate memory" in str(failure)  # torch's
-        if not (isinstance(failure, MemoryError) or is_allocation or getattr(failure, "errno", None) == errno.ENOMEM):
+        if not is_out_of_memory(failure):
             raise
         raise NotEnoughMemoryError(
             f"{what}: the system gives no more memory ({reason(failure)}). Raise the limit (ulimit -v), take weights "
@@ -51,6 +47,13 @@ def as_memory_errors(what: str) -> Iterator[None]:
             0,
             available_memory() or 0,
         ) from failure
+
+
+def is_out_of_memory(failure: BaseException | None) -> bool:
+    """Return whether the system refused memory. A limit of the address space (ulimit -v) makes malloc, mmap and torch's
+    allocator fail, each in its own way."""
+    is_of_torch = isinstance(failure, RuntimeError) and "can't allocate memory" in str(failure)
+    return isinstance(failure, MemoryError) or is_of_torch or getattr(failure, "errno", None) == errno.ENOMEM
 
 
 def is_panic(failure: BaseException) -> bool:

@@ -37,7 +37,7 @@ from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
 from forerun.utils.device import raise_own, resolve_device
-from forerun.utils.foreign_errors import reason
+from forerun.utils.foreign_errors import as_memory_errors, reason
 from forerun.utils.glibc import return_freed_memory
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ def load_model(
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
-    source, model = _load(name, dtype, kind, device, adapter, quantize)
+    with as_memory_errors(f"{name} cannot be loaded"):
+        source, model = _load(name, dtype, kind, device, adapter, quantize)
     log_source_notes(source, model, name, is_asked_for=quantize == UNQUANTIZED)
     model.exactness = self_test(model)
     return_freed_memory()
@@ -124,7 +125,8 @@ def load_draft_model(
     Raises:
         ModelLoadError: in addition, the weights hold NaN or infinity, or the model computes such numbers from them.
     """
-    _, model = _load(name, dtype, "auto", device, adapter, quantize)
+    with as_memory_errors(f"{name} cannot be loaded"):
+        _, model = _load(name, dtype, "auto", device, adapter, quantize)
     tensor = first_non_finite_tensor(model)
     if tensor is not None:
         raise ModelLoadError(
@@ -235,6 +237,7 @@ def _load(
         model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
+        source.finish()
         probe(model)
     except _COMPUTING as error:
         raise_own(error, target_device)

@@ -98,6 +98,9 @@ class ModelSource(ABC):
         weight is in blocks that can be computed with as they lie."""
         return None
 
+    def finish(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Check, when all weights have been read, that the files were not changed meanwhile."""
+
     def packed_weights(self, config: Any) -> Mapping[str, GgufTensor]:
         """Return the packed tensors of the file, by Transformers' names and with rows in Transformers' order; empty if
         weights are not packed."""

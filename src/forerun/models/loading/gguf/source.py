@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import PlainConfig, token_ids_of
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
-from forerun.models.loading.gguf.file import GgufFile
+from forerun.models.loading.gguf.file import GgufFile, part_paths
 from forerun.models.loading.gguf.header import REMEDY
 from forerun.models.loading.gguf.tensor_names import PackedWeights, open_slices
 from forerun.models.loading.gguf.tensors import block_weight, form_to_keep, weight_to_keep
@@ -47,7 +48,16 @@ class GgufSource(ModelSource):
     @cached_property
     def file(self) -> GgufFile:
         """Return the open file."""
+        self._opened = _states(self.path)
         return GgufFile.open(self.path)
+
+    def finish(self) -> None:
+        """Give back the pages that were read, and check that the files are as they were opened (`ModelSource.finish`).
+        Files that others have replaced are read to their end, as they were."""
+        self.file.release()
+        before, now = self._opened, _states(self.path)
+        if any(before[key] != now[key] for key in before.keys() & now.keys()):
+            raise ModelLoadError(f"{self.path}: the file was changed while it was read. Load it when it is whole.")
 
     def config(self) -> Any:
         """Return the Transformers configuration of its language model (`ModelSource.config`)."""
@@ -102,7 +112,12 @@ class GgufSource(ModelSource):
         """Return a function that returns a matrix of the file in blocks by Transformers' name, with rows in
         Transformers' order, or None for other tensors (`ModelSource.blocks`)."""
         packed = self.packed_weights(config)
-        return lambda name: block_weight(packed.stored(name), packed.order(name)) if name in packed else None
+
+        def block(name: str) -> BlockWeight | None:
+            self.file.release()  # what was read before
+            return block_weight(packed.stored(name), packed.order(name)) if name in packed else None
+
+        return block
 
     def block_types(self) -> Mapping[str, int]:
         """Return how many tensors of the file there are of each quantized type (`ModelSource.block_types`)."""
@@ -143,3 +158,9 @@ class GgufSource(ModelSource):
     def tokenizer(self) -> Any:
         """Return the Transformers tokenizer (`ModelSource.tokenizer`)."""
         return read_tokenizer(self.file.metadata, str(self.path), self._tokens)
+
+
+def _states(path: Path) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the sizes and times of a model's files, by what the file system knows each by."""
+    found = (each.stat() for each in part_paths(path) if each.exists())
+    return {(each.st_dev, each.st_ino): (each.st_size, each.st_mtime_ns) for each in found}

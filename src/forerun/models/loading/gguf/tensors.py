@@ -13,6 +13,7 @@ import torch
 from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
+from forerun.models.loading.gguf.header import REMEDY
 
 _PART = (1 << 15) - 256
 """Numbers dequantized together: whole blocks of every type, few enough to stay in the processor's cache, and fewer than
@@ -32,12 +33,28 @@ class GgufTensor:
         shape: in torch's order, rows first.
         type_name: of the blocks, such as "Q4_1" or "F32".
         blocks: [*shape[:-1], bytes of a row] uint8, read-only, in the file's memory map.
+        content: the memory map; None: the blocks lie in memory.
     """
 
     name: str
     shape: tuple[int, ...]
     type_name: str
     blocks: npt.NDArray[np.uint8]
+    content: mmap.mmap | None = None
+
+    def check_whole(self) -> None:
+        """Check that the file is as long as it was: reading a map beyond the file's end kills the process.
+
+        Raises:
+            ModelLoadError: it has been cut off since it was opened.
+        """
+        if self.content is not None and self.content.size() < len(self.content):
+            raise ModelLoadError(f"tensor {self.name}: the file has been cut off while it was in use. {REMEDY}")
+
+    def release(self) -> None:
+        """Give back the pages of the file that were read. They stay in the system's cache."""
+        if self.content is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.content.madvise(mmap.MADV_DONTNEED)
 
     @property
     def is_quantized(self) -> bool:
@@ -50,6 +67,7 @@ class GgufTensor:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
+        self.check_whole()
         kind = GGMLQuantizationType[self.type_name]
         block_size, block_bytes = GGML_QUANT_SIZES[kind]
         packed = self.blocks.reshape(-1)
@@ -59,6 +77,7 @@ class GgufTensor:
             start, end = (index // block_size * block_bytes for index in (first, last))
             numbers = dequantize(packed[start:end].reshape(1, -1), kind).reshape(-1)
             result[first:last] = torch.from_numpy(np.require(numbers, np.float32, "W"))
+        self.release()
         return result.view(self.shape)
 
 
@@ -105,4 +124,5 @@ def block_weight(tensor: GgufTensor, order: torch.Tensor | None = None) -> Block
     """
     if tensor.type_name not in BLOCK_TYPES or len(tensor.shape) != 2:
         return None
+    tensor.check_whole()
     return BlockWeight(tensor.type_name, (tensor.shape[0], tensor.shape[1]), tensor.blocks, order)
