@@ -381,7 +381,7 @@ def _read_stored(source: ModelSource, config: Any, number_format: torch.dtype) -
     library = library_for(model.device, number_format)
     assert library is not None  # `mixture_as_stored`
     numbers = stored_numbers(checkpoint.slices, is_tied)
-    return model, StoredMaker(library, source.blocks(config), numbers, number_format, reading.count)
+    return model, StoredMaker(source.name, library, source.blocks(config), numbers, number_format, reading.count)
 
 
 def _read(

@@ -117,6 +117,7 @@ class StoredMaker:
     other tensors as numbers.
 
     Args:
+        place: the file, for messages.
         blocks: returns the matrix of a name from the file, or None where numbers are to be used.
         numbers: tensors by name, which are read here in place of what the model holds.
         dtype: of the numbers.
@@ -125,13 +126,15 @@ class StoredMaker:
 
     def __init__(
         self,
+        place: str,
         library: Library,
         blocks: Callable[[str], BlockWeight | None],
         numbers: Mapping[str, TensorSlice],
         dtype: torch.dtype,
         read: Callable[[str], None],
     ) -> None:
-        self._library, self._blocks, self._numbers, self.dtype, self._read = library, blocks, numbers, dtype, read
+        self._place, self._library, self._blocks, self._read = place, library, blocks, read
+        self._numbers, self.dtype = numbers, dtype
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """Make the layer of one part (`Maker.linear`).
@@ -149,7 +152,7 @@ class StoredMaker:
         try:
             linear = NativeLinear(self._library, weight, bias)
         except ModelLoadError as error:
-            raise ModelLoadError(f"tensor {name}: {error}") from None
+            raise ModelLoadError(f"{self._place}: tensor {name}: {error}") from None
         if isinstance(weight, BlockWeight):
             self._read(name)
         return linear
