@@ -110,7 +110,7 @@ def test_other_types_are_dequantized_by_whoever_wants_them(type_name: str) -> No
 def test_a_scale_that_is_not_finite_is_refused_by_name(place: int) -> None:
     packed, _ = pack(drawn(2, 64).numpy(), "Q4_1")
     packed[1].view(np.float16)[10 + place] = np.nan  # scale or minimum of the second block
-    with pytest.raises(ModelLoadError, match=r"blk\.0\.ffn_up\.weight has a scale that is NaN or infinite"):
+    with pytest.raises(ModelLoadError, match=r"blk\.0\.ffn_up\.weight: row 1 has a scale that is NaN or infinite"):
         weight_to_keep(tensor_of(packed, "Q4_1", (2, 64)))
 
 
