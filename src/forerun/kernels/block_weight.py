@@ -187,7 +187,8 @@ class BlockWeight:
         shape: outputs and inputs; with an order, outputs are those of the order.
         blocks: [rows of the file, bytes of a row], which may be a file's read-only memory.
         order: [out] int64, the rows of the file that are the outputs; None: all in order.
-        activation_bits: of the activations that it is multiplied with, one scale per 32 inputs.
+        activation_bits: of the activations that it is multiplied with: 8, one scale per 32 inputs; or 16, one per row,
+            which only Q4_0, Q4_1 and Q8_0 have native kernels for.
     """
 
     type_name: str

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from forerun.kernels.block_weight import BlockWeight
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import QuantizedWeight
@@ -125,13 +126,15 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return PlainLinear(weight, bias)
 
 
-def make_quantized_linear(weights: Sequence[QuantizedWeight], bias: Tensor | None = None) -> Linear:
+def make_quantized_linear(weights: Sequence[QuantizedWeight | BlockWeight], bias: Tensor | None = None) -> Linear:
     """Make a layer of quantized weights whose outputs are concatenated: native if available, unless the formats differ;
     native decoders make one layer per format."""
     if len({weight.form for weight in weights}) > 1:
         return JoinedLinear(weights, bias)
-    weight = QuantizedWeight.cat(weights)
-    library = native_for(weight.quantized.device)
+    blocks = [weight for weight in weights if isinstance(weight, BlockWeight)]
+    values = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    weight = BlockWeight.cat(blocks) if blocks else QuantizedWeight.cat(values)
+    library = native_for(weight.device)
     return QuantizedLinear(weight, bias) if library is None else NativeLinear(library, weight, bias)
 
 

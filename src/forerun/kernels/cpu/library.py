@@ -27,6 +27,14 @@ class WeightLayout(IntEnum):
     INT8_GROUPS = 3
     INT4_GROUPS = 4
     INT4_MINIMA = 5
+    Q5_0 = 6
+    Q5_1 = 7
+    Q4_K = 8
+    Q5_K = 9
+    Q6_K = 10
+    IQ4_NL = 11
+    IQ4_XS = 12
+    MXFP4 = 13
 
 
 class LinearStruct(Structure):
@@ -137,7 +145,7 @@ class AttentionStruct(Structure):
     ]
 
 
-ABI = 11
+ABI = 12
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -153,6 +161,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_workspace_bytes": (c_int64, ()),
     "forerun_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
     "forerun_pack": (None, (c_int32, c_int64, c_int64, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "forerun_pack_blocks": (c_int64, (c_int32, c_int64, c_int64, _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
     "forerun_unpack": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER)),
     "forerun_linear": (c_int32, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
     "forerun_layers": (
@@ -192,8 +201,8 @@ class Library:
         best: the best instruction set that the processor has.
         shares_openmp: whether torch's threads compute; else threads of the library's.
 
-    The functions linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, top, move_slots, pack
-    and unpack are those of csrc/forerun.h, with addresses for pointers.
+    The functions linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, top, move_slots,
+    pack, pack_blocks and unpack are those of csrc/forerun.h, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forerun.kernels.block_weight import BlockType, BlockWeight, non_finite_row
 from forerun.kernels.cpu.library import Library, LinearStruct, WeightLayout
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 
@@ -68,18 +69,23 @@ class NativeLinear(nn.Module):
     """y = x W^T + b, computed in float32.
 
     Args:
-        weight: [out, in], float32, bfloat16 or quantized. bias: [out] or None.
+        weight: [out, in], float32, bfloat16, quantized or in blocks of a GGUF file. bias: [out] or None.
 
     Attributes:
         struct: the layer in the library's form.
         nbytes: of the packed weight, scales included.
         bias: float32, whole blocks long, or None.
+
+    Raises:
+        ModelLoadError: a scale of a GGUF file's blocks is NaN or infinite. The message names the row alone.
     """
 
-    def __init__(self, library: Library, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, library: Library, weight: Tensor | QuantizedWeight | BlockWeight, bias: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.kind = weight_layout(weight.form if isinstance(weight, QuantizedWeight) else weight.dtype)
+        self.kind = weight_layout(weight.dtype if isinstance(weight, Tensor) else weight.form)
         self._library = library
         self._packed = _packed(library, self.kind, weight)
         self._scales = None
@@ -91,7 +97,7 @@ class NativeLinear(nn.Module):
             kind=self.kind,
             out_features=self.out_features,
             in_features=self.in_features,
-            activation_bits=weight.activation_bits if isinstance(weight, QuantizedWeight) else 0,
+            activation_bits=0 if isinstance(weight, Tensor) else weight.activation_bits,
             packed=self._packed.data_ptr(),
             scales=None if self._scales is None else self._scales.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),
@@ -117,9 +123,7 @@ class NativeLinear(nn.Module):
 
     def read_rows(self, index: NDArray[np.int64], numbers: Tensor) -> None:
         """Write `rows` into the first rows of `numbers`, [n or more, in] float32. index: [n], contiguous."""
-        # as numbers without sign, negative ones are too large
-        if len(index) and index.view(np.uint64).max() >= self.out_features:
-            raise IndexError(f"a row is not in 0..{self.out_features - 1}: {index.tolist()}")
+        _check_rows(index, self.out_features)
         self._library.unpack(ctypes.byref(self.struct), index.ctypes.data, len(index), numbers.data_ptr())
 
     def float_numbers(self) -> Tensor | None:
@@ -142,34 +146,72 @@ class NativeLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features)
 
 
-def linear_nbytes(library: Library, out_features: int, in_features: int, form: QuantizedFormat | torch.dtype) -> int:
-    """Return the bytes of a layer's packed weight without the bias. form: of a quantized weight, or the dtype, bfloat16
-    or float32."""
+Form = QuantizedFormat | BlockType | torch.dtype
+"""Of a quantized weight, of a GGUF file's blocks, or the dtype of numbers, bfloat16 or float32."""
+_LAYOUTS = {
+    "Q4_0": WeightLayout.INT4_GROUPS,
+    "Q4_1": WeightLayout.INT4_MINIMA,
+    "Q8_0": WeightLayout.INT8_GROUPS,
+}
+"""Types of blocks that have no layout of their own."""
+
+
+def linear_nbytes(library: Library, out_features: int, in_features: int, form: Form) -> int:
+    """Return the bytes of a layer's packed weight without the bias."""
     has_channel_scales = not isinstance(form, torch.dtype) and form.group is None
     scales = 4 * -(-out_features // _LANES) * _LANES if has_channel_scales else 0
     return library.packed_bytes(weight_layout(form), out_features, in_features) + scales
 
 
-def weight_layout(form: QuantizedFormat | torch.dtype) -> WeightLayout:
-    """Return the layout of quantized values of a format, or of numbers in bfloat16 or float32."""
+def weight_layout(form: Form) -> WeightLayout:
+    """Return the layout of a weight of this form."""
     if isinstance(form, torch.dtype):
         return WeightLayout.FLOAT32 if form == torch.float32 else WeightLayout.BFLOAT16
+    if isinstance(form, BlockType):
+        return _LAYOUTS.get(form.name) or WeightLayout[form.name]
     if form.bits == 8:
         return WeightLayout.INT8 if form.group is None else WeightLayout.INT8_GROUPS
     return WeightLayout.INT4_MINIMA if form.has_minimum else WeightLayout.INT4_GROUPS
 
 
-def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeight) -> Tensor:
+def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeight | BlockWeight) -> Tensor:
     """Pack a weight for the library. Returns [bytes] uint8."""
+    packed = weight_memory(library.packed_bytes(kind, *weight.shape))
+    if isinstance(weight, BlockWeight):
+        _pack_blocks(library, kind, weight, packed)
+        return packed
     quantized = weight if isinstance(weight, QuantizedWeight) else None
     numbers = (quantized.quantized if quantized is not None else weight.detach()).contiguous()  # type: ignore[union-attr]
     halves = []
     if quantized is not None and quantized.group is not None:
         halves = [t.contiguous() for t in (quantized.scale, quantized.minimum) if t is not None]
-    packed = weight_memory(library.packed_bytes(kind, *weight.shape))
     pointers = [half.data_ptr() for half in halves] + [None] * (2 - len(halves))
     library.pack(kind, *weight.shape, numbers.data_ptr(), *pointers, packed.data_ptr())
     return packed
+
+
+def _pack_blocks(library: Library, kind: WeightLayout, weight: BlockWeight, packed: Tensor) -> None:
+    blocks, order = np.ascontiguousarray(weight.blocks), None
+    if weight.order is not None:
+        order = weight.order.contiguous().numpy()
+        _check_rows(order, len(blocks))
+    row = library.pack_blocks(
+        kind,
+        *weight.shape,
+        blocks.ctypes.data,
+        blocks.shape[1],
+        None if order is None else order.ctypes.data,
+        packed.data_ptr(),
+        torch.get_num_threads(),
+    )
+    if row:
+        raise non_finite_row(row - 1)
+
+
+def _check_rows(index: NDArray[np.int64], count: int) -> None:
+    # as numbers without sign, negative ones are too large
+    if len(index) and index.view(np.uint64).max() >= count:
+        raise IndexError(f"a row is not in 0..{count - 1}: {index.tolist()}")
 
 
 def _padded(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 #endif
 
+#include "block_packing.h"
 #include "packing.h"
 #include "parallel.h"
 #include "step.h"
@@ -28,6 +29,7 @@ struct Entries {
 };
 }  // namespace forerun
 using forerun::Entries;
+using forerun::half_power;
 using forerun::half_to_float;
 
 #if defined(__x86_64__)
@@ -140,6 +142,10 @@ int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in) { return for
 void forerun_pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,
                   const uint16_t* minima, void* packed) {
     forerun::pack(kind, out, in, numbers, scales, minima, packed);
+}
+int64_t forerun_pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t* blocks, int64_t row_bytes,
+                            const int64_t* order, void* packed, int32_t threads) {
+    return forerun::pack_blocks(kind, out, in, blocks, row_bytes, order, packed, threads);
 }
 void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers) {
     forerun::unpack(*linear, rows, n, numbers);

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 11
+#define FORERUN_ABI 12
 
 extern "C" {
 
@@ -15,6 +15,17 @@ enum ForerunKind : int32_t {
     FORERUN_INT4_GROUPS = 4,  // [out / 16][in / 32] of [4][16][4] bytes, codes with zero 8, and 16 float16 scales: the
                               // low half of a byte is of inputs 0..3 of eight, the high half of inputs 4..7
     FORERUN_INT4_MINIMA = 5,  // the same with zero 0, and 16 float16 minima behind the scales
+    // GGUF's other types: the low four bits as above, then the fifth bits [16][4] of inputs f, f + 4, ... (bit f of a byte is
+    // of the f-th four inputs), or the fifth and sixth [2][16][4], two of each four in a byte; then scales and minima.
+    FORERUN_Q5_0 = 6,    // zero 16, 16 float16 scales
+    FORERUN_Q5_1 = 7,    // the same with zero 0, and minima
+    FORERUN_Q4_K = 8,    // [in / 256] of 16 float16 scales, 16 minima, negative, and eight groups, behind whose codes are 16
+                         // bytes by which the scale is multiplied, and 16 for the minimum
+    FORERUN_Q5_K = 9,    // the same with 5 bits
+    FORERUN_Q6_K = 10,   // zero 32, no minima; 2 * 16 signed bytes, for each 16 inputs
+    FORERUN_IQ4_NL = 11,  // codes are places in a table (layouts.h), 16 float16 scales
+    FORERUN_IQ4_XS = 12,  // the same with two levels of scales, signed bytes
+    FORERUN_MXFP4 = 13,   // another table; 16 bytes, exponents of scales
 };
 
 // y = x W^T + bias.
@@ -85,6 +96,11 @@ int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in);
 // numbers: float [out, in] for the float kinds, else codes uint8 [out, in]; scales, minima: float16 [out, groups].
 void forerun_pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,
                   const uint16_t* minima, void* packed);
+// From the blocks of a GGUF file, on several threads: Q8_0 by FORERUN_INT8_GROUPS, Q4_0 by FORERUN_INT4_GROUPS, Q4_1 by
+// FORERUN_INT4_MINIMA, others by their name. order: [out], the row of the file that is each output; null: all in order.
+// Returns the first output + 1 of which a scale is NaN or infinite, else 0.
+int64_t forerun_pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t* blocks, int64_t row_bytes,
+                            const int64_t* order, void* packed, int32_t threads);
 // The numbers of some rows, float [n, in].
 void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers);
 

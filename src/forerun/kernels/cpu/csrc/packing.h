@@ -1,59 +1,27 @@
 // Weights from rows to blocks of sixteen outputs, and back.
 #pragma once
-#include <cstring>
-
-#include "forerun.h"
+#include "layouts.h"
 
 namespace forerun {
-
-inline float half_to_float(uint16_t half) {
-    const uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
-    uint32_t bits;
-    if (exponent == 31)
-        bits = sign | 0x7f800000 | fraction << 13;
-    else if (exponent)
-        bits = sign | (exponent + 112) << 23 | fraction << 13;
-    else {
-        const float tiny = (float)fraction * 5.9604644775390625e-8f;  // 2^-24
-        memcpy(&bits, &tiny, 4);
-        bits |= sign;
-    }
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
-// Bytes of a group of 32 inputs and 16 outputs, and how many of them are codes.
-inline int64_t group_bytes(int32_t kind) {
-    switch (kind) {
-    case FORERUN_INT8: return 512;
-    case FORERUN_INT8_GROUPS: return 544;
-    case FORERUN_INT4_GROUPS: return 288;
-    default: return 320;
-    }
-}
-inline int64_t code_bytes(int32_t kind) { return kind <= FORERUN_INT8_GROUPS ? 512 : 256; }
-inline int zero_code(int32_t kind) { return kind == FORERUN_INT4_GROUPS ? 8 : kind == FORERUN_INT4_MINIMA ? 0 : 128; }
-// Codes of 8 bits are kept about their zero, as signed bytes.
-inline uint8_t kept_code(int32_t kind, uint8_t code) { return kind <= FORERUN_INT8_GROUPS ? code ^ 0x80 : code; }
 
 inline int64_t packed_bytes(int32_t kind, int64_t out, int64_t in) {
     const int64_t blocks = (out + 15) / 16;
     if (kind == FORERUN_FLOAT32) return blocks * in * 64;
     if (kind == FORERUN_BFLOAT16) return blocks * (in + in % 2) * 32;
-    return blocks * ((in + 31) / 32) * group_bytes(kind);
+    return blocks * layout_of(kind).block((in + 31) / 32);
 }
 
-// Where the code of output o of a block and input k lies, from the block's start, and its shift. Four bytes hold, of one
+// Where the code of output o and input i of a group lies, from the group's start, and its shift. Four bytes hold, of one
 // output, four codes of 8 bits or eight of 4 bits.
-inline int64_t code_place(int32_t kind, int64_t o, int64_t k, int* shift) {
-    const int64_t group = k / 32 * group_bytes(kind), i = k % 32;
-    if (kind <= FORERUN_INT8_GROUPS) {
-        *shift = 0;
-        return group + i / 4 * 64 + 4 * o + i % 4;
-    }
-    *shift = i % 8 / 4 * 4;
-    return group + i / 8 * 64 + 4 * o + i % 4;
+inline int64_t code_place(const Layout& l, int64_t o, int64_t i, int* shift) {
+    *shift = l.low == 8 ? 0 : i % 8 / 4 * 4;
+    return (l.low == 8 ? i / 4 : i / 8) * 64 + 4 * o + i % 4;
+}
+// The same for what lies in planes: 64 bytes hold the bits of 8 / high fours of inputs.
+inline int64_t plane_place(const Layout& l, int64_t o, int64_t i, int* shift) {
+    const int64_t fours = 8 / l.high;
+    *shift = (int)(i / 4 % fours) * l.high;
+    return 256 + i / 4 / fours * 64 + 4 * o + i % 4;
 }
 
 // Where the number of output o of a block and input k lies, from the block's start.
@@ -74,48 +42,70 @@ inline void pack(int32_t kind, int64_t out, int64_t in, const void* numbers, con
     if (kind == FORERUN_BFLOAT16)
         return pack_numbers(out, in, in + in % 2, (const uint16_t*)numbers, (uint16_t*)packed, bfloat16_place);
     memset(packed, 0, packed_bytes(kind, out, in));
+    const Layout& l = layout_of(kind);
     const uint8_t* codes = (const uint8_t*)numbers;
-    const int64_t block_bytes = packed_bytes(kind, 16, in), groups = (in + 31) / 32;
+    const int64_t groups = (in + 31) / 32;
     for (int64_t o = 0; o < out; o++) {
-        uint8_t* block = (uint8_t*)packed + o / 16 * block_bytes;
+        uint8_t* block = (uint8_t*)packed + o / 16 * l.block(groups);
         for (int64_t k = 0; k < in; k++) {
             int shift;
-            const int64_t place = code_place(kind, o % 16, k, &shift);
-            block[place] |= (uint8_t)(kept_code(kind, codes[o * in + k]) << shift);
+            uint8_t* to = block + l.at(k / 32) + code_place(l, o % 16, k % 32, &shift);
+            *to |= (uint8_t)((l.low == 8 ? codes[o * in + k] ^ 0x80 : codes[o * in + k]) << shift);
         }
-        for (int64_t g = 0; kind != FORERUN_INT8 && g < groups; g++) {
-            uint16_t* behind = (uint16_t*)(block + g * group_bytes(kind) + code_bytes(kind));
+        for (int64_t g = 0; l.scales == Scales::halves && g < groups; g++) {
+            uint16_t* behind = (uint16_t*)(block + l.at(g) + l.codes());
             behind[o % 16] = scales[o * groups + g];
-            if (kind == FORERUN_INT4_MINIMA) behind[16 + o % 16] = minima[o * groups + g];
+            if (l.minima) behind[16 + o % 16] = minima[o * groups + g];
         }
     }
 }
 
+// What output o has for the inputs from i on of a group: their scale and minimum.
+inline void group_scales(const Layout& l, const uint8_t* group, const uint8_t* head, int64_t o, int64_t i, float* scale,
+                         float* minimum) {
+    const uint8_t* behind = group + l.codes();
+    if (l.scales == Scales::exponents) {
+        *scale = half_power(behind[o]);
+    } else if (l.scales == Scales::halves) {
+        *scale = half_to_float(((const uint16_t*)behind)[o]);
+        if (l.minima) *minimum = half_to_float(((const uint16_t*)behind)[16 + o]);
+    } else {
+        *scale = half_to_float(((const uint16_t*)head)[o]) * (float)(int8_t)behind[i / l.group * 16 + o];
+        if (l.minima) *minimum = half_to_float(((const uint16_t*)head)[16 + o]) * (float)behind[16 + o];
+    }
+}
+
+// The numbers of a row, of codes.
+inline void unpack_codes(const ForerunLinear& w, int64_t row, float* to) {
+    const Layout& l = layout_of(w.kind);
+    const uint8_t* block = (const uint8_t*)w.packed + row / 16 * l.block((w.in + 31) / 32);
+    const int64_t o = row % 16;
+    float scale = 0.0f, minimum = 0.0f;
+    for (int64_t k = 0; k < w.in; k++) {
+        const int64_t g = k / 32, i = k % 32;
+        const uint8_t* group = block + l.at(g);
+        int shift, code;
+        if (i % l.group == 0 && l.scales != Scales::by_output)
+            group_scales(l, group, block + l.at(g / 8 * 8) - l.head(), o, i, &scale, &minimum);
+        code = group[code_place(l, o, i, &shift)];
+        code = l.low == 8 ? (int8_t)code : code >> shift & 15;
+        if (l.high) code |= (group[plane_place(l, o, i, &shift)] >> shift & ((1 << l.high) - 1)) << 4;
+        const float number = (l.scales == Scales::by_output ? w.scales[row] : scale) * (float)(l.table ? l.table[code] : code - l.zero);
+        to[k] = l.minima ? number + minimum : number;
+    }
+}
+
 inline void unpack(const ForerunLinear& w, const int64_t* rows, int64_t n, float* numbers) {
-    const int64_t in = w.in, block_bytes = packed_bytes(w.kind, 16, in);
+    const int64_t in = w.in;
     for (int64_t i = 0; i < n; i++) {
         const int64_t row = rows[i], o = row % 16;
-        const uint8_t* block = (const uint8_t*)w.packed + row / 16 * block_bytes;
+        const char* block = (const char*)w.packed + row / 16 * packed_bytes(w.kind, 16, in);
         float* to = numbers + i * in;
-        for (int64_t k = 0; k < in; k++) {
-            if (w.kind == FORERUN_FLOAT32) {
-                to[k] = ((const float*)block)[float_place(o, k)];
-            } else if (w.kind == FORERUN_BFLOAT16) {
-                const uint32_t bits = (uint32_t)((const uint16_t*)block)[bfloat16_place(o, k)] << 16;
-                memcpy(to + k, &bits, 4);
-            } else {
-                int shift;
-                const int64_t place = code_place(w.kind, o, k, &shift);
-                const int mask = w.kind >= FORERUN_INT4_GROUPS ? 15 : 255;
-                const float code = (float)(kept_code(w.kind, (uint8_t)(block[place] >> shift & mask)) - zero_code(w.kind));
-                if (w.kind == FORERUN_INT8) {
-                    to[k] = w.scales[row] * code;
-                    continue;
-                }
-                const uint16_t* behind = (const uint16_t*)(block + k / 32 * group_bytes(w.kind) + code_bytes(w.kind));
-                to[k] = half_to_float(behind[o]) * code;
-                if (w.kind == FORERUN_INT4_MINIMA) to[k] += half_to_float(behind[16 + o]);
-            }
+        if (w.kind >= FORERUN_INT8) unpack_codes(w, row, to);
+        for (int64_t k = 0; w.kind == FORERUN_FLOAT32 && k < in; k++) to[k] = ((const float*)block)[float_place(o, k)];
+        for (int64_t k = 0; w.kind == FORERUN_BFLOAT16 && k < in; k++) {
+            const uint32_t bits = (uint32_t)((const uint16_t*)block)[bfloat16_place(o, k)] << 16;
+            memcpy(to + k, &bits, 4);
         }
     }
 }

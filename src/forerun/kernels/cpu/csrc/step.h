@@ -5,7 +5,7 @@
 #include <new>
 #include <vector>
 
-#include "forerun.h"
+#include "layouts.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -130,6 +130,7 @@ template <class Input> void plan_input(Workspace& space, Input& in, int64_t n, i
         space.want(in.byte_scales, n * in.groups);
         space.want(in.byte_sums, n * in.groups);
         space.want(in.byte_totals, n * in.groups);
+        space.want(in.byte_halves, n * in.groups * 2);
     }
     if (!forms.codes) return;
     space.want(in.codes, n * in.groups * 32);

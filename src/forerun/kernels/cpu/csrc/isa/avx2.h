@@ -52,6 +52,16 @@ INLINE F f_seconds(const uint16_t* p) {
 INLINE F f_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+INLINE __m256 float_bytes(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+INLINE F f_bytes(const int8_t* p) { return {float_bytes(p), float_bytes(p + 8)}; }
+// 2^(p - 128)
+INLINE __m256 half_powers(const uint8_t* p) {
+    const __m256i powers = _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epu32(powers, _mm256_set1_epi32(1 << 22))), _mm256_set1_ps(0.5f));
+}
+INLINE F f_half_powers(const uint8_t* p) { return {half_powers(p), half_powers(p + 8)}; }
 INLINE F f_fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 INLINE F f_fma_at(F weight, const float* x, F sum) { return f_fma(weight, f_set(*x), sum); }
 // sum[r] += p[0..15] * x[r * stride]. Few rows share registers with other blocks' sums: there one half follows the other.
@@ -142,72 +152,83 @@ INLINE W w_low4(W x) {
     return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
 }
 INLINE W w_high4(W x) { return w_low4({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
+INLINE W w_or(W x, W y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+// The bits of each byte that are in MASK once it is shifted to the right, or to the left if SHIFT is negative.
+template <int SHIFT, int MASK> INLINE __m256i bits_of(__m256i x) {
+    const __m256i moved = SHIFT > 0 ? _mm256_srli_epi16(x, SHIFT > 0 ? SHIFT : 0) : _mm256_slli_epi16(x, SHIFT < 0 ? -SHIFT : 0);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(MASK));
+}
+template <int SHIFT, int MASK> INLINE W w_bits(W x) { return {bits_of<SHIFT, MASK>(x.a), bits_of<SHIFT, MASK>(x.b)}; }
+// ZERO + what a table holds for each byte, 0..15.
+template <int ZERO> INLINE W w_of_table(const int8_t* table, W places) {
+    const __m128i sixteen = _mm_add_epi8(_mm_loadu_si128((const __m128i*)table), _mm_set1_epi8((char)ZERO));
+    const __m256i values = _mm256_broadcastsi128_si256(sixteen);
+    return {_mm256_shuffle_epi8(values, places.a), _mm256_shuffle_epi8(values, places.b)};
+}
+// Lane o of code_dots: the products of 4 FOURS codes of a group, from the fours FIRST on, and inputs, for rows that lie
+// `next` apart. totals: [R] sums of these inputs, `step` apart.
 #if defined(AVX_VNNI)
-// Lane o: sum + the sum of codes[4 o + i] x[i], i < 4; codes are bytes 0..255.
-template <int R> INLINE void add_fours(W codes, const int8_t* x, int64_t next, I* sum) {
+constexpr int BIAS = 128;  // of signed codes, which are multiplied as bytes without sign
+INLINE W w_biased(W x) {
+    const __m256i bias = _mm256_set1_epi8((char)BIAS);
+    return {_mm256_xor_si256(x.a, bias), _mm256_xor_si256(x.b, bias)};
+}
+template <int R, class C, int f, int END> INLINE void add_fours(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+    const W codes = C::template fours<f, FETCHED<R>>(p);
     EACH_ROW {
-        const __m256i four = four_bytes(x + r * next);
+        const __m256i four = four_bytes(x + r * next + 4 * f);
         sum[r] = {_mm256_dpbusd_avx_epi32(sum[r].a, codes.a, four), _mm256_dpbusd_avx_epi32(sum[r].b, codes.b, four)};
     }
+    if constexpr (f + 1 < END) add_fours<R, C, f + 1, END>(p, x, next, sum);
 }
-template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
-    EACH_ROW sum[r] = i_zero();
-    for (int k = 0; k < 32; k += 8) {
-        const W bytes = w_load(p + 8 * k);
-        ahead<FETCHED<R>>(p + 8 * k);
-        add_fours<R>(w_low4(bytes), x + k, next, sum);
-        add_fours<R>(w_high4(bytes), x + k + 4, next, sum);
-    }
-}
-template <int R>
-INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
-    const __m256i zero = _mm256_set1_epi8((char)128);
-    EACH_ROW sum[r] = i_set(-128 * totals[r * step]);
-    for (int k = 0; k < 32; k += 4) {
-        const W bytes = w_load(p + 16 * k);
-        ahead<FETCHED<R>>(p + 16 * k);
-        add_fours<R>({_mm256_xor_si256(bytes.a, zero), _mm256_xor_si256(bytes.b, zero)}, x + k, next, sum);
-    }
+template <int R, class C, int FIRST, int FOURS>
+INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
+    EACH_ROW sum[r] = C::ZERO ? i_set(-C::ZERO * totals[r * step]) : i_zero();
+    add_fours<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
 }
 #else
-// Add the products of pairs of codes 0..15 and inputs to words, in which a group's eight fit: 8 * 2 * 15 * 127 < 32,768.
-// Both halves take one broadcast of inputs.
-template <int R> INLINE void add_pairs(W codes, const int8_t* x, int64_t next, W* sum) {
-    EACH_ROW {
-        const __m256i four = four_bytes(x + r * next);
-        sum[r] = {pinned(_mm256_add_epi16(sum[r].a, _mm256_maddubs_epi16(codes.a, four))),
-                  pinned(_mm256_add_epi16(sum[r].b, _mm256_maddubs_epi16(codes.b, four)))};
-    }
-}
+constexpr int BIAS = 0;  // of signed codes, whose sign goes to the input
+INLINE W w_biased(W x) { return x; }
 INLINE I i_of_pairs(W words) {
     const __m256i ones = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(words.a, ones), _mm256_madd_epi16(words.b, ones)};
 }
-template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+// Add the products of pairs of codes without sign and inputs to words, in which END - f fours of them fit. Both halves take
+// one broadcast of inputs.
+template <int R, class C, int f, int END> INLINE void add_pairs(const uint8_t* p, const int8_t* x, int64_t next, W* sum) {
+    const W codes = C::template fours<f, FETCHED<R>>(p);
+    EACH_ROW {
+        const __m256i four = four_bytes(x + r * next + 4 * f);
+        sum[r] = {pinned(_mm256_add_epi16(sum[r].a, _mm256_maddubs_epi16(codes.a, four))),
+                  pinned(_mm256_add_epi16(sum[r].b, _mm256_maddubs_epi16(codes.b, four)))};
+    }
+    if constexpr (f + 1 < END) add_pairs<R, C, f + 1, END>(p, x, next, sum);
+}
+// Of codes whose products do not fit a word twice: 128 * 127 is the most, twice.
+template <int R, class C, int f, int END> INLINE void add_signed(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+    const W bytes = C::template fours<f, FETCHED<R>>(p), sizes = {_mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)};
+    EACH_ROW {
+        const __m256i four = four_bytes(x + r * next + 4 * f);
+        sum[r] = i_add(sum[r], i_of_pairs({_mm256_maddubs_epi16(sizes.a, _mm256_sign_epi8(four, bytes.a)),
+                                           _mm256_maddubs_epi16(sizes.b, _mm256_sign_epi8(four, bytes.b))}));
+        sum[r] = {pinned(sum[r].a), pinned(sum[r].b)};
+    }
+    if constexpr (f + 1 < END) add_signed<R, C, f + 1, END>(p, x, next, sum);
+}
+template <int R, class C, int f, int END> INLINE void add_runs(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+    constexpr int FIT = 32767 / (2 * 127 * C::MOST), LAST = f + FIT < END ? f + FIT : END;
     W words[R];
     EACH_ROW words[r] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-#pragma GCC unroll 4
-    for (int k = 0; k < 32; k += 8) {
-        const W bytes = w_load(p + 8 * k);
-        ahead<FETCHED<R>>(p + 8 * k);
-        add_pairs<R>(w_low4(bytes), x + k, next, words);
-        add_pairs<R>(w_high4(bytes), x + k + 4, next, words);
-    }
-    EACH_ROW sum[r] = i_of_pairs(words[r]);
+    add_pairs<R, C, f, LAST>(p, x, next, words);
+    EACH_ROW sum[r] = i_add(sum[r], i_of_pairs(words[r]));
+    if constexpr (LAST < END) add_runs<R, C, LAST, END>(p, x, next, sum);
 }
-// The sign of a code goes to its input: two products of 128 * 127 fit a word, a sum of them does not.
-template <int R>
-INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t*, int64_t, I* sum) {
-    EACH_ROW sum[r] = i_zero();
-    for (int k = 0; k < 32; k += 4) {
-        const W bytes = w_load(p + 16 * k), sizes = {_mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)};
-        ahead<FETCHED<R>>(p + 16 * k);
-        EACH_ROW {
-            const __m256i four = four_bytes(x + r * next + k);
-            sum[r] = i_add(sum[r], i_of_pairs({_mm256_maddubs_epi16(sizes.a, _mm256_sign_epi8(four, bytes.a)),
-                                               _mm256_maddubs_epi16(sizes.b, _mm256_sign_epi8(four, bytes.b))}));
-            sum[r] = {pinned(sum[r].a), pinned(sum[r].b)};
-        }
-    }
+template <int R, class C, int FIRST, int FOURS>
+INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
+    EACH_ROW sum[r] = C::ZERO ? i_set(-C::ZERO * totals[r * step]) : i_zero();
+    if constexpr (C::SIGNED)
+        add_signed<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
+    else
+        add_runs<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
 }
 #endif

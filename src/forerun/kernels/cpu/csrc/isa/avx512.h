@@ -34,6 +34,12 @@ INLINE F f_seconds(const uint16_t* pairs) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), _mm512_set1_epi32((int)0xffff0000)));
 }
 INLINE F f_half(const uint16_t* float16) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)float16)); }
+INLINE F f_bytes(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+// 2^(p - 128)
+INLINE F f_half_powers(const uint8_t* p) {
+    const __m512i powers = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
+    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epu32(powers, _mm512_set1_epi32(1 << 22))), _mm512_set1_ps(0.5f));
+}
 INLINE F f_fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 // weight * *x + sum
 INLINE F f_fma_at(F weight, const float* x, F sum) {
@@ -93,34 +99,37 @@ INLINE I dot4(I sum, W codes, const int8_t* x) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const Pair*)x));
     return sum;
 }
-// Lane o: the products of a group's 32 codes and inputs, for rows that lie `next` apart.
-template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
-    const W low = _mm512_set1_epi8(15);
-    I other[R];
-    EACH_ROW sum[r] = other[r] = i_zero();
-    for (int k = 0; k < 32; k += 8) {
-        const W bytes = w_load(p + 8 * k);
-        ahead<FETCHED<R>>(p + 8 * k);
-        const W a = _mm512_and_si512(bytes, low), b = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
-        EACH_ROW sum[r] = dot4(sum[r], a, x + r * next + k);
-        EACH_ROW other[r] = dot4(other[r], b, x + r * next + k + 4);
-    }
-    EACH_ROW sum[r] = i_add(sum[r], other[r]);
+constexpr int BIAS = 128;  // of signed codes, which are multiplied as bytes without sign
+INLINE W w_biased(W codes) { return _mm512_xor_si512(codes, _mm512_set1_epi8((char)BIAS)); }
+// Of eight codes of 4 bits of each output, 0..15, the first and the last four, as bytes.
+INLINE W w_low4(W a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+INLINE W w_high4(W a) { return w_low4(_mm512_srli_epi16(a, 4)); }
+INLINE W w_or(W a, W b) { return _mm512_or_si512(a, b); }
+// The bits of each byte that are in MASK once it is shifted to the right, or to the left if SHIFT is negative.
+template <int SHIFT, int MASK> INLINE W w_bits(W a) {
+    const W moved = SHIFT > 0 ? _mm512_srli_epi16(a, SHIFT > 0 ? SHIFT : 0) : _mm512_slli_epi16(a, SHIFT < 0 ? -SHIFT : 0);
+    return _mm512_and_si512(moved, _mm512_set1_epi8(MASK));
 }
-// The same for signed codes of 8 bits; totals: [R] sums of the rows' inputs, `step` apart.
-template <int R>
-INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
-    const W zero = _mm512_set1_epi8((char)128);
+// ZERO + what a table holds for each byte, 0..15.
+template <int ZERO> INLINE W w_of_table(const int8_t* table, W places) {
+    const __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i*)table), _mm_set1_epi8((char)ZERO));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), places);
+}
+template <int R, class C, int f, int END>
+INLINE void add_fours(const uint8_t* p, const int8_t* x, int64_t next, I* sum, I* other) {
+    const W a = C::template fours<f, FETCHED<R>>(p), b = C::template fours<f + 1, FETCHED<R>>(p);
+    EACH_ROW sum[r] = dot4(sum[r], a, x + r * next + 4 * f);
+    EACH_ROW other[r] = dot4(other[r], b, x + r * next + 4 * f + 4);
+    if constexpr (f + 2 < END) add_fours<R, C, f + 2, END>(p, x, next, sum, other);
+}
+// Lane o: the products of 4 FOURS codes of a group, from the fours FIRST on, and inputs, for rows that lie `next` apart.
+// totals: [R] sums of these inputs, `step` apart.
+template <int R, class C, int FIRST, int FOURS>
+INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
     I other[R];
-    EACH_ROW sum[r] = i_set(-128 * totals[r * step]);
+    EACH_ROW sum[r] = C::ZERO ? i_set(-C::ZERO * totals[r * step]) : i_zero();
     EACH_ROW other[r] = i_zero();
-    for (int k = 0; k < 32; k += 8) {
-        const W a = _mm512_xor_si512(w_load(p + 16 * k), zero), b = _mm512_xor_si512(w_load(p + 16 * k + 64), zero);
-        ahead<FETCHED<R>>(p + 16 * k);
-        ahead<FETCHED<R>>(p + 16 * k + 64);
-        EACH_ROW sum[r] = dot4(sum[r], a, x + r * next + k);
-        EACH_ROW other[r] = dot4(other[r], b, x + r * next + k + 4);
-    }
+    add_fours<R, C, FIRST, FIRST + FOURS>(p, x, next, sum, other);
     EACH_ROW sum[r] = i_add(sum[r], other[r]);
 }
 

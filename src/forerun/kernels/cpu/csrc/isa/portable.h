@@ -43,6 +43,16 @@ INLINE F f_half(const uint16_t* p) {
     for (int i = 0; i < 16; i++) x[i] = half_to_float(p[i]);
     return x;
 }
+INLINE F f_bytes(const int8_t* p) {
+    F x;
+    for (int i = 0; i < 16; i++) x[i] = (float)p[i];
+    return x;
+}
+INLINE F f_half_powers(const uint8_t* p) {
+    F x;
+    for (int i = 0; i < 16; i++) x[i] = half_power(p[i]);
+    return x;
+}
 INLINE F f_fma(F a, F b, F c) { return a * b + c; }
 INLINE F f_fma_at(F weight, const float* x, F sum) { return f_fma(weight, f_set(*x), sum); }
 // sum[r] += p[0..15] * x[r * stride]
@@ -96,18 +106,33 @@ INLINE I dot(I sum, W codes, const int16_t* x) {
     for (int o = 0; o < 16; o++) sum[o] += (int32_t)codes[2 * o] * x[0] + (int32_t)codes[2 * o + 1] * x[1];
     return sum;
 }
-template <int R> INLINE void int4_dots(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
-    EACH_ROW sum[r] = i_zero();
-    for (int k = 0; k < 32; k++)
-        for (int o = 0; o < 16; o++) {
-            const int32_t code = p[k / 8 * 64 + 4 * o + k % 4] >> k % 8 / 4 * 4 & 15;
-            EACH_ROW sum[r][o] += code * x[r * next + k];
-        }
+constexpr int BIAS = 0;
+INLINE W w_biased(W a) { return a; }
+INLINE W w_low4(W a) { return a & 0x0f0f; }
+INLINE W w_high4(W a) { return (W)((V)a >> 4 & 0x0f0f); }
+INLINE W w_or(W a, W b) { return a | b; }
+template <int SHIFT, int MASK> INLINE W w_bits(W a) {
+    return (W)((SHIFT > 0 ? (V)a >> (SHIFT > 0 ? SHIFT : 0) : (V)a << (SHIFT < 0 ? -SHIFT : 0)) & (uint16_t)(MASK * 0x0101));
 }
-template <int R>
-INLINE void int8_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t*, int64_t, I* sum) {
-    EACH_ROW sum[r] = i_zero();
-    for (int k = 0; k < 32; k++)
-        for (int o = 0; o < 16; o++)
-            EACH_ROW sum[r][o] += (int32_t)(int8_t)p[k / 4 * 64 + 4 * o + k % 4] * x[r * next + k];
+template <int ZERO> INLINE W w_of_table(const int8_t* table, W places) {
+    uint8_t bytes[64];
+    __builtin_memcpy(bytes, &places, 64);
+    for (int i = 0; i < 64; i++) bytes[i] = (uint8_t)(table[bytes[i]] + ZERO);
+    return w_load(bytes);
+}
+template <int R, class C, int f, int END> INLINE void add_fours(const uint8_t* p, const int8_t* x, int64_t next, I* sum) {
+    const W codes = C::template fours<f, FETCHED<R>>(p);
+    uint8_t bytes[64];
+    __builtin_memcpy(bytes, &codes, 64);
+    for (int i = 0; i < 4; i++)
+        for (int o = 0; o < 16; o++) {
+            const int32_t code = C::SIGNED ? (int8_t)bytes[4 * o + i] : bytes[4 * o + i];
+            EACH_ROW sum[r][o] += code * x[r * next + 4 * f + i];
+        }
+    if constexpr (f + 1 < END) add_fours<R, C, f + 1, END>(p, x, next, sum);
+}
+template <int R, class C, int FIRST, int FOURS>
+INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
+    EACH_ROW sum[r] = i_set(-C::ZERO * totals[r * step]);
+    add_fours<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
 }

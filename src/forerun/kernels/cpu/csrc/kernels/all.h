@@ -1,5 +1,6 @@
 // Everything that is compiled once for each instruction set.
 #include "rows.h"
+#include "codes.h"
 #include "products.h"
 #include "attention.h"
 #include "run.h"

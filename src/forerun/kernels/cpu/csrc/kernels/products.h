@@ -143,34 +143,46 @@ INLINE void int4_groups(const ForerunLinear& w, const Input& in, int64_t block, 
     EACH_ROW y[r] = f_mul(total[r], f_set(in.scales[row + r]));
 }
 
+// total += float(sum) * scale of W * scale of x for a group of 32 inputs, or for half of it.
+template <int R, int KIND, int PART> INLINE void add_part(const uint8_t* p, F d, const Input& in, int64_t at, F* total) {
+    constexpr forerun::Layout L = forerun::layout_of(KIND);
+    constexpr int FOURS = L.group / 4;
+    I sum[R];
+    if constexpr (FOURS == 8)
+        code_dots<R, Codes<KIND>, 0, 8>(p, in.bytes + 32 * at, 32 * in.groups, in.byte_totals + at, in.groups, sum);
+    else
+        code_dots<R, Codes<KIND>, PART * FOURS, FOURS>(p, in.bytes + 32 * at, 32 * in.groups, in.byte_halves + 2 * at + PART,
+                                                       2 * in.groups, sum);
+    constexpr bool BY_OUTPUT = L.scales == forerun::Scales::by_output;
+    if (!BY_OUTPUT && PART == 0) ahead<FETCHED<R>>(p + L.codes());
+    const F scale = BY_OUTPUT ? f_zero() : scales_of<KIND, PART>(p, d);
+    EACH_ROW {
+        const F product = BY_OUTPUT ? i_float(sum[r]) : f_mul(i_float(sum[r]), scale);
+        total[r] = f_fma_at(product, in.byte_scales + at + r * in.groups, total[r]);
+    }
+}
+
 // Activations of 8 bits with a scale per 32 inputs: whole numbers are added within a group, groups in order, each
 // y += float(sum) * scale of W * scale of x, and with minima y += minimum * sum of x. One scale per output is last.
 template <int R, int KIND> INLINE void byte_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
-    constexpr bool EIGHT = KIND <= FORERUN_INT8_GROUPS, BY_OUTPUT = KIND == FORERUN_INT8, MINIMA = KIND == FORERUN_INT4_MINIMA;
-    constexpr int CODES = EIGHT ? 512 : 256, SIZE = CODES + 32 * !BY_OUTPUT + 32 * MINIMA;
-    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * SIZE;
-    F total[R];
+    constexpr forerun::Layout L = forerun::layout_of(KIND);
+    const uint8_t* p = (const uint8_t*)w.packed + block * L.block(in.groups);
+    F total[R], d = f_zero(), m = f_zero();
     EACH_ROW total[r] = f_zero();
-    for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
+    for (int64_t g = 0; g < in.groups; g++, p += L.bytes()) {
         const int64_t at = row * in.groups + g;
-        const int8_t* x = in.bytes + at * 32;
-        I sum[R];
-        if (EIGHT)
-            int8_dots<R>(p, x, in.groups * 32, in.byte_totals + at, in.groups, sum);
-        else
-            int4_dots<R>(p, x, in.groups * 32, sum);
-        if (KIND == FORERUN_INT4_GROUPS)
-            EACH_ROW sum[r] = i_add(sum[r], i_set(-8 * in.byte_totals[at + r * in.groups]));
-        if (!BY_OUTPUT) ahead<FETCHED<R>>(p + CODES);
-        const F scale = BY_OUTPUT ? f_zero() : f_half((const uint16_t*)(p + CODES));
-        EACH_ROW {
-            const F product = BY_OUTPUT ? i_float(sum[r]) : f_mul(i_float(sum[r]), scale);
-            total[r] = f_fma_at(product, in.byte_scales + at + r * in.groups, total[r]);
+        if (L.head() && g % 8 == 0) {
+            d = f_half((const uint16_t*)p);
+            if (L.minima) m = f_half((const uint16_t*)p + 16);
+            p += L.head();
         }
-        if (!MINIMA) continue;
-        const F minimum = f_half((const uint16_t*)(p + CODES + 32));
+        add_part<R, KIND, 0>(p, d, in, at, total);
+        if constexpr (L.group == 16) add_part<R, KIND, 1>(p, d, in, at, total);
+        if (!L.minima) continue;
+        const F minimum = minima_of<KIND>(p, m);
         EACH_ROW total[r] = f_fma_at(minimum, in.byte_sums + at + r * in.groups, total[r]);
     }
+    constexpr bool BY_OUTPUT = L.scales == forerun::Scales::by_output;
     EACH_ROW y[r] = BY_OUTPUT ? f_mul(total[r], f_load(w.scales + 16 * block)) : total[r];
 }
 
@@ -196,6 +208,14 @@ template <int R> FN void block_product(const ForerunLinear& w, const Input& in, 
     case -FORERUN_INT8_GROUPS: byte_groups<R, FORERUN_INT8_GROUPS>(w, in, block, row, y); break;
     case -FORERUN_INT4_GROUPS: byte_groups<R, FORERUN_INT4_GROUPS>(w, in, block, row, y); break;
     case -FORERUN_INT4_MINIMA: byte_groups<R, FORERUN_INT4_MINIMA>(w, in, block, row, y); break;
+    case -FORERUN_Q5_0: byte_groups<R, FORERUN_Q5_0>(w, in, block, row, y); break;
+    case -FORERUN_Q5_1: byte_groups<R, FORERUN_Q5_1>(w, in, block, row, y); break;
+    case -FORERUN_Q4_K: byte_groups<R, FORERUN_Q4_K>(w, in, block, row, y); break;
+    case -FORERUN_Q5_K: byte_groups<R, FORERUN_Q5_K>(w, in, block, row, y); break;
+    case -FORERUN_Q6_K: byte_groups<R, FORERUN_Q6_K>(w, in, block, row, y); break;
+    case -FORERUN_IQ4_NL: byte_groups<R, FORERUN_IQ4_NL>(w, in, block, row, y); break;
+    case -FORERUN_IQ4_XS: byte_groups<R, FORERUN_IQ4_XS>(w, in, block, row, y); break;
+    case -FORERUN_MXFP4: byte_groups<R, FORERUN_MXFP4>(w, in, block, row, y); break;
     case FORERUN_INT8: int8_product<R>(w, in, block, row, y); break;
     case FORERUN_INT8_GROUPS: int8_groups<R>(w, in, block, row, y); break;
     case FORERUN_INT4_GROUPS: int4_groups<R, false>(w, in, block, row, y); break;

@@ -1,0 +1,75 @@
+// How the codes and scales of each kind lie in a group of 32 inputs and 16 outputs, for packing and for kernels.
+#pragma once
+#include <cstring>
+
+#include "forerun.h"
+
+namespace forerun {
+
+enum class Scales { by_output, halves, exponents, two_levels };
+
+constexpr int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled; scales are halved
+
+struct Layout {
+    int low, high;  // bits of a code: 8, or 4 and those that lie in planes behind the halves of bytes
+    int zero;       // the code that stands for 0 or for the minimum; of codes of 8 bits 0, as they are signed
+    const int8_t* table;  // what codes stand for, or null
+    Scales scales;
+    bool minima;
+    int group;  // inputs that share a scale
+
+    constexpr int codes() const { return 64 * (low + high); }  // bytes
+    constexpr int bytes() const {
+        const int each = scales == Scales::halves ? 32 : scales == Scales::by_output ? 0 : 16;
+        return codes() + each * (32 / group + minima);
+    }
+    // Bytes before the eight groups of a super-block.
+    constexpr int head() const { return scales == Scales::two_levels ? 32 * (1 + minima) : 0; }
+    constexpr int64_t at(int64_t group) const { return group * bytes() + (group / 8 + 1) * head(); }
+    constexpr int64_t block(int64_t groups) const { return groups * bytes() + groups / 8 * head(); }
+};
+
+// By kind, from FORERUN_INT8 on.
+constexpr Layout LAYOUTS[] = {
+    {8, 0, 0, nullptr, Scales::by_output, false, 32},   // INT8
+    {8, 0, 0, nullptr, Scales::halves, false, 32},      // INT8_GROUPS
+    {4, 0, 8, nullptr, Scales::halves, false, 32},      // INT4_GROUPS
+    {4, 0, 0, nullptr, Scales::halves, true, 32},       // INT4_MINIMA
+    {4, 1, 16, nullptr, Scales::halves, false, 32},     // Q5_0
+    {4, 1, 0, nullptr, Scales::halves, true, 32},       // Q5_1
+    {4, 0, 0, nullptr, Scales::two_levels, true, 32},   // Q4_K
+    {4, 1, 0, nullptr, Scales::two_levels, true, 32},   // Q5_K
+    {4, 2, 32, nullptr, Scales::two_levels, false, 16}, // Q6_K
+    {4, 0, 0, IQ4, Scales::halves, false, 32},          // IQ4_NL
+    {4, 0, 0, IQ4, Scales::two_levels, false, 32},      // IQ4_XS
+    {4, 0, 0, E2M1, Scales::exponents, false, 32},      // MXFP4
+};
+constexpr const Layout& layout_of(int32_t kind) { return LAYOUTS[kind - FORERUN_INT8]; }
+
+inline float half_to_float(uint16_t half) {
+    const uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
+    uint32_t bits;
+    if (exponent == 31)
+        bits = sign | 0x7f800000 | fraction << 13;
+    else if (exponent)
+        bits = sign | (exponent + 112) << 23 | fraction << 13;
+    else {
+        const float tiny = (float)fraction * 5.9604644775390625e-8f;  // 2^-24
+        memcpy(&bits, &tiny, 4);
+        bits |= sign;
+    }
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// 2^(exponent - 128): half of what the exponent of a float is.
+inline float half_power(uint8_t exponent) {
+    const uint32_t bits = exponent ? (uint32_t)exponent << 23 : 1u << 22;
+    float x;
+    memcpy(&x, &bits, 4);
+    return 0.5f * x;
+}
+
+}  // namespace forerun
