@@ -156,7 +156,8 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
         else:
             kept += storage.other(parameter)
         is_coded = is_matrix or (is_embedding and storage.is_llama)
-        size = storage.read(parameter, is_matrix=is_coded)
+        is_block = is_coded and storage.quantize is None and storage.stored(name) is not None  # packed from the file
+        size = 0 if is_block else storage.read(parameter, is_matrix=is_coded)
         largest = max(largest, size)
         read += 0 if is_streamed and is_coded else size
     return kept, max(kept, read if not is_streamed else kept + read) + largest
