@@ -83,8 +83,10 @@ def main() -> None:
     for number_format in options.formats:
         with opened(options.model, number_format, print) as path, context.Pool(1) as pool:
             row = pool.apply(measure, (path, number_format, options.threads))
-        figures = [f"{name} {value:,.2f} s" if name == "seconds" else f"{name} {value:,.0f} MB" for name, value in
-                   list(row.items())[1:]]
+        figures = [
+            f"{name} {value:,.2f} s" if name == "seconds" else f"{name} {value:,.0f} MB"
+            for name, value in list(row.items())[1:]
+        ]
         print(f"{options.model} {number_format} ({row['weights']}): {', '.join(figures)}", flush=True)
 
 

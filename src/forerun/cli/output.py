@@ -90,7 +90,7 @@ class LoadingProgress:
     def _draw(self, done: int, total: int, *, waits: bool) -> None:
         if self._bar is None and not waits and done < total:
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn  # noqa: F811
+            from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
             columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
             self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)

@@ -87,7 +87,13 @@ def library_for(device: torch.device, dtype: torch.dtype) -> Library | None:
 
 
 def mixture_as_stored(
-    source: ModelSource, quantize: str | None, device: torch.device, dtype: torch.dtype, *, is_llama: bool, adapted: bool
+    source: ModelSource,
+    quantize: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    is_llama: bool,
+    adapted: bool,
 ) -> str | None:
     """Return the mixture of types in which a GGUF file's weights are computed with as they lie (`ModelSource.mixture`):
     by the native Llama decoder, without an adapter, which changes the numbers. None where they are not.

@@ -33,6 +33,7 @@ from forerun.models.loading.find_source import find_source
 from forerun.models.loading.llama_modules import LlamaModules
 from forerun.models.loading.load import check_dtype, served_dtype
 from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept
+from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.utils.device import resolve_device
 
@@ -128,6 +129,7 @@ class WeightStorage:
     def _form(self, name: str, *, is_outer: bool) -> QuantizedFormat:
         assert self.quantize is not None
         stored = None if self.has_adapter else self.stored(name)
+        assert not isinstance(stored, BlockType)  # those are not quantized anew
         return form_kept(stored, self.quantize, is_outer=is_outer)
 
 
@@ -279,12 +281,7 @@ def model_memory(
         LlamaModules(config, served) if is_llama else empty_model(source.name, source.config(), served, ATTENTION_NAME)
     )
     is_triton = is_llama and is_triton_selected()
-    stored: Callable[[str], QuantizedFormat | BlockType | None] = lambda name: None
-    if quantization is not None:
-        stored = source.quantized_format(config)
-    elif mixture is not None:
-        blocks = source.blocks(config)
-        stored = lambda name: None if (weight := blocks(name)) is None else weight.form  # noqa: E731
+    stored = _stored_forms(source, config, quantization, mixture)
     storage = WeightStorage(served, target_device, is_llama, library, quantization, stored, has_adapter, is_triton)
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
@@ -305,6 +302,18 @@ def model_memory(
         vocab_size=config.vocab_size,
         width=4 * hidden + 2 * (getattr(config, "intermediate_size", None) or 4 * hidden),
     )
+
+
+def _stored_forms(
+    source: ModelSource, config: Any, quantize: Quantization | None, mixture: str | None
+) -> Callable[[str], QuantizedFormat | BlockType | None]:
+    """Return `WeightStorage.stored`. mixture: of the files, if weights are computed with as they are stored."""
+    if quantize is not None:
+        return source.quantized_format(config)
+    if mixture is None:
+        return lambda name: None
+    blocks = source.blocks(config)
+    return lambda name: None if (weight := blocks(name)) is None else weight.form
 
 
 def attention_widths(config: Any) -> tuple[int, int, int, int]:

@@ -98,7 +98,9 @@ def test_each_layer_has_its_own_type_and_others_are_numbers(tmp_path: Path, capl
         model = load_model(path)
     kept = model.decoder._kept
     kinds = {name: kept[f"model.layers.{name}.weight"].kind for name in ("0.self_attn.v_proj", "1.self_attn.v_proj")}
-    floats = [name for name in kept if not isinstance(kept[name], torch.Tensor) and kept[name].float_numbers() is not None]
+    floats = [
+        name for name in kept if not isinstance(kept[name], torch.Tensor) and kept[name].float_numbers() is not None
+    ]
     assert len(set(kinds.values())) == 1 and kept["model.layers.0.mlp.up_proj.weight"].kind not in kinds.values()
     assert [name.removeprefix("model.") for name in floats] == [
         "embed_tokens.weight", "layers.0.mlp.down_proj.weight", "layers.1.mlp.gate_proj.weight"
@@ -133,7 +135,9 @@ def test_other_decoders_and_numbers_that_were_asked_for(
     monkeypatch.delenv("FORERUN_KERNELS")
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        assert load_model(path, quantize="none").quantize is None and load_model(path, quantize="int4").quantize == "int4"
+        assert (
+            load_model(path, quantize="none").quantize is None and load_model(path, quantize="int4").quantize == "int4"
+        )
     assert not caplog.records
     with pytest.raises(ConfigError, match="must be one of int8, int4, int8-a8, int4-a16, none, or left out"):
         load_model(path, quantize="Q4_K")

@@ -99,9 +99,7 @@ def log_source_notes(source: ModelSource, model: Model, name: str | Path, *, is_
     if stored is not None and model.quantize is None and _BITS[stored] > _BITS[served]:
         _log.warning("%s: the weights are %s and are rounded to %s; dtype='auto' keeps them.", name, stored, served)
     types = {
-        each: count
-        for each, count in source.block_types().items()
-        if model.quantize is None or each not in BLOCK_TYPES
+        each: count for each, count in source.block_types().items() if model.quantize is None or each not in BLOCK_TYPES
     }
     if types and not is_asked_for:
         form = model.quantize if model.quantize in QUANTISATIONS else served

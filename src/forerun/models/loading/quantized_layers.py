@@ -1,8 +1,8 @@
-"""Layers with quantized weights: as the blocks of a GGUF file (`StoredMaker`), or of 8 or 4 bits (`QuantizedMaker`),
-quantized while the weights stream: a float weight exists only while it is quantized.
+"""Layers with quantized weights: of a GGUF file's blocks (`StoredMaker`), or of 8 or 4 bits (`QuantizedMaker`), made
+while the weights stream: a float weight exists only while it is quantized.
 
-Of the second kind, weights that are stored quantized are used as stored if they have the requested number of bits. All others are
-converted to float32 and quantized: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
+The second maker uses weights that are stored quantized as stored if they have the requested number of bits. All others
+are converted to float32 and quantized: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
 minimum. With 4 bits, embedding and output layer are kept at 8 bits, unless the files have them at 4.
 """
 
