@@ -266,16 +266,14 @@ def model_memory(
     """
     check_dtype(dtype)
     requested = check_quantization(quantize, dtype)
-    target_device = resolve_device(device)
-    source = find_source(name)
+    target_device, source = resolve_device(device), find_source(name)
     config = source.plain_config()
     is_llama = served_kind("auto", source, config) == "llama"
     quantization = requested or check_quantization(source.quantization(), dtype)
     has_adapter = adapter is not None
-    served = served_dtype(source, dtype, is_quantized=False)
+    served = served_dtype(source, dtype, is_quantized=quantization not in (None, UNQUANTIZED))
     mixture = mixture_as_stored(source, quantization, target_device, served, is_llama=is_llama, adapted=has_adapter)
     quantization = None if quantization == UNQUANTIZED else quantization
-    served = served_dtype(source, dtype, is_quantized=quantization is not None)
     library = library_for(target_device, served)
     empty = (
         LlamaModules(config, served) if is_llama else empty_model(source.name, source.config(), served, ATTENTION_NAME)
@@ -288,7 +286,6 @@ def model_memory(
     if is_triton:
         kept += step_nbytes(config, served)
     planner = _planner(config, storage)
-    hidden = config.hidden_size
     return ModelMemory(
         name=source.name,
         number_format=quantization or mixture or str(served).removeprefix("torch."),
@@ -300,7 +297,7 @@ def model_memory(
         new_cache=planner.new_cache,
         context_length=context_length(config),
         vocab_size=config.vocab_size,
-        width=4 * hidden + 2 * (getattr(config, "intermediate_size", None) or 4 * hidden),
+        width=4 * config.hidden_size + 2 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
     )
 
 

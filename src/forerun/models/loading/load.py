@@ -211,27 +211,12 @@ def _load(
     kind = served_kind(kind, source, config)
     if kind == "general" or adapter is not None:
         config = source.config()
-    quantization = requested or check_quantization(source.quantization(), dtype)
-    is_llama = kind == "llama"
-    served = served_dtype(source, dtype, is_quantized=False)
-    mixture = mixture_as_stored(
-        source, quantization, target_device, served, is_llama=is_llama, adapted=adapter is not None
-    )
-    quantization = None if quantization == UNQUANTIZED else quantization
-    maker: QuantizedMaker | StoredMaker | None = None
-    if mixture is not None:
-        hf, maker = _read_stored(source, config, served)
-    elif quantization is None:
-        hf = _read(source, config, served, adapter, ATTENTION_NAME, is_llama=is_llama)
-    else:
-        hf, maker = read_to_quantize(
-            source, config, dtype, adapter, quantization, is_llama=is_llama, attention=ATTENTION_NAME
-        )
+    hf, maker, form = _read_weights(source, config, dtype, target_device, adapter, requested, is_llama=kind == "llama")
     try:
         hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
-        model.adapter, model.quantize = None if adapter is None else str(adapter), quantization or mixture
+        model.adapter, model.quantize = None if adapter is None else str(adapter), form
         model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
@@ -246,6 +231,29 @@ def _load(
             "Serve it with Transformers, or report the architecture."
         ) from error
     return source, model
+
+
+def _read_weights(
+    source: ModelSource,
+    config: Any,
+    dtype: str,
+    device: torch.device,
+    adapter: str | Path | None,
+    quantize: Quantization | None,
+    *,
+    is_llama: bool,
+) -> tuple[Any, QuantizedMaker | StoredMaker | None, str | None]:
+    """Return the Transformers model of a source, the maker of its layers, and the form of its weights
+    (`LanguageModel.quantize`); no maker and no form where they are numbers."""
+    quantize = quantize or check_quantization(source.quantization(), dtype)
+    served = served_dtype(source, dtype, is_quantized=False)
+    mixture = mixture_as_stored(source, quantize, device, served, is_llama=is_llama, adapted=adapter is not None)
+    if mixture is not None:
+        return *_read_stored(source, config, served), mixture
+    if quantize is None or quantize == UNQUANTIZED:
+        return _read(source, config, served, adapter, ATTENTION_NAME, is_llama=is_llama), None, None
+    read = read_to_quantize(source, config, dtype, adapter, quantize, is_llama=is_llama, attention=ATTENTION_NAME)
+    return *read, quantize
 
 
 def _recommended(source: ModelSource) -> dict[str, float]:
