@@ -37,7 +37,11 @@ _ARCHITECTURES = {
 }
 _SCALES = {
     **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
-    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "IQ1_M": (), "NVFP4": ()},
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "IQ1_M": (),
+    "NVFP4": (),
     **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,)),
 }
 """Types that the gguf package does not make -> where a block's scales, of two bytes each, stand."""

@@ -101,7 +101,7 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         help="The target model: 'smollm2' once it is fetched, 'bundled', a folder, a GGUF file (model.gguf, "
-        "owner/name:file.gguf), or a hub id.",
+        "owner/name:file.gguf, owner/name:Q4_K_M), or a hub id.",
         metavar="MODEL",
         show_default="smollm2 if it is fetched, else bundled",
     ),

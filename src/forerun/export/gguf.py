@@ -27,7 +27,7 @@ from forerun.models.loading.gguf.file import SUFFIX, GgufFile
 from forerun.models.loading.gguf.source import GgufSource
 from forerun.models.loading.gguf.tensor_names import name_map
 from forerun.models.loading.gguf.token_list import NAMED, PREFIX, TOKENS, TYPES, TokenType
-from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, SPLITTINGS
+from forerun.models.loading.gguf.tokenizer import CHAT_TEMPLATE, MODEL, PRE_TOKENIZER, split_rules
 from forerun.utils.files import atomic_file, refuse_to_overwrite
 from forerun.utils.vocabulary import backend, tokens_by_id
 
@@ -37,11 +37,6 @@ _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3
 """Model type of Transformers -> architecture of llama.cpp."""
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _TOKENIZER = "tokenizer."
-_CONTRACTIONS = (
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-    "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
-)
-"""Contractions as published tokenizers write them, and as llama.cpp does: equal for ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,24 +153,24 @@ def written_tokenizer(tokenizer: Any, name: str, vocab_size: int, pre: str | Non
 
 def _pre_tokenizer_name(contents: Mapping[str, Any], name: str) -> str:
     """Return llama.cpp's name of a tokenizer's pre-tokenizer."""
-    ours = _patterns(contents.get("pre_tokenizer"))
-    for rule, splitting in SPLITTINGS.items():
-        if ours is not None and ours == list(splitting.patterns):
-            return rule
+    ours, converters = _patterns(contents.get("pre_tokenizer")), "llama-bpe"
+    rules = [rule for rule, patterns in split_rules().items() if patterns == ours]
+    if rules:
+        return converters if converters in rules else rules[0]
     raise UnsupportedModelError(
         f"the tokenizer of {name} splits texts by a rule that llama.cpp does not have. Give --target FILE.gguf, whose "
-        f"metadata is copied, or the key pre in the configuration file, one of {', '.join(sorted(SPLITTINGS))}: texts "
-        "are then split by that rule; prompts of token ids are unaffected."
+        f"metadata is copied, or the key pre in the configuration file, one of {', '.join(sorted(split_rules()))}: "
+        "texts are then split by that rule; prompts of token ids are unaffected."
     )
 
 
-def _patterns(pre_tokenizer: Any) -> list[str] | None:
+def _patterns(pre_tokenizer: Any) -> tuple[str, ...] | None:
     """Return the patterns of the splits before a byte-level step; None for any other pre-tokenizer."""
     parts = (pre_tokenizer or {}).get("pretokenizers", [])
     splits = [part for part in parts if part["type"] == "Split" and part["behavior"] == "Isolated"]
     if len(splits) + 1 != len(parts) or parts[-1]["type"] != "ByteLevel" or parts[-1].get("use_regex"):
         return None
-    return [part["pattern"].get("Regex", "").replace(*_CONTRACTIONS) for part in splits]
+    return tuple(part["pattern"].get("Regex", "") for part in splits)
 
 
 GGUF_TYPES = {"F16": 1, "Q8_0": 7, "F32": 0}
@@ -248,8 +243,8 @@ def _check(out: Path, type_name: str, target: str | Path | None, pre: str | None
         raise ConfigError(f"type is {type_name!r}, but must be one of {', '.join(GGUF_TYPES)}.")
     if pre is not None and target is not None:
         raise ConfigError("pre is given with a target, whose tokenizer's metadata is copied as it is. Leave one out.")
-    if pre is not None and pre not in SPLITTINGS:
-        raise ConfigError(f"pre is {pre!r}, but must be one of {', '.join(sorted(SPLITTINGS))}.")
+    if pre is not None and pre not in split_rules():
+        raise ConfigError(f"pre is {pre!r}, but must be one of {', '.join(sorted(split_rules()))}.")
     if out.suffix.lower() != SUFFIX:
         raise ConfigError(f"{out} must end with {SUFFIX}, the suffix of GGUF files.")
     if out.is_dir():

@@ -93,7 +93,9 @@ def test_a_part_that_is_missing_or_of_another_model_is_named(parts: list[Path], 
         load_model(parts[0])
     parts[2].unlink()
     for name in (*parts[:2], tmp_path):
-        with pytest.raises(ModelLoadError, match=r"one of 3 parts of a model, and it-00003-of-00003.gguf is not beside"):
+        with pytest.raises(
+            ModelLoadError, match=r"one of 3 parts of a model, and it-00003-of-00003.gguf is not beside"
+        ):
             load_model(name)
     lone = tmp_path / "lone.gguf"
     parts[0].rename(lone)
@@ -123,7 +125,9 @@ def test_a_model_of_the_hubs_cache_is_found_by_its_quantization(cache: Path) -> 
         source.config()
     source = find_source("someone/tiny-GGUF:Q8_0/tiny-Q8_0-00002-of-00002.gguf")
     assert isinstance(source, GgufSource) and source.file.path == cache / "Q8_0/tiny-Q8_0-00001-of-00002.gguf"
-    with pytest.raises(ModelLoadError, match=r"no GGUF file of that name or quantization .*has tiny-Q8_0-.*tiny-Q4_K_M"):
+    with pytest.raises(
+        ModelLoadError, match=r"no GGUF file of that name or quantization .*has tiny-Q8_0-.*tiny-Q4_K_M"
+    ):
         find_source("someone/tiny-GGUF:Q4_K")
     with pytest.raises(ModelLoadError, match=r"someone/nothing:Q4_0: the hub's cache .*\(it has none\)"):
         find_source("someone/nothing:Q4_0")

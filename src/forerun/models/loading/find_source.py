@@ -41,7 +41,7 @@ def find_source(name: str | Path) -> ModelSource:
     if is_gguf(path):
         if not any(part.exists() for part in part_paths(path)):
             raise ModelLoadError(
-                f"model file {name} does not exist. Give a {SUFFIX} file, or one of a hub id as OWNER/NAME:FILE{SUFFIX}."
+                f"model file {name} does not exist. Give a .gguf file, or one of a hub id as OWNER/NAME:FILE{SUFFIX}."
             )
         return _of_file(text, path)
     folder = ModelFolder.find(name)
@@ -73,7 +73,10 @@ def _on_hub(hub_id: str, which: str) -> Path:
     folder = cached_folder(hub_id)
     if which.lower().endswith(SUFFIX):
         parts = [str(part) for part in part_paths(Path(which))]
-        return [folder / part if folder and (folder / part).exists() else download_file(hub_id, part) for part in parts][0]
+        first, *_ = (
+            folder / part if folder and (folder / part).exists() else download_file(hub_id, part) for part in parts
+        )
+        return first
     files = gguf_models(folder.rglob("*")) if folder else []
     pattern = re.compile(rf"(?:^|[-._]){re.escape(which)}(?:[-.]|$)", re.IGNORECASE)
     found = [path for path in files if pattern.search(path.stem) or path.parent.name.lower() == which.lower()]

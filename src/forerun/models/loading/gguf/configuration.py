@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -16,9 +16,8 @@ from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
-from forerun.utils.json_file import REQUIRED, Fields
+from forerun.utils.json_file import Fields
 
-D = TypeVar("D")
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _SECTIONS, _TEMPERATURE = "rope.dimension_sections", "attention.temperature_scale"
 
@@ -70,53 +69,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Keys that stand for other computations than these architectures', and the values that do not."""
 
 
-class ModelFields:
-    """The keys "ARCHITECTURE.KEY": each method gives the value of KEY, or raises as the method of `Fields` does."""
-
-    def __init__(self, fields: Fields, architecture: str) -> None:
-        self.fields, self.architecture = fields, architecture
-
-    def name(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
-
-    def integer(self, key: str, default: D = REQUIRED, low: float = 0) -> int | D:
-        """Return a whole number of `low` or more."""
-        return self.fields.integer(self.name(key), default, low)
-
-    def number(self, key: str, default: D = REQUIRED, low: float = 0) -> float | D:
-        """Return a number of `low` or more: the shortest decimal that float32 rounds to the stored one, as the model's
-        configuration had it."""
-        value = self.fields.number(self.name(key), default, low)
-        is_float32 = isinstance(value, float) and float(np.float32(value)) == value
-        return float(str(np.float32(value))) if is_float32 else value  # type: ignore[arg-type]
-
-    def of_all_layers(self, key: str, default: D = REQUIRED) -> int | D:
-        """Return a count of 1 or more that files may give once or for every layer.
-
-        Raises:
-            UnsupportedModelError: it differs from layer to layer.
-        """
-        name, fields = self.name(key), self.fields
-        if isinstance(fields.values.get(name), list):
-            each = set(fields.list_of(name, int))
-            if len(each) != 1:
-                self.refuse(f"{name} differs from layer to layer")
-            fields = Fields(fields.place, {name: each.pop()}, fields.error, fields.remedy)
-        return fields.integer(name, default, low=1)
-
-    def refuse(self, what: str) -> NoReturn:
-        """Raise UnsupportedModelError for a valid value that no Transformers model of the architecture computes."""
-        raise UnsupportedModelError(
-            f"{self.fields.place}: {what}, which Transformers' {self.architecture} does not compute. Serve it with "
-            "llama.cpp, or give the model's Transformers folder or hub id."
-        )
-
-
-def is_tied(file: GgufFile) -> bool:
-    """Return whether the embedding is the output layer as well: the file stores it once."""
-    return HEAD not in file.tensors
-
-
 def architecture_of(file: GgufFile) -> str:
     """Return the name of the file's architecture, one of ARCHITECTURES.
 
@@ -135,6 +87,28 @@ def architecture_of(file: GgufFile) -> str:
     return name
 
 
+def _keys_of(file: GgufFile, name: str) -> Fields:
+    """Return the keys "ARCHITECTURE.KEY" by KEY. Numbers are the shortest decimals that float32 rounds to the stored
+    ones, as the model's configuration had them; counts that are the same for every layer are given once."""
+    values = {key: value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
+    for key, value in values.items():
+        if isinstance(value, list) and len({*value}) == 1:
+            value = value[0]
+        if isinstance(value, float) and float(np.float32(value)) == value:
+            value = float(str(np.float32(value)))
+        values[key] = value
+    place = f"{file.path}: of its keys {name}.*"
+    return Fields(place, {key.removeprefix(f"{name}."): values[key] for key in values}, ModelLoadError, REMEDY)
+
+
+def _refuse(fields: Fields, what: str) -> NoReturn:
+    """Raise UnsupportedModelError for a valid value that no Transformers model of the architecture computes."""
+    raise UnsupportedModelError(
+        f"{fields.place}: {what}, which Transformers' model does not compute. Serve it with llama.cpp, or give the "
+        "model's Transformers folder or hub id."
+    )
+
+
 def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
     """Return the configuration of the file's model by Transformers' keys, "model_type" among them.
 
@@ -146,48 +120,53 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
         UnsupportedModelError: another architecture, or something in it that Transformers' model does not compute.
     """
     name = architecture_of(file)
-    fields, architecture = ModelFields(file.fields, name), ARCHITECTURES[name]
-    for key in _NEUTRAL.keys() - {*architecture.reads}:
-        value = file.metadata.get(fields.name(key))
-        if value is not None and value not in _NEUTRAL[key]:
-            fields.refuse(f"{fields.name(key)} is {value!r:.60}")
+    fields, architecture = _keys_of(file, name), ARCHITECTURES[name]
+    for key, neutral in _NEUTRAL.items():
+        value: Any = fields.values.get(key)
+        if value is not None and value not in neutral and key not in architecture.reads:
+            _refuse(fields, f"{key} is {value!r:.60}")
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        if isinstance(fields.values.get(key), list):
+            _refuse(fields, f"{key} differs from layer to layer")
     if EMBEDDING not in file.tensors:
         raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
-    heads, context = fields.of_all_layers("attention.head_count"), fields.integer("context_length", low=1)
+    num_layers, heads = (fields.integer(key, low=1) for key in ("block_count", "attention.head_count"))
+    if num_layers > len(file.tensors):  # configurations make lists of this length
+        raise ModelLoadError(
+            f"the metadata of {file.path} speaks of {num_layers} layers, and it has {len(file.tensors)} tensors. "
+            f"{REMEDY}"
+        )
     head_dim = _head_dim(fields, heads)
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     values = {
-        "model_type": architecture.model_type,
         "vocab_size": len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0],
         "hidden_size": fields.integer("embedding_length", low=1),
-        "intermediate_size": fields.of_all_layers("feed_forward_length"),
-        "num_hidden_layers": fields.integer("block_count", low=1),
+        "intermediate_size": fields.integer("feed_forward_length", low=1),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.of_all_layers("attention.head_count_kv", heads),
+        "num_key_value_heads": fields.integer("attention.head_count_kv", heads, low=1),
         "head_dim": head_dim,
-        "max_position_embeddings": context,
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": fields.integer("context_length", low=1),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon", low=0),
         "rope_parameters": rope_parameters(fields, file.tensors.get(ROPE_FACTORS), head_dim),
-        "tie_word_embeddings": is_tied(file),
+        "tie_word_embeddings": HEAD not in file.tensors,  # the embedding, stored once, is the output layer as well
         "bos_token_id": file.fields.integer("tokenizer.ggml.bos_token_id", None, low=0),
         "eos_token_id": sorted(eos_ids) or None,
+        "model_type": architecture.model_type,
+        **_options(fields, architecture, file),
     }
-    if values["num_hidden_layers"] > len(file.tensors):  # configurations make lists of this length
-        speaks = f"speaks of {values['num_hidden_layers']} layers, and it has {len(file.tensors)} tensors"
-        raise ModelLoadError(f"the metadata of {file.path} {speaks}. {REMEDY}")
-    values |= _options(fields, architecture, file, context)
     check_values(Fields.of(values, f"{file.path}: its metadata", ModelLoadError, remedy=REMEDY))
     return values
 
 
-def _options(fields: ModelFields, architecture: Architecture, file: GgufFile, context: int) -> dict[str, Any]:
+def _options(fields: Fields, architecture: Architecture, file: GgufFile) -> dict[str, Any]:
     """Return the options of the model's type alone, and the type where they decide it."""
-    window = fields.integer("attention.sliding_window", 0)
-    if 0 < window < context:
-        if architecture.windowed is None or fields.name("attention.sliding_window_pattern") in fields.fields:
-            fields.refuse(f"it has a sliding window of {window} positions and does not say in which layers")
+    window = fields.integer("attention.sliding_window", 0, low=0)
+    if 0 < window < fields.integer("context_length", low=1):
+        if architecture.windowed is None or "attention.sliding_window_pattern" in fields:
+            _refuse(fields, f"it has a sliding window of {window} positions and does not say in which layers")
         return {"model_type": architecture.windowed, "sliding_window": window}
-    if _TEMPERATURE in architecture.reads and fields.number(_TEMPERATURE, 0.0):
+    if fields.values.get(_TEMPERATURE):
         return {"model_type": "ministral3"}
     return {option: tensor in file.tensors for option, tensor in architecture.biases.items()}
 
@@ -204,26 +183,26 @@ def transformers_config(config: PlainConfig, place: str) -> Any:
         return CONFIG_MAPPING[config.model_type].from_dict(dict(vars(config)))
 
 
-def _head_dim(fields: ModelFields, heads: int) -> int:
+def _head_dim(fields: Fields, heads: int) -> int:
     """Return the width of a head. Keys and values must have this width, and be rotated as a whole."""
     hidden = fields.integer("embedding_length", low=1)
     width = fields.integer("attention.key_length", None, low=1)
     if width is None and hidden % heads:
-        raise fields.fields.wrong(fields.name("embedding_length"), f"a multiple of the {heads} heads")
+        raise fields.wrong("embedding_length", f"a multiple of the {heads} heads")
     width = width or hidden // heads
     if width % 2:
-        fields.refuse(f"its heads are {width} wide, an odd number")
+        _refuse(fields, f"its heads are {width} wide, an odd number")
     for key in ("attention.value_length", "rope.dimension_count"):
-        if (other := fields.integer(key, width)) != width:
-            fields.refuse(f"{fields.name(key)} is {other} and the heads are {width} wide")
+        if (other := fields.integer(key, width, low=0)) != width:
+            _refuse(fields, f"{key} is {other} and the heads are {width} wide")
     return width
 
 
+# of all Llama 3 models with longer contexts; their factor differs
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""Of all Llama 3 models with longer contexts; their factor differs."""
 
 
-def rope_parameters(fields: ModelFields, factors: GgufTensor | None, head_dim: int) -> dict[str, Any]:
+def rope_parameters(fields: Fields, factors: GgufTensor | None, head_dim: int) -> dict[str, Any]:
     """Return `rope_parameters` of a Transformers configuration.
 
     Args:
@@ -234,46 +213,45 @@ def rope_parameters(fields: ModelFields, factors: GgufTensor | None, head_dim: i
         UnsupportedModelError: the scaling is of another kind than linear, yarn, or by factors.
     """
     base = fields.number("rope.freq_base", 10000.0, low=1)
-    name = fields.name("rope.scaling.type")
-    kind = fields.fields.string(name, "linear")  # llama.cpp's default
-    factor = fields.number("rope.scaling.factor", 0.0) or fields.number("rope.scale_linear", 0.0) or 1.0
+    kind = fields.string("rope.scaling.type", "linear")  # llama.cpp's default
+    factor = fields.number("rope.scaling.factor", 0.0, low=0) or fields.number("rope.scale_linear", 0.0, low=0) or 1.0
     if kind not in ("none", "linear", "yarn"):
-        fields.refuse(f"{name} is {kind[:60]!r} and not none, linear or yarn")
+        _refuse(fields, f"rope.scaling.type is {kind[:60]!r} and not none, linear or yarn")
     is_default = kind == "none" or (kind == "linear" and factor == 1)
-    scaled = {"rope_type": "default"} if is_default else {"rope_type": kind, "factor": factor}
+    scaled: dict[str, Any] = {"rope_type": "default"} if is_default else {"rope_type": kind, "factor": factor}
+    context = fields.integer("rope.scaling.original_context_length", fields.integer("context_length", low=1), low=1)
     if kind == "yarn":
-        scaled |= _yarn(fields, factor)
+        scaled |= {**_yarn(fields, factor), "original_max_position_embeddings": context}
+    if temperature := fields.number(_TEMPERATURE, 0.0, low=0):  # by which queries grow with every such length
+        scaled |= {"llama_4_scaling_beta": temperature, "original_max_position_embeddings": context}
     if factors is not None:
         if not is_default:
-            fields.refuse(f"its rotary embedding is scaled by {kind} and by {factors.name} together")
+            _refuse(fields, f"its rotary embedding is scaled by {kind} and by {factors.name} together")
         scaled = _by_factors(fields, factors, base, head_dim)
     return {"rope_theta": base, **scaled}
 
 
-def _yarn(fields: ModelFields, factor: float) -> dict[str, Any]:
+def _yarn(fields: Fields, factor: float) -> dict[str, Any]:
     """Return the parameters of a YaRN scaling. llama.cpp multiplies the file's attention factor with that of the paper,
     0.1 ln(factor) + 1, and divides by the same with the logarithm multiplied (Transformers' `mscale_all_dim`)."""
-    attention = fields.number("rope.scaling.attn_factor", 1.0) * fields.number("rope.scaling.yarn_attn_factor", 1.0)
-    growth, multiplier = 0.1 * math.log(max(factor, 1.0)), fields.number("rope.scaling.yarn_log_multiplier", 0.0)
-    parameters = {
+    attention = fields.number("rope.scaling.attn_factor", 1.0, low=0) * fields.number(
+        "rope.scaling.yarn_attn_factor", 1.0, low=0
+    )
+    growth, multiplier = 0.1 * math.log(max(factor, 1.0)), fields.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
+    return {
         "attention_factor": attention * (growth + 1.0) / (growth * multiplier + 1.0),
-        "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0),
-        "original_max_position_embeddings": fields.integer(
-            "rope.scaling.original_context_length", fields.integer("context_length", low=1), low=1
-        ),
+        "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0, low=0),
+        "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0, low=0),
     }
-    temperature = fields.number(_TEMPERATURE, 0.0)  # queries grow with every original length of the context
-    return parameters | ({"llama_4_scaling_beta": temperature} if temperature else {})
 
 
-def _by_factors(fields: ModelFields, tensor: GgufTensor, base: float, head_dim: int) -> dict[str, Any]:
+def _by_factors(fields: Fields, tensor: GgufTensor, base: float, head_dim: int) -> dict[str, Any]:
     """Return Llama 3's parameters if they give these factors, else the factors themselves. Transformers calls a scaling
     by given factors "longrope"; with the same factors for short and long contexts it does not depend on the length."""
     factors = tensor.dequantize(torch.float32)
     if factors.shape != (head_dim // 2,) or not bool((torch.isfinite(factors) & (factors > 0)).all()):
-        fields.refuse(
-            f"{tensor.name}, of the shape {list(tensor.shape)}, does not hold {head_dim // 2} positive factors"
+        _refuse(
+            fields, f"{tensor.name}, of the shape {list(tensor.shape)}, does not hold {head_dim // 2} positive factors"
         )
     if bool((factors == 1).all()):
         return {"rope_type": "default"}

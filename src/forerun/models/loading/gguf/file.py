@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,11 +28,9 @@ def is_gguf(path: Path) -> bool:
     extension."""
     if path.suffix.lower() == SUFFIX:
         return not path.is_dir()
-    try:
-        with open_regular(path) as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except (OSError, ValueError):  # a folder, nothing, a pipe, or no path
-        return False
+    with suppress(OSError, ValueError), open_regular(path) as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False  # a folder, nothing, a pipe, or no path
 
 
 def part_paths(path: Path) -> list[Path]:
@@ -93,7 +92,7 @@ class GgufFile:
             _check_part(each, number, len(paths), header, first)
             if twice := next((name for name in found if name in tensors), None):
                 raise ModelLoadError(
-                    f"{each}: it has the tensor {brief(twice)}, as a part before it, so it is of another model. {REMEDY}"
+                    f"{each}: it has the tensor {brief(twice)}, as a part before it: it is of another model. {REMEDY}"
                 )
             tensors |= found
         total = first.metadata.get("split.tensors.count", len(tensors))
@@ -111,7 +110,9 @@ def _open(path: Path) -> tuple[GgufHeader, dict[str, GgufTensor]]:
         with as_memory_errors(str(path)), open_regular(path) as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as failure:  # ValueError: a path with a null character, an empty file, or a pipe
-        raise ModelLoadError(f"{path}: it cannot be read: {getattr(failure, 'strerror', 0) or failure}. {REMEDY}") from None
+        raise ModelLoadError(
+            f"{path}: it cannot be read: {getattr(failure, 'strerror', 0) or failure}. {REMEDY}"
+        ) from None
     header, packed = read_header(memoryview(content), str(path)), np.frombuffer(content, np.uint8)
     return header, {
         name: GgufTensor(name, shape, kind, packed[start : start + num_bytes].reshape(*shape[:-1], -1), content)
@@ -124,10 +125,11 @@ def _check_part(path: Path, number: int, count: int, header: GgufHeader, first: 
     no, parts, total = (header.metadata.get(f"split.{key}") for key in ("no", "count", "tensors.count"))
     if (no or 0, parts or 1) != (number, count):  # writers that do not split leave the keys out, or write 0
         raise ModelLoadError(
-            f"{path}: by its metadata it is part {no!r:.20} of {parts!r:.20}, counted from 0, and by its name {number} of "
-            f"{count}. Give all parts the names that they were published under, such as NAME-00001-of-00003{SUFFIX}."
+            f"{path}: by its metadata it is part {no!r:.20} of {parts!r:.20}, counted from 0, and by its name {number} "
+            f"of {count}. Give all parts the names that they were published under, such as NAME-00001-of-00003{SUFFIX}."
         )
     if total != (expected := first.metadata.get("split.tensors.count")):
         raise ModelLoadError(
-            f"{path}: it is part of a model of {total!r:.20} tensors, and the first part of one of {expected!r:.20}. {REMEDY}"
+            f"{path}: it is part of a model of {total!r:.20} tensors, and the first part of one of {expected!r:.20}. "
+            f"{REMEDY}"
         )

@@ -22,8 +22,14 @@ MAX_BYTES = 1 << 28  # of a header; a vocabulary of 300,000 tokens takes 10 MB
 _MAX_ELEMENTS = 1 << 23  # of all arrays together
 _ELEMENTS_OF_ENTRY = 128  # a key or a tensor counts as so many: large models have a few thousand
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-# value type in the file -> NumPy's name of the numbers
-_NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1", 10: "<u8", 11: "<i8", 12: "<f8"}
+# value type in the file -> layout of the numbers, as NumPy calls it
+_NUMBERS = dict(
+    zip(
+        (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12),
+        ["B", "b", "<H", "<h", "<I", "<i", "<f", "B", "<Q", "<q", "<d"],
+        strict=True,
+    )
+)
 _OTHER_FORMATS = {
     b"FUGG": "it is a GGUF file for big-endian machines, which forerun does not read",
     b"lmgg": "it is a GGML file, which came before GGUF",
@@ -86,13 +92,11 @@ def read_header(content: memoryview, place: str) -> GgufHeader:
         key = reader.texts(1, "a key's name")[0]
         if not key or key in header.metadata:
             reader.fail(f"it has the key {brief(key)} twice" if key else "a key has no name")
-        what, kind = f"the key {brief(key)}", (reader.integer("<I", "a value's type"),)
-        if kind[0] == _ARRAY:
-            kind = (_ARRAY, reader.integer("<I", what))
-            header.metadata[key] = reader.values(kind[1], reader.count(f"elements with {what}"), what)
-        else:
-            header.metadata[key] = reader.values(kind[0], 1, what)[0]
-        header.kinds[key] = kind
+        what, kind = f"the key {brief(key)}", reader.integer("<I", "a value's type")
+        header.kinds[key] = (kind, reader.integer("<I", what)) if kind == _ARRAY else (kind,)
+        count = reader.count(f"elements with {what}") if kind == _ARRAY else 1
+        values = reader.values(header.kinds[key][-1], count, what)
+        header.metadata[key] = values if kind == _ARRAY else values[0]
     infos = [_tensor_info(reader) for _ in range(num_tensors)]
     header.tensors.extend(_located(infos, header.metadata.get("general.alignment", 32), reader, len(content)))
     return header
@@ -114,16 +118,16 @@ class _Reader:
 
     def advance(self, num_bytes: int, what: str) -> int:
         """Advance by so many bytes, and return where they begin."""
-        start = self.at
-        if num_bytes > len(self.content) - start:
-            reason = f"longer than {MAX_BYTES:,} bytes, which no such file's is" if len(self.content) == MAX_BYTES else ""
+        if num_bytes > len(self.content) - self.at:
+            reason = (
+                f"longer than {MAX_BYTES:,} bytes, which no such file's is" if len(self.content) == MAX_BYTES else ""
+            )
             self.fail(f"its header is {reason or f'cut off in {what}'}")
         self.at += num_bytes
-        return start
+        return self.at - num_bytes
 
     def integer(self, layout: str, what: str) -> int:
-        number: int = struct.unpack_from(layout, self.content, self.advance(struct.calcsize(layout), what))[0]
-        return number
+        return int(struct.unpack_from(layout, self.content, self.advance(struct.calcsize(layout), what))[0])
 
     def count(self, what: str, weight: int = 1) -> int:
         """Read how many of something follow. Elements, keys and tensors together must not be too many."""
@@ -139,8 +143,8 @@ class _Reader:
             self.fail(_OTHER_FORMATS.get(magic, f"it is no GGUF file: it begins with {magic!r}"))
         version = self.integer("<I", "its version")
         if version not in (2, 3):
-            is_swapped = version and version & 0xFFFF == 0
-            self.fail(_OTHER_FORMATS[b"FUGG"] if is_swapped else f"its version of GGUF is {version}; forerun reads 2 and 3")
+            swapped = _OTHER_FORMATS[b"FUGG"] if version and version & 0xFFFF == 0 else None
+            self.fail(swapped or f"its version of GGUF is {version}; forerun reads 2 and 3")
 
     def texts(self, count: int, what: str) -> list[str]:
         """Read so many texts: a vocabulary has 100,000, so without a call for each."""
@@ -162,8 +166,8 @@ class _Reader:
         if kind == _STRING:
             return self.texts(count, what)
         if kind not in _NUMBERS:
-            nested = "holds an array of arrays, which llama.cpp writes none of"
-            self.fail(f"{what} {nested if kind == _ARRAY else f'has a value of type {kind}, which GGUF does not define'}")
+            reason = "an array of arrays, which llama.cpp writes none of"
+            self.fail(f"{what} holds {reason if kind == _ARRAY else f'a value of type {kind}, which GGUF has not'}")
         layout = np.dtype(_NUMBERS[kind])
         numbers: list[Any] = np.frombuffer(
             self.content, layout, count, self.advance(count * layout.itemsize, what)
@@ -186,19 +190,19 @@ def _tensor_info(reader: _Reader) -> TensorInfo:
     number = reader.integer("<I", f"the type of {what}")
     if min(shape) == 0:
         reader.fail(f"{what} has the shape {list(shape)}, which holds nothing")
-    if number not in [*GGMLQuantizationType]:
+    if number not in GGML_QUANT_SIZES:
         reader.fail(f"{what} is of type {number}, which is none")
     kind = GGMLQuantizationType(number)
     if kind.name not in read_types():
         raise UnsupportedModelError(
-            f"{reader.place}: {what} is stored as {kind.name}, which forerun does not read. Take a file of the model whose "
-            f"tensors are {', '.join(read_types())}."
+            f"{reader.place}: {what} is stored as {kind.name}, which forerun does not read. Take a file of the model "
+            f"whose tensors are {', '.join(read_types())}."
         )
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
     if shape[-1] % block_size:
         reader.fail(f"{what} has rows of {shape[-1]:,} numbers, and {kind.name} packs {block_size} together")
-    num_bytes = math.prod(shape) // block_size * block_bytes
-    return TensorInfo(name, shape, kind.name, reader.integer("<Q", f"the offset of {what}"), num_bytes)
+    start = reader.integer("<Q", f"the offset of {what}")
+    return TensorInfo(name, shape, kind.name, start, math.prod(shape) // block_size * block_bytes)
 
 
 def _located(infos: list[TensorInfo], alignment: Any, reader: _Reader, size: int) -> list[TensorInfo]:
@@ -213,8 +217,7 @@ def _located(infos: list[TensorInfo], alignment: Any, reader: _Reader, size: int
             reader.fail(f"it has the {what} twice" if info.name else "a tensor has no name")
         if info.start != offset:
             reader.fail(f"{what} lies at {info.start:,} instead of {offset:,}, where the tensor before it ends")
-        missing = start + offset + info.num_bytes - size
-        if missing > 0:
+        if (missing := start + offset + info.num_bytes - size) > 0:
             reader.fail(f"it is cut off: {what} ends {missing:,} bytes behind the file's end")
         located[info.name] = info._replace(start=start + offset)
         offset = -(-(offset + info.num_bytes) // alignment) * alignment

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from forerun.errors import UnsupportedModelError
-from forerun.models.loading.gguf.configuration import ARCHITECTURES, architecture_of, is_tied
+from forerun.models.loading.gguf.configuration import ARCHITECTURES, HEAD, architecture_of
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import brief
 from forerun.models.loading.gguf.tensors import GgufTensor
 
-_EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
-_LAYER = "model.layers.0."
+_EMBEDDING, _HEAD, _LAYER = "model.embed_tokens", "lm_head", "model.layers.0."
 _OF_LAYER = (
     *("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
     *(f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
@@ -33,7 +32,9 @@ def name_map(architecture: str, num_layers: int) -> Any:
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
 
-    return get_tensor_name_map(next(kind for kind in MODEL_ARCH_NAMES if MODEL_ARCH_NAMES[kind] == architecture), num_layers)
+    return get_tensor_name_map(
+        next(kind for kind in MODEL_ARCH_NAMES if MODEL_ARCH_NAMES[kind] == architecture), num_layers
+    )
 
 
 class PackedWeights(Mapping[str, GgufTensor]):
@@ -49,13 +50,13 @@ class PackedWeights(Mapping[str, GgufTensor]):
     def __init__(self, file: GgufFile, config: Any) -> None:
         architecture = architecture_of(file)
         is_permuted = ARCHITECTURES[architecture].is_permuted
-        self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if is_permuted else {}
+        self._heads = (
+            {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if is_permuted else {}
+        )
         names = name_map(architecture, 1)  # what a file says of its number of layers decides nothing here
         modules = {names.get_name(module): module for module in _MODULES}
         self._tensors: dict[str, GgufTensor] = {}
-        for tensor in file.tensors.values():
-            if _COMPUTED.fullmatch(tensor.name):
-                continue
+        for tensor in (each for each in file.tensors.values() if not _COMPUTED.fullmatch(each.name)):
             found = _NAME.fullmatch(tensor.name)
             layer = "" if found is None or found["index"] is None else "blk.0."
             module = None if found is None else modules.get(layer + found["part"])
@@ -64,9 +65,8 @@ class PackedWeights(Mapping[str, GgufTensor]):
                     f"{file.path}: the tensor {brief(tensor.name)} has no place in a model of the architecture "
                     f"{architecture} as forerun supports it. Serve it with llama.cpp."
                 )
-            name = module.replace(_LAYER, f"model.layers.{found['index']}.", 1)
-            self._tensors[f"{name}.{found['kind']}"] = tensor
-        if is_tied(file):
+            self._tensors[module.replace("0", found["index"] or "", 1) + f".{found['kind']}"] = tensor
+        if HEAD not in file.tensors:
             self._tensors[f"{_HEAD}.weight"] = self._tensors[f"{_EMBEDDING}.weight"]
 
     def __getitem__(self, name: str) -> GgufTensor:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from forerun.errors import ModelLoadError
-from forerun.models.loading.gguf.header import REMEDY
 from forerun.utils.json_file import Fields
 
 PREFIX = "tokenizer.ggml."
@@ -69,11 +67,6 @@ class TokenList:
         return ModelLoadError(f"{self.fields.place}: {key}: {reason}. {self.fields.remedy}")
 
 
-def as_fields(metadata: Mapping[str, Any], place: str) -> Fields:
-    """Return the metadata as checked fields. place: the file, for messages."""
-    return Fields(place, metadata, ModelLoadError, REMEDY)
-
-
 def read_token_list(fields: Fields, default_ids: Mapping[str, int]) -> TokenList:
     """Read the tokens that the metadata lists.
 
@@ -94,8 +87,7 @@ def read_token_list(fields: Fields, default_ids: Mapping[str, int]) -> TokenList
         first = ids.setdefault(text, index)
         if first != index:
             raise ModelLoadError(f"{fields.place}: {TOKENS}: tokens {first} and {index} are the same. {fields.remedy}")
-    named = {role: index for role, index in default_ids.items() if index < len(texts)}
-    named |= {
+    named = {role: index for role, index in default_ids.items() if index < len(texts)} | {
         role: fields.integer(PREFIX + key, low=0, high=len(texts) - 1)
         for role, key in NAMED.items()
         if PREFIX + key in fields
@@ -111,11 +103,10 @@ def _types(fields: Fields, count: int) -> list[TokenType]:
         raise ModelLoadError(
             f"{fields.place}: {TYPES} has {len(numbers):,} entries, but there are {count:,} tokens. {fields.remedy}"
         )
-    by_number = {kind.value: kind for kind in TokenType}
-    for index, number in enumerate(numbers):
-        if number not in by_number:
-            raise ModelLoadError(
-                f"{fields.place}: {TYPES}: token {index} has type {number}, but must have one of "
-                f"{min(by_number)}..{max(by_number)}. {fields.remedy}"
-            )
-    return [by_number[number] for number in numbers]
+    known = {*TokenType}
+    if wrong := [index for index, number in enumerate(numbers) if number not in known]:
+        raise ModelLoadError(
+            f"{fields.place}: {TYPES}: token {wrong[0]} has type {numbers[wrong[0]]}, but must have one of "
+            f"{min(known)}..{max(known)}. {fields.remedy}"
+        )
+    return [*map(TokenType, numbers)]

@@ -1,14 +1,18 @@
 """Tokenizer and chat template from a GGUF file's metadata.
 
 Two kinds: byte-level byte-pair encoding (`tokenizer.ggml.model` = gpt2) and SentencePiece's byte-pair encoding by score
-(= llama). The ids of a text are those of llama.cpp's `llama_tokenize(add_special=true, parse_special=true)` for the
-same file. Where that and Transformers' tokenizers differ:
+(= llama). Vocabulary and merges are the file's; the ids of a text are those of llama.cpp's
+`llama_tokenize(add_special=true, parse_special=true)`. Where that and Transformers' tokenizers differ:
 
 - Control, unknown and user-defined tokens are matched in the text before anything else, by both. llama.cpp looks for
   the longest first, Transformers from left to right. They differ only where two overlap in the text; here it is
   Transformers'.
 - Unused tokens at the end of the list fill the vocabulary up. llama.cpp has them as tokens without a text; here, as in
   Transformers, they are no tokens.
+- Splits are those of the models' own tokenizers, where the rule is Transformers': contractions such as 'S also take
+  the long s (U+017F), which llama.cpp leaves out. Letters and numbers are those of the Unicode tables of the
+  `tokenizers` library, which differ from llama.cpp's in some digits of Unicode 16. As in llama.cpp, no text is
+  normalised to NFC for Qwen2.
 - `llama_detokenize` can take out spaces before punctuation; decoding here gives the text as it was.
 - llama.cpp takes 11 for bos and eos where a gpt2 file names none; here there are none.
 """
@@ -16,13 +20,14 @@ same file. Where that and Transformers' tokenizers differ:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.loading.gguf.header import REMEDY
 from forerun.models.loading.gguf.token_list import (
     NAMED,
     PREFIX,
@@ -30,17 +35,16 @@ from forerun.models.loading.gguf.token_list import (
     TYPES,
     TokenList,
     TokenType,
-    as_fields,
     read_token_list,
 )
 from forerun.models.loading.tokenizer_trial import guarded
+from forerun.utils.foreign_errors import as_load_errors
+from forerun.utils.json_file import Fields
 
 # Merges of byte-pair encodings: read and checked, or derived from the scores of a SentencePiece vocabulary.
 
-MERGES = PREFIX + "merges"
-SCORES = PREFIX + "scores"
-MAX_PIECE = 512
-"""Characters of a token whose ways to be merged are looked for; that takes the square of its length."""
+_MERGES, _SCORES = PREFIX + "merges", PREFIX + "scores"
+_MAX_PIECE = 512  # characters of a token whose ways to be merged are looked for; that takes the square of its length
 
 
 def read_merges(tokens: TokenList) -> list[tuple[str, str]]:
@@ -50,11 +54,11 @@ def read_merges(tokens: TokenList) -> list[tuple[str, str]]:
         ModelLoadError: there are none, or one of them does not join two tokens to a third.
     """
     merges: dict[tuple[str, str], None] = {}
-    for index, merge in enumerate(tokens.fields.list_of(MERGES, str)):
+    for index, merge in enumerate(tokens.fields.list_of(_MERGES, str)):
         border = merge.find(" ", 1)
         left, right = merge[:border], merge[border + 1 :]
         if border < 0 or left not in tokens.ids or right not in tokens.ids or left + right not in tokens.ids:
-            raise tokens.wrong(MERGES, f"merge {index} does not join two tokens of the vocabulary to a third")
+            raise tokens.wrong(_MERGES, f"merge {index} does not join two tokens of the vocabulary to a third")
         merges[left, right] = None
     return list(merges)
 
@@ -71,25 +75,22 @@ def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
     Raises:
         ModelLoadError: there is not one finite score for each token, or tokens that can be merged have the same.
     """
-    long = next((index for index, text in enumerate(tokens.texts) if len(text) > MAX_PIECE), None)
-    if long is not None:
-        raise tokens.wrong(TOKENS, f"token {long} is longer than {MAX_PIECE} characters")
-    scores = tokens.fields.list_of(SCORES, float)
-    if len(scores) != len(tokens.texts):
-        raise tokens.wrong(SCORES, f"it has {len(scores):,} entries, but there are {len(tokens.texts):,} tokens")
-    pairs = {index: found for index, text in enumerate(tokens.texts) if (found := _pairs(text, tokens.ids))}
-    by_score = sorted(pairs, key=lambda index: -scores[index])
-    for first, second in pairwise(by_score):
-        if scores[first] == scores[second] and len({*tokens.texts[first], *tokens.texts[second]}) > 1:
-            raise tokens.wrong(SCORES, f"tokens {first} and {second} have the same score, so no merge of them is first")
-    merges = [(-scores[index], -len(left), left, right) for index, found in pairs.items() for left, right in found]
+    texts, ids, scores = tokens.texts, tokens.ids, tokens.fields.list_of(_SCORES, float)
+    if long := [index for index, text in enumerate(texts) if len(text) > _MAX_PIECE]:
+        raise tokens.wrong(TOKENS, f"token {long[0]} is longer than {_MAX_PIECE} characters")
+    if len(scores) != len(texts):
+        raise tokens.wrong(_SCORES, f"it has {len(scores):,} entries, but there are {len(texts):,} tokens")
+    merges = [
+        (-score, -border, text[:border], text[border:])
+        for text, score in zip(texts, scores, strict=True)
+        for border in range(1, len(text))
+        if text[:border] in ids and text[border:] in ids
+    ]
+    joined = sorted({left + right for _, _, left, right in merges}, key=lambda text: -scores[ids[text]])
+    for first, second in pairwise(joined):
+        if scores[ids[first]] == scores[ids[second]] and len({*first, *second}) > 1:
+            raise tokens.wrong(_SCORES, f"tokens {ids[first]} and {ids[second]} have the same score, so none is first")
     return [(left, right) for _, _, left, right in sorted(merges)]
-
-
-def _pairs(text: str, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the ways to make a token of two others."""
-    parts = ((text[:border], text[border:]) for border in range(1, len(text)))
-    return [(left, right) for left, right in parts if left in ids and right in ids]
 
 
 # Which tokens end an answer, and which are matched in a text though the file does not mark them.
@@ -105,7 +106,7 @@ _ENDS = frozenset(
         *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
     }
 )
-_FILL_IN = {
+_FILL_IN = {  # role -> the texts that a token of it may have, where the file does not name it
     "fim_pre": (
         *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
         *("<|code_prefix|>", "<|prefix|>"),
@@ -122,15 +123,13 @@ _FILL_IN = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Role -> the texts that a token of it may have, where the file does not name it."""
-_ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
 def end_tokens(tokens: TokenList) -> frozenset[int]:
     """Return the ids that end an answer: eos, eot and eom of the file, and tokens that llama.cpp recognises by their
     text."""
     roles = _found_by_text(tokens) | dict(tokens.named)
-    ends = {roles[role] for role in _ENDING_ROLES if role in roles}
+    ends = {roles[role] for role in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep") if role in roles}
     ends |= {tokens.ids[text] for text in _ENDS if text in tokens.ids}
     texts = {tokens.texts[index] for index in ends}
     # formats in which these texts end a part of an answer only
@@ -141,77 +140,50 @@ def end_tokens(tokens: TokenList) -> frozenset[int]:
     return frozenset(ends)
 
 
-def marked_by_text(tokens: TokenList) -> frozenset[int]:
-    """Return the ids that are control tokens because of their text."""
-    ends = {tokens.ids[text] for text in _ENDS if text in tokens.ids}
-    found = _found_by_text(tokens)
-    return frozenset(ends | {index for role, index in found.items() if role not in tokens.named})
-
-
 def _found_by_text(tokens: TokenList) -> dict[str, int]:
     """Return role -> id. If several texts of a role are tokens, llama.cpp takes any of them; here it is the lowest
     id."""
-    found = {role: [tokens.ids[text] for text in texts if text in tokens.ids] for role, texts in _FILL_IN.items()}
-    return {role: min(ids) for role, ids in found.items() if ids}
+    return {
+        role: min(ids)
+        for role, texts in _FILL_IN.items()
+        if (ids := [tokens.ids[text] for text in texts if text in tokens.ids])
+    }
 
 
-# The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`.
-#
-# They are those of llama.cpp (src/llama-vocab.cpp, `llm_tokenizer_bpe` and `llama_vocab::impl::load`). Where the
-# model's own tokenizer.json differs, llama.cpp is followed: no normalisation to NFC for Qwen2, and contractions such as
-# 'S in ASCII alone for Llama 3 and Qwen2, whose rule elsewhere also takes the long s (U+017F). Letters and numbers are
-# those of the Unicode tables of the `tokenizers` library, which differ from llama.cpp's in some digits of Unicode 16.
+# The rules by which text is split before merges apply, by the name in `tokenizer.ggml.pre`: Transformers' own, and, of
+# those that it does not have, llama.cpp's (src/llama-vocab.cpp, `llm_tokenizer_bpe`).
 
-_DIGIT = r"\p{N}"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_WORDS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-@dataclass(frozen=True, slots=True)
-class Splitting:
-    """A rule that splits text before merges apply.
-
-    Attributes:
-        patterns: regular expressions; the parts that one gives are split by the next.
-        ignore_merges: whether a part that is a token as a whole becomes that token, whatever the merges say.
-        add_bos: whether a text begins with the token bos where the file does not say.
-    """
-
-    patterns: tuple[str, ...]
-    ignore_merges: bool = False
-    add_bos: bool = False
-
-    def build(self) -> Any:
-        """Build the pre-tokenizer of the `tokenizers` library."""
-        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
-        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-_SMOLLM = Splitting((_DIGIT, _GPT2))
-_GPT_2 = Splitting((_GPT2,))
-_LLAMA_3 = Splitting((_WORDS + r"\p{N}{1,3}" + _REST,), ignore_merges=True, add_bos=True)
-_SMAUG = Splitting(_LLAMA_3.patterns)
-_QWEN_2 = Splitting((_WORDS + r"\p{N}" + _REST,))
-
-SPLITTINGS = {
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _SMOLLM),
-    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "gigachat", "olmo", "jais", "trillion"), _GPT_2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA_3),
-    **dict.fromkeys(("smaug-bpe", "dbrx"), _SMAUG),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), _QWEN_2),
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_OURS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT_2)),
+    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "gigachat", "olmo", "jais", "trillion"), (_GPT_2,)),
+    "minerva-7b": (r"\p{N}", _GPT_2),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
 }
-"""By name in the file."""
+# Rules by which a part that is a token as a whole becomes that token, whatever the merges say, and a text begins with
+# bos where the file does not say: Transformers does not note that.
+_WHOLE_TOKENS = frozenset(
+    {
+        *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+        "tekken",
+    }
+)
 
 
-MODEL = PREFIX + "model"
-PRE_TOKENIZER = PREFIX + "pre"
-CHAT_TEMPLATE = "tokenizer.chat_template"
-_MATCHED = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
-_BYTES = [f"<0x{value:02X}>" for value in range(256)]
+@cache
+def split_rules() -> Mapping[str, tuple[str, ...]]:
+    """Return the regular expressions by name: the parts that one gives are split by the next."""
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as THEIRS
+    except ImportError:  # before Transformers 5.17
+        return _OURS
+    like_qwen2 = dict.fromkeys(("stablelm2", "hunyuan"), THEIRS["qwen2"])
+    return {**_OURS, **{name: (rule,) for name, rule in {**like_qwen2, **THEIRS}.items()}}
+
+
+MODEL, PRE_TOKENIZER, CHAT_TEMPLATE = PREFIX + "model", PREFIX + "pre", "tokenizer.chat_template"
 _SPACE = "\u2581"
-_DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}}
-"""By kind of tokenizer, the named ids where the file gives none."""
+_DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}}  # by kind, the named ids where the file gives none
 
 
 def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenList, str] | None = None) -> Any:
@@ -231,24 +203,20 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
 
     tokens, kind = read or read_tokens(metadata, place)
     template = _chat_template(tokens)
-    matched = _matched(tokens)
-    try:
+    matched, control = _matched(tokens), _control(tokens)
+    with as_load_errors(f"{place}: {TOKENS}: no tokenizer can be made of them", REMEDY):
         backend = _byte_level(tokens) if kind == "gpt2" else _sentencepiece(tokens)
-        backend.add_tokens(_as_added(tokens, matched))
-    except ModelLoadError:
-        raise
-    except Exception as failure:  # the library's errors have no type in common
-        raise tokens.wrong(TOKENS, f"no tokenizer can be made of them: {failure}") from failure
+        backend.add_tokens(
+            [AddedToken(tokens.texts[each], normalized=False, special=each in control) for each in sorted(matched)]
+        )
     # named tokens are cut out of texts and left out of decoded ones, which an ordinary word must not be
     named = {
         f"{role}_token": tokens.texts[tokens.named[role]]
         for role in ("bos", "eos", "unk", "pad")
         if tokens.named.get(role) in matched
     }
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, chat_template=template, clean_up_tokenization_spaces=False, **named
-    )
-    return guarded(tokenizer, place)
+    options = {"chat_template": template, "clean_up_tokenization_spaces": False, **named}
+    return guarded(PreTrainedTokenizerFast(tokenizer_object=backend, **options), place)
 
 
 def eos_token_ids(metadata: Mapping[str, Any], place: str, read: tuple[TokenList, str] | None = None) -> frozenset[int]:
@@ -263,7 +231,7 @@ def eos_token_ids(metadata: Mapping[str, Any], place: str, read: tuple[TokenList
 
 def read_tokens(metadata: Mapping[str, Any], place: str) -> tuple[TokenList, str]:
     """Return the token list, and the kind of tokenizer."""
-    fields = as_fields(metadata, place)
+    fields = Fields(place, metadata, ModelLoadError, REMEDY)
     kind = fields.string(MODEL)
     if kind not in _DEFAULT_IDS:
         raise _unsupported(place, MODEL, kind, _DEFAULT_IDS)
@@ -280,30 +248,27 @@ def _unsupported(place: str, key: str, value: str, served: Iterable[str]) -> Uns
 def _byte_level(tokens: TokenList) -> Any:
     """Build byte-level BPE: every byte is written as a character, a space as U+0120."""
     name = tokens.fields.string(PRE_TOKENIZER)
-    if name not in SPLITTINGS:
-        raise _unsupported(tokens.fields.place, PRE_TOKENIZER, name, SPLITTINGS)
+    if name not in split_rules():
+        raise _unsupported(tokens.fields.place, PRE_TOKENIZER, name, split_rules())
     if TokenType.BYTE in tokens.types:
-        index = tokens.types.index(TokenType.BYTE)
-        raise tokens.wrong(TYPES, f"token {index} is a byte token, which a vocabulary of the kind gpt2 does not have")
-    splitting = SPLITTINGS[name]
-    merges = read_merges(tokens)
-    vocabulary = _vocabulary(tokens, merges)
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.ignore_merges))
-    backend.pre_tokenizer = splitting.build()
-    backend.decoder = decoders.ByteLevel()
-    backend.post_processor = _ends_of_text(tokens, add_bos=splitting.add_bos)
+        what = f"token {tokens.types.index(TokenType.BYTE)} is a byte token"
+        raise tokens.wrong(TYPES, f"{what}, which a vocabulary of the kind gpt2 does not have")
+    merges, is_whole = read_merges(tokens), name in _WHOLE_TOKENS
+    backend = Tokenizer(models.BPE(vocab=_vocabulary(tokens, merges), merges=merges, ignore_merges=is_whole))
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split_rules()[name]]
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*splits, bytewise]), decoders.ByteLevel()
+    backend.post_processor = _ends_of_text(tokens, add_bos=is_whole)
     return backend
 
 
 def _sentencepiece(tokens: TokenList) -> Any:
     """Build SentencePiece's BPE: a space is written as U+2581, and a character that is no token as its bytes
     (<0x0A>)."""
-    missing = next((token for token in _BYTES if token not in tokens.ids), None)
-    if missing is not None:
-        raise tokens.wrong(TOKENS, f"the byte token {missing} is missing")
+    if missing := [token for value in range(256) if (token := f"<0x{value:02X}>") not in tokens.ids]:
+        raise tokens.wrong(TOKENS, f"the byte token {missing[0]} is missing")
     merges = merges_of_scores(tokens)
-    vocabulary = _vocabulary(tokens, merges)
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    backend = Tokenizer(models.BPE(vocab=_vocabulary(tokens, merges), merges=merges, byte_fallback=True))
     before = tokens.fields.flag(PREFIX + "add_space_prefix", True)
     spaces = normalizers.Replace(" ", _SPACE)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if before else [spaces])
@@ -317,8 +282,7 @@ def _vocabulary(tokens: TokenList, merges: list[tuple[str, str]]) -> dict[str, i
     """Return text -> id, without the unused tokens at the end that are neither matched nor in a merge."""
     size = len(tokens.texts)
     if tokens.types[-1] is TokenType.UNUSED:
-        used = {part for left, right in merges for part in (left, right, left + right)}
-        used |= {tokens.texts[index] for index in _matched(tokens)}
+        used = {tokens.texts[i] for i in _matched(tokens)} | {each for a, b in merges for each in (a, b, a + b)}
         while size > 1 and tokens.types[size - 1] is TokenType.UNUSED and tokens.texts[size - 1] not in used:
             size -= 1
     return {text: index for index, text in enumerate(tokens.texts[:size])}
@@ -330,8 +294,7 @@ def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
         "bos": tokens.fields.flag(PREFIX + "add_bos_token", add_bos),
         "eos": tokens.fields.flag(PREFIX + "add_eos_token", False),
     }
-    parts: dict[str, list[str]] = {"bos": [], "eos": []}
-    special = []
+    parts, special = dict[str, list[str]](bos=[], eos=[]), []
     for role in (role for role, is_wanted in added.items() if is_wanted):
         if role not in tokens.named:
             raise tokens.wrong(f"{PREFIX}add_{role}_token", f"it is true, but {PREFIX}{NAMED[role]} is missing")
@@ -344,17 +307,16 @@ def _ends_of_text(tokens: TokenList, *, add_bos: bool) -> Any:
     return processors.TemplateProcessing(single=pair[: len(first)], pair=pair, special_tokens=special)
 
 
+def _control(tokens: TokenList) -> frozenset[int]:
+    """Return the ids of control and unknown tokens, and of those that are control tokens because of their text."""
+    by_text = {role: index for role, index in _found_by_text(tokens).items() if role not in tokens.named}
+    by_type = {index for index, kind in enumerate(tokens.types) if kind in (TokenType.CONTROL, TokenType.UNKNOWN)}
+    return frozenset(by_type | {*by_text.values()} | {tokens.ids[text] for text in _ENDS if text in tokens.ids})
+
+
 def _matched(tokens: TokenList) -> frozenset[int]:
     """Return the ids of the tokens that are matched in a text as they stand."""
-    by_type = {index for index, kind in enumerate(tokens.types) if kind in _MATCHED}
-    return marked_by_text(tokens) | by_type
-
-
-def _as_added(tokens: TokenList, matched: Iterable[int]) -> list[Any]:
-    """Return matched tokens in the library's form: special, unless the file marks them as user-defined."""
-    marked = marked_by_text(tokens)
-    users = {index for index in matched if tokens.types[index] is TokenType.USER_DEFINED and index not in marked}
-    return [AddedToken(tokens.texts[index], normalized=False, special=index not in users) for index in sorted(matched)]
+    return _control(tokens) | {i for i, kind in enumerate(tokens.types) if kind is TokenType.USER_DEFINED}
 
 
 def _chat_template(tokens: TokenList) -> str | None:
@@ -366,11 +328,6 @@ def _chat_template(tokens: TokenList) -> str | None:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     template = tokens.fields.string(CHAT_TEMPLATE, None)
-    if not template:
-        return None
-    try:
-        _compile_jinja_template(template)
-    except Exception as failure:  # of Jinja, and of Python where it is nested too deeply
-        reason = f"{type(failure).__name__} in line {getattr(failure, 'lineno', '?')}"
-        raise tokens.wrong(CHAT_TEMPLATE, f"it is not a Jinja template ({reason})") from failure
-    return template
+    with as_load_errors(f"{tokens.fields.place}: {CHAT_TEMPLATE}: it is not a Jinja template", REMEDY):
+        _compile_jinja_template(template or "")
+    return template or None
