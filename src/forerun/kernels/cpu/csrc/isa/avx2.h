@@ -92,6 +92,11 @@ INLINE I f_magnitude_bits(F x) {
 
 INLINE I i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 INLINE I i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+// All lanes: x times N, a power of 2 or 0.
+template <int N> INLINE I i_times(int32_t x) {
+    const __m256i all = _mm256_slli_epi32(_mm256_set1_epi32(x), N ? __builtin_ctz(N) : 0);
+    return N ? I{all, all} : i_zero();
+}
 INLINE I i_add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE I i_max(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
 INLINE F i_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
@@ -166,7 +171,7 @@ template <int ZERO> INLINE W w_of_table(const int8_t* table, W places) {
     return {_mm256_shuffle_epi8(values, places.a), _mm256_shuffle_epi8(values, places.b)};
 }
 // Lane o of code_dots: the products of 4 FOURS codes of a group, from the fours FIRST on, and inputs, for rows that lie
-// `next` apart. totals: [R] sums of these inputs, `step` apart.
+// `next` apart. totals: [R] minus the sums of these inputs, `step` apart.
 #if defined(AVX_VNNI)
 constexpr int BIAS = 128;  // of signed codes, which are multiplied as bytes without sign
 INLINE W w_biased(W x) {
@@ -183,7 +188,7 @@ template <int R, class C, int f, int END> INLINE void add_fours(const uint8_t* p
 }
 template <int R, class C, int FIRST, int FOURS>
 INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
-    EACH_ROW sum[r] = C::ZERO ? i_set(-C::ZERO * totals[r * step]) : i_zero();
+    EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
     add_fours<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
 }
 #else
@@ -225,7 +230,7 @@ template <int R, class C, int f, int END> INLINE void add_runs(const uint8_t* p,
 }
 template <int R, class C, int FIRST, int FOURS>
 INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
-    EACH_ROW sum[r] = C::ZERO ? i_set(-C::ZERO * totals[r * step]) : i_zero();
+    EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
     if constexpr (C::SIGNED)
         add_signed<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
     else

@@ -66,6 +66,10 @@ INLINE I f_magnitude_bits(F a) { return _mm512_and_si512(_mm512_castps_si512(a),
 
 INLINE I i_zero() { return _mm512_setzero_si512(); }
 INLINE I i_set(int32_t x) { return _mm512_set1_epi32(x); }
+// All lanes: x times N, a power of 2 or 0.
+template <int N> INLINE I i_times(int32_t x) {
+    return N ? _mm512_slli_epi32(_mm512_set1_epi32(x), N ? __builtin_ctz(N) : 0) : i_zero();
+}
 INLINE I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE I i_max(I a, I b) { return _mm512_max_epi32(a, b); }
 INLINE F i_float(I a) { return _mm512_cvtepi32_ps(a); }
@@ -123,11 +127,11 @@ INLINE void add_fours(const uint8_t* p, const int8_t* x, int64_t next, I* sum, I
     if constexpr (f + 2 < END) add_fours<R, C, f + 2, END>(p, x, next, sum, other);
 }
 // Lane o: the products of 4 FOURS codes of a group, from the fours FIRST on, and inputs, for rows that lie `next` apart.
-// totals: [R] sums of these inputs, `step` apart.
+// totals: [R] minus the sums of these inputs, `step` apart.
 template <int R, class C, int FIRST, int FOURS>
 INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
     I other[R];
-    EACH_ROW sum[r] = C::ZERO ? i_set(-C::ZERO * totals[r * step]) : i_zero();
+    EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
     EACH_ROW other[r] = i_zero();
     add_fours<R, C, FIRST, FIRST + FOURS>(p, x, next, sum, other);
     EACH_ROW sum[r] = i_add(sum[r], other[r]);

@@ -74,6 +74,7 @@ INLINE I f_magnitude_bits(F a) { return (I)a & 0x7fffffff; }
 
 INLINE I i_set(int32_t x) { return I{} + x; }
 INLINE I i_zero() { return I{}; }
+template <int N> INLINE I i_times(int32_t x) { return i_set(N * x); }
 INLINE I i_add(I a, I b) { return a + b; }
 INLINE I i_max(I a, I b) { return a > b ? a : b; }
 INLINE F i_float(I a) { return __builtin_convertvector(a, F); }
@@ -133,6 +134,6 @@ template <int R, class C, int f, int END> INLINE void add_fours(const uint8_t* p
 }
 template <int R, class C, int FIRST, int FOURS>
 INLINE void code_dots(const uint8_t* p, const int8_t* x, int64_t next, const int32_t* totals, int64_t step, I* sum) {
-    EACH_ROW sum[r] = i_set(-C::ZERO * totals[r * step]);
+    EACH_ROW sum[r] = i_times<C::ZERO>(totals[r * step]);
     add_fours<R, C, FIRST, FIRST + FOURS>(p, x, next, sum);
 }

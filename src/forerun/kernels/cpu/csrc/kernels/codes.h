@@ -4,9 +4,9 @@ template <int KIND> struct Codes {
     static constexpr forerun::Layout L = forerun::layout_of(KIND);
     // Values of all 8 bits: signed, or where bytes are multiplied unsigned, with a BIAS.
     static constexpr bool SIGNED = L.low == 8 || L.table == forerun::IQ4;
-    static constexpr int TABLE_ZERO = SIGNED ? BIAS : 12;  // added to what a table holds
-    static constexpr int ZERO = SIGNED ? BIAS : L.table ? TABLE_ZERO : L.zero;
-    static constexpr int MOST = SIGNED ? 255 : L.table ? 24 : (1 << (L.low + L.high)) - 1;
+    static constexpr int TABLE_ZERO = SIGNED ? BIAS : 16;  // added to what a table holds
+    static constexpr int ZERO = SIGNED ? BIAS : L.table ? TABLE_ZERO : L.zero;  // a power of 2, or none
+    static constexpr int MOST = SIGNED ? 255 : L.table ? 28 : (1 << (L.low + L.high)) - 1;
 
     // Those of inputs 4 f .. 4 f + 3 of a group; the lines that they begin are asked for early.
     template <int f, bool WANTED> INLINE W fours(const uint8_t* p) {

@@ -69,7 +69,7 @@ struct Input {
     int32_t* totals;       // [rows][groups], the same
     int8_t* bytes;         // codes of 8 bits, [rows][groups][32], or null; zeros follow the last
     float *byte_scales, *byte_sums;  // [rows][groups], and of the codes times the scale
-    int32_t *byte_totals, *byte_halves;  // [rows][groups] and [rows][groups][2], sums of 32 and of 16 codes
+    int32_t *byte_totals, *byte_halves;  // [rows][groups] and [rows][groups][2], minus the sums of 32 and of 16 codes
 };
 
 #if defined(AVX512_BF16)
@@ -117,10 +117,11 @@ FN void prepare_bytes(const Input& in, int64_t t) {
         i_store_bytes(in.bytes + 32 * at, first);
         i_store_bytes(in.bytes + 32 * at + 16, second);
         in.byte_scales[at] = s.scale;
-        in.byte_halves[2 * at] = i_total(first);
-        in.byte_halves[2 * at + 1] = i_total(second);
-        in.byte_totals[at] = in.byte_halves[2 * at] + in.byte_halves[2 * at + 1];
-        in.byte_sums[at] = s.scale * (float)in.byte_totals[at];
+        const int32_t halves[2] = {i_total(first), i_total(second)}, total = halves[0] + halves[1];
+        in.byte_halves[2 * at] = -halves[0];
+        in.byte_halves[2 * at + 1] = -halves[1];
+        in.byte_totals[at] = -total;
+        in.byte_sums[at] = s.scale * (float)total;
     }
 }
 
