@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from attention_paths_reference import attend_paths
 from forerun.config import INSTRUCTIONS
+from forerun.kernels.block_weight import BLOCK_TYPES, BlockWeight
 from forerun.kernels.cpu import native
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.partition import AttentionShape
@@ -61,6 +63,30 @@ def weight_of(kind: str, out: int, size: int, seed: int = 0) -> Tensor | Quantiz
         None,
         GROUP,
     )
+
+
+SCALES_AT = (
+    dict.fromkeys(BLOCK_TYPES, (0,)) | dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)) | {"Q6_K": (208,)}
+)
+"""By type of blocks, the bytes at which a block has its float16 scale and minimum; MXFP4 has an exponent."""
+
+
+def blocks_of(type_name: str, out: int, size: int, seed: int = 0) -> BlockWeight:
+    """Random blocks. Of six rows, the first has the smallest scales, the second none, the third and fourth bytes of all
+    ones and of zeros, with scales of both signs."""
+    form, random = BLOCK_TYPES[type_name], np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (out, size // form.block_size, form.block_bytes), np.uint8)
+    blocks[2::6], blocks[3::6] = 255, 0
+    for place in SCALES_AT[type_name]:
+        scale = random.normal(0, 1e-3, blocks.shape[:2]).astype(np.float16)
+        scale[::6], scale[1::6] = 6e-8, 0
+        blocks[..., place : place + 2] = scale.view(np.uint8).reshape(*scale.shape, 2)
+    if type_name == "MXFP4":
+        blocks[..., 0] = random.integers(110, 130, blocks.shape[:2])
+        blocks[::6, :, 0], blocks[1::6, :, 0] = 0, 1
+    blocks = blocks.reshape(out, -1)
+    blocks.flags.writeable = False  # as a file's memory
+    return BlockWeight(type_name, (out, size), blocks)
 
 
 def as_read(library: Library, weight: Tensor | QuantizedWeight, x: Tensor) -> Tensor:

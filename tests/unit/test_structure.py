@@ -6,7 +6,7 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 35_400
+MOST_STATEMENTS = 35_500
 MOST_CORE_STATEMENTS = 26_200
 MOST_FILES = 404
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
@@ -20,7 +20,7 @@ def test_nothing_grows_unnoticed() -> None:
     assert found["files in src"] <= MOST_FILES
     assert found["top-level entries"] <= 18
     assert found["class names defined more than once"] <= 10
-    assert found["options"] <= 306 and found["words of documents"] <= 26_800
+    assert found["options"] <= 306 and found["words of documents"] <= 27_000
 
 
 def test_what_counts_as_a_statement() -> None:

@@ -25,6 +25,7 @@ Parts = tuple[Bytes, Floats, Floats | None]
 
 _PART = 1 << 18
 """Numbers dequantized together."""
+_BY_16_BITS = ("Q4_0", "Q4_1", "Q8_0")
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Doubled, as llama.cpp has them; its scales are halved."""
@@ -188,7 +189,7 @@ class BlockWeight:
         blocks: [rows of the file, bytes of a row], which may be a file's read-only memory.
         order: [out] int64, the rows of the file that are the outputs; None: all in order.
         activation_bits: of the activations that it is multiplied with: 8, one scale per 32 inputs; or 16, one per row,
-            which only Q4_0, Q4_1 and Q8_0 have native kernels for.
+            of Q4_0, Q4_1 and Q8_0 alone.
     """
 
     type_name: str
@@ -203,6 +204,8 @@ class BlockWeight:
             rows if self.order is None else len(self.order)
         ):
             raise ValueError(f"blocks {self.blocks.shape} of {self.type_name} are not a matrix {self.shape}")
+        if self.activation_bits != 8 and self.type_name not in _BY_16_BITS:
+            raise ValueError(f"{self.type_name} cannot be multiplied with activations of 16 bits")
 
     @property
     def form(self) -> BlockType:
@@ -257,9 +260,9 @@ class BlockWeight:
 
     def _quantized(self) -> QuantizedWeight:
         form, (out, num_inputs) = self.form, self.shape
-        values, scale, minimum = form.read(
-            self._ordered().reshape(out, num_inputs // form.block_size, form.block_bytes)
-        )
+        blocks = self._ordered().reshape(out, num_inputs // form.block_size, form.block_bytes)
+        with np.errstate(invalid="ignore"):  # an infinite scale times none
+            values, scale, minimum = form.read(blocks)
         return QuantizedWeight(
             form.bits if form.zero < 128 else 8,
             torch.from_numpy(values.reshape(self.shape)),

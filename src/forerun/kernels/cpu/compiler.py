@@ -166,7 +166,7 @@ FACTS = "build.json"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off")
 """Without -march and -ffast-math: the file serves any processor of its architecture, with the same bits."""
 TIME_LIMIT = 300.0
-"""Seconds that compiling may take: half a minute on a free core, several times that on a busy machine."""
+"""Seconds that compiling may take: a minute on a free core, several times that on a busy machine."""
 _WAIT = TIME_LIMIT + 30
 """Seconds to wait for another process that compiles the same."""
 _OTHER_FOLDER = f"The variable {HOME_VARIABLE} names another folder."
@@ -215,7 +215,7 @@ def library_path(
                 _refuse_what_failed(folder)  # or has just failed
                 for left in leftovers(folder):  # of killed processes: this process holds the lock
                     remove(left)
-                _log.warning("Compiling the kernels, once: this can take a minute.")
+                _log.warning("Compiling the kernels, once: this can take some minutes.")
                 try:
                     compile_into(folder, compiler, sources, limit)
                 except CompilationError as failure:
