@@ -112,7 +112,8 @@ def main() -> None:
         if name != "plain":
             mean = math.exp(statistics.fmean(map(math.log, own)))
             slow = sum(each < 0.98 for each in own)
-            print(f"{name:32} mean {mean:.3f} median {statistics.median(own):.3f} least {min(own):.2f} (of {own.index(min(own))})", end=" ")
+            print(f"{name:32} mean {mean:.3f} median {statistics.median(own):.3f}", end=" ")
+            print(f"least {min(own):.2f} (of prompt {own.index(min(own))})", end=" ")
             print(f"below 0.98: {slow} of {len(own)}; {dict(decisions[name].most_common(4))}", flush=True)
 
 

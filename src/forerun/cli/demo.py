@@ -289,12 +289,12 @@ def first_minute(
             minute.perform(engines, reference, case, shown, growth, redraw)
         performances.append(shown)
     environment = watch.environment()
+    closing = [f"{each.name}: {each.why}." for each in performances]
     if (environment.others or 0.0) > MOST_OTHERS * environment.cores:
-        minute.disturbed(performances)
+        closing.append(minute.disturbed(performances))
     table = Table.of("", minute.COLUMNS, performances)
     facts = target_facts(model, methods[PLAIN].target)
     drafting = engines[minute.FORERUN].drafter_name or ""
-    closing = [f"{each.name}: {each.why}." for each in performances]
     of = f"; Transformers in {settings.dtype}, of the same weights" if reference is not None else ""
     closing.append(
         f"forerun in {facts.number_format}, drafter {drafting}, K={count}{of}. Greedy; the prompt's time counts."

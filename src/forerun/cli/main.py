@@ -49,7 +49,23 @@ class Commands(TyperGroup):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, config_first(args))
+        return super().parse_args(ctx, self._model_as_argument(config_first(args)))
+
+    def _model_as_argument(self, args: list[str]) -> list[str]:
+        """Take --model MODEL for the argument of commands that have it as one."""
+        at = next((at for at, arg in enumerate(args) if arg in self.commands), None)
+        if at is None:
+            return args
+        models = [each for each in self.commands[args[at]].params if "model" in (each.name, *each.opts)]
+        end = args.index("--") if "--" in args else len(args)
+        if [each.param_type_name for each in models] != ["argument"]:
+            return args
+        for place in range(at + 1, end):
+            flag, equals, value = args[place].partition("=")
+            if flag in ("--model", "-m") and (equals or place + 1 < end):
+                rest = args[place + 1 :] if equals else args[place + 2 :]
+                return [*args[: at + 1], value if equals else args[place + 1], *args[at + 1 : place], *rest]
+        return args
 
     def invoke(self, ctx: Any) -> Any:
         try:

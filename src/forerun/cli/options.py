@@ -197,12 +197,16 @@ def program() -> str:
     return "forerun" if shutil.which("forerun") or beside.startswith("..") else beside
 
 
-def start_command(command: str, model: str, settings: LLMOptions, drafter: str | None = None) -> str:
-    """Return the command line that runs a command with a model, its settings and a drafter; None: the default one."""
+def start_command(command: str, model: str, settings: LLMOptions, drafter: str | None = None, *before: str) -> str:
+    """Return the command line that runs a command with a model, its settings and a drafter; None: the default one.
+
+    before: arguments that stand before the model.
+    """
     own = LLMOptions()
     changed = [name for name in KEPT if getattr(settings, name) != getattr(own, name)]
     flags = [part for name in changed for part in (f"--{name}", str(getattr(settings, name)))]
-    return shlex.join([program(), command, "--model", model, *(["--drafter", drafter] if drafter else []), *flags])
+    named = ["--drafter", drafter] if drafter else []
+    return shlex.join([program(), command, *before, "--model", model, *named, *flags])
 
 
 def choose_drafters(model: str, draft: str | None, names: str | None) -> dict[str, str]:

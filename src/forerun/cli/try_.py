@@ -26,6 +26,8 @@ SECONDS = 56.0
 NUM_PROMPTS, MOST_TOKENS, LEAST_TOKENS = 12, 64, 8
 """Bundled prompts, and tokens of an answer: as many as leave time for `_TRIALS` answers."""
 _TRIALS = 30
+_PROMPT = "def fibonacci(n):"
+"""Of a model without a chat template."""
 _CHATS, _KINDS, _RAW = "questions", ("editing", "extraction", "chat"), "code"
 
 
@@ -79,5 +81,6 @@ def _show_start(drafter: str, model: str, settings: LLMOptions, *, chat: bool) -
 
     with suppress(ForerunError):  # beside what is loaded here it may not fit a second time
         typer.echo(f"Memory: {MemoryPlan.of(model, drafter, EngineConfig(), **kept(settings))}")
-    typer.echo(f"Start it: {start_command('chat' if chat else 'generate', model, settings, drafter)}")
+    command, *prompt = ["chat"] if chat else ["generate", _PROMPT]
+    typer.echo(f"Start it: {start_command(command, model, settings, drafter, *prompt)}")
     typer.echo(f"As a server: {start_command('serve', model, settings, drafter)}")

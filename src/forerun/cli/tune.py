@@ -209,10 +209,13 @@ def target_facts(model: str, plain: LLM) -> Any:
 
 def show(outcome: TuningOutcome, environment: Environment) -> None:
     """Print what was measured, and the verdict."""
+    from forerun.lab.bench.report.markdown import disturbances
     from forerun.lab.bench.tables import Report
 
     width = terminal_width()
     typer.echo(Report("tune", outcome.tables()).text(environment, width=width) + "\n")
+    for line in disturbances(environment):
+        typer.echo(line)
     for name, reason in outcome.left_out.items():
         typer.echo(textwrap.fill(f"Left out: {name}: {reason}", width or 120, subsequent_indent="    "))
     typer.echo("Interrupted: this is the best so far. " * outcome.interrupted + outcome.verdict.reason)

@@ -69,6 +69,8 @@ def belonging(name: str | Path) -> list[Belonging]:
     """
     path = _path(str(name))
     if path is None:
+        if "/" not in str(name):
+            find_source(name)  # which says what is wrong with it
         return []
     target = _Target(path)
     found: list[tuple[float, int, Belonging]] = []

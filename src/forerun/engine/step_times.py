@@ -24,13 +24,14 @@ from forerun.speculation import (
     DraftOutcome,
     DraftPlan,
     FixedPolicy,
+    SpeculationPolicy,
     StepCost,
     drafter_costs,
 )
 from forerun.speculation.cost_model import COST_TRUSTED, KINDS, Table
 from forerun.speculation.cost_store import forward_costs
 from forerun.speculation.predictor import StepCosts
-from forerun.types import Sequence as Tokens
+from forerun.types import Draft, Sequence as Tokens, Step
 
 ROWS = (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Rows of a forward at which the target is timed; times between them are interpolated."""
@@ -63,39 +64,29 @@ class CostCurve:
 
 def target_costs(model: LanguageModel, context: int, rounds: int, rows: Sequence[int] = ROWS) -> CostCurve:
     """Measure the seconds of a forward by its rows, after `context` cached positions: medians of interleaved rounds."""
-    samples = _timed_forwards(model, context, [*rows] * (rounds + 1))
-    return CostCurve.of_medians({count: seconds[1:] for count, seconds in samples.items()})
-
-
-def _timed_forwards(
-    model: LanguageModel, context: int, counts: Sequence[int], most_seconds: float = math.inf
-) -> dict[int, list[float]]:
-    """Time forwards of so many rows, one after the other, after `context` cached positions, until so many seconds are
-    over. Returns the seconds by rows."""
     cache = model.new_cache()
-    filler = [i % model.vocab_size for i in range(max(context, *counts))]
+    filler = [i % model.vocab_size for i in range(max(context, *rows))]
     model.forward([Rows(cache, filler[:context], num_logits=1)])
     cache.commit(range(context))
     samples: dict[int, list[float]] = defaultdict(list)
-    begin = perf_counter()
-    for count in counts:
+    for count in [*rows] * (rounds + 1):
         start = perf_counter()
         model.forward([Rows(cache, filler[:count])])
         samples[count].append(perf_counter() - start)
         cache.drop()
-        if perf_counter() - begin > most_seconds:
-            break
     cache.free()
-    return samples
+    return CostCurve.of_medians({count: seconds[1:] for count, seconds in samples.items()})
 
 
 CALIBRATION_ROWS = (1, 5, 2, 3, 8, 4, 6, 12, 16, 32)
-"""Rows of the forwards that are timed before the first request, the most telling first."""
+"""Rows of the steps that are timed before the first request, the most telling first."""
 CALIBRATION_CONTEXT = 16
 """Positions before them: what further ones cost is learned."""
-CALIBRATION_SECONDS = 1.5
-"""Time for this, once for a model, its number format, the number of threads and the machine."""
+CALIBRATION_SECONDS = {1: 1.0, 4: 0.5}
+"""Time for this by sequences, once for a model, its number format, the number of threads and the machine."""
 CALIBRATION_ROUNDS = 5
+DRAFT_SECONDS = 1.5
+"""Time for a drafter's calibration."""
 CALIBRATION_PROMPT = 64
 """Positions that a drafter follows before it is timed."""
 CALIBRATION_DRAFTS = (0, 1, 1, 4, 1, 4, 0, 4, 1, 4)
@@ -115,10 +106,10 @@ def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
     stored = forward_costs(identity(target))
     known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
     if known is None:
-        counts = CALIBRATION_ROWS * CALIBRATION_ROUNDS
-        samples = _timed_forwards(target, CALIBRATION_CONTEXT, counts, CALIBRATION_SECONDS)
-        for count, seconds in sorted(samples.items()):
-            stored.costs.add_target(KINDS[0], 1, CALIBRATION_CONTEXT, count, statistics.median(seconds), len(seconds))
+        for batch, most_seconds in CALIBRATION_SECONDS.items():
+            for count, seconds in sorted(_time_rows(target, batch, most_seconds).items()):
+                median, weight = statistics.median(seconds), len(seconds)
+                stored.costs.add_target(KINDS[0], batch, batch * CALIBRATION_CONTEXT, count, median, weight)
         stored.save()
         known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
         assert known is not None
@@ -126,6 +117,53 @@ def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
         if not member.traits.estimates:
             _calibrate_drafter(target, member, float(known[1]))
     return known
+
+
+class _Filler(Drafter):
+    """Drafts token 0, at no cost."""
+
+    def start(self, sequence: Tokens) -> None: ...
+
+    def draft(
+        self, sequences: Sequence[Tokens], num_draft_tokens: Sequence[int], min_acceptance_prob: float = 0.0
+    ) -> list[Draft]:
+        return [Draft.chain([0] * k) for k in num_draft_tokens]
+
+    def commit(self, steps: Sequence[Step]) -> None: ...
+
+    def stop(self, sequence: Tokens) -> None: ...
+
+
+class _RowTimer(SpeculationPolicy):
+    """Gives the steps so many rows, all drafts to the first sequence, and keeps their seconds by rows."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self.rows = list(rows)
+        self.samples: dict[int, list[float]] = defaultdict(list)
+
+    def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
+        drafted = self.rows.pop(0) - len(sequences) if self.rows else 0
+        return DraftPlan([max(min(drafted, sequences[0].room), 0), *[0] * (len(sequences) - 1)])
+
+    def observe(self, cost: StepCost, outcomes: Sequence[DraftOutcome]) -> None:
+        if outcomes and not cost.num_prompt_rows:
+            self.samples[cost.num_rows].append(cost.seconds - cost.time_draft)
+
+
+def _time_rows(target: LanguageModel, batch: int, most_seconds: float) -> dict[int, list[float]]:
+    """Time the engine's steps of so many sequences, drafting apart, until so many seconds are over: a forward that is
+    only repeated may be a quarter cheaper than one of a step. Returns the seconds by rows."""
+    once = [count for count in CALIBRATION_ROWS if count >= batch]
+    timer, begin = _RowTimer([batch, *once * CALIBRATION_ROUNDS]), perf_counter()
+    context = min(CALIBRATION_CONTEXT, target.context_length // 2)
+    params = SamplingParams(temperature=0, max_tokens=target.context_length - context, ignore_eos=True)
+    engine = Engine(target, _Filler(), config=EngineConfig(seed=0, prefix_reuse=OFF), policy=timer)
+    for number in range(batch):
+        engine.add([(number + i) % target.vocab_size for i in range(context)], params)
+    while timer.rows and engine.has_work and (perf_counter() - begin < most_seconds or not timer.samples):
+        engine.step()
+    engine.close()
+    return timer.samples
 
 
 class _Calibration(AutomaticPolicy):
@@ -156,8 +194,8 @@ def _calibrate_drafter(target: LanguageModel, drafter: Drafter, step_seconds: fl
     """Time a drafter in short answers, unless its costs are known."""
     stored = drafter_costs((identity(target), *drafter.traits.cost_key))
     if not stored.costs.largest_draft:
-        length = CALIBRATION_PROMPT if step_seconds < CALIBRATION_SECONDS / 32 else CALIBRATION_PROMPT // 4
-        _time_drafts(target, drafter, stored.costs, length, CALIBRATION_SECONDS)
+        length = CALIBRATION_PROMPT if step_seconds < DRAFT_SECONDS / 32 else CALIBRATION_PROMPT // 4
+        _time_drafts(target, drafter, stored.costs, length, DRAFT_SECONDS)
         stored.save()
 
 

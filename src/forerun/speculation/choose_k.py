@@ -241,7 +241,9 @@ class DraftChooser:
         return (self.fixed_length or 1) if sequence.room > 0 else 0
 
     def _expect(self, sequence: Sequence, places: int) -> tuple[list[float], list[float]]:
-        return self.acceptance[kind_of([sequence])].expect(sequence, places)
+        gains, there = self.acceptance[kind_of([sequence])].expect(sequence, places)
+        # drafts of a fixed length have all their rows, whether or not they are candidates
+        return gains, there if self.fixed_length is None else [1.0] * len(there)
 
     def _earns(self, sequence: Sequence) -> bool:
         """Return whether its drafts will save more time than the drafter takes to follow it."""

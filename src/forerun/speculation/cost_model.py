@@ -314,14 +314,17 @@ class CostModel:
         curve = self._target[key] = Curve(COST_SIZE, shape=shape)
         return curve
 
-    def begin_with(self, forwards: CostModel) -> None:
-        """Take what further rows cost from forwards that were timed before (`engine/step_times.py`), where nothing was
-        observed: the first plain step then says what they cost in the engine."""
-        for curve in forwards._target.values():
-            for kind in KINDS:
-                if not self._shapes.get(kind):
-                    self._shapes[kind] = Curve(COST_SIZE)
+    def begin_with(self, steps: CostModel) -> None:
+        """Take what steps cost that were timed before (`engine/step_times.py`), where nothing was observed."""
+        timed = {key: curve for key, curve in steps._target.items() if not self._target.get(key)}
+        for kind in KINDS:
+            if not self._shapes.get(kind):
+                self._shapes[kind] = Curve(COST_SIZE)
+                for curve in timed.values():
                     self._shapes[kind].take(curve)
+        for key, curve in timed.items():
+            self._new_curve(key).take(curve)
+            self._context[key] = steps._context[key]
 
     def take_drafts(self, other: CostModel) -> None:
         """Take what another model knows of a drafter."""

@@ -106,9 +106,7 @@ class TrimmingPolicy(SpeculationPolicy):
         self._due[sequence] = self._steps + REST
         return True
 
-    def _grant(
-        self, sequences: Seq[Sequence], drafts: Seq[Draft], counts: Seq[int], token: float, row: float
-    ) -> None:
+    def _grant(self, sequences: Seq[Sequence], drafts: Seq[Draft], counts: Seq[int], token: float, row: float) -> None:
         """Grant further searches to sequences whose drafts are kept. token, row: seconds of each in this step."""
         for sequence, draft, count in zip(sequences, drafts, counts, strict=True):
             if count:

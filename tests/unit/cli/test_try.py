@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,11 @@ def test_the_bundled_model_beside_its_draft_model(invoke: Invoke, prompts: Path)
     assert "hybrid:sources=suffix+draft-model" in result.stdout and "draft-model:" not in result.stdout
     assert "plain" in result.stdout and "suffix" in result.stdout and "over plain" in result.stdout
     assert "Memory: weights" in result.stdout
-    assert "forerun generate --model bundled --drafter " in result.stdout
+    assert "forerun generate 'def fibonacci(n):' --model bundled --drafter " in result.stdout
+    for label in ("Start it: ", "As a server: "):  # what is to be typed can be
+        line = next(each for each in result.stdout.splitlines() if each.startswith(label))
+        words = shlex.split(line.removeprefix(label))[1:]
+        assert invoke(*words, "--nonsense").output.count("No such option: --nonsense") == 1
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])

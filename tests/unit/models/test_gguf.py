@@ -58,6 +58,9 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2-tied": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**_SIZES, tie_word_embeddings=True)),
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**_SIZES, head_dim=16)),
     "ministral3": lambda: tf.Ministral3ForCausalLM(tf.Ministral3Config(**_SIZES, rope_parameters=_MINISTRAL)),
+    "mistral3": lambda: tf.Ministral3ForCausalLM(
+        tf.Ministral3Config(**_SIZES, rope_parameters=_MINISTRAL | {"llama_4_scaling_beta": 0.0})
+    ),
     "qwen2vl": lambda: _with_pictures("Qwen2VL", {"mrope_section": [1, 2, 1]}),
     "qwen3vl": lambda: _with_pictures("Qwen3VL", {"mrope_section": [4, 2, 2], "mrope_interleaved": True}, head_dim=16),
 }
@@ -118,7 +121,9 @@ def test_our_decoders_compute_the_same_from_both_kinds_of_files(
     torch.testing.assert_close(ours.float(), logits_of(model))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("qwen2vl", "llama"), ("qwen3vl", "llama"), ("ministral3", "general")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("qwen2vl", "llama"), ("qwen3vl", "llama"), ("mistral3", "llama"), ("ministral3", "general")]
+)
 def test_texts_of_models_whose_rotation_or_temperature_is_another(name: str, kind: str, tmp_path: Path) -> None:
     model = drawn(MODELS[name]())
     write_gguf(tmp_path / "it.gguf", model)

@@ -108,7 +108,7 @@ def test_generate_imports_no_modelling_code_and_opens_the_file_once(tmp_path: Pa
 import sys
 from forerun.cli.main import app
 opened = []
-sys.addaudithook(lambda event, values: event == "open" and opened.append(str(values[0])))
+sys.addaudithook(lambda event, values: event == "open" and values[1] and opened.append(str(values[0])))
 for path in sys.argv[1:]:
     app(["generate", "1 2 3", "--model", path, "--dtype", "float32", "--max-tokens", "1"], standalone_mode=False)
     print()

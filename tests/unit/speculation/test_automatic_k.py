@@ -10,7 +10,7 @@ import pytest
 
 from forerun import SamplingParams
 from forerun.config import MAX_NUM_DRAFT_TOKENS
-from forerun.speculation import AutomaticPolicy, DraftChooser, DraftOutcome, FixedPolicy, StepCost
+from forerun.speculation import AutomaticPolicy, CostModel, DraftChooser, DraftOutcome, FixedPolicy, StepCost
 from forerun.types import Draft, Sequence, Verdict
 from worlds import GREEDY, World, best_fixed, calibrated, live
 
@@ -248,3 +248,16 @@ def test_a_plan_gives_every_sequence_its_number_while_it_stands() -> None:
         assert own <= room
         sequence.token_ids += [0] * 10
         sequence.token_ids = sequence.token_ids[:59]
+
+
+def test_a_window_costs_all_its_rows_whether_or_not_they_are_candidates() -> None:
+    costs = CostModel()
+    costs.add_draft(1, 8, 1e-6)
+    chooser = DraftChooser(costs, fixed_length=8)
+    sequence = Sequence(0, [1] * 8, 1, GREEDY, max_length=10**6)
+    prices = [1.0 + 0.3 * rows for rows in range(9)]
+    for _ in range(40):  # no n-gram was found to go with the window
+        assert chooser.choose([sequence], prices)[0] in (0, 8)
+        outcome = DraftOutcome(sequence, 8, Draft([1] * 8, list(range(-1, 7)), num_candidates=0), Verdict([], 1))
+        chooser.observe([outcome], 1.0, 1e-6)
+    assert chooser.choose([sequence], prices) == [0]

@@ -216,8 +216,7 @@ class Hybrid(CompositeDrafter):
         if best is None:
             return {}
         _, number, counts = best
-        lags = [self._choosers[number].lag(sequence) for sequence, k in zip(sequences, counts, strict=True) if k]
-        self._asked = number, len(lags), max(counts), sum(lags)
+        self._count_asked(number, sequences, counts)
         return {number: counts}
 
     def _worth_more(self, drafting: Seq[tuple[Sequence, int]], found: Seq[Seq[float]]) -> dict[int, list[int]]:
@@ -234,7 +233,13 @@ class Hybrid(CompositeDrafter):
                 if self._mode == "merge" or (number == best and worth[number] > sum(probs)):
                     counts = wanted.setdefault(number, [0] * len(drafting))
                     counts[index] = self._choosers[number].fixed_length or most
+        for number, counts in wanted.items():
+            self._count_asked(number, [sequence for sequence, _ in drafting], counts)
         return wanted
+
+    def _count_asked(self, number: int, sequences: Seq[Sequence], counts: Seq[int]) -> None:
+        lags = [self._choosers[number].lag(sequence) for sequence, k in zip(sequences, counts, strict=True) if k]
+        self._asked = number, len(lags), max(counts), sum(lags)
 
     def _best_found(self, sequence: Sequence) -> tuple[int | None, Seq[float]]:
         """Return the source whose copies of this step are worth most, and their probabilities."""

@@ -112,12 +112,12 @@ def calibrate(plain: LLM, drafting: LLM) -> dict[int, float]:
     return {rows: float(seconds[rows] / seconds[1]) for rows in ROWS}
 
 
-def disturbed(performances: Sequence[Performance]) -> None:
-    """Mark Transformers' runs as disturbed: its threads wait for each other at every product, so that it is slowed many
-    times over where other programs keep processors busy."""
+def disturbed(performances: Sequence[Performance]) -> str:
+    """Mark Transformers' runs as disturbed, and return why: its threads wait for each other at every product."""
     for each in performances:
         if TRANSFORMERS in each.runs:
             each.runs[TRANSFORMERS].is_disturbed = True
+    return "Transformers is not compared: other programs kept processors busy, which slows it many times over."
 
 
 def perform(

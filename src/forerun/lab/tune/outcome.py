@@ -24,8 +24,8 @@ prompts than those that were tried."""
 _MARGIN = f"{100 * (FIXED_MARGIN - 1):.0f} %"
 WORTH = 1.02
 """An arm whose upper bound over plain decoding is below this gains nothing that would be noticed."""
-ROUNDS = 3
-"""Times that each unit is measured at most."""
+ROUNDS, MOST_ROUNDS = 3, 9
+"""Times that each unit is measured at most; and where nothing could be shown till then."""
 
 Answer = Literal["on", "off", "tie"]
 """Speculation is faster; it is not; or a difference could not be shown."""
@@ -59,13 +59,13 @@ def confirm(
 
     ledger: a fresh one, which takes the trials.
     """
-    for number in range(ROUNDS):
+    for number in range(MOST_ROUNDS):
         say(f"{' and '.join(map(str, arms))} on {len(units)} prompts, round {number + 1}")
         for unit in units:
             first = not ledger.rounds
             if not run_round(trials, ledger, unit, arms, float("inf") if first else until, after):
                 return
-        if not can_win(ledger, arms):
+        if not can_win(ledger, arms) or (number + 1 >= ROUNDS and judge(ledger, arms).answer != "tie"):
             return
 
 
@@ -92,8 +92,8 @@ def judge(ledger: Ledger, finalists: Sequence[TuningArm]) -> TuningVerdict:
     return TuningVerdict(
         "tie",
         PLAIN,
-        f"No difference could be shown ({shown} of plain), so plain decoding is kept. More prompts or more minutes "
-        "would narrow the intervals.",
+        f"No difference could be shown ({shown} of plain), so plain decoding is kept. More prompts, or "
+        "`forerun tune` with more --minutes, would narrow the intervals.",
     )
 
 
@@ -150,7 +150,8 @@ class TuningOutcome:
         by_level = [f"at {level} requests" for level in levels] if len(levels) > 1 else []
         header = ["arm", "tokens/s", "prompts", "choosing", "over plain", *by_level, "tokens a step", "accepted"]
         rows = [self._cells(arm, levels if by_level else []) for arm in (PLAIN, *self.arms)]
-        return [Table("Arms, their speed over plain decoding", [*header, "same text"], rows)]
+        title = "Arms, their speed over plain decoding (choosing: of all; over plain: of the best, on other prompts)"
+        return [Table(title, [*header, "same text"], rows)]
 
     def _cells(self, arm: TuningArm, levels: Sequence[int]) -> list[str]:
         trials = [*self.search.trials(arm), *self.report.trials(arm)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from forerun.kernels.provenance import describe_environment
+from forerun.kernels.provenance import Environment, describe_environment
 from forerun.lab.bench.tables import markdown_table
 from forerun.lab.results.schema import KINDS, Results, TableFacts
 
@@ -47,7 +47,7 @@ def weaknesses(results: Results) -> Iterator[str]:
     yield from _of_text(results)
     yield from _of_figures(results)
     if _is_timed(results):
-        yield from _of_machine(results)
+        yield from disturbances(results.environment)
 
 
 def _is_timed(results: Results) -> bool:
@@ -104,8 +104,8 @@ def _of_figures(results: Results) -> Iterator[str]:
         yield f"The interval holds 1, so neither faster nor slower is shown: {_listed(names)}."
 
 
-def _of_machine(results: Results) -> Iterator[str]:
-    environment = results.environment
+def disturbances(environment: Environment) -> Iterator[str]:
+    """Yield what makes the figures of a run doubtful, as far as its machine tells."""
     if environment.load_before and environment.load_before[0] > MOST_LOAD:
         yield f"The machine was busy before anything was measured: load average {environment.load_before[0]:.1f}."
     if environment.others is not None and environment.others > MOST_OTHERS * environment.cores:
