@@ -52,7 +52,7 @@ _SMALL = {"IQ1_M": (55, 0x10), "NVFP4": (slice(0, 4), 0x18)}
 def write_gguf(
     path: Path,
     model: PreTrainedModel,
-    type_name: str = "F32",
+    type_name: str | Callable[[str], str] = "F32",
     keys: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
     tokens: Sequence[str] | None = None,
@@ -61,6 +61,7 @@ def write_gguf(
     """Write a model's weights as llama.cpp's converter does, matrices in a type of blocks and vectors in float32.
 
     Args:
+        type_name: of all matrices, or of the one with a name of Transformers'.
         keys: metadata beyond, or in place of, what the model's configuration says; None leaves a key out. Those of the
             architecture have no prefix.
         tensors: beyond the weights, in float32.
@@ -83,11 +84,12 @@ def write_gguf(
         if (name == "lm_head.weight" and model.config.tie_word_embeddings) or name.startswith("model.visual."):
             continue
         name = name.replace("model.language_model.", "model.")
-        packed, meaning[name] = pack(tensor.float().numpy(), type_name)
+        own_type = type_name if isinstance(type_name, str) else type_name(name)
+        packed, meaning[name] = pack(tensor.float().numpy(), own_type)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if architecture in ("llama", "mistral3") and heads:
             packed = _permuted(packed, heads)
-        kind = gguf.GGMLQuantizationType[type_name if tensor.dim() > 1 else "F32"]
+        kind = gguf.GGMLQuantizationType[own_type if tensor.dim() > 1 else "F32"]
         writer.add_tensor(_name(name), packed, raw_dtype=kind)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor)

@@ -161,6 +161,8 @@ DEFAULT_DTYPE = "bfloat16"
 QUANTISATIONS = {"int8": (8, 16), "int4": (4, 8), "int8-a8": (8, 8), "int4-a16": (4, 16)}
 """Names of `quantize`, which a model's weights can be kept in: bits of a weight, and of the activations that it is
 multiplied with."""
+UNQUANTIZED = "none"
+"""Of `quantize`: what quantized weights of the files stand for is kept as numbers of `dtype`."""
 
 AUTO: Literal["auto"] = "auto"
 """num_draft_tokens: chosen step by step, for every sequence. drafter: chosen by the target."""

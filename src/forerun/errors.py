@@ -100,7 +100,7 @@ class NotEnoughMemoryError(ForerunError):
     """Weights, keys and values that do not fit into the memory that is available.
 
     Attributes:
-        needed: bytes.
+        needed: bytes; 0 where the system refused memory, and how much is unknown.
         available: bytes.
     """
 

@@ -6,8 +6,8 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 35_500
-MOST_CORE_STATEMENTS = 26_200
+MOST_STATEMENTS = 35_700
+MOST_CORE_STATEMENTS = 26_450
 MOST_FILES = 404
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
@@ -20,7 +20,7 @@ def test_nothing_grows_unnoticed() -> None:
     assert found["files in src"] <= MOST_FILES
     assert found["top-level entries"] <= 18
     assert found["class names defined more than once"] <= 10
-    assert found["options"] <= 306 and found["words of documents"] <= 27_000
+    assert found["options"] <= 306 and found["words of documents"] <= 27_400
 
 
 def test_what_counts_as_a_statement() -> None:

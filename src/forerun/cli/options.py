@@ -21,6 +21,7 @@ from forerun.config import (
     DEFAULT_DTYPE,
     DTYPES,
     QUANTISATIONS,
+    UNQUANTIZED,
     EngineConfig,
     NumDraftTokens,
     SamplingParams,
@@ -63,7 +64,7 @@ class LLMOptions(Checked):
     device: str = option("cpu", f"Where to compute: {DEVICES}.")
     quantize: str | None = option(
         None,
-        f"What the target's weights are kept in: {' or '.join(QUANTISATIONS)}.",
+        f"What the target's weights are kept in: {', '.join(QUANTISATIONS)}, or {UNQUANTIZED}: numbers of --dtype.",
         metavar="FORMAT",
         default_text="as its files are",
     )

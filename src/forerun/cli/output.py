@@ -7,8 +7,9 @@ import json
 import logging
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from forerun.errors import ForerunError, PromptError
 from forerun.integrations.versions import untried
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from forerun.export.files import Exported
 
 
@@ -60,9 +63,57 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes:.1f} GB"
 
 
+_SHOWN_AFTER, _LINE_EVERY = 2.0, 10.0
+"""Seconds of reading a model after which a bar is drawn, and between two lines where there is no terminal."""
+
+
+class LoadingProgress:
+    """Shows how much of each model has been read (`progress_to`): by a bar on a terminal, else by lines.
+
+    say: prints a line; a bar is drawn in place of `note` alone, since other programs of lines draw on the terminal too.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._draws, self._name, self._since = say, say is note and sys.stderr.isatty(), "", 0.0
+        self._bar: Progress | None = None
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if name != self._name:
+            self._name, self._since = name, now
+        if self._draws:
+            self._draw(done, total, waits=now < self._since + _SHOWN_AFTER)
+        elif now >= self._since + _LINE_EVERY:
+            self._since = now
+            self._say(f"loading {name}: {size_text(done)} of {size_text(total)}")
+
+    def _draw(self, done: int, total: int, *, waits: bool) -> None:
+        if self._bar is None and not waits and done < total:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+            columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
+            self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+            self._bar.start()
+            self._bar.add_task("", total=total)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, refresh=True)
+            if done == total:
+                self.close()
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = None
+
+
 @contextmanager
 def log_memory_plan(say: Callable[[str], None] | None) -> Iterator[None]:
-    """Pass the memory plan, which `LLM` logs before it reads weights, to `say`; None drops it."""
+    """Pass the memory plan, which `LLM` logs before it reads weights, to `say`, and show the progress of reading; None
+    drops both."""
+    from forerun.models.loading.progress import progress_to
+
     logger = logging.getLogger(MEMORY_LOG)
     level = logger.level
 
@@ -73,9 +124,13 @@ def log_memory_plan(say: Callable[[str], None] | None) -> Iterator[None]:
 
     logger.addFilter(take)
     logger.setLevel(level if say is None else logging.INFO)
+    shown = None if say is None else LoadingProgress(say)
     try:
-        yield
+        with nullcontext() if shown is None else progress_to(shown):
+            yield
     finally:
+        if shown is not None:
+            shown.close()
         logger.removeFilter(take)
         logger.setLevel(level)
 

@@ -22,7 +22,7 @@ from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import check_device, is_triton_selected
 from forerun.models.attention.native import NativeAttention
 from forerun.models.general import GeneralDecoder
-from forerun.models.linear import FloatMaker
+from forerun.models.linear import FloatMaker, Maker
 from forerun.models.llama.decoder import LlamaDecoder, head_shape
 from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
@@ -86,6 +86,25 @@ def library_for(device: torch.device, dtype: torch.dtype) -> Library | None:
     return native_for(device) if dtype in _NATIVE_TYPES else None
 
 
+def mixture_as_stored(
+    source: ModelSource,
+    quantize: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    is_llama: bool,
+    adapted: bool,
+) -> str | None:
+    """Return the mixture of types in which a GGUF file's weights are computed with as they lie (`ModelSource.mixture`):
+    by the native Llama decoder, without an adapter, which changes the numbers. None where they are not.
+
+    quantize: what else they are to be brought to, or UNQUANTIZED; None: as the files are.
+    """
+    if quantize is not None or adapted or not is_llama or library_for(device, dtype) is None:
+        return None
+    return source.mixture()
+
+
 def multiplies_floats(device: torch.device, dtype: torch.dtype, *, is_llama: bool) -> bool:
     """Return whether the native library, if it computes a model, multiplies its float weights: in the Llama family and
     in float32 always, elsewhere unless oneDNN has products of bfloat16 here."""
@@ -93,7 +112,7 @@ def multiplies_floats(device: torch.device, dtype: torch.dtype, *, is_llama: boo
 
 
 def make_decoder(
-    hf: Any, dtype: torch.dtype, kind: str, maker: QuantizedMaker | None, output_tokens: Tensor | None = None
+    hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None, output_tokens: Tensor | None = None
 ) -> Decoder:
     """Return the decoder of a loaded Transformers model, on its device. If FORERUN_KERNELS selects Triton, no other
     kernels are used.
@@ -110,6 +129,7 @@ def make_decoder(
         UnsupportedModelError: they are selected, but do not compute this model.
     """
     if is_triton_selected():
+        assert maker is None or isinstance(maker, QuantizedMaker)  # as it is stored, nothing is computed by Triton
         return _by_triton(hf, dtype, kind, maker, output_tokens)
     library, is_llama = library_for(hf.device, dtype), kind == "llama"
     if library is None:

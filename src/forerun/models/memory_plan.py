@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forerun.config import DEFAULT_DTYPE
+from forerun.config import DEFAULT_DTYPE, UNQUANTIZED
 from forerun.errors import UnsupportedModelError
+from forerun.kernels.block_weight import BlockType
 from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import linear_nbytes
 from forerun.kernels.partition import AttentionShape
@@ -24,7 +25,7 @@ from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.families import library_for, multiplies_floats, served_kind
+from forerun.models.families import library_for, mixture_as_stored, multiplies_floats, served_kind
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
@@ -32,6 +33,7 @@ from forerun.models.loading.find_source import find_source
 from forerun.models.loading.llama_modules import LlamaModules
 from forerun.models.loading.load import check_dtype, served_dtype
 from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept
+from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.utils.device import resolve_device
 
@@ -54,7 +56,8 @@ class WeightStorage:
         is_llama: the decoder is that of the Llama family.
         library: the native kernels, where they compute.
         quantize: what matrices are brought to; None: nothing.
-        stored: by name, the format of a quantized weight of the files, or None.
+        stored: by name, the format of a quantized weight of the files, or None; without `quantize`, of one that is
+            computed with as it is stored.
         has_adapter: an adapter is merged before anything else.
         is_triton: the Triton kernels compute it.
     """
@@ -64,7 +67,7 @@ class WeightStorage:
     is_llama: bool
     library: Library | None
     quantize: Quantization | None
-    stored: Callable[[str], QuantizedFormat | None]
+    stored: Callable[[str], QuantizedFormat | BlockType | None]
     has_adapter: bool
     is_triton: bool = False
 
@@ -78,7 +81,7 @@ class WeightStorage:
         embedding."""
         if self.quantize is None:
             if self.library is not None and multiplies_floats(self.device, self.dtype, is_llama=self.is_llama):
-                return linear_nbytes(self.library, shape[0], shape[1], self.dtype)
+                return linear_nbytes(self.library, shape[0], shape[1], self.stored(name) or self.dtype)
             return shape.numel() * self.dtype.itemsize
         form = self._form(name, is_outer=is_outer)
         if self.library is not None:
@@ -126,6 +129,7 @@ class WeightStorage:
     def _form(self, name: str, *, is_outer: bool) -> QuantizedFormat:
         assert self.quantize is not None
         stored = None if self.has_adapter else self.stored(name)
+        assert not isinstance(stored, BlockType)  # those are not quantized anew
         return form_kept(stored, self.quantize, is_outer=is_outer)
 
 
@@ -154,7 +158,8 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
         else:
             kept += storage.other(parameter)
         is_coded = is_matrix or (is_embedding and storage.is_llama)
-        size = storage.read(parameter, is_matrix=is_coded)
+        is_block = is_coded and storage.quantize is None and storage.stored(name) is not None  # packed from the file
+        size = 0 if is_block else storage.read(parameter, is_matrix=is_coded)
         largest = max(largest, size)
         read += 0 if is_streamed and is_coded else size
     return kept, max(kept, read if not is_streamed else kept + read) + largest
@@ -261,28 +266,29 @@ def model_memory(
     """
     check_dtype(dtype)
     requested = check_quantization(quantize, dtype)
-    target_device = resolve_device(device)
-    source = find_source(name)
+    target_device, source = resolve_device(device), find_source(name)
     config = source.plain_config()
     is_llama = served_kind("auto", source, config) == "llama"
     quantization = requested or check_quantization(source.quantization(), dtype)
-    served = served_dtype(source, dtype, is_quantized=quantization is not None)
+    has_adapter = adapter is not None
+    served = served_dtype(source, dtype, is_quantized=quantization not in (None, UNQUANTIZED))
+    mixture = mixture_as_stored(source, quantization, target_device, served, is_llama=is_llama, adapted=has_adapter)
+    quantization = None if quantization == UNQUANTIZED else quantization
     library = library_for(target_device, served)
     empty = (
         LlamaModules(config, served) if is_llama else empty_model(source.name, source.config(), served, ATTENTION_NAME)
     )
     is_triton = is_llama and is_triton_selected()
-    stored, has_adapter = source.quantized_format(config), adapter is not None
+    stored = _stored_forms(source, config, quantization, mixture)
     storage = WeightStorage(served, target_device, is_llama, library, quantization, stored, has_adapter, is_triton)
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
     if is_triton:
         kept += step_nbytes(config, served)
     planner = _planner(config, storage)
-    hidden = config.hidden_size
     return ModelMemory(
         name=source.name,
-        number_format=quantization or str(served).removeprefix("torch."),
+        number_format=quantization or mixture or str(served).removeprefix("torch."),
         dtype=served,
         device=target_device,
         weights=kept,
@@ -291,8 +297,20 @@ def model_memory(
         new_cache=planner.new_cache,
         context_length=context_length(config),
         vocab_size=config.vocab_size,
-        width=4 * hidden + 2 * (getattr(config, "intermediate_size", None) or 4 * hidden),
+        width=4 * config.hidden_size + 2 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
     )
+
+
+def _stored_forms(
+    source: ModelSource, config: Any, quantize: Quantization | None, mixture: str | None
+) -> Callable[[str], QuantizedFormat | BlockType | None]:
+    """Return `WeightStorage.stored`. mixture: of the files, if weights are computed with as they are stored."""
+    if quantize is not None:
+        return source.quantized_format(config)
+    if mixture is None:
+        return lambda name: None
+    blocks = source.blocks(config)
+    return lambda name: None if (weight := blocks(name)) is None else weight.form
 
 
 def attention_widths(config: Any) -> tuple[int, int, int, int]:

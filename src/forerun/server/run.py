@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -19,6 +17,7 @@ from forerun.server.logs import LOGGER
 from forerun.server.middleware import RequestMiddleware
 from forerun.server.options import ServerOptions
 from forerun.server.service import Service
+from forerun.utils.glibc import glibc_function
 
 # The C library keeps freed memory, in an arena for each of several threads: after two thousand requests a process
 # holds a fifth more than it uses, and more with time. Returning it to the system takes milliseconds.
@@ -30,7 +29,7 @@ _GLIBC_ARENAS = -8
 
 def share_one_arena() -> None:
     """Have all threads allocate from one arena, where the C library is glibc. Call it before there are any."""
-    mallopt = _glibc("mallopt")
+    mallopt = glibc_function("mallopt")
     if mallopt is not None:
         mallopt(_GLIBC_ARENAS, 1)
 
@@ -39,7 +38,7 @@ class FreedMemory:
     """Returns freed memory to the system now and then, if there were requests since the last time."""
 
     def __init__(self) -> None:
-        self._trim = _glibc("malloc_trim")
+        self._trim = glibc_function("malloc_trim")
         self._last = time.monotonic()
         self._used = False
 
@@ -55,15 +54,6 @@ class FreedMemory:
         """Return unused memory. Blocks for milliseconds."""
         if self._trim is not None:
             self._trim(0)
-
-
-def _glibc(name: str) -> Callable[..., int] | None:
-    """Return a function of glibc, of whole numbers; None with another C library."""
-    try:
-        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
-    except (OSError, TypeError, AttributeError):
-        return None
-    return found
 
 
 _TICK = 0.05

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from forerun.errors import ConfigError, DeviceError, DeviceMemoryError, ForerunError
+from forerun.utils.foreign_errors import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -177,7 +178,9 @@ class DeviceFaults:
 def _is_of_memory(error: BaseException | None) -> bool:
     import torch
 
-    return isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) == _MEMORY_ALLOCATION
+    if isinstance(error, torch.AcceleratorError):
+        return getattr(error, "error_code", None) == _MEMORY_ALLOCATION
+    return is_out_of_memory(error)
 
 
 def _message(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The machine's processor, with its instruction set and its cores, and its memory, bounded by cgroups."""
+"""The machine's processor, with its instruction set and its cores, and its memory, bounded by cgroups and limits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def _quotas(root: Path) -> Iterator[int]:
 
 
 # A cgroup (of a container, a service or a job) bounds the memory of its processes together. Its file cache can be
-# freed, and counts as available, as in MemAvailable of /proc/meminfo.
+# freed, and counts as available, as in MemAvailable of /proc/meminfo. A limit of the address space (ulimit -v) bounds
+# what one process maps, whether it is written or not.
 
 GIB = 2**30
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -72,7 +73,7 @@ _V2 = ("memory.max", "memory.current", "")
 
 
 def total_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes of memory, at most what a cgroup allows; None if the system does not report it.
+    """Return the bytes of memory, at most what a cgroup or a limit allows; None if the system does not report it.
 
     root: of the file system that is read.
     """
@@ -111,9 +112,14 @@ def _mem_available(root: Path) -> int | None:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and use of the memory of this process's cgroup and of its ancestors, as far as they have a limit."""
+    """Yield limit and use of the memory of this process's cgroup and of its ancestors, and of its address space, as far
+    as they have a limit."""
     for folder, is_first in _cgroups(root, "memory"):
         yield from _limit(folder, *(_V1 if is_first else _V2))
+    soft = _read(root / "proc/self/limits").partition("Max address space")[2].split()[:1]
+    pages = _read(root / "proc/self/statm").split()[:1]
+    if all(word.isdecimal() for word in soft + pages) and soft and pages:  # "unlimited": none
+        yield int(soft[0]), int(pages[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:

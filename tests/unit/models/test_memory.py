@@ -13,6 +13,8 @@ import transformers as tf
 from torch import Tensor, nn
 
 from families import make_family
+from forerun.kernels.block_weight import BLOCK_TYPES
+from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model
 from forerun.models.memory_plan import ModelMemory, model_memory
 from gguf_files import write_gguf
@@ -113,11 +115,14 @@ def small() -> tf.PreTrainedModel:
 
 
 @pytest.mark.parametrize(
-    ("type_name", "quantize"), [("Q4_0", "int4"), ("Q8_0", "int8"), ("Q8_0", "int4"), ("Q4_1", None)]
+    ("type_name", "quantize"),
+    [("Q4_0", "int4"), ("Q8_0", "int8"), ("Q8_0", "int4"), ("Q4_1", "none"), *((name, None) for name in BLOCK_TYPES)],
 )
 def test_a_gguf_file(small: tf.PreTrainedModel, type_name: str, quantize: str | None, tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", small, type_name)
-    check(tmp_path / "model.gguf", quantize=quantize)
+    planned = check(tmp_path / "model.gguf", quantize=quantize)
+    if quantize is None and native() is not None:
+        assert planned.number_format == type_name and planned.loading < 1.05 * planned.weights
 
 
 def test_blocks_of_a_gguf_file_are_kept(small: tf.PreTrainedModel, tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from forerun.server import run as freed_memory
 from forerun.server.run import FreedMemory
+from forerun.utils import glibc
 from serving import LIMIT, fake_llm, serving, until
 
 
 def test_only_after_requests_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory, "_glibc", lambda _: lambda _: 0)
+    monkeypatch.setattr(freed_memory, "glibc_function", lambda _: lambda _: 0)
     memory, now = FreedMemory(), time.monotonic()
     later = [now + place * freed_memory._EVERY for place in range(1, 6)]
     monkeypatch.setattr(freed_memory.time, "monotonic", lambda: later[0])
@@ -29,7 +30,7 @@ def test_only_after_requests_and_not_too_often(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr(glibc.ctypes, "CDLL", lambda _: object())
     memory = FreedMemory()
     memory.give_back()
     assert not memory.due(1)
@@ -38,7 +39,7 @@ def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_server_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setattr(freed_memory, "_EVERY", 0.0)
-    monkeypatch.setattr(freed_memory, "_glibc", lambda _: lambda _: given.append(1) or 1)
+    monkeypatch.setattr(freed_memory, "glibc_function", lambda _: lambda _: given.append(1) or 1)
     with serving(fake_llm()) as served:
         body = {"prompt": "hello", "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=LIMIT):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from forerun.errors import DeviceMemoryError, ModelLoadError, NotEnoughMemoryError
+from forerun.utils.device import device_error
+from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.machine import available_memory, total_memory
 
 MIB = 2**20
@@ -58,6 +63,15 @@ def test_a_cgroup_of_version_1_bounds_it(root: Path) -> None:
     assert available_memory(root) == 700 * MIB and total_memory(root) == 900 * MIB
 
 
+def test_a_limit_of_the_address_space_bounds_it(root: Path) -> None:
+    limits = "Limit                     Soft Limit  Hard Limit  Units\nMax address space         {} unlimited  bytes"
+    page = os.sysconf("SC_PAGE_SIZE")
+    write(root, proc__self__statm=f"{100 * MIB // page} 5 5 5 0 5 0", proc__self__limits=limits.format(800 * MIB))
+    assert available_memory(root) == 700 * MIB and total_memory(root) == 800 * MIB
+    write(root, proc__self__limits=limits.format("unlimited"))
+    assert available_memory(root) == 3000 * MIB
+
+
 def test_a_limit_above_the_machine_s_memory_changes_nothing(root: Path) -> None:
     write(root, proc__self__cgroup="4:memory:/")
     group(root / "sys/fs/cgroup/memory", V1, 2**63 - 4096, 5)
@@ -77,3 +91,23 @@ def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "sysconf", refuse)
     assert available_memory(tmp_path) is None and total_memory(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+        ),
+    ],
+)
+def test_memory_that_the_system_refuses_is_not_the_file_s_fault(failure: Exception) -> None:
+    said = r"^it: the system gives no more memory \(.*ulimit -v"
+    with pytest.raises(NotEnoughMemoryError, match=said), as_load_errors("it", "Download it anew."):
+        raise failure
+    own = device_error(failure, torch.device("cpu"))
+    assert isinstance(own, DeviceMemoryError)
+    with pytest.raises(ModelLoadError, match=r"it: damaged\. Download"), as_load_errors("it", "Download it anew."):
+        raise OSError("damaged")

@@ -29,7 +29,7 @@ class ForwardOptions:
         metavar="INT,...",
     )
     dtypes: str = option(
-        "float32,bfloat16", "Number formats (int8 and int4 too), with commas between them.", metavar="DTYPE,..."
+        "float32,bfloat16", "Number formats (int8, int4 and Q4_K_M too), with commas between them.", metavar="DTYPE,..."
     )
     rounds: int = option(20, "Interleaved rounds.", low=1)
     others: bool = option(False, "Time Transformers' module, and reference and general decoders, too.")

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from forerun.config import DEFAULT_DTYPE, QUANTISATIONS
+from forerun.config import DEFAULT_DTYPE, DTYPES, QUANTISATIONS, UNQUANTIZED
 from forerun.errors import ConfigError
 from forerun.kernels.cpu import references
 from forerun.lab.bench.measure import Interval, bootstrap, interleave, ratio
 from forerun.lab.bench.methods import Reference
-from forerun.lab.bench.random_model import opened
+from forerun.lab.bench.random_model import MIXTURE, opened
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.lab.plan.measured import product_flops, read_bandwidth
 from forerun.models import LanguageModel, Model, Rows, load_model
@@ -119,7 +119,7 @@ def _measured(
     cached, new = tokens[:prefix], tokens[prefix:]
     caches = {kind: filled(each, cached) for kind, each in models.items()}
     steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
-    reference = Reference(name, dtype) if others and dtype not in QUANTISATIONS else None
+    reference = Reference(name, dtype) if others and dtype in DTYPES else None
     for k in counts:
         num_logits = k if k <= MOST_LOGITS else 1
         if reference is not None:
@@ -130,7 +130,7 @@ def _measured(
     seconds = {key: [run.seconds for run in each] for key, each in timed.items()}
     parameters = _multiplied(name, model)
     decoder = model.decoder
-    nbytes = decoder.weight_bytes if isinstance(decoder, NativeLlamaDecoder) else parameters * BYTES[dtype]
+    nbytes = decoder.weight_bytes if isinstance(decoder, NativeLlamaDecoder) else parameters * BYTES.get(dtype, 2.0)
     return [
         ForwardRow(
             dtype,
@@ -170,15 +170,15 @@ def _decoders(folder: str | Path, dtype: str, others: bool) -> dict[str, Model]:
     """Load the model by kind of decoder: Llama's where it serves the model, with native and with reference kernels, and
     the general one. Quantized weights are not timed with the reference kernels, which exist to define them.
 
-    dtype: or a quantization. others: False for the first of these alone.
+    dtype: or a quantization, or MIXTURE for a file's weights as stored. others: False for the first of these alone.
     """
-    quantize = dtype if dtype in QUANTISATIONS else None
-    number_format = dtype if quantize is None else DEFAULT_DTYPE
+    quantize = dtype if dtype in QUANTISATIONS else None if dtype == MIXTURE else UNQUANTIZED
+    number_format = dtype if quantize == UNQUANTIZED else DEFAULT_DTYPE
     auto = load_model(folder, number_format, quantize=quantize)
     decoders = {auto.kind: auto}
     if auto.kind == "general" or not others:
         return decoders
-    if quantize is None and isinstance(auto.decoder, NativeLlamaDecoder):
+    if quantize == UNQUANTIZED and isinstance(auto.decoder, NativeLlamaDecoder):
         with references():
             decoders[REFERENCE] = load_model(folder, number_format)
     return decoders | {"general": load_model(folder, number_format, "general", quantize=quantize)}
@@ -225,5 +225,5 @@ class Roof:
 def measure_roof(formats: Sequence[str]) -> Roof:
     """Measure the roofline with torch's present number of threads, in a second or two."""
     with torch.inference_mode():
-        flops = {name: product_flops(getattr(torch, name)) for name in formats if name not in QUANTISATIONS}
+        flops = {name: product_flops(getattr(torch, name)) for name in formats if name in DTYPES}
         return Roof(read_bandwidth(READ_MIB), flops)

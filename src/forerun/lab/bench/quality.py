@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from forerun.config import PREFILL_CHUNK, QUANTISATIONS, SamplingParams
+from forerun.config import PREFILL_CHUNK, QUANTISATIONS, UNQUANTIZED, SamplingParams
 from forerun.engine import LLM
 from forerun.errors import ConfigError
 from forerun.lab.bench.prompts import BenchPrompt, check_lengths
 from forerun.lab.bench.tables import Columns
 from forerun.models import LanguageModel, Rows, load_model
+from forerun.models.loading.find_source import find_source
 
 FORMATS = ("bfloat16", *QUANTISATIONS)
 REFERENCE = "float32"
@@ -99,19 +100,19 @@ def measure(
         ConfigError: the model is a folder of quantized values, as `forerun quantize` writes it.
     """
     say(f"loading {name} in {REFERENCE}")
-    llm = LLM(name, DRAFTER, dtype=REFERENCE, adapter=adapter)
-    if llm.target.quantize is not None:
+    if (stored := find_source(name).quantization()) is not None:
         raise ConfigError(
-            f"{name} holds {llm.target.quantize} weights, and no numbers in {REFERENCE} to compare them with. "
+            f"{name} holds {stored} weights, and no numbers in {REFERENCE} to compare them with. "
             "Give the model that they were made from; or write what they stand for as numbers: forerun export hf."
         )
+    llm = LLM(name, DRAFTER, dtype=REFERENCE, adapter=adapter, quantize=UNQUANTIZED)
     workloads, rows = texts(llm), []
     for number_format in formats:
         say(f"measuring {number_format}")
         if number_format in QUANTISATIONS:
             model = load_model(name, adapter=adapter, quantize=number_format)
         else:
-            model = load_model(name, number_format, adapter=adapter)
+            model = load_model(name, number_format, adapter=adapter, quantize=UNQUANTIZED)
         rows += [compared(llm.target, model, each, number_format, scored) for each, scored in workloads.items()]
     return rows
 

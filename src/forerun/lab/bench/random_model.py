@@ -50,11 +50,15 @@ SHAPES = {
     "llama-8b": Shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, is_tied=False),
 }
 CONTEXT = 4096
+MIXTURE = "Q4_K_M"
+"""A number format of a file alone: Q4_K and Q6_K, as llama.cpp's converter mixes them."""
 _TYPES = {4: ("Q4_0", "Q6_K"), 8: ("Q8_0", "Q8_0"), 16: ("BF16", "BF16")}
 """Bits of a weight -> type of the matrices, and of the output layer."""
-_SCALES = {"Q4_0": (0, 4.6), "Q8_0": (0, 74.0), "Q6_K": (208, 74.0 * 18.5)}
+_SCALES = {"Q4_0": (0, 4.6), "Q8_0": (0, 74.0), "Q6_K": (208, 74.0 * 18.5), "Q4_K": (0, 258.3)}
 """Type -> where a block's float16 scale stands, and the standard deviation of a block of random bytes whose scale is
 1."""
+_MINIMUM = 7.5
+"""The minima's scale of Q4_K in units of the other one, with which numbers are 0 in the mean."""
 _DEVIATION = 0.02
 """Of a weight."""
 
@@ -65,7 +69,7 @@ def opened(model: str, number_format: str, say: Callable[[str], None] = lambda _
     the block; any other name as it is.
 
     Args:
-        number_format: dtype or quantization, which decides the types of the file's tensors.
+        number_format: dtype, quantization or MIXTURE, which decides the types of the file's tensors.
 
     Raises:
         ConfigError: there is no such shape, or the file cannot be written.
@@ -89,7 +93,7 @@ def opened(model: str, number_format: str, say: Callable[[str], None] = lambda _
 
 
 def write_random(path: Path, shape: Shape, number_format: str) -> None:
-    """Write a model with random weights, tensor by tensor, at the bits of a dtype or quantization.
+    """Write a model with random weights, tensor by tensor, at the bits of a dtype or quantization, or in MIXTURE.
 
     Raises:
         OSError: the file cannot be written.
@@ -97,11 +101,12 @@ def write_random(path: Path, shape: Shape, number_format: str) -> None:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType
 
     generator = np.random.Generator(np.random.SFC64(0))
-    matrix, output = _TYPES[QUANTISATIONS.get(number_format, (16,))[0]]
+    is_mixed = number_format == MIXTURE
+    matrix, output = ("Q4_K", "Q6_K") if is_mixed else _TYPES[QUANTISATIONS.get(number_format, (16,))[0]]
     tensors = list(_tensors(shape, matrix, output))
     writer = GGUFWriter(path, shape.architecture)
     try:
-        writer.add_file_type(LlamaFileType[f"MOSTLY_{matrix}"])
+        writer.add_file_type(LlamaFileType[f"MOSTLY_{MIXTURE if is_mixed else matrix}"])
         _add_metadata(writer, shape)
         for name, size, type_name in tensors:
             kind = GGMLQuantizationType[type_name]
@@ -143,8 +148,15 @@ def _tensors(shape: Shape, matrix: str, output: str) -> Iterator[tuple[str, tupl
     for layer in range(shape.layers):
         for name, width in norms.items():
             yield f"blk.{layer}.{name}.weight", (width,), "F32"
+        has_more = matrix == "Q4_K" and _has_more_bits(layer, shape.layers)
         for name, size in matrices.items():
-            yield f"blk.{layer}.{name}.weight", size, matrix
+            yield f"blk.{layer}.{name}.weight", size, output if has_more and name in ("attn_v", "ffn_down") else matrix
+
+
+def _has_more_bits(layer: int, num_layers: int) -> bool:
+    """Return whether llama.cpp's converter gives values and down projections of a layer more bits."""
+    eighth = num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _drawn(generator: np.random.Generator, count: int, block_bytes: int, type_name: str) -> NDArray[Any]:
@@ -161,6 +173,8 @@ def _drawn(generator: np.random.Generator, count: int, block_bytes: int, type_na
     # signs, because codes of 4 bits, -8 to 7, are not 0 in the mean
     scales = np.where(blocks[:, place] & 1, -_DEVIATION / deviation, _DEVIATION / deviation)
     blocks[:, place : place + 2] = scales.astype("<f2")[:, None].view(np.uint8)
+    if type_name == "Q4_K":
+        blocks[:, 2:4] = (_MINIMUM * scales).astype("<f2")[:, None].view(np.uint8)
     return blocks
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, QUANTISATIONS, SamplingParams
+from forerun.config import BUNDLED_DRAFT, BUNDLED_TARGET, QUANTISATIONS, UNQUANTIZED, SamplingParams
 from forerun.drafters import Binding, make_drafter
 from forerun.engine.step_times import CostCurve, step_costs, target_costs
 from forerun.errors import ConfigError
@@ -118,7 +118,7 @@ MOST = 8
 """Largest K that is measured unless the table has a larger one."""
 CONTEXT = 256
 TOKENS = 24
-_ARGUMENTS = {"float32": ("float32", None), "bfloat16": ("bfloat16", None)} | {
+_ARGUMENTS = {"float32": ("float32", UNQUANTIZED), "bfloat16": ("bfloat16", UNQUANTIZED)} | {
     name: ("bfloat16", name) for name in QUANTISATIONS
 }
 

@@ -10,18 +10,21 @@ from typing import Any
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE, DTYPES, NATIVE, REFERENCE, TRITON
+from forerun.config import DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.triton.availability import is_triton_selected
-from forerun.models.families import Kind, library_for, llama_refusal, make_decoder, served_kind
+from forerun.models.families import Kind, library_for, llama_refusal, make_decoder, mixture_as_stored, served_kind
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.llama_modules import read_llama
 from forerun.models.loading.lora import adapter_tokenizer, with_adapter
+from forerun.models.loading.progress import counted
 from forerun.models.loading.quantized_layers import (
     Quantization,
     QuantizedMaker,
+    StoredMaker,
     check_quantization,
     matrices,
     stored_numbers,
@@ -34,7 +37,8 @@ from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor
 from forerun.models.self_test import probe, self_test
 from forerun.utils.device import raise_own, resolve_device
-from forerun.utils.foreign_errors import reason
+from forerun.utils.foreign_errors import as_memory_errors, reason
+from forerun.utils.glibc import return_freed_memory
 
 _log = logging.getLogger(__name__)
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
@@ -53,8 +57,8 @@ def load_model(
 ) -> Model:
     """Load a causal language model and test whether it is exact.
 
-    One line is logged where the weights are rounded, and one (of the level INFO) where the files recommend sampling
-    options: those of a request are its own. The numbers that quantized weights stand for are rounded without a line.
+    One line is logged where the weights are rounded, one where blocks of a GGUF file are not computed with as they are
+    stored, and one (of the level INFO) where the files recommend sampling options: those of a request are its own.
 
     Args:
         name: "bundled", "bundled-draft", "smollm2" (once fetched), a local folder, a .gguf file, a hub id, or one of
@@ -66,7 +70,8 @@ def load_model(
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
         adapter: the folder of a PEFT LoRA adapter to merge.
         quantize: "int8" or "int4": the weights are quantized, and `dtype` is the number format of everything else.
-            None: as stored, which is quantized only in folders that `forerun quantize` has written.
+            None: as stored, which is quantized in folders that `forerun quantize` has written, and in GGUF files where
+            the native kernels compute the Llama family. "none": numbers of `dtype`, whatever is stored.
 
     Raises:
         ConfigError: unknown dtype, kind or quantization, the Llama decoder requested for a model it does not serve, a
@@ -75,14 +80,17 @@ def load_model(
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
-    source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize)
-    log_source_notes(source, model, name)
+    with as_memory_errors(f"{name} cannot be loaded"):
+        source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize)
+    log_source_notes(source, model, name, is_asked_for=quantize == UNQUANTIZED)
     model.exactness = self_test(model, is_finite=is_finite)
+    return_freed_memory()
     return model
 
 
-def log_source_notes(source: ModelSource, model: Model, name: str | Path) -> None:
-    """Log the sampling options that the files recommend, and a warning if the weights are rounded."""
+def log_source_notes(source: ModelSource, model: Model, name: str | Path, *, is_asked_for: bool = False) -> None:
+    """Log the sampling options that the files recommend, and a warning if the weights are rounded, or computed in
+    another form than they are stored in. is_asked_for: as numbers (UNQUANTIZED)."""
     options = ", ".join(f"{key} {value:g}" for key, value in model.recommended_sampling.items())
     if options:
         _log.info("%s: %s recommends %s; requests that want this say so.", name, source.place_of_sampling, options)
@@ -90,6 +98,17 @@ def log_source_notes(source: ModelSource, model: Model, name: str | Path) -> Non
     served = str(model.dtype).removeprefix("torch.")
     if stored is not None and model.quantize is None and _BITS[stored] > _BITS[served]:
         _log.warning("%s: the weights are %s and are rounded to %s; dtype='auto' keeps them.", name, stored, served)
+    types = {
+        each: count for each, count in source.block_types().items() if model.quantize is None or each not in BLOCK_TYPES
+    }
+    if types and not is_asked_for:
+        form = model.quantize if model.quantize in QUANTISATIONS else served
+        listed = ", ".join(f"{count} of {each}" for each, count in sorted(types.items()))
+        _log.warning(
+            "%s: tensors are computed as %s and not as they are stored: %s. The native Llama decoder, without an "
+            "adapter, computes with %s as they are; quantize='int4' saves memory.",
+            *(name, form, listed, ", ".join(BLOCK_TYPES)),
+        )
 
 
 def load_draft_model(
@@ -104,7 +123,8 @@ def load_draft_model(
     Raises:
         ModelLoadError: in addition, the weights hold NaN or infinity, or the model computes such numbers from them.
     """
-    _, model, is_finite = _load(name, dtype, "auto", device, adapter, quantize)
+    with as_memory_errors(f"{name} cannot be loaded"):
+        _, model, is_finite = _load(name, dtype, "auto", device, adapter, quantize)
     tensor = first_non_finite_tensor(model)
     if tensor is not None:
         raise ModelLoadError(
@@ -113,6 +133,7 @@ def load_draft_model(
     if not is_finite:
         raise ModelLoadError(f"draft model {name} computes NaN or infinity from finite weights. Draft with another.")
     model.exactness = self_test(model)
+    return_freed_memory()
     return model
 
 
@@ -190,23 +211,16 @@ def _load(
     kind = served_kind(kind, source, config)
     if kind == "general" or adapter is not None:
         config = source.config()
-    quantization = requested or check_quantization(source.quantization(), dtype)
-    maker = None
-    if quantization is None:
-        served = served_dtype(source, dtype, is_quantized=False)
-        hf = _read(source, config, served, adapter, ATTENTION_NAME, is_llama=kind == "llama")
-    else:
-        hf, maker = read_to_quantize(
-            source, config, dtype, adapter, quantization, is_llama=kind == "llama", attention=ATTENTION_NAME
-        )
+    hf, maker, form = _read_weights(source, config, dtype, target_device, adapter, requested, is_llama=kind == "llama")
     try:
         hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
         model = _assemble(hf, source.name, ends, kind, maker, tokens)
-        model.adapter, model.quantize = None if adapter is None else str(adapter), quantization
+        model.adapter, model.quantize = None if adapter is None else str(adapter), form
         model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
             model.packed_weights = source.packed_weights(config)
+        source.finish()
         is_finite = probe(model)
     except _COMPUTING as error:
         raise_own(error, target_device)
@@ -217,6 +231,29 @@ def _load(
             "Serve it with Transformers, or report the architecture."
         ) from error
     return source, model, is_finite
+
+
+def _read_weights(
+    source: ModelSource,
+    config: Any,
+    dtype: str,
+    device: torch.device,
+    adapter: str | Path | None,
+    quantize: Quantization | None,
+    *,
+    is_llama: bool,
+) -> tuple[Any, QuantizedMaker | StoredMaker | None, str | None]:
+    """Return the Transformers model of a source, the maker of its layers, and the form of its weights
+    (`LanguageModel.quantize`); no maker and no form where they are numbers."""
+    quantize = quantize or check_quantization(source.quantization(), dtype)
+    served = served_dtype(source, dtype, is_quantized=False)
+    mixture = mixture_as_stored(source, quantize, device, served, is_llama=is_llama, adapted=adapter is not None)
+    if mixture is not None:
+        return *_read_stored(source, config, served), mixture
+    if quantize is None or quantize == UNQUANTIZED:
+        return _read(source, config, served, adapter, ATTENTION_NAME, is_llama=is_llama), None, None
+    read = read_to_quantize(source, config, dtype, adapter, quantize, is_llama=is_llama, attention=ATTENTION_NAME)
+    return *read, quantize
 
 
 def _recommended(source: ModelSource) -> dict[str, float]:
@@ -240,6 +277,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     refuse_unservable(config, name)
     kind: Kind = "general" if llama_refusal(config) else "llama"
     quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
+    quantization = None if quantization == UNQUANTIZED else quantization
     maker = None if quantization is None else QuantizedMaker(quantization, None, {}, hf.dtype)
     register_attention()
     try:
@@ -262,7 +300,7 @@ def _assemble(
     name: str,
     eos_token_ids: frozenset[int],
     kind: Kind,
-    maker: QuantizedMaker | None = None,
+    maker: QuantizedMaker | StoredMaker | None = None,
     tokens: tuple[int, ...] | None = None,
 ) -> Model:
     """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
@@ -328,7 +366,7 @@ def read_to_quantize(
     number_format = served_dtype(source, dtype, is_quantized=True)
     stored = None if adapter is not None else source.quantized_weight(config)  # with an adapter, they are others
     if is_llama and adapter is None:
-        checkpoint = source.checkpoint(config, torch.float32)
+        checkpoint, _ = counted(source.checkpoint(config, torch.float32), source.name)
         is_tied = config.tie_word_embeddings
         checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
         model = _modules(source, config, checkpoint, number_format, attention, is_llama=True)
@@ -337,6 +375,19 @@ def read_to_quantize(
     model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
     leave = {f"{path}.weight" for path in matrices(model, is_llama)}
     return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
+
+
+def _read_stored(source: ModelSource, config: Any, number_format: torch.dtype) -> tuple[Any, StoredMaker]:
+    """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
+    by one as the files have them. number_format: of everything else."""
+    checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
+    is_tied = config.tie_word_embeddings
+    unread = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
+    model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_llama=True)
+    library = library_for(model.device, number_format)
+    assert library is not None  # `mixture_as_stored`
+    numbers = stored_numbers(checkpoint.slices, is_tied)
+    return model, StoredMaker(source.name, library, source.blocks(config), numbers, number_format, reading.count)
 
 
 def _read(
@@ -352,7 +403,7 @@ def _read(
     without one, its parameters alone."""
 
     def in_format(dtype: torch.dtype) -> Any:
-        checkpoint = source.checkpoint(config, dtype)
+        checkpoint, _ = counted(source.checkpoint(config, dtype), source.name)
         return _modules(source, config, checkpoint, dtype, attention, is_llama=is_llama and adapter is None)
 
     return with_adapter(in_format, number_format, adapter, source.name)

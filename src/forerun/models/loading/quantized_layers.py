@@ -1,8 +1,8 @@
-"""Layers with weights of 8 or 4 bits, quantized while the weights stream: a float weight exists only while it is
-quantized.
+"""Layers with quantized weights: of a GGUF file's blocks (`StoredMaker`), or of 8 or 4 bits (`QuantizedMaker`), made
+while the weights stream: a float weight exists only while it is quantized.
 
-Weights that are stored quantized are used as stored if they have the requested number of bits. All others are
-converted to float32 and quantized: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
+The second maker uses weights that are stored quantized as stored if they have the requested number of bits. All others
+are converted to float32 and quantized: at 8 bits with a scale per output channel, at 4 in groups of 32 with scale and
 minimum. With 4 bits, embedding and output layer are kept at 8 bits, unless the files have them at 4.
 """
 
@@ -16,16 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forerun.config import QUANTISATIONS
-from forerun.errors import ConfigError
+from forerun.config import QUANTISATIONS, UNQUANTIZED
+from forerun.errors import ConfigError, ModelLoadError
+from forerun.kernels.block_weight import BlockWeight
+from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.linear import Linear, Part, make_quantized_linear
 from forerun.models.loading.weights import TensorSlice
+from forerun.utils.glibc import return_freed_memory
 
 Quantization = str
-"""A name of QUANTISATIONS."""
+"""A name of QUANTISATIONS, or UNQUANTIZED."""
 _STREAMED = re.compile(
     r"(model\.)?(embed_tokens|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight|lm_head\.weight"
 )
@@ -36,15 +40,16 @@ METHOD, LAYOUT = "forerun", 1
 
 
 def check_quantization(quantize: str | None, dtype: str | None) -> Quantization | None:
-    """Return the quantization of this name; None for none.
+    """Return the quantization of this name; None where the files decide.
 
     Raises:
         ConfigError: there is none of this name, or activations are to be float64.
     """
-    if quantize is None:
-        return None
+    if quantize is None or quantize == UNQUANTIZED:
+        return quantize
     if quantize not in QUANTISATIONS:
-        raise ConfigError(f"quantize is {quantize!r}, but must be one of {', '.join(QUANTISATIONS)}, or left out.")
+        names = ", ".join((*QUANTISATIONS, UNQUANTIZED))
+        raise ConfigError(f"quantize is {quantize!r}, but must be one of {names}, or left out.")
     if quantize.endswith("-a8") and is_triton_selected():
         raise ConfigError(f"quantize is {quantize!r}, but the Triton kernels take activations of 16 bits. Give 'int8'.")
     if dtype == "float64":
@@ -107,6 +112,56 @@ def form_kept(stored: QuantizedFormat | None, quantize: Quantization, *, is_oute
     return MADE_FORMS[8 if is_outer else QUANTISATIONS[quantize][0]]
 
 
+class StoredMaker:
+    """Makes native layers of weights as a GGUF file has them (`Maker`): blocks as they lie, each layer of its own type,
+    other tensors as numbers.
+
+    Args:
+        place: the file, for messages.
+        blocks: returns the matrix of a name from the file, or None where numbers are to be used.
+        numbers: tensors by name, which are read here in place of what the model holds.
+        dtype: of the numbers.
+        read: called with the name of each matrix in blocks once it is packed.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        library: Library,
+        blocks: Callable[[str], BlockWeight | None],
+        numbers: Mapping[str, TensorSlice],
+        dtype: torch.dtype,
+        read: Callable[[str], None],
+    ) -> None:
+        self._place, self._library, self._blocks, self._read = place, library, blocks, read
+        self._numbers, self.dtype = numbers, dtype
+
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+        """Make the layer of one part (`Maker.linear`).
+
+        Raises:
+            ModelLoadError: a scale is NaN or infinite.
+        """
+        ((name, _, rows),) = parts
+        weight: BlockWeight | Tensor | None = self._blocks(name)
+        if isinstance(weight, BlockWeight):
+            weight = weight if rows is None else weight.rows(rows)
+        else:
+            numbers = self._numbers[name][...].to(self.dtype)
+            weight = numbers if rows is None else numbers[rows]
+        try:
+            linear = NativeLinear(self._library, weight, bias)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{self._place}: tensor {name}: {error}") from None
+        if isinstance(weight, BlockWeight):
+            self._read(name)
+        return linear
+
+    def embedding(self, part: Part) -> Tensor:
+        """Return the rows as numbers (`Maker.embedding`); the native decoder makes a layer of them."""
+        return self._numbers[part.name][...].to(self.dtype)
+
+
 class QuantizedMaker:
     """Makes layers of quantized weights (`Maker`).
 
@@ -155,6 +210,7 @@ class QuantizedMaker:
         # of activations at 8 bits, matrices kept at more bits than asked for do not lose
         activation_bits = self._activation_bits if weight.bits == self._bits else 16
         weight = replace(weight.to(part.weight.device), activation_bits=activation_bits)
+        return_freed_memory()  # several times as much as the weight, which would add up
         return weight if part.rows is None else weight.rows(part.rows)
 
     def _numbers(self, part: Part) -> Tensor:

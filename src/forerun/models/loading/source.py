@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from forerun.kernels.block_weight import BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.models.loading.quantized_layers import Quantization
@@ -82,6 +83,23 @@ class ModelSource(ABC):
     def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read."""
         return lambda name: None
+
+    def blocks(self, config: Any) -> Callable[[str], BlockWeight | None]:
+        """Return a function that returns a matrix of the files in GGUF's blocks by Transformers' name, with rows in
+        Transformers' order, or None for other tensors. Those of a file are read when they are used."""
+        return lambda name: None
+
+    def block_types(self) -> Mapping[str, int]:
+        """Return how many tensors of the files there are of each of GGUF's quantized types."""
+        return {}
+
+    def mixture(self) -> str | None:
+        """Return the name of the mixture of types in which the files have their weights, such as "Q4_K_M"; None if no
+        weight is in blocks that can be computed with as they lie."""
+        return None
+
+    def finish(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Check, when all weights have been read, that the files were not changed meanwhile."""
 
     def packed_weights(self, config: Any) -> Mapping[str, GgufTensor]:
         """Return the packed tensors of the file, by Transformers' names and with rows in Transformers' order; empty if

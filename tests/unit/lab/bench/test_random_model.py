@@ -17,15 +17,16 @@ from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.model import Model
 
 PUBLISHED = dict(random_model.SHAPES)
-TIED, UNTIED = (
+TIED, UNTIED, MIXED = (
     Shape("qwen3", 256, 2, 4, 2, 64, 320, 512),
     Shape("llama", 96, 1, 3, 1, 32, 64, 300, is_tied=False),
+    Shape("llama", 256, 8, 4, 2, 64, 512, 512),
 )
 
 
 @pytest.fixture(autouse=True)
 def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_model, "SHAPES", {"tied": TIED, "untied": UNTIED})
+    monkeypatch.setattr(random_model, "SHAPES", {"tied": TIED, "untied": UNTIED, "mixed": MIXED})
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tied", "int8", ("Q8_0", "Q8_0", None)),
         ("untied", "bfloat16", ("BF16", "BF16", "BF16")),
         ("untied", "float32", ("BF16", "BF16", "BF16")),
+        ("mixed", "Q4_K_M", ("Q6_K", "Q6_K", None)),
     ],
 )
 def test_the_file_has_the_wanted_bits(name: str, number_format: str, types: tuple[str | None, ...]) -> None:
@@ -83,7 +85,7 @@ def test_a_prompt_has_one_row_of_logits(monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_names_stay_and_unknown_shapes_are_refused() -> None:
     with opened("owner/random:x", "int4") as name:
         assert name == "owner/random:x"
-    with pytest.raises(ConfigError, match="tied, untied"), opened("random:nothing", "int4"):
+    with pytest.raises(ConfigError, match="tied, untied, mixed"), opened("random:nothing", "int4"):
         pass
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from forerun.errors import ModelLoadError
 from forerun.models.loading.gguf.header import MAGIC, REMEDY, GgufHeader, brief, read_header
 from forerun.models.loading.gguf.tensors import GgufTensor
+from forerun.utils.foreign_errors import as_memory_errors
 from forerun.utils.json_file import Fields, open_regular
 
 SUFFIX = ".gguf"
@@ -57,6 +58,11 @@ class GgufFile:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
     kinds: Mapping[str, tuple[int, ...]]
+
+    def release(self) -> None:
+        """Give back the pages of the files that were read. They stay in the system's cache."""
+        for tensor in {id(tensor.content): tensor for tensor in self.tensors.values()}.values():
+            tensor.release()
 
     @property
     def fields(self) -> Fields:
@@ -101,7 +107,7 @@ class GgufFile:
 def _open(path: Path) -> tuple[GgufHeader, dict[str, GgufTensor]]:
     """Map a file into memory, read-only, and return its header and its tensors."""
     try:
-        with open_regular(path) as file:
+        with as_memory_errors(str(path)), open_regular(path) as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as failure:  # ValueError: a path with a null character, an empty file, or a pipe
         raise ModelLoadError(
@@ -109,7 +115,7 @@ def _open(path: Path) -> tuple[GgufHeader, dict[str, GgufTensor]]:
         ) from None
     header, packed = read_header(memoryview(content), str(path)), np.frombuffer(content, np.uint8)
     return header, {
-        name: GgufTensor(name, shape, kind, packed[start : start + num_bytes].reshape(*shape[:-1], -1))
+        name: GgufTensor(name, shape, kind, packed[start : start + num_bytes].reshape(*shape[:-1], -1), content)
         for name, shape, kind, start, num_bytes in header.tensors
     }
 

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
+from forerun.errors import ModelLoadError
+from forerun.kernels.block_weight import BLOCK_TYPES, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import PlainConfig, token_ids_of
 from forerun.models.loading.gguf.configuration import read_gguf_config, transformers_config
-from forerun.models.loading.gguf.file import GgufFile
+from forerun.models.loading.gguf.file import GgufFile, part_paths
 from forerun.models.loading.gguf.header import REMEDY
 from forerun.models.loading.gguf.tensor_names import PackedWeights, open_slices
-from forerun.models.loading.gguf.tensors import from_gguf, quantized_format
+from forerun.models.loading.gguf.tensors import block_weight, form_to_keep, weight_to_keep
 from forerun.models.loading.gguf.token_list import TokenList
 from forerun.models.loading.gguf.tokenizer import eos_token_ids, read_tokenizer, read_tokens
 from forerun.models.loading.source import ModelSource
@@ -46,7 +48,16 @@ class GgufSource(ModelSource):
     @cached_property
     def file(self) -> GgufFile:
         """Return the open file."""
+        self._opened = _states(self.path)
         return GgufFile.open(self.path)
+
+    def finish(self) -> None:
+        """Give back the pages that were read, and check that the files are as they were opened (`ModelSource.finish`).
+        Files that others have replaced are read to their end, as they were."""
+        self.file.release()
+        before, now = self._opened, _states(self.path)
+        if any(before[key] != now[key] for key in before.keys() & now.keys()):
+            raise ModelLoadError(f"{self.path}: the file was changed while it was read. Load it when it is whole.")
 
     def config(self) -> Any:
         """Return the Transformers configuration of its language model (`ModelSource.config`)."""
@@ -89,13 +100,41 @@ class GgufSource(ModelSource):
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
         packed = self.packed_weights(config)
-        return lambda name: from_gguf(packed[name]) if name in packed else None
+        return lambda name: weight_to_keep(packed[name]) if name in packed else None
 
     def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
         (`ModelSource.quantized_format`)."""
         packed = self.packed_weights(config)
-        return lambda name: quantized_format(packed.stored(name)) if name in packed else None
+        return lambda name: form_to_keep(packed.stored(name)) if name in packed else None
+
+    def blocks(self, config: Any) -> Callable[[str], BlockWeight | None]:
+        """Return a function that returns a matrix of the file in blocks by Transformers' name, with rows in
+        Transformers' order, or None for other tensors (`ModelSource.blocks`)."""
+        packed = self.packed_weights(config)
+
+        def block(name: str) -> BlockWeight | None:
+            self.file.release()  # what was read before
+            return block_weight(packed.stored(name), packed.order(name)) if name in packed else None
+
+        return block
+
+    def block_types(self) -> Mapping[str, int]:
+        """Return how many tensors of the file there are of each quantized type (`ModelSource.block_types`)."""
+        return Counter(tensor.type_name for tensor in self.file.tensors.values() if tensor.is_quantized)
+
+    def mixture(self) -> str | None:
+        """Return the name of the file's mixture of types (`ModelSource.mixture`)."""
+        from gguf.constants import LlamaFileType
+
+        types = self.block_types()
+        if not types.keys() & BLOCK_TYPES.keys():
+            return None
+        known = {kind.value: kind.name.removeprefix("MOSTLY_") for kind in LlamaFileType}
+        number = self.file.metadata.get("general.file_type")
+        name = known.get(number, "") if isinstance(number, int) else ""
+        # a file may say nothing, or the type of what it was made from
+        return name if any(map(name.startswith, types)) else max(types, key=lambda each: types[each])
 
     def stored_dtype(self) -> str | None:
         """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantized
@@ -119,3 +158,9 @@ class GgufSource(ModelSource):
     def tokenizer(self) -> Any:
         """Return the Transformers tokenizer (`ModelSource.tokenizer`)."""
         return read_tokenizer(self.file.metadata, str(self.path), self._tokens)
+
+
+def _states(path: Path) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the sizes and times of a model's files, by what the file system knows each by."""
+    found = (each.stat() for each in part_paths(path) if each.exists())
+    return {(each.st_dev, each.st_ino): (each.st_size, each.st_mtime_ns) for each in found}

@@ -70,13 +70,17 @@ class PackedWeights(Mapping[str, GgufTensor]):
             self._tensors[f"{_HEAD}.weight"] = self._tensors[f"{_EMBEDDING}.weight"]
 
     def __getitem__(self, name: str) -> GgufTensor:
-        tensor, heads = self._tensors[name], self._heads.get(name.split(".")[-2])
-        if heads is None:
+        tensor, order = self._tensors[name], self.order(name)
+        if order is None:
             return tensor
-        pairs = tensor.blocks.reshape(heads, tensor.shape[0] // heads // 2, 2, -1)
-        blocks = pairs.swapaxes(1, 2).reshape(tensor.blocks.shape)
+        blocks = tensor.blocks.reshape(len(order), -1)[order.numpy()].reshape(tensor.blocks.shape)
         blocks.flags.writeable = False
         return replace(tensor, blocks=blocks)
+
+    def order(self, name: str) -> torch.Tensor | None:
+        """Return the rows of the file's tensor in Transformers' order, [out] int64; None: as they lie."""
+        rows, heads = self._tensors[name].shape[0], self._heads.get(name.split(".")[-2])
+        return None if heads is None else torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -104,6 +108,11 @@ class _Slice:
         """Return the dtype that its numbers are read as: "F32" for packed ones."""
         tensor = self.weights.stored(self.name)
         return "F32" if tensor.is_quantized else tensor.type_name
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that it takes in the file."""
+        return self.weights.stored(self.name).blocks.nbytes
 
     def __getitem__(self, index: EllipsisType) -> torch.Tensor:
         return self.weights[self.name].dequantize(self.dtype)

@@ -1,17 +1,18 @@
-"""A tensor of a GGUF file: its packed blocks, the numbers that they stand for, and their quantized values."""
+"""A tensor of a GGUF file: its packed blocks, the numbers that they stand for, and the weights that keep them."""
 
 from __future__ import annotations
 
 import math
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from forerun.errors import ModelLoadError
-from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
+from forerun.kernels.block_weight import BLOCK_TYPES, BlockWeight
+from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.gguf.header import REMEDY
 
 _PART = (1 << 15) - 256
@@ -19,8 +20,8 @@ _PART = (1 << 15) - 256
 those from which torch converts with all threads, whose waiting for each other takes seconds on a busy machine."""
 _LARGE = 1 << 16
 """Bytes from which a dequantized tensor has a memory mapping of its own."""
-_KEPT = {"Q8_0": (8, 128), "Q4_0": (4, 8), "Q4_1": (4, 0)}
-"""Types whose blocks are taken as they are -> bits, and the value that stands for 0 or for the minimum."""
+_KEPT = {"Q8_0", "Q4_0", "Q4_1"}
+"""Types that `quantize` takes as they are where they have the wanted bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,12 +33,28 @@ class GgufTensor:
         shape: in torch's order, rows first.
         type_name: of the blocks, such as "Q4_1" or "F32".
         blocks: [*shape[:-1], bytes of a row] uint8, read-only, in the file's memory map.
+        content: the memory map; None: the blocks lie in memory.
     """
 
     name: str
     shape: tuple[int, ...]
     type_name: str
     blocks: npt.NDArray[np.uint8]
+    content: mmap.mmap | None = None
+
+    def check_whole(self) -> None:
+        """Check that the file is as long as it was: reading a map beyond the file's end kills the process.
+
+        Raises:
+            ModelLoadError: it has been cut off since it was opened.
+        """
+        if self.content is not None and self.content.size() < len(self.content):
+            raise ModelLoadError(f"tensor {self.name}: the file has been cut off while it was in use. {REMEDY}")
+
+    def release(self) -> None:
+        """Give back the pages of the file that were read. They stay in the system's cache."""
+        if self.content is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.content.madvise(mmap.MADV_DONTNEED)
 
     @property
     def is_quantized(self) -> bool:
@@ -50,6 +67,7 @@ class GgufTensor:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
+        self.check_whole()
         kind = GGMLQuantizationType[self.type_name]
         block_size, block_bytes = GGML_QUANT_SIZES[kind]
         packed = self.blocks.reshape(-1)
@@ -59,6 +77,7 @@ class GgufTensor:
             start, end = (index // block_size * block_bytes for index in (first, last))
             numbers = dequantize(packed[start:end].reshape(1, -1), kind).reshape(-1)
             result[first:last] = torch.from_numpy(np.require(numbers, np.float32, "W"))
+        self.release()
         return result.view(self.shape)
 
 
@@ -72,43 +91,38 @@ def _empty_tensor(count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype)
 
 
-def quantized_format(tensor: GgufTensor) -> QuantizedFormat | None:
-    """Return the format of what `from_gguf` returns."""
+def form_to_keep(tensor: GgufTensor) -> QuantizedFormat | None:
+    """Return the format of what `weight_to_keep` returns."""
     if tensor.type_name not in _KEPT or len(tensor.shape) != 2:
         return None
-    return QuantizedFormat(*_KEPT[tensor.type_name], GROUP, tensor.type_name == "Q4_1")
+    form = BLOCK_TYPES[tensor.type_name]
+    return QuantizedFormat(form.bits, form.zero, form.group, form.has_minimum)
 
 
-def from_gguf(tensor: GgufTensor) -> QuantizedWeight | None:
-    """Return the numbers of a matrix in Q8_0, Q4_0 or Q4_1, without another rounding; None for other types.
+def weight_to_keep(tensor: GgufTensor) -> QuantizedWeight | None:
+    """Return a matrix of a type that forerun quantizes to as well, without another rounding; None for other types.
 
     Raises:
         ModelLoadError: a scale is NaN or infinite.
     """
-    form = quantized_format(tensor)
-    if form is None:
+    if form_to_keep(tensor) is None:
         return None
-    blocks = tensor.blocks.reshape(tensor.shape[0], tensor.shape[1] // GROUP, -1)
-    num_scales = 2 if form.has_minimum else 1
-    scales = _copy(blocks[..., : 2 * num_scales]).view(np.float16)
-    if not np.isfinite(scales).all():
-        raise ModelLoadError(f"tensor {tensor.name} has a scale that is NaN or infinite. {REMEDY}")
-    packed = blocks[..., 2 * num_scales :]
-    # int8 about 0 becomes uint8 about 128; the low halves of a block's bytes stand before the high ones
-    if form.bits == 8:
-        quantized = packed ^ np.uint8(128)
-    else:
-        quantized = np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], -1)
-    return QuantizedWeight(
-        form.bits,
-        torch.from_numpy(quantized.reshape(tensor.shape)),
-        form.zero,
-        torch.from_numpy(_copy(scales[..., 0])),
-        torch.from_numpy(_copy(scales[..., 1])) if num_scales == 2 else None,
-        GROUP,
-    )
+    weight = block_weight(tensor)
+    assert weight is not None
+    try:
+        values = weight.quantized()
+    except ModelLoadError as error:
+        raise ModelLoadError(f"tensor {tensor.name}: {error}") from None
+    minimum = None if values.minimum is None else values.minimum.half()  # as the file has them
+    return replace(values, scale=values.scale.half(), minimum=minimum)
 
 
-def _copy(array: np.ndarray) -> np.ndarray:
-    """Return a contiguous, writable copy."""
-    return np.array(array, order="C", copy=True)
+def block_weight(tensor: GgufTensor, order: torch.Tensor | None = None) -> BlockWeight | None:
+    """Return a matrix whose blocks are computed with as they lie in the file; None for other tensors.
+
+    order: int64, the rows of the file that are wanted; None: all in order.
+    """
+    if tensor.type_name not in BLOCK_TYPES or len(tensor.shape) != 2:
+        return None
+    tensor.check_whole()
+    return BlockWeight(tensor.type_name, (tensor.shape[0], tensor.shape[1]), tensor.blocks, order)
