@@ -162,6 +162,9 @@ QUANTISATIONS = {"int8": (8, 16), "int4": (4, 8), "int8-a8": (8, 8), "int4-a16":
 """Names of `quantize`, which a model's weights can be kept in: bits of a weight, and of the activations that it is
 multiplied with."""
 
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
+"""Number formats of keys and values. auto: that of the kernels. int8: a scale for each position and head."""
+
 AUTO: Literal["auto"] = "auto"
 """num_draft_tokens: chosen step by step, for every sequence. drafter: chosen by the target."""
 NumDraftTokens = int | Literal["auto"]

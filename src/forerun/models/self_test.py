@@ -131,7 +131,8 @@ def _prefilled(model: Model) -> SequenceCache:
     length = max(0, min(KV_BLOCK - _NEW_ROWS // 2, model.context_length - _NEW_ROWS))
     cache.feed(range(-1, length - 1))
     for layer, (heads, *widths) in enumerate(cache.shapes[: _num_tried(model)]):
-        keys, values = (torch.randn(heads, length, n, generator=generator, dtype=cache.dtype) for n in widths)
+        dtype = cache.dtype if cache.dtype.is_floating_point else torch.float32  # it quantizes what is written
+        keys, values = (torch.randn(heads, length, n, generator=generator, dtype=dtype) for n in widths)
         cache.write(layer, 0, keys, values)
     cache.commit(range(length))
     return cache
