@@ -83,14 +83,19 @@ def _check_loaded(
 
 
 def _drafter_of(
-    drafter: Drafters, speculative_config: Mapping[str, Any] | None, num_draft_tokens: NumDraftTokens | None
+    model: str | Path | LanguageModel,
+    drafter: Drafters,
+    speculative_config: Mapping[str, Any] | None,
+    num_draft_tokens: NumDraftTokens | None,
 ) -> Drafters:
-    """Return the drafter, which vLLM's dictionary may give. Raises ConfigError where both choose one."""
-    if speculative_config is None:
-        return drafter
-    if drafter != AUTO or num_draft_tokens is not None:
-        raise ConfigError("speculative_config chooses drafter and num_draft_tokens, too. Give it or them.")
-    return drafter_of_vllm(Fields.of(dict(speculative_config), "speculative_config", ConfigError))
+    """Return the drafter, which vLLM's dictionary may give; its text is checked. Raises ConfigError where both choose
+    one."""
+    if speculative_config is not None:
+        if drafter != AUTO or num_draft_tokens is not None:
+            raise ConfigError("speculative_config chooses drafter and num_draft_tokens, too. Give it or them.")
+        drafter = drafter_of_vllm(Fields.of(dict(speculative_config), "speculative_config", ConfigError))
+    check_drafter_text(drafter, model)
+    return drafter
 
 
 def _check_numbers(
@@ -234,10 +239,9 @@ class LLM:
         tensor_parallel_size: int = 1,
         **others: Any,
     ) -> None:
-        _check_others(others, device)
-        check_one_process(tensor_parallel_size)
+        _check_others(others, device, tensor_parallel_size)
         _check_numbers(threads, max_model_len, quantize, quantization)
-        drafter = _drafter_of(drafter, speculative_config, num_draft_tokens)
+        drafter = _drafter_of(model, drafter, speculative_config, num_draft_tokens)
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
@@ -247,7 +251,6 @@ class LLM:
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
-        check_drafter_text(drafter, model)
         self.target, self.tokenizer = open_target(
             model,
             drafter,
@@ -486,9 +489,10 @@ def with_bar(requests: Seq[Request], use_tqdm: Bar) -> Iterable[Request]:
     return tqdm(requests, desc="prompts", leave=False) if use_tqdm and sys.stderr.isatty() else requests
 
 
-def _check_others(others: Mapping[str, Any], device: str) -> None:
-    """Raise ConfigError for options that `LLM` does not have, unless they change nothing."""
+def _check_others(others: Mapping[str, Any], device: str, tensor_parallel_size: int) -> None:
+    """Raise ConfigError for options that `LLM` does not have, unless they change nothing, and for several processes."""
     asked = {name: value for name, value in others.items() if name not in ON_GPUS or str(device).startswith("cuda")}
     if asked:
         known = [name for name in signature(LLM).parameters if name not in ("tensor_parallel_size", "others")]
         translated(asked, known, ConfigError, "LLM", {"SamplingParams": described(SamplingParams)})
+    check_one_process(tensor_parallel_size)
