@@ -82,7 +82,7 @@ class FakeModel:
         self.device = torch.device("cpu")
         self.num_parameters = 0
         self.exactness, self.recommended_sampling = Exactness(True), {}
-        self.adapter = self.quantize = None
+        self.adapter = self.quantize = self.kv_cache_dtype = None
         self.kernels = "reference"
         self.pool: Any = None
         generator = torch.Generator().manual_seed(seed)

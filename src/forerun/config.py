@@ -164,6 +164,9 @@ multiplied with."""
 UNQUANTIZED = "none"
 """Of `quantize`: what quantized weights of the files stand for is kept as numbers of `dtype`."""
 
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
+"""Number formats of keys and values. auto: that of the kernels. int8: a scale for each position and head."""
+
 AUTO: Literal["auto"] = "auto"
 """num_draft_tokens: chosen step by step, for every sequence. drafter: chosen by the target."""
 NumDraftTokens = int | Literal["auto"]

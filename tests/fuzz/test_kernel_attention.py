@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.page_layout import CACHE_FORMATS
 from forerun.kernels.partition import AttentionShape
 from forerun.kv_cache import PagedCache
 from forerun.models.base import Rows
@@ -51,7 +52,7 @@ def shapes(draw: st.DrawFn) -> tuple[tuple[int, int], tuple[int, int], Attention
 
 @given(
     shape=shapes(),
-    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    dtype=st.sampled_from(list(CACHE_FORMATS)),
     length=st.one_of(st.integers(0, 3), st.integers(0, 200), st.sampled_from([62, 63, 64, 127])),
     n=st.one_of(st.integers(1, 64), st.integers(5, 20)),
     reach=st.sampled_from([0, 1, 2, 64]),

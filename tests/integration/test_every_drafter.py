@@ -13,6 +13,7 @@ import pytest
 from drafter_rows import rows
 from forerun import LLM, Grammar, SamplingParams
 from forerun.drafters import DRAFTERS
+from forerun.kernels.cpu import native
 from forerun.kernels.partition import KV_BLOCK
 from forerun.utils import workloads
 from heads import text_of
@@ -64,9 +65,11 @@ CROSSING = ("nothing else", "temperature")
 Request = tuple[str, list[int], SamplingParams]
 
 
-@pytest.fixture(scope="module")
-def plain() -> LLM:
-    return LLM("bundled", None, dtype="bfloat16")
+@pytest.fixture(scope="module", params=["auto", "int8"])
+def plain(request: pytest.FixtureRequest) -> LLM:
+    if request.param != "auto" and native() is None:
+        pytest.skip("there are no native kernels here")
+    return LLM("bundled", None, dtype="bfloat16", kv_cache_dtype=request.param)
 
 
 @pytest.fixture(scope="module")

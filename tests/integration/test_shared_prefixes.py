@@ -10,20 +10,26 @@ from torch import Tensor
 
 from forerun import SamplingParams
 from forerun.drafters import Binding, DraftModel
+from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.models import Model, Rows, load_draft_model
+from forerun.models import Model, Rows, load_draft_model, load_model
 from forerun.types import Cache, Sequence as Running, Step
 
 TOKENS = [(7 * i * i + 3 * i + 11) % 2000 for i in range(5 * PAGE + 9)]
 TREE = [-1, 0, 0, 1, 2, 3]
 
 
-@pytest.fixture(params=["bfloat16", "float32", "float64", "reference"])
+@pytest.fixture(params=["bfloat16", "int8", "float32", "float64", "reference"])
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Model:
-    """The bundled draft; "reference": in bfloat16, computed in PyTorch."""
+    """The bundled draft; "reference": in bfloat16, computed in PyTorch; "int8": keys and values alone."""
     if request.param == "reference":
         monkeypatch.setenv("FORERUN_KERNELS", "reference")
-    model = load_draft_model("bundled-draft", "bfloat16" if request.param == "reference" else request.param)
+    if request.param == "int8":
+        if native() is None:
+            pytest.skip("there are no native kernels here")
+        model = load_model("bundled-draft", kv_cache_dtype="int8")
+    else:
+        model = load_draft_model("bundled-draft", "bfloat16" if request.param == "reference" else request.param)
     if request.param == "float64" and not model.exactness.exact:
         pytest.skip(f"float64 is not promised to be exact: {model.exactness.reason}")
     assert model.exactness.exact and model.pool.num_taken == 0

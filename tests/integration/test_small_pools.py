@@ -10,6 +10,7 @@ import pytest
 from drafter_rows import TWINS, rows
 from forerun import LLM, SamplingParams
 from forerun.config import REFERENCE
+from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.utils import workloads
 from forerun.utils.machine import GIB
@@ -22,8 +23,13 @@ SHARED, LONG = 70, 120
 """Tokens with which the prompts begin alike, and tokens of a prompt."""
 
 
-@pytest.fixture(scope="module", params=["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["bfloat16", "int8", pytest.param("float32", marks=pytest.mark.slow)])
 def plain(request: pytest.FixtureRequest) -> LLM:
+    """Plain decoding in a number format; "int8": of keys and values alone."""
+    if request.param == "int8":
+        if native() is None:
+            pytest.skip("there are no native kernels here")
+        return LLM("bundled", None, kv_cache_dtype="int8", prefix_reuse="off")
     return LLM("bundled", None, dtype=request.param, prefix_reuse="off")
 
 

@@ -78,7 +78,7 @@ def audit(
     llm: Annotated[
         LLMOptions,
         Flags(
-            *("acceptance", "prefix_reuse", "cache_memory", "dtype", "device", "quantize", "adapter"),
+            *("acceptance", "prefix_reuse", "cache_memory", "dtype", "device", "quantize", "kv_cache_dtype", "adapter"),
             typed=("acceptance", "dtype", "device", "quantize"),
         ),
     ],

@@ -52,7 +52,10 @@ def info(
     ] = None,
     settings: Annotated[
         LLMOptions,
-        Flags("num_draft_tokens", "cache_memory", "dtype", "device", "quantize", "adapter", typed=("quantize",)),
+        Flags(
+            *("num_draft_tokens", "cache_memory", "dtype", "device", "quantize", "kv_cache_dtype", "adapter"),
+            typed=("quantize", "kv_cache_dtype"),
+        ),
     ],
     engine: Annotated[EngineConfig, Flags("max_batch", "prefill_chunk", typed=())],
     json: options.Json = False,
@@ -113,6 +116,7 @@ def _memory(model: str, drafter: str | None, settings: LLMOptions, engine: Engin
         device=settings.device,
         adapter=settings.adapter,
         quantize=settings.quantize,
+        kv_cache_dtype=settings.kv_cache_dtype,
         max_model_len=settings.max_model_len,
     )
     return plan.as_object()

@@ -20,6 +20,7 @@ from forerun.config import (
     DEFAULT_DRAFTER,
     DEFAULT_DTYPE,
     DTYPES,
+    KV_CACHE_DTYPES,
     QUANTISATIONS,
     UNQUANTIZED,
     EngineConfig,
@@ -44,7 +45,7 @@ WORKLOAD_FILE = (
 )
 
 
-KEPT = ("dtype", "device", "quantize", "adapter")
+KEPT = ("dtype", "device", "quantize", "kv_cache_dtype", "adapter")
 """Settings of the target that go into a configuration or a command line, where they are not the default."""
 
 
@@ -68,6 +69,13 @@ class LLMOptions(Checked):
         metavar="FORMAT",
         default_text="as its files are",
     )
+    kv_cache_dtype: str = option(
+        AUTO,
+        f"Number format of the target's keys and values: {', '.join(KV_CACHE_DTYPES)}. int8 takes half the memory of "
+        "bfloat16; on the CPU only.",
+        metavar="FORMAT",
+        choices=KV_CACHE_DTYPES,
+    )
     max_model_len: int | None = option(
         None,
         "Tokens that a prompt and its answer may have together; the cache is planned for it.",
@@ -90,7 +98,7 @@ class LLMOptions(Checked):
         check_one_process(self.tensor_parallel_size)
 
 
-LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "tensor_parallel_size", "adapter")
+LLM_TYPED = ("num_draft_tokens", "dtype", "device", "quantize", "kv_cache_dtype", "tensor_parallel_size", "adapter")
 """Fields of LLMOptions with a flag in commands that generate; the others are keys of the configuration file."""
 RAY_TYPED = ("ray", "replicas", "ray_address")
 DRAFTERS_HELP = "Drafters, with commas between them; with semicolons where their options hold commas."
@@ -204,7 +212,7 @@ def start_command(command: str, model: str, settings: LLMOptions, drafter: str |
     """
     own = LLMOptions()
     changed = [name for name in KEPT if getattr(settings, name) != getattr(own, name)]
-    flags = [part for name in changed for part in (f"--{name}", str(getattr(settings, name)))]
+    flags = [part for name in changed for part in (f"--{name.replace('_', '-')}", str(getattr(settings, name)))]
     named = ["--drafter", drafter] if drafter else []
     return shlex.join([program(), command, *before, "--model", model, *named, *flags])
 

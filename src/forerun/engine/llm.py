@@ -59,23 +59,22 @@ Drafters = str | Path | Drafter | Sequence[str | Path | Drafter] | None
 Bar: TypeAlias = bool | Callable[..., Any]
 
 
-def _check_loaded(target: LanguageModel, adapter: object, quantize: str | None, max_model_len: int | None) -> None:
+def _check_loaded(
+    target: LanguageModel, adapter: object, quantize: str | None, kv_cache_dtype: str, max_model_len: int | None
+) -> None:
     """Raise ConfigError for what would have to be known before a model that is loaded already was."""
     if isinstance(target, nn.Module):
         raise ConfigError(
             f"the target is a {type(target).__name__} of another library's in memory. Give its name or folder, or "
             "generate with it: custom_generate=forerun.integrations.transformers.Speculative()."
         )
-    if adapter is not None:
-        raise ConfigError(
-            f"adapter is {str(adapter)!r}, but the target is a loaded model, and an adapter is merged before a "
-            "model is. Give the target's name, or load it with its adapter."
-        )
-    if quantize is not None:
-        raise ConfigError(
-            f"quantize is {quantize!r}, but the target is a loaded model, and weights are quantized as they are "
-            "read. Give the target's name, or load it with quantize."
-        )
+    stored = None if kv_cache_dtype in (AUTO, target.kv_cache_dtype) else kv_cache_dtype
+    for name, value in (("adapter", adapter), ("quantize", quantize), ("kv_cache_dtype", stored)):
+        if value is not None:
+            raise ConfigError(
+                f"{name} is {str(value)!r}, but the target is a loaded model, which was loaded without. Give the "
+                f"target's name, or load it with {name}."
+            )
     if max_model_len is not None and max_model_len < target.context_length:
         raise ConfigError(
             f"max_model_len is {max_model_len}, but the target is a loaded model with a context of "
@@ -84,14 +83,19 @@ def _check_loaded(target: LanguageModel, adapter: object, quantize: str | None, 
 
 
 def _drafter_of(
-    drafter: Drafters, speculative_config: Mapping[str, Any] | None, num_draft_tokens: NumDraftTokens | None
+    model: str | Path | LanguageModel,
+    drafter: Drafters,
+    speculative_config: Mapping[str, Any] | None,
+    num_draft_tokens: NumDraftTokens | None,
 ) -> Drafters:
-    """Return the drafter, which vLLM's dictionary may give. Raises ConfigError where both choose one."""
-    if speculative_config is None:
-        return drafter
-    if drafter != AUTO or num_draft_tokens is not None:
-        raise ConfigError("speculative_config chooses drafter and num_draft_tokens, too. Give it or them.")
-    return drafter_of_vllm(Fields.of(dict(speculative_config), "speculative_config", ConfigError))
+    """Return the drafter, which vLLM's dictionary may give; its text is checked. Raises ConfigError where both choose
+    one."""
+    if speculative_config is not None:
+        if drafter != AUTO or num_draft_tokens is not None:
+            raise ConfigError("speculative_config chooses drafter and num_draft_tokens, too. Give it or them.")
+        drafter = drafter_of_vllm(Fields.of(dict(speculative_config), "speculative_config", ConfigError))
+    check_drafter_text(drafter, model)
+    return drafter
 
 
 def _check_numbers(
@@ -117,6 +121,7 @@ def open_target(
     device: str,
     adapter: str | Path | None,
     quantize: str | None,
+    kv_cache_dtype: str,
     max_model_len: int | None,
 ) -> tuple[LanguageModel, Any]:
     """Return the target model and its tokenizer: the given one, or that of the given name, else the one beside it.
@@ -125,7 +130,7 @@ def open_target(
         ConfigError, ModelLoadError, NotEnoughMemoryError: as `LLM`.
     """
     if not isinstance(target, (str, Path)):
-        _check_loaded(target, adapter, quantize, max_model_len)
+        _check_loaded(target, adapter, quantize, kv_cache_dtype, max_model_len)
         return target, tokenizer
     source = find_source(target)  # to the end: while it is in use, a file's header is read once
     with suppress(ModelLoadError, DrafterError):  # loading reports everything else that is wrong
@@ -137,10 +142,11 @@ def open_target(
             device=device,
             adapter=adapter,
             quantize=quantize,
+            kv_cache_dtype=kv_cache_dtype,
             max_model_len=max_model_len,
         )
         _log.info("%s", plan)
-    model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize)
+    model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
     model.context_length = bounded(model.context_length, max_model_len, target)
     if isinstance(tokenizer, (str, Path)):
         return model, find_tokenizer(tokenizer)
@@ -186,6 +192,8 @@ class LLM:
         quantize: "int8" or "int4", what the target's weights are kept in; `dtype` is the number format of everything
             else. None: as its files say. A draft model has an option of its own ("draft-model:quantize=int4").
         quantization: the same, by vLLM's name.
+        kv_cache_dtype: "bfloat16", "float32" or "int8", what the native kernels store keys and values in; "auto":
+            `dtype`. "int8" takes half the memory of bfloat16. Draft models and heads keep their own in `dtype`.
         max_model_len: tokens that a prompt and its answer may have together; None: the model's context. Longer prompts
             are refused, and the cache is planned for it.
         threads: of torch, in this process; None leaves their number.
@@ -224,16 +232,16 @@ class LLM:
         adapter: str | Path | None = None,
         quantize: str | None = None,
         quantization: str | None = None,
+        kv_cache_dtype: str = AUTO,
         max_model_len: int | None = None,
         threads: int | None = None,
         speculative_config: Mapping[str, Any] | None = None,
         tensor_parallel_size: int = 1,
         **others: Any,
     ) -> None:
-        _check_others(others, device)
-        check_one_process(tensor_parallel_size)
+        _check_others(others, device, tensor_parallel_size)
         _check_numbers(threads, max_model_len, quantize, quantization)
-        drafter = _drafter_of(drafter, speculative_config, num_draft_tokens)
+        drafter = _drafter_of(model, drafter, speculative_config, num_draft_tokens)
         config = EngineConfig(
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
@@ -243,7 +251,6 @@ class LLM:
             seed=seed,
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
-        check_drafter_text(drafter, model)
         self.target, self.tokenizer = open_target(
             model,
             drafter,
@@ -253,6 +260,7 @@ class LLM:
             device=device,
             adapter=adapter,
             quantize=quantize or quantization,
+            kv_cache_dtype=kv_cache_dtype,
             max_model_len=max_model_len,
         )
         self._add_drafter(drafter, config, None if seed is None else seed ^ _DRAFTER_SEED, num_draft_tokens is None)
@@ -481,9 +489,10 @@ def with_bar(requests: Seq[Request], use_tqdm: Bar) -> Iterable[Request]:
     return tqdm(requests, desc="prompts", leave=False) if use_tqdm and sys.stderr.isatty() else requests
 
 
-def _check_others(others: Mapping[str, Any], device: str) -> None:
-    """Raise ConfigError for options that `LLM` does not have, unless they change nothing."""
+def _check_others(others: Mapping[str, Any], device: str, tensor_parallel_size: int) -> None:
+    """Raise ConfigError for options that `LLM` does not have, unless they change nothing, and for several processes."""
     asked = {name: value for name, value in others.items() if name not in ON_GPUS or str(device).startswith("cuda")}
     if asked:
         known = [name for name in signature(LLM).parameters if name not in ("tensor_parallel_size", "others")]
         translated(asked, known, ConfigError, "LLM", {"SamplingParams": described(SamplingParams)})
+    check_one_process(tensor_parallel_size)

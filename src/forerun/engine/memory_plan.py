@@ -151,6 +151,7 @@ class MemoryPlan:
         device: str = "cpu",
         adapter: str | Path | None = None,
         quantize: str | None = None,
+        kv_cache_dtype: str = AUTO,
         max_model_len: int | None = None,
     ) -> MemoryPlan:
         """Plan the memory of `LLM` with these arguments. Only the headers of the models' files are read.
@@ -159,7 +160,7 @@ class MemoryPlan:
             ConfigError, ModelLoadError, DrafterError: as `LLM`, as far as the error shows in the headers.
             NotEnoughMemoryError: as `make`.
         """
-        planned = model_memory(target, dtype, device, adapter, quantize)
+        planned = model_memory(target, dtype, device, adapter, quantize, kv_cache_dtype)
         planned = replace(planned, context_length=bounded(planned.context_length, max_model_len, target))
         named: tuple[NamedModel, ...] = ()
         if (chosen := chosen_drafter(drafter, target)) is not None:

@@ -173,6 +173,7 @@ class LanguageModel(ABC):
         recommended_sampling: options of sampling that its files recommend, by the names of `SamplingParams`.
         adapter: the folder of the adapter that was merged into its weights; None without one.
         quantize: the quantization of its weights, "int8" or "int4"; None for numbers of `dtype`.
+        kv_cache_dtype: the number format of keys and values where it was chosen; None: that of the kernels.
         kernels: the kernels that compute it: "reference", "triton", or "native" with the instruction set.
     """
 
@@ -187,6 +188,7 @@ class LanguageModel(ABC):
     recommended_sampling = MappingProxyType[str, float]({})  # of the class: it is no field
     adapter: str | None = None
     quantize: str | None = None
+    kv_cache_dtype: str | None = None
     kernels: str = REFERENCE
 
     @property
@@ -259,6 +261,7 @@ class StandIn(LanguageModel):
             exactness=model.exactness,
             adapter=model.adapter,
             quantize=model.quantize,
+            kv_cache_dtype=model.kv_cache_dtype,
             kernels=model.kernels,
         )
         self.model = model
@@ -291,7 +294,8 @@ def identity(model: LanguageModel) -> str:
     """Return the key of a model in stored costs: name, adapter, size, number formats, device, kernels."""
     name = model.name if model.adapter is None else f"{model.name} with {model.adapter}"
     bits = "" if model.quantize is None else f" {model.quantize}"
-    return f"{name} {model.num_parameters} {model.dtype}{bits} {model.device} {model.kernels}"
+    stored = "" if model.kv_cache_dtype is None else f" {model.kv_cache_dtype} keys"
+    return f"{name} {model.num_parameters} {model.dtype}{bits}{stored} {model.device} {model.kernels}"
 
 
 class LayerRangeDecoder(ABC):

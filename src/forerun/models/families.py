@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from forerun.config import KERNELS_VARIABLE, TRITON
+from forerun.config import AUTO, KERNELS_VARIABLE, KV_CACHE_DTYPES, TRITON
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.library import Library
@@ -105,6 +105,31 @@ def mixture_as_stored(
     return source.mixture()
 
 
+def cache_dtype_of(kv_cache_dtype: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Return the number format of a model's keys and values, which the reference kernels choose themselves.
+
+    Args:
+        kv_cache_dtype: one of KV_CACHE_DTYPES.
+        dtype: of everything in the model that is not quantized.
+
+    Raises:
+        ConfigError: there is no such format, or other kernels than the native ones compute the model.
+    """
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(f"kv_cache_dtype is {kv_cache_dtype!r}, but must be one of {', '.join(KV_CACHE_DTYPES)}.")
+    if kv_cache_dtype == AUTO:
+        return dtype
+    if is_triton_selected() or library_for(device, dtype) is None:
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"kv_cache_dtype is {kv_cache_dtype!r}, but only the native CPU kernels store keys and values in a format "
+            f"of choice, and they do not compute {name} on {device} here. Leave kv_cache_dtype out; or see `forerun "
+            "info` for which kernels run and why."
+        )
+    found: torch.dtype = getattr(torch, kv_cache_dtype)
+    return found
+
+
 def multiplies_floats(device: torch.device, dtype: torch.dtype, *, is_llama: bool) -> bool:
     """Return whether the native library, if it computes a model, multiplies its float weights: in the Llama family and
     in float32 always, elsewhere unless oneDNN has products of bfloat16 here."""
@@ -112,7 +137,12 @@ def multiplies_floats(device: torch.device, dtype: torch.dtype, *, is_llama: boo
 
 
 def make_decoder(
-    hf: Any, dtype: torch.dtype, kind: str, maker: Maker | None, output_tokens: Tensor | None = None
+    hf: Any,
+    dtype: torch.dtype,
+    kind: str,
+    maker: Maker | None,
+    output_tokens: Tensor | None = None,
+    kv_cache_dtype: str = AUTO,
 ) -> Decoder:
     """Return the decoder of a loaded Transformers model, on its device. If FORERUN_KERNELS selects Triton, no other
     kernels are used.
@@ -123,23 +153,26 @@ def make_decoder(
         maker: of quantized layers; None: weights are as they are.
         output_tokens: int64, those whose rows of the output layer are computed, of the Llama family's decoders only;
             None for all.
+        kv_cache_dtype: of `cache_dtype_of`.
 
     Raises:
-        ConfigError: the Triton kernels are selected, but unavailable for this device or dtype.
+        ConfigError: the Triton kernels are selected, but unavailable for this device or dtype; or as `cache_dtype_of`.
         UnsupportedModelError: they are selected, but do not compute this model.
     """
+    cache_dtype = cache_dtype_of(kv_cache_dtype, hf.device, dtype)
     if is_triton_selected():
         assert maker is None or isinstance(maker, QuantizedMaker)  # as it is stored, nothing is computed by Triton
         return _by_triton(hf, dtype, kind, maker, output_tokens)
     library, is_llama = library_for(hf.device, dtype), kind == "llama"
     if library is None:
         return LlamaDecoder(hf, maker, output_tokens) if is_llama else GeneralDecoder(hf, maker)
-    floats = FloatMaker(partial(NativeLinear, library))
+    made: Maker | None = maker
+    if maker is None and multiplies_floats(hf.device, dtype, is_llama=is_llama):
+        made = FloatMaker(partial(NativeLinear, library))
     if is_llama:
-        return NativeLlamaDecoder(hf, library, maker or floats, dtype, output_tokens)
-    if maker is None and multiplies_floats(hf.device, dtype, is_llama=False):
-        return GeneralDecoder(hf, floats, NativeAttention(library, dtype, dtype))
-    return GeneralDecoder(hf, maker, NativeAttention(library, dtype, dtype))
+        assert made is not None
+        return NativeLlamaDecoder(hf, library, made, cache_dtype, output_tokens)
+    return GeneralDecoder(hf, made, NativeAttention(library, dtype, cache_dtype))
 
 
 def _by_triton(

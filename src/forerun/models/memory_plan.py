@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forerun.config import DEFAULT_DTYPE, UNQUANTIZED
+from forerun.config import AUTO, DEFAULT_DTYPE, UNQUANTIZED
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.block_weight import BlockType
 from forerun.kernels.cpu.library import Library
@@ -25,7 +25,7 @@ from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.families import library_for, mixture_as_stored, multiplies_floats, served_kind
+from forerun.models.families import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
@@ -255,6 +255,7 @@ def model_memory(
     device: str | torch.device = "cpu",
     adapter: str | Path | None = None,
     quantize: str | None = None,
+    kv_cache_dtype: str = AUTO,
 ) -> ModelMemory:
     """Return the memory of a model that `load_model` loads with these arguments. Only the headers of its files are
     read.
@@ -285,7 +286,8 @@ def model_memory(
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
     if is_triton:
         kept += step_nbytes(config, served)
-    planner = _planner(config, storage)
+    planner = _planner(config, storage, cache_dtype_of(kv_cache_dtype, target_device, served))
+    hidden = config.hidden_size
     return ModelMemory(
         name=source.name,
         number_format=quantization or mixture or str(served).removeprefix("torch."),
@@ -321,15 +323,15 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
     return heads, kv_heads, width, width
 
 
-def _planner(config: Any, storage: WeightStorage) -> Planner:
+def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
-    layers, dtype = [layer] * config.num_hidden_layers, storage.dtype
+    layers = [layer] * config.num_hidden_layers
     if storage.is_triton:
-        return PathPlanner(layers, dtype, storage.device)
+        return PathPlanner(layers, cache_dtype, storage.device)
     if storage.library is not None:
-        return PathPlanner(layers, dtype)
-    return ReferenceAttention(dtype).planner(layers, storage.device)
+        return PathPlanner(layers, cache_dtype)
+    return ReferenceAttention(storage.dtype).planner(layers, storage.device)

@@ -329,7 +329,8 @@ def _prefilled(model: Model) -> SequenceCache:
     cache.feed(range(-1, length - 1))
     for layer, (heads, *widths) in enumerate(cache.shapes):
         generator = torch.Generator().manual_seed(1)
-        keys, values = (torch.randn(heads, length, n, generator=generator, dtype=cache.dtype) for n in widths)
+        dtype = cache.dtype if cache.dtype.is_floating_point else torch.float32  # it quantizes what is written
+        keys, values = (torch.randn(heads, length, n, generator=generator, dtype=dtype) for n in widths)
         cache.write(layer, 0, keys, values)
     cache.commit(range(length))
     return cache

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from forerun.kernels.cpu.library import Library
+from forerun.kernels.cpu.page_layout import CACHE_FORMATS
 from forerun.kernels.partition import AttentionShape
 from forerun.models.base import Rows
+from forerun.models.model import lay_out
 from kernel_cases import NUM_TOKENS, THREADS, Attending, threads
 
 FORMS = {
@@ -21,7 +23,7 @@ PREFIX = 122
 TREE = (-1, 0, 0, 1, 1, 2, 3, 6, 7, 5, 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", CACHE_FORMATS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_attention_is_that_of_the_definition(library: Library, form: str, dtype: torch.dtype) -> None:
     attending = Attending(library, FORMS[form], dtype)
@@ -48,13 +50,41 @@ def test_a_path_of_many_parts(library: Library, form: str) -> None:
         assert torch.equal(attending.forward(batch), alone)
 
 
+@pytest.mark.parametrize("dtype", CACHE_FORMATS, ids=str)
+def test_what_is_written_is_what_the_definition_writes(library: Library, dtype: torch.dtype) -> None:
+    """To the last bit, in any row: of zeros, of numbers too small for a scale, with NaN and infinity."""
+    attending = Attending(library, FORMS["plain"], dtype)
+    query, keys, values = (numbers.contiguous() for numbers in attending.numbers(torch.arange(20)))
+    keys[2, 1], values[3] = 0, 1e-39
+    keys[4, 0, 5], values[5, 1, 39] = torch.nan, -torch.inf
+    keys[6, 0, 47], values[7, 0, 17] = -3e38, 1e20
+    cache = attending.planner.new_cache()
+    layout = lay_out([Rows(cache, list(range(20)))], attending.planner)
+    attending.attention.forward(1, query, keys, values, layout, attending.form)
+    expected, pages = [page.clone().zero_() for page in cache.pages], attending.planner.layout
+    pages.write(expected, 1, range(20), keys.transpose(0, 1), values.transpose(0, 1))
+    for ours, theirs in zip(cache.read(1), pages.read(expected, 1, range(20)), strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.nan_to_num(7), theirs.nan_to_num(7))
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "dtype"), [*((form, torch.bfloat16) for form in FORMS), ("window", torch.int8)])
 def test_a_rows_bits_are_the_same_alone_in_chains_trees_chunks_and_company(
-    library: Library, form: str, num_threads: int
+    library: Library, form: str, dtype: torch.dtype, num_threads: int
 ) -> None:
     with threads(num_threads):
-        _compare(Attending(library, FORMS[form]))
+        _compare(Attending(library, FORMS[form], dtype))
+
+
+def test_a_row_with_a_number_that_is_not_finite_spoils_its_descendants_alone(library: Library) -> None:
+    attending = Attending(library, FORMS["plain"], torch.int8)
+    cache = attending.sequence(range(70))
+    layout = lay_out([Rows(cache, [1, 2, 3, 4, 5], [-1, 0, 1, 0, 3])], attending.planner)
+    query, keys, values = attending.numbers(layout.token_ids)
+    values[1, 0, 3] = torch.inf
+    found = attending.attention.forward(1, query, keys, values, layout, attending.form).view(5, 2, -1)
+    assert found[1:3, 0].isnan().all() and found[1:3, 1].isfinite().all()
+    assert found[[0, 3, 4]].isfinite().all()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forerun.errors import OutOfPagesError
-from forerun.kernels.cpu.page_layout import PAGE, PageLayout
+from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE, PageLayout
 from forerun.kv_cache import PagedCache, PagePool
 
 SHAPES = [(2, 5, 3), (1, 16, 20)]
@@ -23,7 +23,7 @@ class Pages:
         return PagedCache(self.pool, self.layout)
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+@pytest.fixture(params=CACHE_FORMATS, ids=str)
 def pages(request: pytest.FixtureRequest) -> Pages:
     return Pages(request.param)
 
@@ -31,6 +31,7 @@ def pages(request: pytest.FixtureRequest) -> Pages:
 def test_bytes_are_those_of_the_pages(pages: Pages) -> None:
     cache = pages.cache()
     a_page = PAGE * (2 * (5 + 16) + 1 * (16 + 32)) * pages.layout.dtype.itemsize  # values in whole vectors
+    a_page += PAGE * 8 * (2 + 1) if pages.layout.dtype == torch.int8 else 0  # scales
     assert cache.nbytes == 0
     for rows, count in ((1, 1), (PAGE - 1, 1), (1, 2), (2 * PAGE, 4), (PAGE - 1, 4), (1, 5)):
         cache.feed([-1] * rows)
@@ -44,7 +45,7 @@ def test_pages_are_given_back_and_come_again_without_what_was_in_them(pages: Pag
     second.feed([-1])
     assert (pages.pool.num_taken, len(pages.pool._free)) == (4, 0)
     for page in first.pages:
-        page.fill_(torch.nan)
+        page.view(torch.int8).fill_(-1)  # NaN, as a float
     used = set(first.addresses.tolist())
     first.free()
     assert (pages.pool.num_taken, len(pages.pool._free)) == (1, 3)

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from forerun.kernels.cpu.page_layout import PAGE, PageLayout
 from forerun.kernels.partition import KV_BLOCK
+from forerun.kernels.quantize import quantize_symmetric
 from forerun.kv_cache import ContiguousCache, PagedCache, PagePool, SequenceCache, bytes_per_page
 
 HEADS, WIDTH, LAYERS = 2, 4, 3
@@ -33,6 +34,7 @@ KINDS: dict[str, Make] = {
     "contiguous": contiguous,
     "paged": paged(torch.float32),
     "paged bfloat16": paged(torch.bfloat16),
+    "paged int8": paged(torch.int8),
 }
 
 
@@ -293,9 +295,12 @@ def take(step: str, cache: SequenceCache, lists: Lists, rng: random.Random) -> N
         lists.end()
 
 
-def drawn(marks: Sequence[int], layer: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of one layer that belong to these marks."""
+def drawn(marks: Sequence[int], layer: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Keys and values of one layer that belong to these marks, as a cache of this format gives them back."""
     heads, key_width, value_width = SHAPES[layer]
     numbers = torch.arange(heads * (key_width + value_width)).view(heads, 1, -1)
-    rows = torch.sin(1.7 * numbers + 0.31 * torch.tensor(marks).view(1, -1, 1) + layer).to(dtype)
-    return rows[..., :key_width], rows[..., key_width:]
+    rows = torch.sin(1.7 * numbers + 0.31 * torch.tensor(marks).view(1, -1, 1) + layer)
+    parts = rows[..., :key_width], rows[..., key_width:]
+    if dtype == torch.int8:
+        return tuple(codes * scale for codes, scale in map(quantize_symmetric, parts))
+    return tuple(part.to(dtype) for part in parts)

@@ -18,7 +18,7 @@ from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.errors import IncompatibleDrafterError
 from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE
 from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.kernels.quantize import QuantizedWeight, quantize_int8
 from forerun.kv_cache import PagePool, SequenceCache
@@ -284,7 +284,7 @@ class NativeHead(Generic[_Config]):
             head_dim=config.head_dim,
             intermediate=config.intermediate_size,
             page=PAGE,
-            cache_float32=self._made.dtype == torch.float32,
+            cache_format=CACHE_FORMATS[self._made.dtype],
             eps=config.rms_norm_eps,
             scale=scale,
         )

@@ -85,7 +85,7 @@ class ModelStruct(Structure):
         ("head_dim", c_int32),
         ("intermediate", c_int32),
         ("page", c_int32),
-        ("cache_float32", c_int32),
+        ("cache_format", c_int32),
         ("eps", c_float),
         ("scale", c_float),
     ]
@@ -136,7 +136,7 @@ class AttentionStruct(Structure):
         ("key_width", c_int32),
         ("value_width", c_int32),
         ("page", c_int32),
-        ("cache_float32", c_int32),
+        ("cache_format", c_int32),
         ("window", c_int32),
         ("reserved", c_int32),
         ("scale", c_float),

@@ -2,7 +2,9 @@
 
 A page is one run of memory for PAGE positions of all layers. By layer:
     keys    [H_kv][PAGE / LANES][D][LANES]: scores of LANES keys add up lane by lane;
-    values  [H_kv][ceil(D_v / LANES)][PAGE][LANES]: LANES numbers of a row's result add up over the positions.
+    values  [H_kv][ceil(D_v / LANES)][PAGE][LANES]: LANES numbers of a row's result add up over the positions;
+    scales  [2][H_kv][PAGE] float32, of keys and of values, if these are int8: a number is its byte times its scale.
+A row of a head is quantized by itself when it is written (`quantize_symmetric`), so no other row changes its bits.
 Every layer begins at a multiple of 64 bytes from the page's start. Slot s lies in the page s // PAGE of the sequence.
 """
 
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from forerun.kernels.cpu import native_for
 from forerun.kernels.cpu.library import Library
+from forerun.kernels.quantize import quantize_symmetric
 
 PAGE = 64
 """Positions in a page."""
@@ -26,6 +29,8 @@ _ALIGNMENT = 64
 """Bytes: a line of the processor's cache, and a vector of AVX-512."""
 LANES = 16
 """Numbers side by side: a vector of float32 on AVX-512."""
+CACHE_FORMATS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
+"""Formats of keys and values, and their numbers in csrc/forerun.h (`ForerunCacheFormat`)."""
 
 Shape = tuple[int, int, int]
 """Of a layer: heads of keys, width of a key, width of a value."""
@@ -38,11 +43,13 @@ class _Run:
     start: int
     num_layers: int
     shape: Shape
+    dtype: torch.dtype
 
     @property
     def size(self) -> int:
-        """Return the count of numbers in the run."""
-        return self.num_layers * _numbers(self.shape)
+        """Return the count of numbers in the run; a scale takes the room of four numbers of int8."""
+        scales = 8 * self.shape[0] * PAGE if self.dtype == torch.int8 else 0
+        return self.num_layers * (_numbers(self.shape) + scales)
 
     def keys(self, page: Tensor) -> Tensor:
         """Return a view [layers, H_kv, PAGE / LANES, LANES, D] of a page."""
@@ -53,8 +60,12 @@ class _Run:
     def values(self, page: Tensor) -> Tensor:
         """Return a view [layers, H_kv, PAGE, ceil(D_v / LANES), LANES] of a page."""
         heads, _, width = self.shape
-        part = self._layers(page)[:, _key_numbers(self.shape) :]
+        part = self._layers(page)[:, _key_numbers(self.shape) : _numbers(self.shape)]
         return part.view(-1, heads, -(-width // LANES), PAGE, LANES).transpose(2, 3)
+
+    def scales(self, page: Tensor) -> Tensor:
+        """Return a view [layers, 2, H_kv, PAGE] float32 of an int8 page: the scales of keys, and of values."""
+        return self._layers(page)[:, _numbers(self.shape) :].view(torch.float32).view(-1, 2, self.shape[0], PAGE)
 
     def _layers(self, page: Tensor) -> Tensor:
         return page[self.start : self.start + self.size].view(self.num_layers, -1)
@@ -65,25 +76,25 @@ class PageLayout:
 
     Attributes:
         shapes: by layer.
-        dtype: of keys and values, float32 or bfloat16.
-        size: numbers in a page.
+        dtype: of keys and values, one of CACHE_FORMATS.
+        size: numbers in a page, scales counted as `_Run.size` does.
         nbytes: of a page.
         layer_starts: by layer, the first number of its keys in a page.
     """
 
     def __init__(self, shapes: Sequence[Shape], dtype: torch.dtype) -> None:
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"pages hold float32 or bfloat16, not {dtype}")
+        if dtype not in CACHE_FORMATS:
+            raise ValueError(f"pages hold {', '.join(map(str, CACHE_FORMATS))}, not {dtype}")
         self.shapes, self.dtype = list(shapes), dtype
         self.layer_starts: list[int] = []
         self._runs: list[_Run] = []
         self._positions: list[tuple[_Run, int]] = []  # by layer, its run and its index there
         start = 0
         for shape, alike in groupby(self.shapes):
-            run = _Run(start, len(list(alike)), shape)
+            run = _Run(start, len(list(alike)), shape, dtype)
             self._runs.append(run)
             self._positions += [(run, i) for i in range(run.num_layers)]
-            self.layer_starts += [start + i * _numbers(shape) for i in range(run.num_layers)]
+            self.layer_starts += [start + i * run.size // run.num_layers for i in range(run.num_layers)]
             start += run.size
         self.size = start
         self.nbytes = start * dtype.itemsize
@@ -104,20 +115,33 @@ class PageLayout:
             if lanes:
                 new[:, :, groups, :lanes] = old[:, :, groups, :lanes]
             run.values(target)[:, :, :count] = run.values(source)[:, :, :count]
+            if self.dtype == torch.int8:
+                run.scales(target)[..., :count] = run.scales(source)[..., :count]
 
     def read(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int]) -> tuple[Tensor, Tensor]:
-        """Return copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D_v] in these slots."""
+        """Return copies of one layer's keys [H_kv, n, D] and values [H_kv, n, D_v] in these slots; of int8 ones, the
+        float32 numbers that they stand for."""
         run, index = self._positions[layer]
         heads, key_width, value_width = run.shape
         keys, values = [pages[0].new_empty(heads, 0, key_width)], [pages[0].new_empty(heads, 0, value_width)]
+        scales = [torch.empty(2, heads, 0)]
         for page, offsets in by_page(slots):
             keys.append(run.keys(pages[page])[index][:, offsets // LANES, offsets % LANES])
             values.append(run.values(pages[page])[index][:, offsets].flatten(2)[..., :value_width])
-        return torch.cat(keys, 1), torch.cat(values, 1)
+            if self.dtype == torch.int8:
+                scales.append(run.scales(pages[page])[index][..., offsets])
+        if self.dtype != torch.int8:
+            return torch.cat(keys, 1), torch.cat(values, 1)
+        of_keys, of_values = torch.cat(scales, 2).unsqueeze(-1)
+        return torch.cat(keys, 1) * of_keys, torch.cat(values, 1) * of_values
 
     def write(self, pages: Sequence[Tensor], layer: int, slots: Iterable[int], keys: Tensor, values: Tensor) -> None:
         """Store keys [H_kv, n, D] and values [H_kv, n, D_v] of one layer in these slots, rounded to nearest."""
         run, index = self._positions[layer]
+        scales = torch.empty(2, len(keys), 0)
+        if self.dtype == torch.int8:
+            (keys, of_keys), (values, of_values) = quantize_symmetric(keys.float()), quantize_symmetric(values.float())
+            scales = torch.stack([of_keys, of_values]).squeeze(-1)
         chunks = -(-run.shape[2] // LANES)
         padded = torch.nn.functional.pad(values, (0, chunks * LANES - values.shape[2]))
         padded = padded.view(*values.shape[:2], chunks, LANES)
@@ -126,6 +150,8 @@ class PageLayout:
             part = slice(done, done + len(offsets))
             run.keys(pages[page])[index][:, offsets // LANES, offsets % LANES] = keys[:, part].to(self.dtype)
             run.values(pages[page])[index][:, offsets] = padded[:, part].to(self.dtype)
+            if self.dtype == torch.int8:
+                run.scales(pages[page])[index][..., offsets] = scales[..., part]
             done += len(offsets)
 
     def move(
@@ -147,11 +173,15 @@ class PageLayout:
         for run in self._runs:
             keys = torch.cat([run.keys(pages[page])[:, :, at // LANES, at % LANES] for page, at in sources], 2)
             values = torch.cat([run.values(pages[page])[:, :, at] for page, at in sources], 2)
+            is_int8 = self.dtype == torch.int8
+            scales = torch.cat([run.scales(pages[page])[..., at] for page, at in sources], 3) if is_int8 else None
             done = 0
             for page, at in targets:
                 part = slice(done, done + len(at))
                 run.keys(pages[page])[:, :, at // LANES, at % LANES] = keys[:, :, part]
                 run.values(pages[page])[:, :, at] = values[:, :, part]
+                if scales is not None:
+                    run.scales(pages[page])[..., at] = scales[..., part]
                 done += len(at)
 
     def _move_natively(self, library: Library, addresses: NDArray[np.uint64], slots: Sequence[int], start: int) -> None:

@@ -19,12 +19,14 @@ from torch.nn import functional as F
 from forerun.config import PREFILL_CHUNK, QUANTISATIONS, UNQUANTIZED, SamplingParams
 from forerun.engine import LLM
 from forerun.errors import ConfigError
+from forerun.kernels.cpu import native
 from forerun.lab.bench.prompts import BenchPrompt, check_lengths
 from forerun.lab.bench.tables import Columns
 from forerun.models import LanguageModel, Rows, load_model
 from forerun.models.loading.find_source import find_source
 
-FORMATS = ("bfloat16", *QUANTISATIONS)
+INT8_CACHE = "bfloat16, int8 keys and values"
+FORMATS = ("bfloat16", INT8_CACHE, *QUANTISATIONS)
 REFERENCE = "float32"
 DRAFTER = "suffix"
 """Of the float32 model while it writes its answers: the text is that of plain decoding."""
@@ -49,7 +51,7 @@ class QualityRow:
 
     Attributes:
         workload: its name.
-        number_format: of the weights.
+        number_format: of the weights, or INT8_CACHE.
         tokens: that were scored.
         perplexity: of these.
         reference_perplexity: of these in float32.
@@ -92,7 +94,7 @@ def measure(
 
     Args:
         name: of the model.
-        formats: "bfloat16", or names of `quantize`.
+        formats: "bfloat16", INT8_CACHE, or names of `quantize`.
         texts: gives the texts of each workload; it may let the float32 model write.
         adapter: the folder of a LoRA adapter to merge.
 
@@ -108,8 +110,12 @@ def measure(
     llm = LLM(name, DRAFTER, dtype=REFERENCE, adapter=adapter, quantize=UNQUANTIZED)
     workloads, rows = texts(llm), []
     for number_format in formats:
+        if number_format == INT8_CACHE and native() is None:  # whose caches alone have formats of choice
+            continue
         say(f"measuring {number_format}")
-        if number_format in QUANTISATIONS:
+        if number_format == INT8_CACHE:
+            model = load_model(name, adapter=adapter, kv_cache_dtype="int8")
+        elif number_format in QUANTISATIONS:
             model = load_model(name, adapter=adapter, quantize=number_format)
         else:
             model = load_model(name, number_format, adapter=adapter, quantize=UNQUANTIZED)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.cpu.library import AttentionStruct, Library, RowsStruct
-from forerun.kernels.cpu.page_layout import PAGE, PageLayout
+from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE, PageLayout
 from forerun.kernels.partition import AttentionShape, PathPlan, RowPaths
 from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.kv_cache import PagedCache, PagePool
@@ -27,7 +27,7 @@ class PathPlanner:
     kernels compute there, and the Triton decoder pads them and copies them to its device at once.
 
     Args:
-        cache_dtype: of keys and values: float32 or bfloat16.
+        cache_dtype: of keys and values, one of `page_layout.CACHE_FORMATS`; on a device float32 or bfloat16.
         device: where the Triton kernels compute, and pages lie; None: the native ones compute.
     """
 
@@ -111,7 +111,7 @@ class NativeAttention:
 
     Args:
         dtype: of the result.
-        cache_dtype: of keys and values, bfloat16 or float32.
+        cache_dtype: of keys and values, one of `page_layout.CACHE_FORMATS`.
     """
 
     def __init__(self, library: Library, dtype: torch.dtype, cache_dtype: torch.dtype = torch.bfloat16) -> None:
@@ -137,7 +137,7 @@ class NativeAttention:
             key_width=key.shape[2],
             value_width=value.shape[2],
             page=PAGE,
-            cache_float32=self._cache_dtype == torch.float32,
+            cache_format=CACHE_FORMATS[self._cache_dtype],
             window=form.window or 0,
             scale=form.scale,
             softcap=form.softcap or 0.0,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct, plain_fields
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE
 from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import PathPlanner, rows_struct
@@ -35,7 +35,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         model: the loaded causal language model, on the CPU. Its layers are emptied one by one as their weights are
             packed; the model is of no use afterwards.
         maker: of linear layers that are `NativeLinear`.
-        cache_dtype: of keys and values, bfloat16 or float32.
+        cache_dtype: of keys and values, one of `page_layout.CACHE_FORMATS`.
         output_tokens: int64, those whose logits are computed, in this order; None for all.
 
     Attributes:
@@ -82,7 +82,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             head_dim=self.head_dim,
             intermediate=config.intermediate_size,
             page=PAGE,
-            cache_float32=cache_dtype == torch.float32,
+            cache_format=CACHE_FORMATS[cache_dtype],
             eps=config.rms_norm_eps,
             scale=scale,
         )

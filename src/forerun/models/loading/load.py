@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from forerun.config import DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
+from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.triton.availability import is_triton_selected
@@ -54,6 +54,7 @@ def load_model(
     device: str | torch.device = "cpu",
     adapter: str | Path | None = None,
     quantize: str | None = None,
+    kv_cache_dtype: str = AUTO,
 ) -> Model:
     """Load a causal language model and test whether it is exact.
 
@@ -72,16 +73,19 @@ def load_model(
         quantize: "int8" or "int4": the weights are quantized, and `dtype` is the number format of everything else.
             None: as stored, which is quantized in folders that `forerun quantize` has written, and in GGUF files where
             the native kernels compute the Llama family. "none": numbers of `dtype`, whatever is stored.
+        kv_cache_dtype: "bfloat16", "float32" or "int8", what keys and values are stored in by the native kernels;
+            "auto": `dtype`.
 
     Raises:
         ConfigError: unknown dtype, kind or quantization, the Llama decoder requested for a model it does not serve, a
-            device that is not there, or an adapter without PEFT.
+            device that is not there, an adapter without PEFT, or a format of keys and values that is unknown or that
+            the model's kernels do not store.
         ModelLoadError: the files are missing, broken, or hold only pickled weights; an adapter does not fit them.
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
     with as_memory_errors(f"{name} cannot be loaded"):
-        source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize)
+        source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize, kv_cache_dtype)
     log_source_notes(source, model, name, is_asked_for=quantize == UNQUANTIZED)
     model.exactness = self_test(model, is_finite=is_finite)
     return_freed_memory()
@@ -199,6 +203,7 @@ def _load(
     device: str | torch.device,
     adapter: str | Path | None = None,
     quantize: str | None = None,
+    kv_cache_dtype: str = AUTO,
 ) -> tuple[ModelSource, Model, bool]:
     """Load a model, and compute one step with it. Also returns whether that is finite."""
     check_dtype(dtype)
@@ -215,7 +220,7 @@ def _load(
     try:
         hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
-        model = _assemble(hf, source.name, ends, kind, maker, tokens)
+        model = _assemble(hf, source.name, ends, kind, maker, tokens, kv_cache_dtype)
         model.adapter, model.quantize = None if adapter is None else str(adapter), form
         model.recommended_sampling = MappingProxyType(_recommended(source))
         if adapter is None:
@@ -302,6 +307,7 @@ def _assemble(
     kind: Kind,
     maker: QuantizedMaker | StoredMaker | None = None,
     tokens: tuple[int, ...] | None = None,
+    kv_cache_dtype: str = AUTO,
 ) -> Model:
     """Make the Model of a loaded Transformers model. tokens: the part of the vocabulary that it proposes; None: all of
     it."""
@@ -311,7 +317,7 @@ def _assemble(
     library = library_for(device, dtype)
     output_tokens = None if tokens is None else torch.tensor(tokens, device=device)
     model = Model(
-        make_decoder(hf, dtype, kind, maker, output_tokens),
+        make_decoder(hf, dtype, kind, maker, output_tokens, kv_cache_dtype),
         name=name,
         vocab_size=config.vocab_size,
         context_length=context_length(config),
@@ -322,6 +328,7 @@ def _assemble(
         kind=kind,
         output_tokens=output_tokens,
     )
+    model.kv_cache_dtype = None if kv_cache_dtype == AUTO else kv_cache_dtype
     native = REFERENCE if library is None else f"{NATIVE} {library.instructions}"
     model.kernels = TRITON if is_triton_selected() else native
     return model

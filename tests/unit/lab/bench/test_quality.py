@@ -12,8 +12,9 @@ from families import make_family
 from forerun.engine import LLM
 from forerun.errors import ConfigError
 from forerun.export.quantized import export_quantized
+from forerun.kernels.cpu import native
 from forerun.lab.bench.prompts import BenchPrompt
-from forerun.lab.bench.quality import Scored, measure, scored_texts
+from forerun.lab.bench.quality import INT8_CACHE, Scored, measure, scored_texts
 from forerun.models import load_model
 
 IDS = [(7 * i + i * i) % 96 for i in range(300)]
@@ -38,7 +39,8 @@ def test_what_is_scored(tmp_path: Path) -> None:
 def test_figures_are_those_of_their_definitions(tmp_path: Path) -> None:
     folder = make_family("llama", tmp_path)
     texts = {"all": [Scored(IDS, 1), Scored(IDS[:9], 6)], "late": [Scored(IDS, 280)]}
-    rows = {(row.workload, row.number_format): row for row in measure(folder, ["bfloat16", "int4"], lambda _: texts)}
+    formats = ["bfloat16", INT8_CACHE, "int4"]
+    rows = {(row.workload, row.number_format): row for row in measure(folder, formats, lambda _: texts)}
     assert rows["all", "int4"].tokens == 299 + 3 and rows["late", "int4"].tokens == 20
     logprobs = {}
     for name, model in {"float32": load_model(folder, "float32"), "int4": load_model(folder, quantize="int4")}.items():
@@ -55,6 +57,8 @@ def test_figures_are_those_of_their_definitions(tmp_path: Path) -> None:
     assert row.divergence == pytest.approx(float((theirs.exp() * (theirs - ours)).sum(1).mean()), rel=1e-3)
     assert row.agreement == pytest.approx(float((theirs.argmax(1) == ours.argmax(1)).double().mean()))
     assert rows["all", "bfloat16"].divergence < rows["all", "int4"].divergence
+    if native() is not None:
+        assert 0 < rows["all", INT8_CACHE].divergence != rows["all", "bfloat16"].divergence
 
 
 def test_codes_have_no_float32_model_to_compare_with(tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ enum ForerunKind : int32_t {
     FORERUN_MXFP4 = 13,   // another table; 16 bytes, exponents of scales
 };
 
+// How keys and values lie in a page: numbers, and behind those of a layer, where they are bytes, the scales of its keys and
+// then of its values, float [heads][page] each. A byte is its number / scale; the scale is a row's largest number / 127.
+enum ForerunCacheFormat : int32_t { FORERUN_CACHE_BFLOAT16 = 0, FORERUN_CACHE_FLOAT32 = 1, FORERUN_CACHE_INT8 = 2 };
+
 // y = x W^T + bias.
 struct ForerunLinear {
     int32_t kind, out, in;
@@ -49,7 +53,7 @@ struct ForerunModel {
     const float *norm;
     ForerunLinear head;
     int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
-    int32_t page, cache_float32;  // positions of a page; whether it holds float32 in place of bfloat16
+    int32_t page, cache_format;  // positions of a page; ForerunCacheFormat
     float eps, scale;
 };
 
@@ -66,7 +70,7 @@ struct ForerunRows {
 // One layer's attention without what surrounds it.
 struct ForerunAttention {
     int64_t offset;  // bytes of the layers before it, in a page
-    int32_t num_heads, num_kv_heads, key_width, value_width, page, cache_float32, window, reserved;
+    int32_t num_heads, num_kv_heads, key_width, value_width, page, cache_format, window, reserved;
     float scale, softcap;  // 0: none
     const float* sinks;    // [num_heads], or null
 };
@@ -139,7 +143,8 @@ void forerun_pick(const float* logits, int64_t n, int64_t width, int64_t stride,
 // first; count is at most width.
 void forerun_top(const float* logits, int64_t n, int64_t width, int64_t count, int64_t* found);
 // Copy what lies in slots[0], slots[1], ... (rising) to the slots start, start + 1, ... at or below them, in all layers
-// of one sequence. shapes: [layers][3], heads, width of keys and of values; starts: [layers], bytes into a page.
+// of one sequence. shapes: [layers][3], heads, width of keys and of values; starts: [layers], bytes into a page;
+// number_bytes: of a key's or value's number; where it is 1, the scales are copied too.
 void forerun_move_slots(const uint64_t* pages, const int32_t* shapes, const int64_t* starts, int32_t layers,
                         int32_t page, int32_t number_bytes, const int64_t* slots, int64_t n, int64_t start);
 // query [rows, H, D], key [rows, H_kv, D], value [rows, H_kv, D_v] -> out [rows, H, D_v]; nothing is rotated.

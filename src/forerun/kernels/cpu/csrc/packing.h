@@ -126,6 +126,8 @@ inline void move_slots(const uint64_t* pages, const int32_t* shapes, const int64
                            source + at + ((a / 16 * width + d) * 16 + a % 16) * bytes, bytes);
             for (int64_t chunk = 0; chunk < heads * chunks; chunk++, at += page * 16 * bytes)
                 memcpy(target + at + b * 16 * bytes, source + at + a * 16 * bytes, 16 * bytes);
+            for (int64_t head = 0; bytes == 1 && head < 2 * heads; head++, at += page * 4)
+                memcpy(target + at + b * 4, source + at + a * 4, 4);
         }
     }
 }

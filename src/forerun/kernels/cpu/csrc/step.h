@@ -14,6 +14,11 @@
 // Unrolled, so that sums stay in registers.
 #define EACH_ROW _Pragma("GCC unroll 8") for (int r = 0; r < R; r++)
 #define EACH_BLOCK _Pragma("GCC unroll 4") for (int c = 0; c < C; c++)
+// call<E>(...) of the numbers that keys and values are stored in.
+#define IN_CACHE_FORMAT(format, call, ...)                        \
+    ((format) == FORERUN_CACHE_INT8      ? call<int8_t>(__VA_ARGS__)  \
+     : (format) == FORERUN_CACHE_FLOAT32 ? call<float>(__VA_ARGS__)   \
+                                         : call<uint16_t>(__VA_ARGS__))
 
 // Bytes from the weights that are read to those that are asked for: some hundred cycles of sums.
 constexpr int64_t AHEAD = 2048;

@@ -38,6 +38,9 @@ INLINE __m256 eight(const float* p) { return _mm256_loadu_ps(p); }
 INLINE __m256 eight(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
+INLINE __m256 eight(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 INLINE F f_load(const uint16_t* bfloat16) { return {eight(bfloat16), eight(bfloat16 + 8)}; }
 INLINE F f_firsts(const uint16_t* p) {
     const __m256i *at = (const __m256i*)p;

@@ -28,6 +28,7 @@ INLINE F f_load(const uint16_t* bfloat16) {
     return _mm512_castsi512_ps(
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)bfloat16)), 16));
 }
+INLINE F f_load(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 // Of sixteen pairs of bfloat16, the first and the second numbers.
 INLINE F f_firsts(const uint16_t* pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16)); }
 INLINE F f_seconds(const uint16_t* pairs) {

@@ -28,6 +28,11 @@ INLINE F f_load(const uint16_t* bfloat16) {
     for (int i = 0; i < 16; i++) bits[i] = (uint32_t)bfloat16[i] << 16;
     return (F)bits;
 }
+INLINE F f_load(const int8_t* p) {
+    F x;
+    for (int i = 0; i < 16; i++) x[i] = p[i];
+    return x;
+}
 INLINE F f_firsts(const uint16_t* pairs) {
     U bits;
     for (int i = 0; i < 16; i++) bits[i] = (uint32_t)pairs[2 * i] << 16;

@@ -4,7 +4,8 @@
 // joined in order. Rows of one sequence that follow each other in the forward are computed in groups, which read each key
 // and value once; what a row adds up, and in which order, depends on its own path alone. A page holds, layer by layer,
 // keys [heads][page / 16][width][16] and values [heads][width / 16][page][16]: lanes are keys in the scores, and outputs
-// in the mixture.
+// in the mixture. Numbers of 8 bits are converted as they are read; a score is multiplied with its key's scale, and a
+// weight with its value's.
 
 constexpr int GROUP_ROWS = 8;
 constexpr int64_t PART = 128;  // positions; two pages
@@ -48,6 +49,13 @@ template <class E> INLINE E* value_row(const Attention& a, int32_t row, int64_t 
     return values + ((head * chunks + chunk) * page + slot % page) * 16;
 }
 
+// The scale of a slot's keys, or values, of 8 bits; those of the next slot in the page follow.
+INLINE float* scale_at(const Attention& a, int32_t row, int64_t head, int64_t slot, bool of_values) {
+    const int64_t page = a.shape->page, heads = a.shape->num_kv_heads, wide = (a.shape->value_width + 15) / 16 * 16;
+    float* scales = (float*)(slot_page(a, row, slot) + heads * page * (a.shape->key_width + wide));
+    return scales + ((of_values ? heads : 0) + head) * page + slot % page;
+}
+
 INLINE void store_number(float* at, float x) { *at = x; }
 INLINE void store_number(uint16_t* at, float x) {  // to nearest, ties to even
     uint32_t bits;
@@ -58,10 +66,28 @@ INLINE void store_number(uint16_t* at, float x) {  // to nearest, ties to even
         *at = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// key, value: [H_kv][width] of one row.
+// Write the keys and values of one row as bytes. key, value: [H_kv][width].
+FN void write_bytes(const Attention& a, int32_t row, const float* key, const float* value) {
+    const int64_t slot = a.rows->slot[row], width = a.shape->key_width, values = a.shape->value_width;
+    for (int64_t head = 0; head < a.shape->num_kv_heads; head++, key += width, value += values) {
+        const Scale k = scale_of(largest_bits(key, width), 127.0f), v = scale_of(largest_bits(value, values), 127.0f);
+        int8_t *keys = key_block<int8_t>(a, row, head, slot) + slot % 16, lane[16];
+        for (int64_t d = 0; d < width; d += 16) {
+            i_store_bytes(lane, codes_of(padded_load(key, d, width), k.inverse));
+            for (int64_t i = d; i < d + 16 && i < width; i++) keys[16 * i] = lane[i - d];
+        }
+        for (int64_t d = 0; d < values; d += 16)
+            i_store_bytes(value_row<int8_t>(a, row, head, d / 16, slot), codes_of(padded_load(value, d, values), v.inverse));
+        *scale_at(a, row, head, slot, false) = k.scale;
+        *scale_at(a, row, head, slot, true) = v.scale;
+    }
+}
+// The same in any format.
 template <class E> FN void write_row(const Attention& a, int32_t row, const float* key, const float* value) {
     const int64_t slot = a.rows->slot[row], width = a.shape->key_width, values = a.shape->value_width;
-    for (int64_t head = 0; head < a.shape->num_kv_heads; head++) {
+    if constexpr (sizeof(E) == 1)
+        return write_bytes(a, row, key, value);
+    else for (int64_t head = 0; head < a.shape->num_kv_heads; head++) {
         E* keys = key_block<E>(a, row, head, slot) + slot % 16;
         for (int64_t d = 0; d < width; d++) store_number(keys + 16 * d, key[head * width + d]);
         for (int64_t d = 0; d < values; d += 16) {
@@ -119,6 +145,22 @@ FN void add_products(const E* w, int64_t apart, int64_t blocks, int64_t n, const
                              y + q * next, next);
 }
 
+// Ask for the scales of a head's keys and values in a page, which lie apart from these.
+INLINE void ask_for_scales(const Attention& a, int32_t row, int64_t head, int64_t slot) {
+    const int64_t page = a.shape->page, first = slot / page * page;
+    const float *keys = scale_at(a, row, head, first, false), *values = scale_at(a, row, head, first, true);
+    for (int64_t i = 0; i < page; i += 16) {
+        __builtin_prefetch(keys + i);
+        __builtin_prefetch(values + i);
+    }
+}
+
+// w[q][i] *= scales[i]
+FN void scale_numbers(float* w, int64_t stride, int64_t count, int64_t n, const float* __restrict scales) {
+    for (int64_t q = 0; q < count; q++)
+        for (int64_t i = 0; i < n; i++) w[q * stride + i] *= scales[i];
+}
+
 // Products of the queries of a group and a key head with the slots from..to; `from` is a multiple of 16.
 template <class E>
 FN void scores(const Attention& a, const Group& g, int64_t head, int64_t from, int64_t to, float* weights) {
@@ -128,8 +170,11 @@ FN void scores(const Attention& a, const Group& g, int64_t head, int64_t from, i
         const int64_t end = (from / page + 1) * page, blocks = ((end < to ? end : to) - from + 15) / 16;
         const E* keys = key_block<E>(a, g.row, head, from);
         const int64_t soon = (char*)value_row<E>(a, g.row, head, 0, from / page * page) - (char*)keys;
+        if constexpr (sizeof(E) == 1) ask_for_scales(a, g.row, head, from);
         add_products<E, true>(keys, 16 * width, blocks, width, query, width, g.count * a.heads_per_key, soon, weights,
                               a.span);
+        if constexpr (sizeof(E) == 1)
+            scale_numbers(weights, a.span, g.count * a.heads_per_key, 16 * blocks, scale_at(a, g.row, head, from, false));
         from += 16 * blocks;
         weights += 16 * blocks;
     }
@@ -173,7 +218,7 @@ FN void softmax(const Attention& a, int32_t row, int64_t from, float* w, float* 
 
 // Some queries of a row: y += weights times values of the slots from..to of the prefix; w[0] is that of `from`.
 template <class E>
-FN void mix_span(const Attention& a, const Group& g, int32_t row, int64_t head, int64_t from, int64_t to, const float* w,
+FN void mix_span(const Attention& a, const Group& g, int32_t row, int64_t head, int64_t from, int64_t to, float* w,
                  int64_t count, float* y) {
     const int64_t page = a.shape->page;
     while (from < to) {
@@ -181,6 +226,7 @@ FN void mix_span(const Attention& a, const Group& g, int32_t row, int64_t head, 
         const E* values = value_row<E>(a, row, head, 0, from);
         const int64_t then = from / page * page + PART;
         const int64_t soon = then < g.end ? (char*)key_block<E>(a, row, head, then) - (char*)(values - from % page * 16) : 0;
+        if constexpr (sizeof(E) == 1) scale_numbers(w, a.span, count, n, scale_at(a, row, head, from, true));
         add_products<E, false>(values, 16 * page, a.wide / 16, n, w, a.span, count, soon, y, a.wide);
         from += n;
         w += n;
@@ -189,7 +235,7 @@ FN void mix_span(const Attention& a, const Group& g, int32_t row, int64_t head, 
 
 // The sums of a part, y [room][wide]: what comes before the slots that all rows of the group see, those, and what follows.
 template <class E>
-FN void mixture(const Attention& a, const Group& g, int64_t head, int64_t from, const float* weights, float* y) {
+FN void mixture(const Attention& a, const Group& g, int64_t head, int64_t from, float* weights, float* y) {
     const ForerunRows& rows = *a.rows;
     const int64_t each = a.heads_per_key, page = a.shape->page, to = from + PART;
     const int64_t begin = larger(g.first, from), end = lesser(g.common, to);
@@ -204,11 +250,13 @@ FN void mixture(const Attention& a, const Group& g, int64_t head, int64_t from, 
     for (int32_t r = 0; r < g.count; r++) {
         const int32_t row = g.row + r;
         const int64_t seen = larger(first_seen(a, row), from), first = shared ? end : seen, prefix = rows.prefix[row];
-        const float* w = weights + r * each * a.span - from;
+        float* w = weights + r * each * a.span - from;
         float* sum = y + r * each * a.wide;
         mix_span<E>(a, g, row, head, first, lesser(prefix, to), w + first, each, sum);
         for (int64_t i = larger(prefix, seen); i < lesser(path_length(a, row), to); i++) {
-            const E* values = value_row<E>(a, row, head, 0, rows.tail[rows.tail_start[row] + i - prefix]);
+            const int64_t slot = rows.tail[rows.tail_start[row] + i - prefix];
+            const E* values = value_row<E>(a, row, head, 0, slot);
+            if constexpr (sizeof(E) == 1) scale_numbers(w + i, a.span, each, 1, scale_at(a, row, head, slot, true));
             add_products<E, false>(values, 16 * page, a.wide / 16, 1, w + i, a.span, each, 0, sum, a.wide);
         }
     }

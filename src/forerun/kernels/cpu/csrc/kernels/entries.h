@@ -24,12 +24,10 @@ FN void attention_body(void* data) {
                     c.rotated[((h / each * n + t) * each + h % each) * s.key_width + d] =
                         c.query[(t * s.num_heads + h) * s.key_width + d] * s.scale;
             const float *key = c.key + t * s.num_kv_heads * s.key_width, *value = c.value + t * s.num_kv_heads * s.value_width;
-            s.cache_float32 ? write_row<float>(c.attention, (int32_t)t, key, value)
-                            : write_row<uint16_t>(c.attention, (int32_t)t, key, value);
+            IN_CACHE_FORMAT(s.cache_format, write_row, c.attention, (int32_t)t, key, value);
         }
     member.close();
-    s.cache_float32 ? attend<float>(c.attention, member, c.team->threads, scratch)
-                    : attend<uint16_t>(c.attention, member, c.team->threads, scratch);
+    IN_CACHE_FORMAT(s.cache_format, attend, c.attention, member, c.team->threads, scratch);
 }
 
 static void attention(const ForerunAttention* shape, const ForerunRows* rows, const float* query, const float* key,

@@ -112,9 +112,11 @@ template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& la
 
 // The attention of a layer of the model.
 INLINE ForerunAttention layer_attention(const ForerunModel& m, int32_t index) {
-    const int64_t bytes = m.cache_float32 ? 4 : 2, wide = (int64_t)(m.head_dim + 15) / 16 * 16;
-    return {index * (int64_t)m.num_kv_heads * m.page * (m.head_dim + wide) * bytes,
-            m.num_heads, m.num_kv_heads, m.head_dim, m.head_dim, m.page, m.cache_float32,
+    const bool is_int8 = m.cache_format == FORERUN_CACHE_INT8;
+    const int64_t bytes = is_int8 ? 1 : m.cache_format == FORERUN_CACHE_FLOAT32 ? 4 : 2, scales = is_int8 ? 8 : 0;
+    const int64_t wide = (int64_t)(m.head_dim + 15) / 16 * 16;
+    return {index * (int64_t)m.num_kv_heads * m.page * ((m.head_dim + wide) * bytes + scales),
+            m.num_heads, m.num_kv_heads, m.head_dim, m.head_dim, m.page, m.cache_format,
             m.layers[index].window, 0, m.scale, 0.0f, nullptr};
 }
 
@@ -143,9 +145,9 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++)
-            m.cache_float32 ? place_row<float>(c, layer, a, (int32_t)t) : place_row<uint16_t>(c, layer, a, (int32_t)t);
+            IN_CACHE_FORMAT(m.cache_format, place_row, c, layer, a, (int32_t)t);
     member.close();
-    m.cache_float32 ? attend<float>(a, member, threads, scratch) : attend<uint16_t>(a, member, threads, scratch);
+    IN_CACHE_FORMAT(m.cache_format, attend, a, member, threads, scratch);
 }
 
 // The keys and values of `in` alone, norm and rotation of keys included.
@@ -161,7 +163,7 @@ FN void keys_behind_norm(const LayersCall& c, int32_t index, const Input& in, fo
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++)
-            m.cache_float32 ? place_keys<float>(c, layer, a, (int32_t)t) : place_keys<uint16_t>(c, layer, a, (int32_t)t);
+            IN_CACHE_FORMAT(m.cache_format, place_keys, c, layer, a, (int32_t)t);
     member.close();
 }
 

@@ -103,6 +103,12 @@ INLINE Scale scale_of(int32_t bits, float limit) {
     const float inverse = limit / magnitude;
     return {magnitude / limit, inverse <= 3.4e38f ? inverse : 0.0f};
 }
+// The bits of the largest magnitude of a row.
+INLINE int32_t largest_bits(const float* x, int64_t n) {
+    I largest = i_zero();
+    for (int64_t i = 0; i < n; i += 16) largest = i_max(largest, f_magnitude_bits(padded_load(x, i, n)));
+    return i_most(largest);
+}
 // Codes of 16 numbers; those of NaN and infinity, whose inverse is 0, are 0.
 INLINE I codes_of(F x, float inverse) { return inverse ? f_int(f_mul(x, f_set(inverse))) : i_zero(); }
 
@@ -133,9 +139,7 @@ FN void prepare(const Input& in, int64_t t, float limit) {
     if (!in.codes) return;
     const float* x = in.x + t * in.stride;
     int16_t* codes = in.codes + t * in.groups * 32;
-    I largest = i_zero();
-    for (int64_t i = 0; i < in.width; i += 16) largest = i_max(largest, f_magnitude_bits(padded_load(x, i, in.width)));
-    const Scale s = scale_of(i_most(largest), limit);
+    const Scale s = scale_of(largest_bits(x, in.width), limit);
     in.scales[t] = s.scale;
     for (int64_t g = 0; g < in.groups; g++) {
         const I first = codes_of(padded_load(x, 32 * g, in.width), s.inverse);
