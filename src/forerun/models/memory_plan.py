@@ -287,7 +287,6 @@ def model_memory(
     if is_triton:
         kept += step_nbytes(config, served)
     planner = _planner(config, storage, cache_dtype_of(kv_cache_dtype, target_device, served))
-    hidden = config.hidden_size
     return ModelMemory(
         name=source.name,
         number_format=quantization or mixture or str(served).removeprefix("torch."),

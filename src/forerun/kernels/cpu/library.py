@@ -158,7 +158,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 12
+ABI = 13
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

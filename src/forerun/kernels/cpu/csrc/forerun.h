@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 12
+#define FORERUN_ABI 13
 
 extern "C" {
 
