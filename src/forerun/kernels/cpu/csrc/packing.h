@@ -50,7 +50,8 @@ inline void pack(int32_t kind, int64_t out, int64_t in, const void* numbers, con
         for (int64_t k = 0; k < in; k++) {
             int shift;
             uint8_t* to = block + l.at(k / 32) + code_place(l, o % 16, k % 32, &shift);
-            *to |= (uint8_t)((l.low == 8 ? codes[o * in + k] ^ 0x80 : codes[o * in + k]) << shift);
+            const uint8_t code = codes[o * in + k];
+            *to |= (uint8_t)((l.low == 8 ? code ^ 0x80 : code) << shift);
         }
         for (int64_t g = 0; l.scales == Scales::halves && g < groups; g++) {
             uint16_t* behind = (uint16_t*)(block + l.at(g) + l.codes());
@@ -89,9 +90,13 @@ inline void unpack_codes(const ForerunLinear& w, int64_t row, float* to) {
             group_scales(l, group, block + l.at(g / 8 * 8) - l.head(), o, i, &scale, &minimum);
         code = group[code_place(l, o, i, &shift)];
         code = l.low == 8 ? (int8_t)code : code >> shift & 15;
-        if (l.high) code |= (group[plane_place(l, o, i, &shift)] >> shift & ((1 << l.high) - 1)) << 4;
-        const float number = (l.scales == Scales::by_output ? w.scales[row] : scale) * (float)(l.table ? l.table[code] : code - l.zero);
-        to[k] = l.minima ? number + minimum : number;
+        if (l.high) {
+            const int plane = group[plane_place(l, o, i, &shift)];
+            code |= (plane >> shift & ((1 << l.high) - 1)) << 4;
+        }
+        const float value = (float)(l.table ? l.table[code] : code - l.zero);
+        to[k] = (l.scales == Scales::by_output ? w.scales[row] : scale) * value;
+        if (l.minima) to[k] += minimum;
     }
 }
 
