@@ -92,8 +92,8 @@ HABITS: Mapping[str, str] = {
     "enable_thinking": 'Give chat_template_kwargs={"enable_thinking": ...} to LLM.chat.',
     "chat_template_content_format": "Contents are text, or lists of parts of text.",
     # the model
-    "model": "model|Give the model itself first, without a name.",
-    "m": "model|Give the model itself first, without a name.",
+    "model": "model",
+    "m": "model",
     "target": "model",
     "model_path": "model",
     "model_id": "model",

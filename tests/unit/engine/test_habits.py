@@ -225,7 +225,6 @@ FLAGS = {
     ("serve", "bundled", "--max-num-seqs", "4"): "Did you mean --max-batch?",
     ("serve", "bundled", "--gpu-memory-utilization", "0.9"): "Did you mean --cache-memory?",
     ("serve", "bundled", "--num-speculative-tokens", "4"): "Did you mean --num-draft-tokens?",
-    ("serve", "--model", "bundled"): "Give the model itself first",
     ("serve", "bundled", "--quantization", "int8"): "Did you mean --quantize?",
     ("generate", "hi", "--dtyp", "float32"): "Did you mean --dtype?",
     ("generate", "hi", "--nothing-like-it"): "No such option: --nothing-like-it.",
