@@ -284,8 +284,7 @@ def model_memory(
     storage = WeightStorage(served, target_device, is_llama, library, quantization, stored, has_adapter, is_triton)
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
-    if is_triton:
-        kept += step_nbytes(config, served)
+    kept += step_nbytes(config, served) if is_triton else 0
     planner = _planner(config, storage, cache_dtype_of(kv_cache_dtype, target_device, served))
     return ModelMemory(
         name=source.name,
