@@ -7,7 +7,7 @@ import pytest
 import structure
 
 MOST_STATEMENTS = 35_900
-MOST_CORE_STATEMENTS = 26_450
+MOST_CORE_STATEMENTS = 26_650
 MOST_FILES = 404
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
