@@ -64,7 +64,8 @@ def main() -> None:
     parser.add_argument("--copying-tokens", type=int, default=6000)
     args = parser.parse_args()
     quieten()
-    form = {"quantize": args.format} if args.format.startswith("int") else {"dtype": args.format}
+    is_float = not args.format.startswith("int")
+    form = {"dtype": args.format, "quantize": "none"} if is_float else {"quantize": args.format}
     engine = {"prefix_reuse": OFF, "max_batch": args.crowd}
     plain = LLM(args.model, None, **form, **engine)
     llms = {"plain": plain}
