@@ -7,8 +7,8 @@ import pytest
 import structure
 
 MOST_STATEMENTS = 35_900
-MOST_CORE_STATEMENTS = 26_650
-MOST_FILES = 404
+MOST_CORE_STATEMENTS = 26_600
+MOST_FILES = 406
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
 
