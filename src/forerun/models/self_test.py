@@ -10,13 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from forerun import __version__
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import KV_BLOCK
 from forerun.kv_cache import SequenceCache
@@ -25,8 +27,11 @@ from forerun.models.general import GeneralDecoder
 from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor, has_finite_rows
-from forerun.models.self_test_store import FILE, Passed, self_test_key
+from forerun.utils import machine
 from forerun.utils.device import as_device_errors
+from forerun.utils.entry_file import EntryFile, key_here
+from forerun.utils.files import file_digest
+from forerun.utils.home import SELF_TESTS_STEM
 
 _NATIVE_SECONDS = 0.5
 _SECONDS = 2.0
@@ -37,6 +42,32 @@ _NEW_ROWS = 16
 _CROWD_ROWS = 70
 _SHARE = 2**15
 """Numbers of a tensor from which PyTorch divides it among threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What has passed on this machine, kept for the next load of a model of the same shapes.
+
+    Attributes:
+        trials: their names.
+        rows: that they computed.
+        seconds: that they took.
+    """
+
+    trials: tuple[str, ...] = ()
+    rows: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def restored(cls, state: Any) -> Passed:
+        """Return an entry of its JSON value. Raises ValueError, TypeError or KeyError for one that is damaged."""
+        trials, rows, seconds = state["trials"], state["rows"], state["seconds"]
+        if not (isinstance(trials, list) and isinstance(rows, int) and isinstance(seconds, float)):
+            raise TypeError
+        return cls(tuple(map(str, trials)), rows, seconds)
+
+
+FILE = EntryFile(SELF_TESTS_STEM, 1, "passed self-tests", Passed.restored, asdict)
 
 
 class _Result(NamedTuple):
@@ -94,13 +125,24 @@ def self_test(model: Model, *, is_finite: bool = True) -> Exactness:
         with as_device_errors(model.device):
             return _SelfTest(model, _SECONDS).run()[0]
     part = decoder.first_part(_NATIVE_OUTPUTS)
-    key = self_test_key(part, model.context_length)
+    key = _key(part, model.context_length)
     earlier = FILE.read().get(key, Passed())
     with as_device_errors(model.device):
         exactness, passed = _SelfTest(model, _NATIVE_SECONDS, part, earlier).run()
     if passed != earlier:
         FILE.put(key, passed)
     return exactness
+
+
+def _key(decoder: NativeLlamaDecoder, context_length: int) -> str:
+    """Return the key of all that decides whether the trials pass: the library, processor, instructions, threads, and
+    the shapes and formats of the layers that are tried."""
+    library = decoder.library
+    with library.path.open("rb") as file:
+        build = file_digest(file)
+    parts = (build, library.instructions, library.shares_openmp, torch.get_num_threads(), context_length)
+    versions = (__version__, torch.__version__, machine.model(), *machine.features())
+    return key_here((*versions, *map(str, parts), str(decoder.shapes)))
 
 
 def _non_finite(model: Model) -> str:
