@@ -36,8 +36,9 @@ class StoredCosts:
 
 
 def forward_costs(target: str) -> StoredCosts:
-    """Return the costs of the forwards of a target, which all its drafters share. target: what `identity` says."""
-    return StoredCosts(costs_setting((target, "forwards")))
+    """Return the costs of a target's steps, drafting apart, which all its drafters share. target: what `identity`
+    says."""
+    return StoredCosts(costs_setting((target, "steps")))
 
 
 def costs_setting(cost_key: tuple[str, ...]) -> tuple[str, ...]:

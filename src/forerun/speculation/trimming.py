@@ -47,14 +47,14 @@ class TrimmingPolicy(SpeculationPolicy):
         self._found: Reason = "nothing found"  # at the last search
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
+        self._asked = 0
         most = max(LEAST_NODES, MOST_NODES // max(len(sequences), 1))
         num_draft_tokens = [max(min(most, sequence.room), 0) for sequence in sequences]
         if not any(num_draft_tokens):
             return DraftPlan(num_draft_tokens, reason="no room")
         asked = [k > 0 and self._searches(sequence) for k, sequence in zip(num_draft_tokens, sequences, strict=True)]
         num_draft_tokens = [k if each else 0 for k, each in zip(num_draft_tokens, asked, strict=True)]
-        self._asked = sum(asked)
-        if not self._asked:
+        if not any(asked):
             return DraftPlan(num_draft_tokens, reason=self._found)
         if self._left == 0 or self._priced is None or self._priced[0] != sequences:
             prices = prices_of(self.costs, sequences, most * len(sequences))
@@ -62,6 +62,7 @@ class TrimmingPolicy(SpeculationPolicy):
                 return DraftPlan([0] * len(sequences), reason="measuring")
             self._priced, self._left = (list(sequences), prices), PLAN_STEPS
         self._left -= 1
+        self._asked = sum(asked)
         return DraftPlan(num_draft_tokens, LEAST_PROB, "gain", self._priced[1])
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:

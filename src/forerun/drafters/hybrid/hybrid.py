@@ -199,9 +199,10 @@ class Hybrid(CompositeDrafter):
         """Return the sources that are to draft although it takes time, with each sequence's number of nodes."""
         if not drafting or not self._choosers:
             return {}
-        self._plain = prices[0] if prices is not None else 0.0
-        if prices is not None and all(chooser.is_asleep for chooser in self._choosers.values()):
-            return {}
+        if prices is not None:
+            self._plain = prices[0]
+            if all(chooser.is_asleep for chooser in self._choosers.values()):
+                return {}
         sequences = [sequence for sequence, _ in drafting]
         found = [self._best_found(sequence)[1] for sequence in sequences]
         if prices is None:
