@@ -94,14 +94,14 @@ CALIBRATION_DRAFTS = (0, 1, 1, 4, 1, 4, 0, 4, 1, 4)
 
 
 def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
-    """Time forwards of a few row counts, and drafts, unless that was done before, so that automatic policies which are
+    """Time steps of a few row counts, and drafts, unless that was done before, so that automatic policies which are
     made from now on know what a step costs. Large models have time for fewer counts; the others are interpolated.
 
     Args:
         drafter: bound to the target; of one that calls others, these are timed.
 
     Returns:
-        Seconds of a forward by its rows.
+        Seconds of a step of one sequence by its rows, drafting apart.
     """
     stored = forward_costs(identity(target))
     known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
@@ -117,6 +117,16 @@ def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
         if not member.traits.estimates:
             _calibrate_drafter(target, member, float(known[1]))
     return known
+
+
+def _answering(
+    target: LanguageModel, drafter: Drafter, policy: SpeculationPolicy, batch: int, length: int, params: SamplingParams
+) -> Engine:
+    """Return an engine with so many requests, whose prompts are different and of this length."""
+    engine = Engine(target, drafter, config=EngineConfig(seed=0, prefix_reuse=OFF), policy=policy)
+    for number in range(batch):
+        engine.add([(number + i) % target.vocab_size for i in range(length)], params)
+    return engine
 
 
 class _Filler(Drafter):
@@ -157,9 +167,7 @@ def _time_rows(target: LanguageModel, batch: int, most_seconds: float) -> dict[i
     timer, begin = _RowTimer([batch, *once * CALIBRATION_ROUNDS]), perf_counter()
     context = min(CALIBRATION_CONTEXT, target.context_length // 2)
     params = SamplingParams(temperature=0, max_tokens=target.context_length - context, ignore_eos=True)
-    engine = Engine(target, _Filler(), config=EngineConfig(seed=0, prefix_reuse=OFF), policy=timer)
-    for number in range(batch):
-        engine.add([(number + i) % target.vocab_size for i in range(context)], params)
+    engine = _answering(target, _Filler(), timer, batch, context, params)
     while timer.rows and engine.has_work and (perf_counter() - begin < most_seconds or not timer.samples):
         engine.step()
     engine.close()
@@ -211,9 +219,7 @@ def _time_drafts(
     # first unseen drafts, then timed ones, one of a sequence that has not drafted yet, and those of four sequences
     for batch, schedule, num_unseen in ((1, [counts[1], *counts], 1), (1, counts[1:3], 0), (4, counts[1:], 1)):
         policy = _Calibration(costs, schedule, num_unseen)
-        engine = Engine(target, drafter, config=EngineConfig(seed=0, prefix_reuse=OFF), policy=policy)
-        for number in range(batch):
-            engine.add([(number + i) % target.vocab_size for i in range(length)], params)
+        engine = _answering(target, drafter, policy, batch, length, params)
         while engine.has_work and policy.counts and perf_counter() - begin < most_seconds:
             engine.step()
         engine.close()
