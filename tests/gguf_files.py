@@ -13,6 +13,15 @@ import torch
 from transformers import PreTrainedModel
 
 MAGIC = b"GGUF"
+TINY: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+"""Sizes of small configurations of Transformers, beside the widths."""
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",

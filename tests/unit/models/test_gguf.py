@@ -19,20 +19,10 @@ from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models import Rows, load_draft_model, load_model, load_transformers_model
 from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.loading.gguf.header import read_types
-from gguf_files import write_gguf
+from gguf_files import TINY, write_gguf
 
 VOCAB = 48
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "eos_token_id": None,
-    "bos_token_id": None,
-}
+_SIZES: dict[str, Any] = {**TINY, "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64}
 _MINISTRAL: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 1000.0,

@@ -22,21 +22,11 @@ from forerun.models import Rows, load_model, load_transformers_model
 from forerun.models.base import identity
 from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.loading.progress import progress_to
-from gguf_files import write_gguf
+from gguf_files import TINY, write_gguf
 from heads import random_head
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "eos_token_id": None,
-    "bos_token_id": None,
-}
+SIZES: dict[str, Any] = {**TINY, "vocab_size": 64, "hidden_size": 256, "intermediate_size": 256}
 
 
 @pytest.fixture(autouse=True)
