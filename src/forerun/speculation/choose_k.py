@@ -25,7 +25,7 @@ LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_NUM_DRAFT_TOKENS)
 """Largest K of one draft that are compared for several sequences."""
 FIRST_PLACES = 16
 """Largest K while none has been tried; then twice the largest that has."""
-PLAN_STEPS = 4
+PLAN_STEPS, LEARN_STEPS = 4, 8
 """Steps for which a plan and prices stand while the batch is the same, and of which one is learned from once its kind
 is known: both take time."""
 BEGINS, GOES_ON = 1.03, 1.01
@@ -194,8 +194,9 @@ class DraftChooser:
                     self._wait = self._due = FIRST_WAIT // 2
             elif asked:  # it was left out by its own fault, which fades
                 stats.fade(sequence)
-        self._credit += TRIAL_SHARE * seconds
-        self._since = 0 if asked and not self._trial else self._since + 1
+        self.rest(seconds)
+        if asked and not self._trial:
+            self._since = 0
         if whole is None:
             return
         if not asked:
@@ -207,6 +208,11 @@ class DraftChooser:
             self.costs.add_first_draft(len(asked), longest, lag, whole)
         else:
             self.costs.add_draft(len(asked), longest, whole)
+
+    def rest(self, seconds: float) -> None:
+        """Let a step without drafts pass, which earns what trials may cost."""
+        self._credit += TRIAL_SHARE * seconds
+        self._since += 1
 
     def stop(self, sequence: Sequence) -> None:
         """Forget a sequence that leaves."""
@@ -373,6 +379,8 @@ class AutomaticPolicy(SpeculationPolicy):
                     return DraftPlan(counts, reason="no room")
             return DraftPlan(counts, self._plan.min_acceptance_prob, self._plan.reason)
         self._planned, self._left = list(sequences), 0
+        if self.is_asleep:
+            return DraftPlan([0] * len(sequences), reason=self._plan.reason)
         prices = prices_of(self.costs, sequences, len(sequences) * self.chooser.places)
         if prices is None:  # what a plain step costs is measured first
             return DraftPlan([0] * len(sequences), reason="measuring")
@@ -393,6 +401,9 @@ class AutomaticPolicy(SpeculationPolicy):
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         self._steps += 1
         if not outcomes:
+            return
+        if self.is_asleep and self._steps % LEARN_STEPS:
+            self.chooser.rest(cost.seconds)
             return
         hidden = cost.num_prompt_rows > 0  # prompts in the forward hide what rows and drafts cost
         self.chooser.observe(outcomes, cost.seconds, None if hidden else cost.time_draft)
@@ -430,7 +441,7 @@ def prices_of(costs: CostModel, sequences: Seq[Sequence], most: int) -> list[flo
 def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome], step: int) -> None:
     """Learn what a step without prompts cost apart from drafting. step: its number."""
     kind, batch = kind_of([outcome.sequence for outcome in outcomes]), len(outcomes)
-    if step % PLAN_STEPS == 0 or not costs.knows(kind, batch, cost.num_rows):
+    if step % LEARN_STEPS == 0 or not costs.knows(kind, batch, cost.num_rows):
         costs.add_target(kind, batch, cost.context, cost.num_rows, cost.seconds - cost.time_draft)
 
 

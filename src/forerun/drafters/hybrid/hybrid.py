@@ -19,6 +19,7 @@ from forerun.drafters.validation import checked_drafts
 from forerun.errors import ConfigError, DrafterError
 from forerun.models import identity
 from forerun.speculation import CostModel, DraftOutcome, drafter_costs
+from forerun.speculation.choose_k import PLAN_STEPS
 from forerun.types import Draft, Needs, Sequence, Step, Verdict
 
 
@@ -69,6 +70,8 @@ class Hybrid(CompositeDrafter):
         self._prices: Seq[float] | None = None  # of the next step
         self._plain = 0.0  # seconds of the last step without drafts
         self._is_priced = False  # the last step was
+        self._refusing: list[Sequence] = []  # the sequences for which sources refused to draft last
+        self._refused: dict[int, int] = {}  # source -> steps for which its refusal stands
         self._asked: tuple[int, int, int, int] | None = None  # source, sequences, largest K, tokens to be followed
         self.use_costs({})
 
@@ -95,10 +98,10 @@ class Hybrid(CompositeDrafter):
     @property
     def needs(self) -> Needs:
         """Return the union of the needs of those sources that are told of the present step."""
-        needs = Needs()
-        for number in self._awake:
-            needs |= self._parts[number][1].needs
-        return needs
+        first, *others = [self._parts[number][1].needs for number in self._awake] or [Needs()]
+        for needs in others:
+            first |= needs
+        return first
 
     @property
     def traits(self) -> Traits:
@@ -209,11 +212,18 @@ class Hybrid(CompositeDrafter):
             return self._worth_more(drafting, found)
         best: tuple[float, int, list[int]] | None = None
         for number, chooser in self._choosers.items():
+            steps = self._refused.get(number, 0)
+            if steps and self._refusing == sequences:
+                self._refused[number] = steps - 1
+                continue
             counts = chooser.choose(sequences, prices, found)
+            if not any(counts):
+                self._refused[number] = PLAN_STEPS - 1
             rate = 0.0 if chooser.is_trying else chooser.rate
             counts = [min(k, most) for k, (_, most) in zip(counts, drafting, strict=True)]
             if any(counts) and (best is None or rate > best[0]):
                 best = rate, number, counts
+        self._refusing = sequences
         if best is None:
             return {}
         _, number, counts = best
@@ -274,6 +284,9 @@ class Hybrid(CompositeDrafter):
     def _learn(self, steps: Seq[Step], given: Seq[MemberStep | None]) -> None:
         """Report to the choosers how far the committed tokens bear out each source's draft, verified or not."""
         for number, chooser in self._choosers.items():
+            if chooser.is_asleep:
+                chooser.rest(self._plain)
+                continue
             outcomes = []
             for step, each in zip(steps, given, strict=True):
                 if each is None or step.verdict is None:

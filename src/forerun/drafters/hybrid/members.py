@@ -198,6 +198,8 @@ def source_step(step: Step, given: MemberStep | None, number: int, all_needs: Ne
         all_needs: of all sources together, which the step was made for.
         needs: of this source.
     """
+    if needs == all_needs and step.draft is not None and not len(step.draft):
+        return step
     top = None if needs.top_tokens == 0 or step.top_tokens is None else step.top_tokens[:, : needs.top_tokens]
     layers = [all_needs.layers.index(layer) for layer in needs.layers]
     hidden_outputs = None if not layers or step.hidden_outputs is None else step.hidden_outputs[:, layers]
