@@ -14,7 +14,7 @@ from forerun.config import AUTO, DEFAULT_DTYPE, UNQUANTIZED
 from forerun.errors import UnsupportedModelError
 from forerun.kernels.block_weight import BlockType
 from forerun.kernels.cpu.library import Library
-from forerun.kernels.cpu.linear import linear_nbytes
+from forerun.kernels.cpu.linear import linear_nbytes, with_page_ends
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.quantize import QuantizedFormat
 from forerun.kernels.torch.linear import can_pack
@@ -44,6 +44,8 @@ from forerun.utils.device import resolve_device
 _FLOAT32 = 4
 _PRODUCT = 8
 """Bytes a number that `QuantizedLinear`, which multiplies in float64, keeps beside the quantized values."""
+_PART = 1 << 27
+"""Bytes of the part of a tensor that is held once more while it is converted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,8 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
         size = 0 if is_block else storage.read(parameter, is_matrix=is_coded)
         largest = max(largest, size)
         read += 0 if is_streamed and is_coded else size
-    return kept, max(kept, read if not is_streamed else kept + read) + largest
+    kept = with_page_ends(kept) if storage.is_native else kept
+    return kept, max(kept, read if not is_streamed else kept + read) + largest + min(largest, _PART)
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:

@@ -26,8 +26,9 @@ from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 # A step reads every weight once. With pages of four kilobytes the processor translates an address for each page, and
 # twice in a virtual machine.
 
-_CHUNK = 1 << 25
-"""Bytes that are mapped together. What is not written takes no memory."""
+_CHUNK = 1 << 27
+"""Bytes that are mapped together. What is not written takes no memory, but for the rest of the last large page."""
+_LARGE_PAGE = 1 << 21
 _ALIGNMENT = 64
 """Bytes: a line of the processor's cache."""
 
@@ -166,6 +167,11 @@ _LAYOUTS = {
     "Q8_0": WeightLayout.INT8_GROUPS,
 }
 """Types of blocks that have no layout of their own."""
+
+
+def with_page_ends(nbytes: int) -> int:
+    """Return the memory that packed weights of so many bytes take, where every chunk ends within a large page."""
+    return nbytes + _LARGE_PAGE * (nbytes // _CHUNK)
 
 
 def linear_nbytes(library: Library, out_features: int, in_features: int, form: Form) -> int:
