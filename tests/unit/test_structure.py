@@ -6,7 +6,7 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 35_900
+MOST_STATEMENTS = 35_910
 MOST_CORE_STATEMENTS = 26_620
 MOST_FILES = 405
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""

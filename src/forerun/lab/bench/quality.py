@@ -26,7 +26,9 @@ from forerun.models import LanguageModel, Rows, load_model
 from forerun.models.loading.find_source import find_source
 
 INT8_CACHE = "bfloat16, int8 keys and values"
-FORMATS = ("bfloat16", INT8_CACHE, *QUANTISATIONS)
+STORED = "as stored"
+"""The types of a GGUF file's weights."""
+FORMATS = (STORED, "bfloat16", INT8_CACHE, *QUANTISATIONS)
 REFERENCE = "float32"
 DRAFTER = "suffix"
 """Of the float32 model while it writes its answers: the text is that of plain decoding."""
@@ -51,7 +53,7 @@ class QualityRow:
 
     Attributes:
         workload: its name.
-        number_format: of the weights, or INT8_CACHE.
+        number_format: of the weights, or INT8_CACHE or STORED.
         tokens: that were scored.
         perplexity: of these.
         reference_perplexity: of these in float32.
@@ -94,7 +96,7 @@ def measure(
 
     Args:
         name: of the model.
-        formats: "bfloat16", INT8_CACHE, or names of `quantize`.
+        formats: "bfloat16", INT8_CACHE, STORED, or names of `quantize`.
         texts: gives the texts of each workload; it may let the float32 model write.
         adapter: the folder of a LoRA adapter to merge.
 
@@ -102,7 +104,8 @@ def measure(
         ConfigError: the model is a folder of quantized values, as `forerun quantize` writes it.
     """
     say(f"loading {name} in {REFERENCE}")
-    if (stored := find_source(name).quantization()) is not None:
+    source = find_source(name)
+    if (stored := source.quantization()) is not None:
         raise ConfigError(
             f"{name} holds {stored} weights, and no numbers in {REFERENCE} to compare them with. "
             "Give the model that they were made from; or write what they stand for as numbers: forerun export hf."
@@ -112,9 +115,13 @@ def measure(
     for number_format in formats:
         if number_format == INT8_CACHE and native() is None:  # whose caches alone have formats of choice
             continue
+        if number_format == STORED and (adapter is not None or source.mixture() is None):
+            continue
         say(f"measuring {number_format}")
         if number_format == INT8_CACHE:
-            model = load_model(name, adapter=adapter, kv_cache_dtype="int8")
+            model = load_model(name, adapter=adapter, quantize=UNQUANTIZED, kv_cache_dtype="int8")
+        elif number_format == STORED:
+            model = load_model(name)
         elif number_format in QUANTISATIONS:
             model = load_model(name, adapter=adapter, quantize=number_format)
         else:

@@ -112,12 +112,13 @@ def _is_activation(name: str) -> bool:
 
 
 def _check_rope(rope: Fields) -> None:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     _check_numbers(rope)
     for key in ("rope_type", "type"):
-        if key in rope and rope.string(key) not in _ROPE_TYPES | ROPE_INIT_FUNCTIONS.keys():
-            raise rope.wrong(key, f"default, {', '.join(ROPE_INIT_FUNCTIONS)}")
+        if key in rope and rope.string(key) not in _ROPE_TYPES:
+            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # takes a second
+
+            if rope.string(key) not in ROPE_INIT_FUNCTIONS:
+                raise rope.wrong(key, f"default, {', '.join(ROPE_INIT_FUNCTIONS)}")
     for key in ("short_factor", "long_factor"):
         if min(rope.list_of(key, float, [1.0])) < _SMALLEST:
             raise rope.wrong(key, "a list of positive numbers")

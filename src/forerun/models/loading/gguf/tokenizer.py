@@ -248,14 +248,15 @@ def _unsupported(place: str, key: str, value: str, served: Iterable[str]) -> Uns
 def _byte_level(tokens: TokenList) -> Any:
     """Build byte-level BPE: every byte is written as a character, a space as U+0120."""
     name = tokens.fields.string(PRE_TOKENIZER)
-    if name not in split_rules():
+    rules = _OURS.get(name) or split_rules().get(name)  # Transformers' table takes a second to import
+    if rules is None:
         raise _unsupported(tokens.fields.place, PRE_TOKENIZER, name, split_rules())
     if TokenType.BYTE in tokens.types:
         what = f"token {tokens.types.index(TokenType.BYTE)} is a byte token"
         raise tokens.wrong(TYPES, f"{what}, which a vocabulary of the kind gpt2 does not have")
     merges, is_whole = read_merges(tokens), name in _WHOLE_TOKENS
     backend = Tokenizer(models.BPE(vocab=_vocabulary(tokens, merges), merges=merges, ignore_merges=is_whole))
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split_rules()[name]]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules]
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*splits, bytewise]), decoders.ByteLevel()
     backend.post_processor = _ends_of_text(tokens, add_bos=is_whole)
