@@ -23,7 +23,7 @@ from forerun.export.files import (
     save_tokenizer,
 )
 from forerun.models import find_tokenizer
-from forerun.models.families import llama_refusal
+from forerun.models.decoder_spec import refusal
 from forerun.models.linear import Part
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
@@ -72,7 +72,7 @@ def export_quantized(
     source = find_source(model)
     config = source.config()
     refuse_unservable(config, source.name)
-    is_llama = llama_refusal(config) is None
+    is_llama = refusal(config) is None
     loaded, maker = read_to_quantize(source, config, "auto", adapter, quantize, is_llama=is_llama)
     loaded.config.architectures = [type(loaded).__name__]
     dtype, num_parameters = str(maker.dtype).removeprefix("torch."), sum(each.numel() for each in loaded.parameters())

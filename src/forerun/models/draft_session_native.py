@@ -125,7 +125,10 @@ class NativeDraftSession(DraftSession):
         np.add(self._position[:num_rows], 1, out=self._prefix[:num_rows])
         self._token_ids[:num_rows] = [token_id for each in tokens for token_id in each]
         tables = self._rotation.reaching(max(positions) + 1)
-        self._rows.cosines, self._rows.sines = tables[0].data_ptr(), tables[1].data_ptr()
+        cosines, sines, *others = [table.data_ptr() for table in tables]
+        self._rows.cosines, self._rows.sines = cosines, sines
+        if others:
+            self._rows.other_cosines, self._rows.other_sines = others
         self._tables = tables  # the addresses are of these
         pages = [cache.addresses for cache in self._caches]
         if len(pages) != len(self._pages) or any(new is not old for new, old in zip(pages, self._pages, strict=True)):

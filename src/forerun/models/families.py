@@ -1,8 +1,8 @@
 """The decoder of each model family: the Llama family's own, or Transformers' modules for all others.
 
-A family whose layers are Llama's is added to LLAMA_MODEL_TYPES; `llama_refusal` lists the options that the Llama
-decoders (`llama/decoder.py`, `llama/native.py`, `llama/triton.py`) do not compute. All other families run in
-`general.py` without further code, if Transformers computes their attention through its attention interface.
+A family is added to `decoder_spec.FAMILIES`, whose entries `llama/decoder.py` and `llama/native.py` compute, and
+`llama/triton.py` those that are like Llama's. All other families run in `general.py` without further code, if
+Transformers computes their attention through its attention interface.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import check_device, is_triton_selected
 from forerun.models.attention.native import NativeAttention
+from forerun.models.decoder_spec import refusal, spec_of
 from forerun.models.general import GeneralDecoder
 from forerun.models.linear import FloatMaker, Maker
-from forerun.models.llama.decoder import LlamaDecoder, head_shape
+from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
 from forerun.models.loading.quantized_layers import QuantizedMaker
@@ -33,32 +34,16 @@ from forerun.models.model import Decoder
 if TYPE_CHECKING:
     from forerun.models.llama.triton import TritonLlamaDecoder
 
-LLAMA_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 Kind = Literal["auto", "llama", "general"]
 _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 
 
 def llama_refusal(config: Any) -> str | None:
-    """Return the reason why the Llama decoder cannot serve this Transformers configuration; None if it can."""
-    model_type = getattr(config, "model_type", None)
-    if model_type not in LLAMA_MODEL_TYPES:
-        return f"model type {model_type!r} is not one of {', '.join(LLAMA_MODEL_TYPES)}"
-    rope = getattr(config, "rope_parameters", None) or {}
-    # longrope has factors for short and for long contexts
-    if rope.get("rope_type", "default") not in _ROPE_TYPES or rope.get("short_factor") != rope.get("long_factor"):
-        return f"rope type {rope.get('rope_type')!r} depends on the sequence's length"
-    rotated = rope.get("partial_rotary_factor") or 1.0
-    if rotated != 1.0 and rope.get("rope_type", "default") != "default":  # the default type does not read it
-        return f"a rotation of {rotated} of each head"
-    heads, kv_heads, width = head_shape(config)
-    if width % 2 or heads % max(1, kv_heads):
-        return f"{heads} query heads and {kv_heads} key heads of width {width}"
-    if getattr(config, "hidden_act", "silu") != "silu":
-        return f"activation {getattr(config, 'hidden_act', None)!r}"
-    if getattr(config, "mlp_bias", False):
-        return "biases in the feed-forward layers"
-    return None
+    """Return the reason why a Transformers configuration is not of the Llama family; None if it is."""
+    reason = refusal(config)
+    if reason is None and not spec_of(config).is_llama:
+        reason = f"model type {config.model_type!r} with these options adds to Llama's layers"
+    return reason
 
 
 def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
@@ -69,15 +54,15 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
         UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
     """
     refuse_unservable(config, source.name)
-    refusal = llama_refusal(config)
-    if kind == "llama" and refusal:
-        raise ConfigError(f"the Llama decoder cannot serve {source.name}: {refusal}. Use kind='general'.")
-    if (kind == "general" or refusal) and source.output_tokens(config) is not None:
+    reason = refusal(config)
+    if kind == "llama" and reason:
+        raise ConfigError(f"forerun's decoder cannot serve {source.name}: {reason}. Use kind='general'.")
+    if (kind == "general" or reason) and source.output_tokens(config) is not None:
         raise UnsupportedModelError(
             f"{source.name} proposes a part of its vocabulary ({OUTPUT_TOKENS} in its configuration), which only the "
-            f"Llama decoder serves{': ' + refusal if refusal else ''}. Remove that key to compute all tokens."
+            f"Llama decoder serves{': ' + reason if reason else ''}. Remove that key to compute all tokens."
         )
-    return ("general" if refusal else "llama") if kind == "auto" else kind
+    return ("general" if reason else "llama") if kind == "auto" else kind
 
 
 def library_for(device: torch.device, dtype: torch.dtype) -> Library | None:
@@ -179,7 +164,7 @@ def _by_triton(
     hf: Any, dtype: torch.dtype, kind: str, maker: QuantizedMaker | None, output_tokens: Tensor | None
 ) -> TritonLlamaDecoder:
     check_device(hf.device, dtype)
-    if kind != "llama":
+    if kind != "llama" or llama_refusal(hf.config) is not None:
         raise UnsupportedModelError(
             f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "
             f"not {hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."

@@ -25,9 +25,9 @@ from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.decoder_spec import head_shape, spec_of
 from forerun.models.families import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
 from forerun.models.general import ATTENTION_NAME
-from forerun.models.llama.decoder import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.llama_modules import LlamaModules
@@ -327,6 +327,8 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
 def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
+    if storage.is_llama:
+        heads, kv_heads = (spec := spec_of(config)).num_heads, spec.num_kv_heads
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from forerun.models.base import LanguageModel, StandIn
 from forerun.models.general import GeneralDecoder
-from forerun.models.llama.decoder import LlamaDecoder
+from forerun.models.llama.decoder import LlamaDecoder, Norm
 from forerun.models.model import Model
 
 
@@ -62,20 +62,33 @@ def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
-    parts: list[tuple[str, object]] = [("model.embed_tokens.weight", decoder.embedding)]  # if quantized, it is finite
+    spec = decoder.spec
+    # if quantized, it is finite
+    parts: list[tuple[str, object]] = [(f"{spec.base}.{spec.embedding}.weight", decoder.embedding)]
     for index, layer in enumerate(decoder.layers):
-        prefix = f"model.layers.{index}"
-        parts += [
-            (f"{prefix}.input_layernorm.weight", layer.input_norm),
-            (f"{prefix}.self_attn.q_proj, k_proj or v_proj", layer.qkv),
-            (f"{prefix}.self_attn.q_norm or k_norm.weight", layer.head_norm),
-            (f"{prefix}.self_attn.o_proj", layer.out),
-            (f"{prefix}.post_attention_layernorm.weight", layer.mlp_norm),
-            (f"{prefix}.mlp.gate_proj or up_proj", layer.gate_up),
-            (f"{prefix}.mlp.down_proj", layer.down),
-        ]
-    for name, part in [*parts, ("model.norm.weight", decoder.norm), ("lm_head", decoder.lm_head)]:
-        if isinstance(part, Tensor):
+        named = {
+            "input_norm": layer.input_norm,
+            "query": layer.qkv,
+            "query_norm": None if layer.head_norms is None else layer.head_norms[0],
+            "key_norm": None if layer.head_norms is None else layer.head_norms[1],
+            "out": layer.out,
+            "attention_norm": layer.attention_norm,
+            "mlp_norm": layer.mlp_norm,
+            "up": layer.gate_up,
+            "down": layer.down,
+            "feed_norm": layer.feed_norm,
+        }
+        shared = {"query": "query, key and value", "up": "gate and up"}
+        for role, each in named.items():
+            module = spec.modules.get(role, "")
+            name = f"{module} ({shared[role]})" if role in shared else module
+            parts.append((f"{spec.base}.{spec.layer_list}.{index}.{name}", each))
+    for name, part in [*parts, (f"{spec.base}.{spec.norm}", decoder.norm), (spec.head, decoder.lm_head)]:
+        if isinstance(part, Norm):
+            yield f"{name}.weight", part.weight
+            if part.bias is not None:
+                yield f"{name}.bias", part.bias
+        elif isinstance(part, Tensor):
             yield name, part
         elif isinstance(part, nn.Module):
             yield from _of_module(part, name + ".")

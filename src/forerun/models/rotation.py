@@ -65,25 +65,31 @@ class HalfRotation:
     Args:
         inverse_frequencies: [D / 2] angle from one position to the next, float32 on the CPU.
         scaling: of the rotated numbers.
+        others: the same of further rotations.
     """
 
-    def __init__(self, inverse_frequencies: Tensor, scaling: float) -> None:
-        self._inverse_frequencies, self._scaling = inverse_frequencies, scaling
-        self._tables = half_tables(inverse_frequencies, scaling, 2048)
+    def __init__(self, inverse_frequencies: Tensor, scaling: float, *others: tuple[Tensor, float]) -> None:
+        self._rotations = [(inverse_frequencies, scaling), *others]
+        self._tables = self._made(2048)
 
-    def reaching(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Return [positions, D / 2] cosines and sines of at least so many positions. Hold them until the computation
-        ends: another thread may replace them by longer ones."""
+    def reaching(self, num_positions: int) -> tuple[Tensor, ...]:
+        """Return [positions, D / 2] cosines and sines of at least so many positions, of one rotation after the other.
+        Hold them until the computation ends: another thread may replace them by longer ones."""
         tables = self._tables
         if num_positions > len(tables[0]):
-            self._tables = tables = half_tables(self._inverse_frequencies, self._scaling, 2 * (num_positions - 1))
+            self._tables = tables = self._made(2 * (num_positions - 1))
         return tables
+
+    def _made(self, length: int) -> tuple[Tensor, ...]:
+        return tuple(table for each in self._rotations for table in half_tables(*each, length))
 
 
 def rotate(heads: Tensor, turns: Tensor) -> None:
     """Rotate queries or keys in place. heads: [T, heads, D], numbers of a head side by side."""
     rows, count, width = heads.shape
-    torch.view_as_complex(heads.view(rows, count, width // 2, 2)).mul_(turns)
+    stride = heads.stride()
+    pairs = heads.as_strided((rows, count, width // 2, 2), (stride[0], stride[1], 2, 1), heads.storage_offset())
+    torch.view_as_complex(pairs).mul_(turns)
 
 
 def pair_halves(weight: Tensor, head_dim: int) -> Tensor:

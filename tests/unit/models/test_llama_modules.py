@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from forerun.kernels.cpu import native_for
 from forerun.models import load_model
+from forerun.models.decoder_spec import frequencies, spec_of
 from forerun.models.loading import load
-from forerun.models.loading.llama_modules import LlamaModules, rotation
+from forerun.models.loading.llama_modules import LlamaModules
 from gguf_files import write_gguf
 
 SIZES: dict[str, Any] = {
@@ -61,8 +62,8 @@ def test_the_rotation_is_transformers(kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 5000.0, **ROTATIONS[kind]}
     config = tf.LlamaConfig(**SIZES, max_position_embeddings=256, rope_parameters=rope)
     theirs: Any = tf.LlamaModel(config).rotary_emb
-    frequencies, scaling = rotation(config)
-    assert torch.equal(frequencies, theirs.inv_freq) and scaling == theirs.attention_scaling
+    ((found, scaling),) = frequencies(config, spec_of(config))
+    assert torch.equal(found, theirs.inv_freq) and scaling == theirs.attention_scaling
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

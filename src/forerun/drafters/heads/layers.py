@@ -261,7 +261,7 @@ class NativeHead(Generic[_Config]):
         )
         return out
 
-    def _planned(self, batch: Sequence[Rows]) -> tuple[PathPlan, tuple[Tensor, Tensor]]:
+    def _planned(self, batch: Sequence[Rows]) -> tuple[PathPlan, tuple[Tensor, ...]]:
         """Return what rows write and see, and cosines and sines for them."""
         packed: list[PackedRows] = []
         for rows in batch:

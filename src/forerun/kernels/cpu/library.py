@@ -67,7 +67,11 @@ class LayerStruct(Structure):
         ("up", LinearStruct),
         ("down", LinearStruct),
         ("window", c_int32),
-        ("reserved", c_int32),
+        ("rotation", c_int32),
+        ("attention_norm", c_void_p),
+        ("feed_norm", c_void_p),
+        ("input_bias", c_void_p),
+        ("mlp_bias", c_void_p),
     ]
 
 
@@ -88,6 +92,17 @@ class ModelStruct(Structure):
         ("cache_format", c_int32),
         ("eps", c_float),
         ("scale", c_float),
+        ("norm_bias", c_void_p),
+        ("rotated", c_int32),
+        ("activation", c_int32),
+        ("has_layer_norms", c_int32),
+        ("is_parallel", c_int32),
+        ("has_wide_norms", c_int32),
+        ("norms_rotated", c_int32),
+        ("softcap", c_float),
+        ("residual_scale", c_float),
+        ("logit_scale", c_float),
+        ("logit_softcap", c_float),
     ]
 
 
@@ -123,6 +138,8 @@ class RowsStruct(Structure):
         ("sines", c_void_p),
         ("num_rows", c_int32),
         ("rotated_by_slot", c_int32),
+        ("other_cosines", c_void_p),
+        ("other_sines", c_void_p),
     ]
 
 
@@ -158,7 +175,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 13
+ABI = 14
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

@@ -38,11 +38,17 @@ def silu(x: Tensor) -> Tensor:
     return torch.div(x, divisor, out=divisor)
 
 
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """Compute cap * tanh(x / cap). x: floats of any shape."""
+    return x.div(cap).tanh_().mul_(cap)
+
+
 def _sigmoid(x: Tensor) -> Tensor:
     return x.neg().exp_().add_(1).reciprocal_()
 
 
-def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """Compute x Phi(x), or its approximation "tanh". x: floats of any shape."""
     if approximate == "none":
         return x.mul(sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5)
     slope = -2 * sqrt(2 / pi)  # (1 + tanh(u)) / 2 is 1 / (1 + e^-2u)
@@ -88,7 +94,7 @@ _OURS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     **dict.fromkeys((torch.sigmoid, Tensor.sigmoid, torch.special.expit), _SIGMOID),
     **dict.fromkeys((torch.sigmoid_, Tensor.sigmoid_), partial(_SIGMOID, inplace=True)),
     F.silu: lambda x, inplace=False: x.copy_(silu(x)) if inplace else silu(x),
-    F.gelu: _like_pytorchs(_gelu),
+    F.gelu: _like_pytorchs(gelu),
     F.softplus: _like_pytorchs(_softplus),
     F.mish: _like_pytorchs(lambda x: _softplus(x).tanh_().mul_(x)),
     F.elu: _like_pytorchs(_elu),

@@ -150,18 +150,17 @@ class NativeAttention:
         return out.to(self._dtype)
 
 
-def rows_struct(
-    plan: Plan, cosines: Tensor | None = None, sines: Tensor | None = None, *, are_blocks: bool = False
-) -> RowsStruct:
+def rows_struct(plan: Plan, *tables: Tensor, are_blocks: bool = False) -> RowsStruct:
     """Return the rows of a forward in the library's form. The plan, a `PathPlan`, and the tables must outlive it.
 
     Args:
-        cosines, sines: [positions, D / 2] float32, of what rotates queries and keys itself.
+        tables: cosines and sines, [positions, rotated / 2] float32, of what rotates queries and keys itself; then those
+            of another rotation, if there is one.
         are_blocks: of blocks, whose rows are rotated by their slots.
     """
     assert isinstance(plan, PathPlan)
     paths = plan.paths
     arrays = (paths.sequence, paths.position, paths.slot, paths.prefix, paths.tail_start, paths.tail)
     addresses = [array.ctypes.data for array in (*arrays, plan.pages, plan.page_start)]
-    tables = [None if table is None else table.data_ptr() for table in (cosines, sines)]
-    return RowsStruct(*addresses, *tables, len(paths.slot), are_blocks)
+    first, others = [table.data_ptr() for table in tables[:2]], [table.data_ptr() for table in tables[2:]]
+    return RowsStruct(*addresses, *(first or (None, None)), len(paths.slot), are_blocks, *others)

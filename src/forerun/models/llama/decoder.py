@@ -1,13 +1,15 @@
-"""The PyTorch decoder of the Llama layers, which Mistral, Qwen2 and Qwen3 share, in few, large operations.
+"""The PyTorch decoder of the families that `decoder_spec.py` describes, in few, large operations.
 
 Query, key and value are one product, gate and up another; residuals are added inside the products that precede them;
-the rotation of queries and keys is one complex multiplication. Everything else is served by `models/general.py`; both
-are tested against each other.
+the rotation of queries and keys is one complex multiplication. It defines what the native kernels compute. Everything
+else is served by `models/general.py`; both are tested against each other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,36 +17,48 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.torch.elementwise import rms_norm, silu
+from forerun.kernels.torch.elementwise import gelu, rms_norm, silu, softcap
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
+from forerun.models.decoder_spec import LayerSpec, frequencies, spec_of
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
-from forerun.models.rotation import Rotation, pair_halves, rotate
+from forerun.models.rotation import Rotation, rotate
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "relu2": lambda x: x.relu().square(),
+}
 
 
-def head_shape(config: Any) -> tuple[int, int, int]:
-    """Return the query heads, the key heads, and the width of a head."""
-    heads: int = config.num_attention_heads
-    width: int = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
-    return heads, getattr(config, "num_key_value_heads", None) or heads, width
+@dataclass(slots=True)
+class Norm:
+    """The weight and bias of a norm, in the type they are multiplied in."""
+
+    weight: Tensor
+    bias: Tensor | None = None
 
 
 @dataclass(slots=True)
 class _Layer:
-    input_norm: Tensor
+    spec: LayerSpec
+    input_norm: Norm | None
     qkv: Linear
-    head_norm: Tensor | None
-    """[H + H_kv, D] weights of the norm over each query and key head (Qwen3)."""
+    head_norms: tuple[Norm, Norm] | None
+    """Of queries and of keys."""
     out: Linear
-    mlp_norm: Tensor
+    attention_norm: Norm | None
+    mlp_norm: Norm | None
     gate_up: Linear
     down: Linear
+    feed_norm: Norm | None
     form: AttentionShape
 
 
 class LlamaDecoder(LayerRangeDecoder):
-    """The decoder of a Transformers model of the Llama family, with its weights rearranged.
+    """The decoder of a Transformers model of one of the families, with its weights rearranged.
 
     Args:
         model: the loaded causal language model, on its device. Its layers are emptied one by one as their weights are
@@ -55,33 +69,29 @@ class LlamaDecoder(LayerRangeDecoder):
 
     def __init__(self, model: Any, maker: Maker | None = None, output_tokens: Tensor | None = None) -> None:
         maker = maker or FloatMaker()
-        config = model.config
-        base = model.model
-        self.num_heads, self.num_kv_heads, self.head_dim = head_shape(config)
-        self.intermediate: int = config.intermediate_size
-        self.eps_value: float = config.rms_norm_eps
-        embedding = Part("model.embed_tokens.weight", base.embed_tokens.weight)
+        self.spec = spec = spec_of(model.config)
+        base = getattr(model, spec.base)
+        table, head_module = base.get_submodule(spec.embedding), getattr(model, spec.head)
+        self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        embedding = Part(f"{spec.base}.{spec.embedding}.weight", table.weight)
         self.embedding = maker.embedding(embedding)
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        self.eps = torch.tensor(self.eps_value, dtype=self.compute_dtype, device=self.device)
-        # the norms' weights in the type they are multiplied in, once and for all
-        self.norm = base.norm.weight.detach().to(self.compute_dtype)
-        is_tied = model.lm_head.weight is base.embed_tokens.weight
-        head = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
+        self.eps = torch.tensor(spec.eps, dtype=self.compute_dtype, device=self.device)
+        self.embedding_scale = spec.embedding_scale_in(self.dtype)
+        self.norm = self._numbers(base, spec.norm, spec.hidden)
+        is_tied = head_module.weight is table.weight
+        head = embedding if is_tied else Part(f"{spec.head}.weight", head_module.weight)
         self.lm_head = maker.linear(
-            [head._replace(rows=output_tokens)], of_rows(model.lm_head.bias, output_tokens), is_head=True
+            [head._replace(rows=output_tokens)], of_rows(head_module.bias, output_tokens), is_head=True
         )
         if not is_tied:
-            model.lm_head.to_empty(device="meta")
-        self.inverse_frequencies = base.rotary_emb.inv_freq.detach().float().cpu()
-        self.rope_scaling = float(base.rotary_emb.attention_scaling)
-        self.rotation = Rotation(self.inverse_frequencies, self.rope_scaling, self.compute_dtype, self.device)
+            head_module.to_empty(device="meta")
+        self.rotations = [Rotation(*each, self.compute_dtype, self.device) for each in frequencies(model.config, spec)]
         self.attention: Attention = ReferenceAttention(self.dtype)
         self.layers: list[_Layer] = []
-        for index, (layer, window) in enumerate(zip(base.layers, layer_windows(config), strict=True)):
-            path, form = f"model.layers.{index}", AttentionShape(self.head_dim**-0.5, window)
-            self.layers.append(self._rearranged(layer, path, form, maker))
+        for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
+            self.layers.append(self._rearranged(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker))
             layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
         heads, group, width = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
@@ -91,33 +101,31 @@ class LlamaDecoder(LayerRangeDecoder):
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         x: Tensor = self.embedding[layout.token_ids]
-        return x
+        return x if self.embedding_scale == 1.0 else x * self.embedding_scale
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
-        turns = self.rotation.turns(layout)
-        rows, heads, kv_heads, width = len(x), self.num_heads, self.num_kv_heads, self.head_dim
-        rotated = heads + kv_heads
+        turns = [rotation.turns(layout) for rotation in self.rotations]
         for index in range(first, last):
             hidden_outputs.take(index, x)
             layer = self.layers[index]
-            h = layer.qkv.forward(rms_norm(x, layer.input_norm, self.eps))
-            if layer.head_norm is not None:
-                h = self._normed_heads(h, layer.head_norm)
-            h = h.to(self.compute_dtype).view(rows, -1, width)
-            rotate(h[:, :rotated], turns)
-            query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
-            x = layer.out.add_to(x, self.attention.forward(index, query, key, value, layout, layer.form))
-            h = layer.gate_up.forward(rms_norm(x, layer.mlp_norm, self.eps))
-            x = layer.down.add_to(x, silu(h[:, : self.intermediate]).mul_(h[:, self.intermediate :]))
+            attended = self._attended(index, self._normed(x, layer.input_norm), layout, turns)
+            fed = self._fed(layer, x) if self.spec.is_parallel else None
+            x = self._added(x, layer.out, attended, layer.attention_norm)
+            x = self._added(x, layer.down, self._fed(layer, x) if fed is None else fed, layer.feed_norm)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
         other (`LayerRangeDecoder.head`)."""
-        hidden_outputs.take(self.num_layers, x, self._normed)
-        x = self._normed(layout.select_logit_rows(x))
-        return self.lm_head.forward(x) if layout.num_logits else x.new_empty(0, self.lm_head.out_features)
+        hidden_outputs.take(self.num_layers, x, partial(self._normed, norm=self.norm))
+        x = self._normed(layout.select_logit_rows(x), self.norm)
+        if not layout.num_logits:
+            return x.new_empty(0, self.lm_head.out_features)
+        logits = self.lm_head.forward(x)
+        if self.spec.logit_scale != 1.0:
+            logits = logits * self.spec.logit_scale
+        return logits if self.spec.logit_softcap is None else softcap(logits, self.spec.logit_softcap)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
@@ -127,53 +135,90 @@ class LlamaDecoder(LayerRangeDecoder):
         """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         return self.lm_head.rows(token_ids)
 
-    def _normed(self, x: Tensor) -> Tensor:
-        """Apply the final norm."""
-        return rms_norm(x, self.norm, self.eps)
+    def _attended(self, index: int, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
+        """Return the mixed values of a layer, [T, heads * D]. h: what its attention reads."""
+        layer, spec = self.layers[index], self.spec
+        rows, heads, rotated = len(h), self.num_heads, self.num_heads + self.num_kv_heads
+        h = layer.qkv.forward(h).to(self.compute_dtype).view(rows, -1, self.head_dim)
+        if layer.head_norms is not None and not spec.norms_rotated:
+            h = self._normed_heads(h, layer.head_norms)
+        if layer.spec.rotation is not None:
+            rotate(h[:, :rotated, : spec.rotated], turns[layer.spec.rotation])
+        if layer.head_norms is not None and spec.norms_rotated:
+            h = self._normed_heads(h, layer.head_norms)
+        query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
+        return self.attention.forward(index, query, key, value, layout, layer.form)
 
-    def _rearranged(self, layer: Any, path: str, form: AttentionShape, maker: Maker) -> _Layer:
-        attention = layer.self_attn
+    def _fed(self, layer: _Layer, x: Tensor) -> Tensor:
+        """Return what the last product of the feed-forward layer reads, [T, intermediate]."""
+        h, size = layer.gate_up.forward(self._normed(x, layer.mlp_norm)), self.spec.intermediate
+        act = _ACTIVATIONS[self.spec.activation]
+        return act(h[:, :size]).mul_(h[:, size:]) if "gate" in self.spec.modules else act(h)
 
-        def linear(*names: str, paired: int = 0, bias: Tensor | None = None) -> Linear:
-            """Make the layer of these modules; the rows of the first `paired` ones are paired."""
-            parts = []
-            for number, name in enumerate(names):
-                weight = layer.get_submodule(name).weight
-                rows = torch.arange(len(weight), device=weight.device) if number < paired else None
-                rows = None if rows is None else pair_halves(rows, self.head_dim)
-                parts.append(Part(f"{path}.{name}.weight", weight, rows))
-            return maker.linear(parts, bias)
+    def _added(self, x: Tensor, linear: Linear, h: Tensor, norm: Norm | None) -> Tensor:
+        """Return x + the product of h, normed and scaled."""
+        if norm is None and self.spec.residual_scale == 1.0:
+            return linear.add_to(x, h)
+        return x + self._normed(linear.forward(h), norm) * self.spec.residual_scale
 
-        q, k, v = attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias
-        bias = None if q is None else torch.cat([pair_halves(q, self.head_dim), pair_halves(k, self.head_dim), v])
-        head_norm = None
-        if hasattr(attention, "q_norm"):
-            q_norm = pair_halves(attention.q_norm.weight, self.head_dim).expand(self.num_heads, -1)
-            k_norm = pair_halves(attention.k_norm.weight, self.head_dim).expand(self.num_kv_heads, -1)
-            head_norm = torch.cat([q_norm, k_norm]).detach()
-        return _Layer(
-            input_norm=layer.input_layernorm.weight.detach().to(self.compute_dtype),
-            qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", paired=2, bias=bias),
-            head_norm=head_norm,
-            out=linear("self_attn.o_proj", bias=attention.o_proj.bias),
-            mlp_norm=layer.post_attention_layernorm.weight.detach().to(self.compute_dtype),
-            gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
-            down=linear("mlp.down_proj"),
-            form=form,
+    def _normed(self, x: Tensor, norm: Norm | None) -> Tensor:
+        if norm is None:
+            return x
+        if self.spec.norm_kind == "rms":
+            return rms_norm(x, norm.weight, self.eps)
+        wide = x.to(self.compute_dtype)
+        return F.layer_norm(wide, wide.shape[-1:], norm.weight, norm.bias, self.spec.eps).to(x.dtype)
+
+    def _normed_heads(self, h: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
+        parts = list(torch.split(h, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1))
+        for place, norm in enumerate(norms):
+            part = parts[place].flatten(1) if self.spec.has_wide_norms else parts[place]
+            normed = F.rms_norm(part, part.shape[-1:], None, self.spec.eps).mul_(norm.weight)
+            parts[place] = normed.view(parts[place].shape)
+        return torch.cat(parts, 1)
+
+    def _numbers(self, parent: Any, name: str, width: int, order: Tensor | None = None) -> Norm:
+        """Return the numbers of a norm."""
+        if not self.spec.has_norm_weights:
+            return Norm(torch.ones(width, dtype=self.compute_dtype, device=self.device))
+        module = parent.get_submodule(name)
+        weight = module.weight.detach().to(self.compute_dtype, copy=True) + self.spec.norm_offset
+        bias = getattr(module, "bias", None)
+        return Norm(
+            weight if order is None else weight[order],
+            None if bias is None else bias.detach().to(self.compute_dtype, copy=True),
         )
 
-    def _normed_heads(self, qkv: Tensor, weight: Tensor) -> Tensor:
-        rows, rotated = len(qkv), self.num_heads + self.num_kv_heads
-        h = qkv.view(rows, -1, self.head_dim)
-        normed = F.rms_norm(h[:, :rotated], (self.head_dim,), None, self.eps_value).mul_(weight)
-        return torch.cat([normed, h[:, rotated:]], 1)
+    def _rearranged(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> _Layer:
+        spec = self.spec
 
+        def linear(*roles: str) -> Linear:
+            """Make the layer of these roles; the rows of queries and keys are paired."""
+            parts, biases = [], []
+            for role in roles:
+                module, rows = layer.get_submodule(spec.modules[role]), spec.rows(role, in_pairs=True)
+                rows = None if rows is None else rows.to(module.weight.device)
+                parts.append(Part(f"{path}.{spec.modules[role]}.weight", module.weight, rows))
+                biases.append(None if module.bias is None else of_rows(module.bias, rows))
+            found = [each for each in biases if each is not None]
+            return maker.linear(parts, torch.cat(found) if found else None)
 
-def layer_windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer."""
-    num_layers: int = config.num_hidden_layers
-    window: int | None = getattr(config, "sliding_window", None)
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types:
-        return [window if kind == "sliding_attention" else None for kind in layer_types]
-    return [window] * num_layers
+        def norm(role: str) -> Norm | None:
+            if role not in spec.modules:
+                return None
+            return self._numbers(layer, spec.modules[role], spec.norm_width(role), spec.norm_order(role, in_pairs=True))
+
+        query_norm, key_norm = norm("query_norm"), norm("key_norm")
+        return _Layer(
+            spec=own,
+            input_norm=norm("input_norm"),
+            qkv=linear("query", "key", "value"),
+            head_norms=None if query_norm is None or key_norm is None else (query_norm, key_norm),
+            out=linear("out"),
+            attention_norm=norm("attention_norm"),
+            mlp_norm=norm("mlp_norm"),
+            gate_up=linear(*(role for role in ("gate", "up") if role in spec.modules)),
+            down=linear("down"),
+            feed_norm=norm("feed_norm"),
+            form=AttentionShape(spec.scale, own.window, spec.softcap),
+        )

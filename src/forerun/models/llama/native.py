@@ -1,4 +1,5 @@
-"""The native decoder of the Llama layers: one kernel call for all layers, with weights of 32, 16, 8 or 4 bits.
+"""The native decoder of the families that `decoder_spec.py` describes: one kernel call for all layers, with weights of
+32, 16, 8 or 4 bits.
 
 States between layers are float32. `models/llama/decoder.py` computes the same in PyTorch.
 """
@@ -20,16 +21,19 @@ from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
+from forerun.models.decoder_spec import ROLES, LayerSpec, frequencies, spec_of
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.linear import Maker, Part, of_rows
-from forerun.models.llama.decoder import head_shape, layer_windows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
 
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
+"""In the order of `ForerunActivation`."""
+
 
 class NativeLlamaDecoder(LayerRangeDecoder):
-    """The decoder of a Transformers model of the Llama family, computed by the native library.
+    """The decoder of a Transformers model of one of the families, computed by the native library.
 
     Args:
         model: the loaded causal language model, on the CPU. Its layers are emptied one by one as their weights are
@@ -50,52 +54,63 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         cache_dtype: torch.dtype = torch.bfloat16,
         output_tokens: Tensor | None = None,
     ) -> None:
-        config, base = model.config, model.model
-        self.num_heads, self.num_kv_heads, self.head_dim = head_shape(config)
-        self.hidden: int = config.hidden_size
-        self.library = library
+        self.spec = spec = spec_of(model.config)
+        base = getattr(model, spec.base)
+        self.hidden, self.library = spec.hidden, library
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
-        self.lm_head, self.embedding = self._outer_layers(model, maker, output_tokens)
-        rotary = base.rotary_emb
-        self._rotation = HalfRotation(rotary.inv_freq.detach().float().cpu(), float(rotary.attention_scaling))
-        windows = layer_windows(config)
-        self.num_layers = len(windows)
+        self.embedding_scale = spec.embedding_scale_in(model.dtype)
+        self.lm_head, self.embedding = self._outer_layers(model, base, maker, output_tokens)
+        rotations = frequencies(model.config, spec)
+        self._rotation = HalfRotation(*rotations[0], *rotations[1:])
+        self.num_layers = len(spec.layers)
         self._layers = (LayerStruct * self.num_layers)()
-        for index, (layer, window) in enumerate(zip(base.layers, windows, strict=True)):
-            self._layers[index] = self._packed(layer, f"model.layers.{index}", window, maker)
+        for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
+            self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             layer.to_empty(device="meta")
-        scale = self.head_dim**-0.5
-        group, width = self.num_heads // self.num_kv_heads, self.head_dim
+        heads, group, width = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim
         self._cache_dtype = cache_dtype
         self._attentions = [
-            LayerAttention(self.num_kv_heads, group, width, width, AttentionShape(scale, window)) for window in windows
+            LayerAttention(heads, group, width, width, AttentionShape(spec.scale, own.window, spec.softcap))
+            for own in spec.layers
         ]
         self.planner: Planner = PathPlanner(self._attentions, cache_dtype)
+        norm, norm_bias = self._norm(base, spec.base, spec.norm, spec.hidden)
         self._model = ModelStruct(
             layers=self._layers,
-            norm=self._pointer("model.norm.weight", base.norm.weight),
+            norm=norm,
             head=self.lm_head.struct,
             num_layers=self.num_layers,
             hidden=self.hidden,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            intermediate=config.intermediate_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=width,
+            intermediate=spec.intermediate,
             page=PAGE,
             cache_format=CACHE_FORMATS[cache_dtype],
-            eps=config.rms_norm_eps,
-            scale=scale,
+            eps=spec.eps,
+            scale=spec.scale,
+            norm_bias=norm_bias,
+            rotated=spec.rotated,
+            activation=ACTIVATIONS.index(spec.activation),
+            has_layer_norms=spec.norm_kind == "layer",
+            is_parallel=spec.is_parallel,
+            has_wide_norms=spec.has_wide_norms,
+            norms_rotated=spec.norms_rotated,
+            softcap=spec.softcap or 0.0,
+            residual_scale=spec.residual_scale,
+            logit_scale=0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
+            logit_softcap=spec.logit_softcap or 0.0,
         )
 
     def first_part(self, num_outputs: int) -> NativeLlamaDecoder:
-        """Return a decoder of the first layers, as many as hold every kind of layer that there is (by windows and
-        formats) and two at least, and of about the last `num_outputs` outputs. It has the same weights, and pages of
-        its own."""
+        """Return a decoder of the first layers, as many as hold every kind of layer that there is (by windows,
+        rotations and formats) and two at least, and of about the last `num_outputs` outputs. It has the same weights,
+        and pages of its own."""
         linear = [field[0] for field in LayerStruct._fields_ if field[1] is LinearStruct]
         kinds = []
         for layer in self._layers:
             each = (getattr(layer, name) for name in linear)
-            kinds.append((layer.window, *((struct.kind, struct.activation_bits) for struct in each)))
+            kinds.append((layer.window, layer.rotation, *((struct.kind, struct.activation_bits) for struct in each)))
         part = copy(self)
         part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
         part.planner = PathPlanner(self._attentions[: part.num_layers], self._cache_dtype)
@@ -121,7 +136,8 @@ class NativeLlamaDecoder(LayerRangeDecoder):
 
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
-        return self.embedding.rows(layout.token_ids)
+        x = self.embedding.rows(layout.token_ids)
+        return x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
@@ -178,54 +194,79 @@ class NativeLlamaDecoder(LayerRangeDecoder):
                 yield f"{name.removesuffix('weight')}bias", bias
 
     def _outer_layers(
-        self, model: Any, maker: Maker, output_tokens: Tensor | None
+        self, model: Any, base: Any, maker: Maker, output_tokens: Tensor | None
     ) -> tuple[NativeLinear, NativeLinear]:
         """Return output layer and embedding, which are the same object if they share their rows for all tokens."""
-        table = model.model.embed_tokens
-        embedding = Part("model.embed_tokens.weight", table.weight)
-        is_tied = model.lm_head.weight is table.weight
-        part = embedding if is_tied else Part("lm_head.weight", model.lm_head.weight)
-        bias = of_rows(model.lm_head.bias, output_tokens)
+        table, head_module = base.get_submodule(self.spec.embedding), getattr(model, self.spec.head)
+        embedding = Part(f"{self.spec.base}.{self.spec.embedding}.weight", table.weight)
+        is_tied = head_module.weight is table.weight
+        part = embedding if is_tied else Part(f"{self.spec.head}.weight", head_module.weight)
+        bias = of_rows(head_module.bias, output_tokens)
         head = self._native(maker, part._replace(rows=output_tokens), bias, is_head=True)
-        is_shared = is_tied and output_tokens is None
+        is_shared = is_tied and output_tokens is None and bias is None
         rows = head if is_shared else self._native(maker, embedding, is_head=True)
         if not is_tied:
-            model.lm_head.to_empty(device="meta")
+            head_module.to_empty(device="meta")
         table.to_empty(device="meta")
         return head, rows
 
-    def _packed(self, layer: Any, path: str, window: int | None, maker: Maker) -> LayerStruct:
-        def linear(name: str) -> LinearStruct:
+    def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
+        spec = self.spec
+
+        def linear(role: str) -> LinearStruct:
+            name, rows = spec.modules[role], spec.rows(role, in_pairs=False)
             module = layer.get_submodule(name)
-            return self._native(maker, Part(f"{path}.{name}.weight", module.weight), module.bias).struct
+            part = Part(f"{path}.{name}.weight", module.weight, rows)
+            return self._native(maker, part, of_rows(module.bias, rows), role=role).struct
 
-        def norm(name: str) -> int | None:
-            weights = dict(layer.named_parameters())
-            name = f"{name}.weight"
-            return self._pointer(f"{path}.{name}", weights[name]) if name in weights else None
+        def norm(role: str) -> tuple[int | None, int | None]:
+            if role not in spec.modules:
+                return None, None
+            order = spec.norm_order(role, in_pairs=False)
+            return self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
 
+        (input_norm, input_bias), (mlp_norm, mlp_bias) = norm("input_norm"), norm("mlp_norm")
         return LayerStruct(
-            input_norm=norm("input_layernorm"),
-            mlp_norm=norm("post_attention_layernorm"),
-            query_norm=norm("self_attn.q_norm"),
-            key_norm=norm("self_attn.k_norm"),
-            query=linear("self_attn.q_proj"),
-            key=linear("self_attn.k_proj"),
-            value=linear("self_attn.v_proj"),
-            out=linear("self_attn.o_proj"),
-            gate=linear("mlp.gate_proj"),
-            up=linear("mlp.up_proj"),
-            down=linear("mlp.down_proj"),
-            window=window or 0,
+            input_norm=input_norm,
+            mlp_norm=mlp_norm,
+            query_norm=norm("query_norm")[0],
+            key_norm=norm("key_norm")[0],
+            window=own.window or 0,
+            rotation=-1 if own.rotation is None else own.rotation,
+            attention_norm=norm("attention_norm")[0],
+            feed_norm=norm("feed_norm")[0],
+            input_bias=input_bias,
+            mlp_bias=mlp_bias,
+            **{role: linear(role) for role in ROLES if role in spec.modules},
         )
 
-    def _native(self, maker: Maker, part: Part, bias: Tensor | None = None, *, is_head: bool = False) -> NativeLinear:
+    def _norm(
+        self, parent: Any, path: str, name: str, width: int, order: Tensor | None = None
+    ) -> tuple[int, int | None]:
+        """Keep the numbers of a norm, and return the addresses of weight and bias."""
+        if not self.spec.has_norm_weights:
+            return self._pointer(f"{path}.{name}.ones", torch.ones(width)), None
+        module, name = parent.get_submodule(name), f"{path}.{name}"
+        weight = module.weight.detach().float() + self.spec.norm_offset
+        bias = getattr(module, "bias", None)
+        address = None if bias is None else self._pointer(f"{name}.bias", bias)
+        return self._pointer(f"{name}.weight", weight if order is None else weight[order]), address
+
+    def _native(
+        self,
+        maker: Maker,
+        part: Part,
+        bias: Tensor | None = None,
+        *,
+        is_head: bool = False,
+        role: str = "output tokens",
+    ) -> NativeLinear:
         linear = maker.linear([part], bias, is_head=is_head)
         assert isinstance(linear, NativeLinear)
         shape, expected = (linear.out_features, linear.in_features), tuple(part.weight.shape)
         name = part.name
-        if part.rows is not None:  # of the output layer, which may be the embedding too
-            name, expected = f"{name} of output tokens", (len(part.rows), expected[1])
+        if part.rows is not None:  # of a module with several roles, or of an output layer that may be the embedding too
+            name, expected = f"{name} of {role}", (len(part.rows), expected[1])
         if shape != expected:  # the library writes as many outputs as a layer has
             raise ValueError(f"{part.name} has the quantized shape {shape}, but must have {expected}")
         self._kept[name] = linear
@@ -256,6 +297,8 @@ class NativeLlamaDraftSession(NativeDraftSession):
         if num_rows > len(self._x):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
+        if decoder.embedding_scale != 1.0:
+            self._x[:num_rows] *= decoder.embedding_scale
         model, x = ctypes.byref(decoder._model), self._x
         library.layers(
             model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), None, 0, None, self._threads

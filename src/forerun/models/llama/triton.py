@@ -29,9 +29,9 @@ from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TIL
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
+from forerun.models.decoder_spec import frequencies, head_shape, layer_windows, spec_of
 from forerun.models.linear import Part, of_rows
 from forerun.models.llama.cuda_graphs import StepGraphs, StepInputBuffers, on_device
-from forerun.models.llama.decoder import head_shape, layer_windows
 from forerun.models.llama.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.quantized_layers import QuantizedMaker
@@ -143,8 +143,8 @@ class TritonLlamaDecoder(LayerRangeDecoder):
         self.planner: Planner = planner
         self.num_layers = len(windows)
         embedding, head = packer.outer(output_tokens)
-        rotary, reach = model.model.rotary_emb, context_length(config) + MAX_ROWS
-        tables = half_tables(rotary.inv_freq.detach().float().cpu(), float(rotary.attention_scaling), reach)
+        ((frequency, scaling),), reach = frequencies(config, spec_of(config)), context_length(config) + MAX_ROWS
+        tables = half_tables(frequency, scaling, reach)
         self._weights = TritonWeights(
             embedding=embedding,
             layers=[packer.layer(index, window) for index, window in enumerate(windows)],

@@ -1,16 +1,15 @@
-"""The Llama family's parameters in modules with Transformers' names, made and read without its modelling code, whose
+"""A model's parameters in modules with Transformers' names, made and read without its modelling code, whose
 import takes seconds. Nothing computes with these modules: the decoders of `models/llama/` take them apart.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from forerun.models.llama.decoder import head_shape
+from forerun.models.decoder_spec import NORMS, DecoderSpec, spec_of
 from forerun.models.loading.weights import FLOATS, Checkpoint
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 
@@ -26,13 +25,14 @@ class _Embedding(nn.Embedding):
 
 
 class _Norm(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, has_bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if has_bias else None
 
 
 class LlamaModules(nn.Module):
-    """The modules of a model of the Llama family, on the device "meta".
+    """The modules of a model of one of the families, on the device "meta".
 
     Args:
         config: of Transformers, or `PlainConfig`.
@@ -40,17 +40,23 @@ class LlamaModules(nn.Module):
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config, self.dtype, hidden = config, dtype, config.hidden_size
+        self.config, self.dtype, self._spec = config, dtype, spec_of(config)
+        spec = self._spec
         with torch.device("meta"):
             base: Any = nn.Module()
-            base.embed_tokens = _Embedding(config.vocab_size, hidden)
-            base.layers = nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))
-            base.norm = _Norm(hidden)
-            self.model: Any = base  # first: a tied weight has its name from the embedding
-            self.lm_head = _Linear(hidden, config.vocab_size, bias=False)
+            base.add_module(spec.embedding, _Embedding(config.vocab_size, spec.hidden))
+            base.add_module(spec.layer_list, nn.ModuleList(_layer(spec) for _ in spec.layers))
+            if spec.has_norm_weights:
+                base.add_module(spec.norm, _Norm(spec.hidden, has_bias="norms" in spec.biases))
+            self.add_module(spec.base, base)  # first: a tied weight has its name from the embedding
+            self.add_module(spec.head, _Linear(spec.hidden, config.vocab_size, bias="head" in spec.biases))
             self.to(dtype)
         if config.tie_word_embeddings:
-            self.lm_head.weight = base.embed_tokens.weight
+            self.tie()
+
+    def tie(self) -> None:
+        """Make the embedding the weight of the output layer."""
+        self.get_output_embeddings().weight = self.get_input_embeddings().weight
 
     @property
     def device(self) -> torch.device:
@@ -59,27 +65,32 @@ class LlamaModules(nn.Module):
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding, as Transformers' method does."""
-        embedding: nn.Module = self.model.embed_tokens
-        return embedding
+        return self.get_submodule(f"{self._spec.base}.{self._spec.embedding}")
 
     def get_output_embeddings(self) -> nn.Module:
         """Return the output layer, as Transformers' method does."""
-        return self.lm_head
+        return self.get_submodule(self._spec.head)
 
 
-def _layer(config: Any) -> nn.Module:
-    (heads, kv_heads, width), hidden, kind = head_shape(config), config.hidden_size, config.model_type
-    has_biases = kind in ("llama", "qwen3") and config.attention_bias
-    layer, attention, mlp = nn.Module(), nn.Module(), nn.Module()
-    for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
-        attention.add_module(name, _Linear(hidden, count * width, bias=has_biases or kind == "qwen2"))
-    attention.o_proj = _Linear(heads * width, hidden, bias=has_biases)
-    if kind == "qwen3":
-        attention.q_norm, attention.k_norm = _Norm(width), _Norm(width)
-    mlp.gate_proj, mlp.up_proj = (_Linear(hidden, config.intermediate_size, bias=False) for _ in range(2))
-    mlp.down_proj = _Linear(config.intermediate_size, hidden, bias=False)
-    layer.self_attn, layer.mlp = attention, mlp
-    layer.input_layernorm, layer.post_attention_layernorm = _Norm(hidden), _Norm(hidden)
+def _layer(spec: DecoderSpec) -> nn.Module:
+    layer, made = nn.Module(), set[str]()
+    for role, path in spec.modules.items():
+        if path in made or (role in NORMS and not spec.has_norm_weights):
+            continue
+        made.add(path)
+        if role in NORMS:
+            has_bias = "norms" in spec.biases and role in ("input_norm", "mlp_norm")
+            module: nn.Module = _Norm(spec.norm_width(role), has_bias=has_bias)
+        else:
+            outputs = sum(map(spec.out_features, spec.sharing(role)))
+            module = _Linear(spec.in_features(role), outputs, bias=role in spec.biases)
+        *parents, name = path.split(".")
+        parent = layer
+        for each in parents:
+            if each not in dict(parent.named_children()):
+                parent.add_module(each, nn.Module())
+            parent = parent.get_submodule(each)
+        parent.add_module(name, module)
     return layer
 
 
@@ -106,19 +117,5 @@ def read_llama(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
             path, _, leaf = key.rpartition(".")
             setattr(model.get_submodule(path), leaf, nn.Parameter(tensor[...].to(dtype), requires_grad=False))
     if config.tie_word_embeddings:
-        model.lm_head.weight = model.model.embed_tokens.weight
-    frequencies, scaling = rotation(config)
-    model.model.rotary_emb = SimpleNamespace(inv_freq=frequencies, attention_scaling=scaling)  # no parameters
+        model.tie()
     return model
-
-
-def rotation(config: Any) -> tuple[Tensor, float]:
-    """Return the rotary embedding's inverse frequencies, [head_dim / 2] float32, and the factor of its cosines and
-    sines, as Transformers computes them."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope, width = config.rope_parameters, head_shape(config)[2]
-    if rope["rope_type"] == "default":
-        return 1.0 / (rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float) / width)), 1.0
-    frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
-    return frequencies, scaling

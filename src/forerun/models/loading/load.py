@@ -14,7 +14,8 @@ from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, R
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.triton.availability import is_triton_selected
-from forerun.models.families import Kind, library_for, llama_refusal, make_decoder, mixture_as_stored, served_kind
+from forerun.models.decoder_spec import refusal
+from forerun.models.families import Kind, library_for, make_decoder, mixture_as_stored, served_kind
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
@@ -280,7 +281,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     """
     config, device = hf.config, hf.device  # a native decoder leaves parameters on "meta"
     refuse_unservable(config, name)
-    kind: Kind = "general" if llama_refusal(config) else "llama"
+    kind: Kind = "general" if refusal(config) else "llama"
     quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
     quantization = None if quantization == UNQUANTIZED else quantization
     maker = None if quantization is None else QuantizedMaker(quantization, None, {}, hf.dtype)

@@ -31,9 +31,10 @@ from forerun.utils.glibc import return_freed_memory
 Quantization = str
 """A name of QUANTISATIONS, or UNQUANTIZED."""
 _STREAMED = re.compile(
-    r"(model\.)?(embed_tokens|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj))\.weight|lm_head\.weight"
+    r"(model\.|gpt_neox\.)?(embed_tokens|embed_in|layers\.\d+\.(self_attn|attention|mlp)\.(?!\w*norm)\w+)\.weight"
+    r"|lm_head\.weight"
 )
-"""The weights of the Llama decoder that are quantized."""
+"""The weights of the native decoder that are quantized: matrices of the families in `decoder_spec.py`."""
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 METHOD, LAYOUT = "forerun", 1
 """`quant_method` and `format` in the quantization_config of folders with quantized weights (`quantized_tensors.py`)."""

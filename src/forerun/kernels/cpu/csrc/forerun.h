@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 13
+#define FORERUN_ABI 14
 
 extern "C" {
 
@@ -41,11 +41,17 @@ struct ForerunLinear {
     const float* bias;    // [out, rounded up to 16], or null
 };
 
-// One layer of the Llama family. head norms: [head_dim], or null.
+enum ForerunActivation : int32_t { FORERUN_SILU = 0, FORERUN_GELU = 1, FORERUN_GELU_TANH = 2, FORERUN_RELU2 = 3 };
+
+// One layer of a decoder. Where all that is null or 0 in it and in the model is left out, it is one of the Llama family.
 struct ForerunLayer {
-    const float *input_norm, *mlp_norm, *query_norm, *key_norm;
-    ForerunLinear query, key, value, out, gate, up, down;
-    int32_t window, reserved;  // positions that a row sees; 0: all
+    const float *input_norm, *mlp_norm;    // before attention and feed-forward layer; null: they read what enters
+    const float *query_norm, *key_norm;    // [head_dim], or [heads * head_dim] where norms are wide; or null
+    ForerunLinear query, key, value, out;
+    ForerunLinear gate, up, down;          // gate.out 0: the activation is up's
+    int32_t window, rotation;              // positions that a row sees, 0: all; which of the rows' angles, -1: none
+    const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
+    const float *input_bias, *mlp_bias;    // of layer norms, or null
 };
 
 struct ForerunModel {
@@ -55,6 +61,16 @@ struct ForerunModel {
     int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate;
     int32_t page, cache_format;  // positions of a page; ForerunCacheFormat
     float eps, scale;
+    const float* norm_bias;      // of the final norm, or null
+    int32_t rotated;             // numbers of a head that are rotated; 0: all
+    int32_t activation;          // ForerunActivation
+    int32_t has_layer_norms;     // not root-mean-square norms
+    int32_t is_parallel;         // attention and feed-forward layer read the same residual
+    int32_t has_wide_norms;      // query and key norms are over all heads
+    int32_t norms_rotated;       // or behind the rotation
+    float softcap;               // of attention scores; 0: none
+    float residual_scale;        // of what is added to the residual; 0: 1
+    float logit_scale, logit_softcap;  // 0: none
 };
 
 // The rows of one forward, as forerun/kernels/partition.py describes them.
@@ -62,9 +78,10 @@ struct ForerunRows {
     const int32_t *sequence, *position, *slot, *prefix, *tail_start, *tail;
     const uint64_t* pages;      // addresses
     const int32_t* page_start;  // [sequences + 1]
-    const float *cosines, *sines;  // [positions, head_dim / 2]
+    const float *cosines, *sines;  // [positions, rotated / 2]
     int32_t num_rows;
     int32_t rotated_by_slot;  // not by position: rows of a block, whose paths are all as long as that of its last row
+    const float *other_cosines, *other_sines;  // of layers whose rotation is 1
 };
 
 // One layer's attention without what surrounds it.

@@ -17,7 +17,7 @@ FN void context_body(void* data) {
         const float least = forerun::largest_code({&m.layers[i].key, &m.layers[i].value});
         limit = least < limit ? least : limit;
     }
-    norm_rows(call.states, call.norm, m.eps, limit, c.normed, n, member);
+    norm_rows(m, call.states, call.norm, nullptr, limit, c.normed, n, member);
     for (int32_t i = c.first; i < c.last; i++) keys_behind_norm(c, i, c.normed, member);
 }
 
@@ -25,7 +25,7 @@ static void context(const ForerunModel* m, const float* norm, const ForerunRows*
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     ContextCall call{norm, states, {m, rows, 0, m->num_layers, nullptr, &team, {}, {}, {}, {}, {}, nullptr, nullptr,
-                                    nullptr, nullptr}};
+                                    nullptr, nullptr, nullptr}};
     LayersCall& c = call.layers;
     const int64_t n = rows->num_rows, narrow = (int64_t)m->num_kv_heads * m->head_dim;
     forerun::Forms forms;

@@ -85,7 +85,7 @@ static void eagle(const ForerunEagle* h, const ForerunRows* rows, const float* e
     forerun::Team team(threads);
     const ForerunModel* m = &h->model;
     EagleCall e{h, embeddings, states, wanted, num_wanted, logits,
-                {m, rows, 0, 1, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr}, {}, {}, {}};
+                {m, rows, 0, 1, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr}, {}, {}, {}};
     const int64_t n = rows->num_rows, wide = h->embedding_width + h->state_width;
     plan_layers(space, e.layers);
     const ForerunLayer& layer = m->layers[0];

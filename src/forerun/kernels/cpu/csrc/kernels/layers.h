@@ -1,4 +1,4 @@
-// Layers of the Llama family. Included once for each instruction set.
+// Layers of a decoder. Included once for each instruction set.
 
 // The rows of one forward in groups, and room for their attention.
 struct Attending {
@@ -62,6 +62,7 @@ struct LayersCall {
     Attending plain, windowed;  // groups differ where a window hides slots
     Input normed, mixed, gated;
     float *queries, *keys, *values, *rotated;
+    float* branch;  // what is added to the residual, where it is normed or scaled before
     const int32_t* tapped;
     int32_t num_tapped;
     float* states;
@@ -76,22 +77,50 @@ INLINE void rotate(const float* x, const float* cosines, const float* sines, int
     }
 }
 
-// Where the angles of row t begin in the tables of cosines and sines.
-INLINE int64_t angles_of(const LayersCall& c, int32_t t) {
-    const int32_t* positions = c.rows->rotated_by_slot ? c.rows->slot : c.rows->position;
-    return (int64_t)positions[t] * (c.model->head_dim / 2);
+// The angles of a row in a layer.
+struct Angles {
+    const float *cosines, *sines;  // null: nothing is rotated
+    int64_t rotated;               // numbers of a head
+};
+INLINE Angles angles_of(const LayersCall& c, const ForerunLayer& layer, int32_t t) {
+    const ForerunRows& r = *c.rows;
+    const int64_t rotated = c.model->rotated ? c.model->rotated : c.model->head_dim;
+    if (layer.rotation < 0) return {nullptr, nullptr, 0};
+    const int64_t at = (int64_t)(r.rotated_by_slot ? r.slot : r.position)[t] * (rotated / 2);
+    if (layer.rotation == 1) return {r.other_cosines + at, r.other_sines + at, rotated};
+    return {r.cosines + at, r.sines + at, rotated};
+}
+
+// The numbers of a head, rotated as far as they are, times scale. y may be x.
+INLINE void turn(const Angles& a, const float* x, int64_t width, float scale, float* y) {
+    if (a.rotated) rotate(x, a.cosines, a.sines, a.rotated / 2, scale, y);
+    for (int64_t i = a.rotated; i < width; i++) y[i] = x[i] * scale;
+}
+
+// Norm and rotate a head, in whichever order, times scale. y may be x.
+INLINE void place_head(const ForerunModel& m, const Angles& a, const float* norm, float* x, float scale, float* y) {
+    const int64_t width = m.head_dim;
+    if (norm && m.norms_rotated) {
+        turn(a, x, width, 1.0f, x);
+        rms_norm(x, norm, m.eps, width, x);
+        for (int64_t i = 0; i < width; i++) y[i] = x[i] * scale;
+        return;
+    }
+    if (norm) rms_norm(x, norm, m.eps, width, x);
+    turn(a, x, width, scale, y);
 }
 
 // Norm and rotate the keys of row t, and write them with its values.
 template <class E> FN void place_keys(const LayersCall& c, const ForerunLayer& layer, const Attention& a, int32_t t) {
     const ForerunModel& m = *c.model;
-    const int64_t width = m.head_dim, half = width / 2, at = angles_of(c, t);
-    const float *cosines = c.rows->cosines + at, *sines = c.rows->sines + at;
+    const int64_t width = m.head_dim;
+    const Angles angles = angles_of(c, layer, t);
     float* keys = c.keys + t * m.num_kv_heads * width;
+    const bool is_wide = layer.key_norm && m.has_wide_norms;
+    if (is_wide) rms_norm(keys, layer.key_norm, m.eps, m.num_kv_heads * width, keys);
     for (int64_t h = 0; h < m.num_kv_heads; h++) {
         float* k = keys + h * width;
-        if (layer.key_norm) rms_norm(k, layer.key_norm, m.eps, width, k);
-        rotate(k, cosines, sines, half, 1.0f, k);
+        place_head(m, angles, is_wide ? nullptr : layer.key_norm, k, 1.0f, k);
     }
     write_row<E>(a, t, keys, c.values + t * m.num_kv_heads * width);
 }
@@ -99,13 +128,14 @@ template <class E> FN void place_keys(const LayersCall& c, const ForerunLayer& l
 // The same, and its queries.
 template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& layer, const Attention& a, int32_t t) {
     const ForerunModel& m = *c.model;
-    const int64_t width = m.head_dim, half = width / 2, each = m.num_heads / m.num_kv_heads, at = angles_of(c, t);
-    const float *cosines = c.rows->cosines + at, *sines = c.rows->sines + at;
+    const int64_t width = m.head_dim, each = m.num_heads / m.num_kv_heads;
+    const Angles angles = angles_of(c, layer, t);
+    float* queries = c.queries + t * m.num_heads * width;
+    const bool is_wide = layer.query_norm && m.has_wide_norms;
+    if (is_wide) rms_norm(queries, layer.query_norm, m.eps, m.num_heads * width, queries);
     for (int64_t h = 0; h < m.num_heads; h++) {
-        float* q = c.queries + (t * m.num_heads + h) * width;
-        if (layer.query_norm) rms_norm(q, layer.query_norm, m.eps, width, q);
         float* to = c.rotated + ((h / each * c.rows->num_rows + t) * each + h % each) * width;
-        rotate(q, cosines, sines, half, m.scale, to);
+        place_head(m, angles, is_wide ? nullptr : layer.query_norm, queries + h * width, m.scale, to);
     }
     place_keys<E>(c, layer, a, t);
 }
@@ -117,7 +147,7 @@ INLINE ForerunAttention layer_attention(const ForerunModel& m, int32_t index) {
     const int64_t wide = (int64_t)(m.head_dim + 15) / 16 * 16;
     return {index * (int64_t)m.num_kv_heads * m.page * ((m.head_dim + wide) * bytes + scales),
             m.num_heads, m.num_kv_heads, m.head_dim, m.head_dim, m.page, m.cache_format,
-            m.layers[index].window, 0, m.scale, 0.0f, nullptr};
+            m.layers[index].window, 0, m.scale, m.softcap, nullptr};
 }
 
 // Queries, keys and values of `in`, and attention: what the product that follows reads is c.mixed.x.
@@ -173,23 +203,46 @@ FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) 
     const ForerunLayer& layer = m.layers[index];
     const int64_t n = c.rows->num_rows;
     int64_t first, last;
-    norm_rows(c.x, layer.mlp_norm, m.eps, forerun::largest_code({&layer.gate, &layer.up}), c.normed, n, member);
+    const float limit = layer.gate.out ? forerun::largest_code({&layer.gate, &layer.up}) : forerun::largest_code({&layer.up});
+    norm_rows(m, c.x, layer.mlp_norm, layer.mlp_bias, limit, c.normed, n, member);
     member.open((m.intermediate + 15) / 16);
     while (member.claim(first, last))
-        gated_blocks(layer.gate, layer.up, c.normed, n, first, last, c.gated.x, m.intermediate);
+        gated_blocks(layer.gate, layer.up, m.activation, c.normed, n, first, last, c.gated.x, m.intermediate);
+    member.close();
+}
+
+// Whether what a layer adds to the residual is normed or scaled before.
+static inline bool has_branch(const ForerunModel& m, const float* norm) {
+    return norm || (m.residual_scale != 0.0f && m.residual_scale != 1.0f);
+}
+
+// c.x += a product of `in`, normed by `norm` if there is one, and scaled.
+FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, const float* norm, forerun::Member& member) {
+    const ForerunModel& m = *c.model;
+    const int64_t n = c.rows->num_rows, wide = m.hidden;
+    prepare_rows(w, in, n, member);
+    if (!has_branch(m, norm)) return product_rows(w, in, n, c.x, c.x, member);
+    product_rows(w, in, n, nullptr, c.branch, member);
+    const F scale = f_set(m.residual_scale ? m.residual_scale : 1.0f);
+    int64_t first, last;
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) {
+            float *y = c.branch + t * wide, *x = c.x + t * wide;
+            norm_row(m, y, norm, nullptr, wide, y);
+            for (int64_t i = 0; i < wide; i += 16) put(x + i, f_fma(get(y + i, wide - i), scale, get(x + i, wide - i)), wide - i);
+        }
     member.close();
 }
 
 // A layer from its queries, keys and values on, which read `in`; the residual, and what comes out, is c.x.
 FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
     const ForerunLayer& layer = c.model->layers[index];
-    const int64_t n = c.rows->num_rows;
     attention_behind_norm(c, index, in, member, scratch);
-    prepare_rows(layer.out, c.mixed, n, member);
-    product_rows(layer.out, c.mixed, n, c.x, c.x, member);
-    gated_rows(c, index, member);
-    prepare_rows(layer.down, c.gated, n, member);
-    product_rows(layer.down, c.gated, n, c.x, c.x, member);
+    if (c.model->is_parallel) gated_rows(c, index, member);
+    add_rows(c, layer.out, c.mixed, layer.attention_norm, member);
+    if (!c.model->is_parallel) gated_rows(c, index, member);
+    add_rows(c, layer.down, c.gated, layer.feed_norm, member);
 }
 
 // The largest code that queries, keys and values take.
@@ -200,7 +253,7 @@ INLINE float entering_limit(const ForerunLayer& layer) {
 FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, float* scratch) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    norm_rows(c.x, layer.input_norm, m.eps, entering_limit(layer), c.normed, c.rows->num_rows, member);
+    norm_rows(m, c.x, layer.input_norm, layer.input_bias, entering_limit(layer), c.normed, c.rows->num_rows, member);
     layer_behind_norm(c, index, c.normed, member, scratch);
 }
 
@@ -222,7 +275,7 @@ FN void tap(const LayersCall& c, int32_t layer, forerun::Member& member) {
         for (int64_t t = first; t < last; t++) {
             const float* x = c.x + t * m.hidden;
             float* to = c.states + (t * c.num_tapped + at) * m.hidden;
-            if (layer == m.num_layers) rms_norm(x, m.norm, m.eps, m.hidden, to);
+            if (layer == m.num_layers) norm_row(m, x, m.norm, m.norm_bias, m.hidden, to);
             for (int64_t i = 0; layer < m.num_layers && i < m.hidden; i++) to[i] = x[i];
         }
     member.close();
@@ -247,9 +300,12 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     const int64_t n = rows->num_rows, heads = (int64_t)m->num_heads * m->head_dim;
     forerun::Forms normed, mixed, gated;
     int32_t window = 0;
+    bool branch = false;
     for (int32_t i = c.first; i < c.last; i++) {
         const ForerunLayer& l = m->layers[i];
-        normed.add({&l.query, &l.key, &l.value, &l.gate, &l.up});
+        normed.add({&l.query, &l.key, &l.value, &l.up});
+        if (l.gate.out) normed.add({&l.gate});
+        branch |= has_branch(*m, l.attention_norm) || has_branch(*m, l.feed_norm);
         mixed.add({&l.out});
         gated.add({&l.down});
         window = l.window ? l.window : window;  // all windows of a model are alike
@@ -266,6 +322,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.normed.x, n * m->hidden);
     space.want(c.mixed.x, n * heads);
     space.want(c.gated.x, n * m->intermediate);
+    if (branch) space.want(c.branch, n * m->hidden);
     space.want(c.queries, n * heads);
     space.want(c.rotated, n * heads);
     space.want(c.keys, n * m->num_kv_heads * m->head_dim);
@@ -276,7 +333,7 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
                    const int32_t* tapped, int32_t num_tapped, float* states, int threads) {
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
-    LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr,
+    LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr,
                  tapped, num_tapped, states};
     plan_layers(space, c);
     space.allocate();

@@ -267,18 +267,22 @@ FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_
     }
 }
 
-// out = silu(gate) * up, for blocks first..last.
-FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, const Input& in, int64_t n, int64_t first,
-                     int64_t last, float* out, int64_t stride) {
+// out = activation(gate) * up, or without a gate activation(up), for blocks first..last.
+FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, int32_t activation, const Input& in, int64_t n,
+                     int64_t first, int64_t last, float* out, int64_t stride) {
     F g[INTEGER_ROWS], u[INTEGER_ROWS];
-    const int64_t of_gate = rows_at_once(gate, n), of_up = rows_at_once(up, n), once = of_gate < of_up ? of_gate : of_up;
+    const bool has_gate = gate.out;
+    const int64_t of_gate = rows_at_once(has_gate ? gate : up, n), of_up = rows_at_once(up, n);
+    const int64_t once = of_gate < of_up ? of_gate : of_up;
     for (int64_t block = first; block < last; block++) {
         for (int64_t row = 0; row < n; row += once) {
             const int64_t rows = n - row < once ? n - row : once;
-            products(gate, in, block, row, rows, g);
+            if (has_gate) products(gate, in, block, row, rows, g);
             products(up, in, block, row, rows, u);
-            for (int64_t r = 0; r < rows; r++)
-                put(out + (row + r) * stride + 16 * block, f_mul(f_silu(g[r]), u[r]), gate.out - 16 * block);
+            for (int64_t r = 0; r < rows; r++) {
+                const F y = has_gate ? f_mul(f_activation(g[r], activation), u[r]) : f_activation(u[r], activation);
+                put(out + (row + r) * stride + 16 * block, y, up.out - 16 * block);
+            }
         }
     }
 }

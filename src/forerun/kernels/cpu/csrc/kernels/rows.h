@@ -26,6 +26,33 @@ INLINE F f_exp(F x) {
 
 INLINE F f_silu(F x) { return f_div(x, f_add(f_set(1.0f), f_exp(f_sub(f_zero(), x)))); }
 
+// x Phi(x): the error function as a quotient of polynomials up to 4, where it is 1 in float32 (Eigen).
+INLINE F f_gelu(F x) {
+    const F z = f_min(f_set(4.0f), f_max(f_set(-4.0f), f_mul(x, f_set(0.70710678f)))), s = f_mul(z, z);
+    F p = f_fma(f_set(-2.72614225801306e-10f), s, f_set(2.77068142495902e-08f));
+    for (float c : {-2.10102402082508e-06f, -5.69250639462346e-05f, -7.34990630326855e-04f, -2.95459980854025e-03f,
+                    -1.60960333262415e-02f})
+        p = f_fma(p, s, f_set(c));
+    F q = f_fma(f_set(-1.45660718464996e-05f), s, f_set(-2.13374055278905e-04f));
+    for (float c : {-1.68282697438203e-03f, -7.37332916720468e-03f, -1.42647390514189e-02f}) q = f_fma(q, s, f_set(c));
+    return f_mul(f_mul(x, f_set(0.5f)), f_add(f_set(1.0f), f_div(f_mul(z, p), q)));
+}
+
+// Its approximation by tanh, which is x / (1 + e^-2u).
+INLINE F f_gelu_tanh(F x) {
+    const F u = f_mul(x, f_fma(f_set(0.0713548163f), f_mul(x, x), f_set(1.5957691216f)));
+    return f_div(x, f_add(f_set(1.0f), f_exp(f_sub(f_zero(), u))));
+}
+
+INLINE F f_activation(F x, int32_t which) {
+    switch (which) {
+    case FORERUN_GELU: return f_gelu(x);
+    case FORERUN_GELU_TANH: return f_gelu_tanh(x);
+    case FORERUN_RELU2: return f_mul(f_max(x, f_zero()), f_max(x, f_zero()));
+    default: return f_silu(x);
+    }
+}
+
 // cap * tanh(x / cap)
 INLINE F f_softcap(F x, float cap) {
     const F e = f_exp(f_mul(x, f_set(2.0f / cap)));
@@ -51,6 +78,38 @@ FN void rms_norm(const float* x, const float* weight, float eps, int64_t n, floa
         const int rest = (int)(n - i);
         f_store_n(y + i, f_mul(f_mul(f_load_n(x + i, rest), inverse), f_load_n(weight + i, rest)), rest);
     }
+}
+
+// y = (x - mean) / sqrt(variance + eps) * weight + bias, which may be null. y may be x.
+FN void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* y) {
+    F sums = f_zero(), squares = f_zero();
+    const int64_t whole = n / 16 * 16;
+    for (int64_t i = 0; i < whole; i += 16) sums = f_add(sums, f_load(x + i));
+    float sum = sum_lanes(sums), square = 0.0f;
+    for (int64_t i = whole; i < n; i++) sum += x[i];
+    const float mean = sum / (float)n;
+    for (int64_t i = 0; i < whole; i += 16) {
+        const F v = f_sub(f_load(x + i), f_set(mean));
+        squares = f_fma(v, v, squares);
+    }
+    for (int64_t i = whole; i < n; i++) square += (x[i] - mean) * (x[i] - mean);
+    const F centre = f_set(mean), inverse = f_set(1.0f / __builtin_sqrtf((sum_lanes(squares) + square) / (float)n + eps));
+    for (int64_t i = 0; i < n; i += 16) {
+        const int rest = n - i < 16 ? (int)(n - i) : 16;
+        F v = f_mul(f_mul(f_sub(f_load_n(x + i, rest), centre), inverse), f_load_n(weight + i, rest));
+        if (bias) v = f_add(v, f_load_n(bias + i, rest));
+        f_store_n(y + i, v, rest);
+    }
+}
+
+// y = x, by the norm of the model's kind where there is one.
+FN void norm_row(const ForerunModel& m, const float* x, const float* weight, const float* bias, int64_t n, float* y) {
+    if (!weight) {
+        if (x != y) __builtin_memcpy(y, x, n * sizeof(float));
+    } else if (m.has_layer_norms)
+        layer_norm(x, weight, bias, m.eps, n, y);
+    else
+        rms_norm(x, weight, m.eps, n, y);
 }
 
 // Rows as products read them: floats, for weights in codes whole numbers of 16 or 8 bits, and where there are products of

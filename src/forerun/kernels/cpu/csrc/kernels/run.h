@@ -13,13 +13,13 @@ FN void prepare_rows(const ForerunLinear& w, const Input& in, int64_t n, forerun
 
 // Norm rows of x into an input's floats, which may be the same, and bring them into bfloat16 or codes up to `limit`, if it
 // has room for them.
-FN void norm_rows(const float* x, const float* weight, float eps, float limit, const Input& in, int64_t n,
-                  forerun::Member& member) {
+FN void norm_rows(const ForerunModel& m, const float* x, const float* weight, const float* bias, float limit,
+                  const Input& in, int64_t n, forerun::Member& member) {
     int64_t first, last;
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++) {
-            rms_norm(x + t * in.width, weight, eps, in.width, in.x + t * in.width);
+            norm_row(m, x + t * in.width, weight, bias, in.width, in.x + t * in.width);
             prepare(in, t, limit);
         }
     member.close();
@@ -60,6 +60,25 @@ static void linear(const ForerunLinear* w, const float* x, int64_t n, const floa
     forerun::run_in_parallel(linear_body, &call, threads);
 }
 
+// The logits of rows that are normed.
+FN void logit_rows(const ForerunModel& m, const Input& in, int64_t n, float* logits, forerun::Member& member) {
+    const int64_t out = m.head.out;
+    product_rows(m.head, in, n, nullptr, logits, member);
+    if (!m.logit_scale && !m.logit_softcap) return;
+    int64_t first, last;
+    member.open((out + 255) / 256);
+    while (member.claim(first, last))
+        for (int64_t t = 0; t < n; t++)
+            for (int64_t i = first * 256; i < last * 256 && i < out; i += 16) {
+                float* at = logits + t * out + i;
+                F y = get(at, out - i);
+                if (m.logit_scale) y = f_mul(y, f_set(m.logit_scale));
+                if (m.logit_softcap) y = f_softcap(y, m.logit_softcap);
+                put(at, y, out - i);
+            }
+    member.close();
+}
+
 struct HeadCall {
     const ForerunModel* model;
     Input in;
@@ -71,8 +90,9 @@ struct HeadCall {
 FN void head_body(void* data) {
     HeadCall& c = *(HeadCall*)data;
     forerun::Member member(*c.team);
-    norm_rows(c.x, c.model->norm, c.model->eps, forerun::largest_code({&c.model->head}), c.in, c.n, member);
-    if (c.logits) product_rows(c.model->head, c.in, c.n, nullptr, c.logits, member);
+    const ForerunModel& m = *c.model;
+    norm_rows(m, c.x, m.norm, m.norm_bias, forerun::largest_code({&m.head}), c.in, c.n, member);
+    if (c.logits) logit_rows(m, c.in, c.n, c.logits, member);
 }
 
 static void head(const ForerunModel* model, int64_t n, float* x, float* logits, int threads) {

@@ -1,0 +1,523 @@
+"""What a decoder is made of, as data: the parts of its layers by family, read by the decoders of `models/llama/`.
+
+A family is an entry of `FAMILIES`: a function of its configuration that returns how it differs from Llama.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROLES = ("query", "key", "value", "out", "gate", "up", "down")
+"""Linear layers of a decoder's layer."""
+NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
+"""Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer."""
+_LLAMA = {
+    "input_norm": "input_layernorm",
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+_SANDWICH = {
+    "attention_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "feed_norm": "post_feedforward_layernorm",
+}
+_BEHIND = {
+    "input_norm": None,
+    "mlp_norm": None,
+    "attention_norm": "post_attention_layernorm",
+    "feed_norm": "post_feedforward_layernorm",
+}
+_QKV = frozenset({"query", "key", "value"})
+_ATTENTION = _QKV | {"out"}
+_FEED = frozenset({"gate", "up", "down"})
+ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+}
+"""Transformers' names of activations, and ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What differs from layer to layer.
+
+    Attributes:
+        window: positions that a row sees; None: all.
+        rotation: which of the decoder's rotations turns queries and keys; None: none.
+    """
+
+    window: int | None = None
+    rotation: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """A decoder.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim, hidden, intermediate: sizes.
+        layers: what differs from layer to layer.
+        rotations: the kind of layers that each rotation is for, None for all, and its parameters, as a configuration's
+            `rope_parameters` has them.
+        rotated: numbers of each head that are rotated.
+        is_interleaved: numbers 2i and 2i + 1 are rotated together, not i and i + rotated / 2.
+        modules: role -> the module of a layer, for each of ROLES and NORMS that there is. Several of query, key and
+            value, or gate and up, may name one module, which has their outputs one after another.
+        is_fused_by_head: of such a module, each head has its query, key and value side by side.
+        biases: roles, "norms" and "head", that have a bias.
+        base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`.
+        eps: of all norms.
+        norm_kind: "rms" or "layer"; norm_offset: what is added to their weights; has_norm_weights: else these are 1.
+        has_wide_norms: norms of queries and keys are over all heads; norms_rotated: they come after the rotation.
+        activation: "silu", "gelu", "gelu_tanh" or "relu2".
+        is_parallel: attention and feed-forward layer read, and add to, the same residual.
+        scale, softcap: of attention's scores; None: not capped.
+        embedding_scale, residual_scale, logit_scale: factors. logit_softcap: None: not capped.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    layers: tuple[LayerSpec, ...]
+    rotations: tuple[tuple[str | None, Mapping[str, Any]], ...]
+    rotated: int
+    scale: float
+    eps: float
+    is_interleaved: bool = False
+    modules: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
+    is_fused_by_head: bool = False
+    biases: frozenset[str] = frozenset()
+    base: str = "model"
+    embedding: str = "embed_tokens"
+    layer_list: str = "layers"
+    norm: str = "norm"
+    head: str = "lm_head"
+    norm_kind: str = "rms"
+    norm_offset: float = 0.0
+    has_norm_weights: bool = True
+    has_wide_norms: bool = False
+    norms_rotated: bool = False
+    activation: str = "silu"
+    is_parallel: bool = False
+    softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+    @property
+    def is_llama(self) -> bool:
+        """Return whether it is a decoder of the Llama family, to which nothing is added."""
+        plain = DecoderSpec(
+            *(self.num_heads, self.num_kv_heads, self.head_dim, self.hidden, self.intermediate),
+            *(self.layers, self.rotations, self.head_dim, self.head_dim**-0.5, self.eps),
+            modules=_LLAMA | {role: name for role, name in self.modules.items() if role in _HEAD_NORMS},
+            biases=self.biases & _ATTENTION,
+        )
+        return self == plain and all(layer.rotation == 0 for layer in self.layers)
+
+    def embedding_scale_in(self, dtype: torch.dtype) -> float:
+        """Return the factor of embeddings as a model of this type has it."""
+        return float(torch.tensor(self.embedding_scale, dtype=torch.float64).to(dtype))
+
+    def out_features(self, role: str) -> int:
+        """Return the outputs of a linear layer."""
+        widths = {"query": self.num_heads, "key": self.num_kv_heads, "value": self.num_kv_heads}
+        if role in widths:
+            return widths[role] * self.head_dim
+        return self.intermediate if role in ("gate", "up") else self.hidden
+
+    def in_features(self, role: str) -> int:
+        """Return the inputs of a linear layer."""
+        return {"out": self.num_heads * self.head_dim, "down": self.intermediate}.get(role, self.hidden)
+
+    def norm_width(self, role: str) -> int:
+        """Return the numbers that a norm is over."""
+        if role not in ("query_norm", "key_norm"):
+            return self.hidden
+        heads = self.num_heads if role == "query_norm" else self.num_kv_heads
+        return self.head_dim * (heads if self.has_wide_norms else 1)
+
+    def sharing(self, role: str) -> list[str]:
+        """Return the roles whose outputs this role's module has, in order."""
+        return [each for each in ROLES if each in self.modules and self.modules[each] == self.modules[role]]
+
+    def rows(self, role: str, *, in_pairs: bool) -> Tensor | None:
+        """Return the rows of the module's weight that are a role's, int64; None for all in order.
+
+        in_pairs: numbers of queries and keys that are rotated together are to be side by side; else half of what is
+            rotated apart.
+        """
+        start, size, sharing = 0, self.out_features(role), self.sharing(role)
+        order = self.head_order(in_pairs=in_pairs) if role in ("query", "key") else None
+        if len(sharing) == 1 and order is None:
+            return None
+        if self.is_fused_by_head and role in _QKV:
+            heads = torch.arange(self.num_heads)[:, None] * (3 * self.head_dim)
+            found = (heads + sharing.index(role) * self.head_dim + torch.arange(self.head_dim)).reshape(-1)
+        else:
+            start = sum(self.out_features(each) for each in sharing[: sharing.index(role)])
+            found = torch.arange(start, start + size)
+        return found if order is None else found.view(-1, self.head_dim)[:, order].reshape(-1)
+
+    def head_order(self, *, in_pairs: bool) -> Tensor | None:
+        """Return the order of a head's numbers, int64 [head_dim], as `rows`; None for that of the files."""
+        if in_pairs == self.is_interleaved:
+            return None
+        half, places = self.rotated // 2, torch.arange(self.head_dim)
+        turned = places[: self.rotated].view(2, half).T if in_pairs else places[: self.rotated].view(half, 2).T
+        return torch.cat([turned.reshape(-1), places[self.rotated :]])
+
+    def norm_order(self, role: str, *, in_pairs: bool) -> Tensor | None:
+        """Return the order of the weights of a norm of queries or keys, as `rows`."""
+        order = self.head_order(in_pairs=in_pairs) if role in ("query_norm", "key_norm") else None
+        if order is None or not self.has_wide_norms:
+            return order
+        heads = torch.arange(self.norm_width(role) // self.head_dim)[:, None] * self.head_dim
+        return (heads + order).reshape(-1)
+
+
+Difference = dict[str, Any]
+"""Fields of `DecoderSpec` that differ from Llama's; in "modules", a role that is None is left out."""
+
+
+def head_shape(config: Any) -> tuple[int, int, int]:
+    """Return the query heads, the key heads, and the width of a head."""
+    heads: int = config.num_attention_heads
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+    return heads, getattr(config, "num_key_value_heads", None) or heads, width
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """Return the sliding window of each layer."""
+    num_layers: int = config.num_hidden_layers
+    window: int | None = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        return [window if kind == "sliding_attention" else None for kind in layer_types]
+    return [window] * num_layers
+
+
+def spec_of(config: Any) -> DecoderSpec:
+    """Return the decoder of a configuration of one of FAMILIES."""
+    difference = FAMILIES[config.model_type](config)
+    heads, kv_heads, width = head_shape(config)
+    kv_heads = difference.pop("num_kv_heads", kv_heads)
+    modules = {role: name for role, name in {**_LLAMA, **difference.pop("modules", {})}.items() if name is not None}
+    windows, rope = layer_windows(config), config.rope_parameters
+    turned = difference.pop("turned", [True] * len(windows))
+    kinds = getattr(config, "layer_types", None) or [""] * len(windows)
+    by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
+    places = {kind: place for place, kind in enumerate(by_kind)}
+    layers = tuple(
+        LayerSpec(window, places.get(kind, 0) if is_turned else None)
+        for window, kind, is_turned in zip(windows, kinds, turned, strict=True)
+    )
+    share = difference.pop("rotated_share", 1.0)
+    return DecoderSpec(
+        **{
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+            "head_dim": width,
+            "hidden": config.hidden_size,
+            "intermediate": config.intermediate_size,
+            "layers": layers,
+            "rotations": tuple(by_kind.items()) or ((None, rope),),
+            "rotated": int(width * share),
+            "scale": width**-0.5,
+            "eps": getattr(config, "rms_norm_eps", None) or 0.0,
+            "modules": modules,
+            "activation": ACTIVATIONS.get(getattr(config, "hidden_act", "silu"), ""),
+            **difference,
+        }
+    )
+
+
+def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
+    """Return each rotation's inverse frequencies, [rotated / 2] float32, and the factor of its cosines and sines, as
+    Transformers computes them."""
+    found = []
+    for kind, rope in spec.rotations:
+        if rope["rope_type"] == "default":
+            powers = torch.arange(0, spec.rotated, 2, dtype=torch.float) / spec.rotated
+            found.append((1.0 / (rope["rope_theta"] ** powers), 1.0))
+        else:
+            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+            options = {} if kind is None else {"layer_type": kind}
+            found.append(ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, **options))
+    return found
+
+
+def _biases(config: Any, *names: str) -> frozenset[str]:
+    """Return the roles with biases, by the options of a configuration that say so."""
+    roles = {"attention_bias": _ATTENTION, "mlp_bias": _FEED, "use_bias": _ATTENTION | _FEED, "use_qkv_bias": _QKV}
+    return frozenset().union(*(roles[name] for name in names if getattr(config, name, False)))
+
+
+def _share(config: Any) -> float:
+    """Return the part of each head that is rotated."""
+    return float(config.rope_parameters.get("partial_rotary_factor") or 1.0)
+
+
+def _llama(config: Any) -> Difference:
+    return {"biases": _biases(config, "attention_bias", "mlp_bias")}
+
+
+def _qwen2(config: Any) -> Difference:
+    return {"biases": _QKV}
+
+
+def _qwen3(config: Any) -> Difference:
+    return {"modules": _HEAD_NORMS, "biases": _biases(config, "attention_bias")}
+
+
+def _gemma(config: Any) -> Difference:
+    scale = config.hidden_size**0.5
+    return {"norm_offset": 1.0, "embedding_scale": scale, "biases": _biases(config, "attention_bias")}
+
+
+def _gemma2(config: Any) -> Difference:
+    return {
+        **_gemma(config),
+        "modules": _SANDWICH,
+        "activation": ACTIVATIONS.get(config.hidden_activation, ""),
+        "scale": config.query_pre_attn_scalar**-0.5,
+        "softcap": config.attn_logit_softcapping,
+        "logit_softcap": config.final_logit_softcapping,
+    }
+
+
+def _gemma3(config: Any) -> Difference:
+    return {**_gemma2(config), "modules": _SANDWICH | _HEAD_NORMS}
+
+
+def _phi3(config: Any) -> Difference:
+    qkv, mlp = "self_attn.qkv_proj", "mlp.gate_up_proj"
+    fused = {"query": qkv, "key": qkv, "value": qkv, "gate": mlp, "up": mlp}
+    return {"modules": fused, "rotated_share": _share(config)}
+
+
+def _granite(config: Any) -> Difference:
+    return {
+        "biases": _biases(config, "attention_bias", "mlp_bias"),
+        "scale": config.attention_multiplier,
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "logit_scale": 1 / config.logits_scaling,
+    }
+
+
+def _smollm3(config: Any) -> Difference:
+    return {"biases": _biases(config, "attention_bias", "mlp_bias"), "turned": list(map(bool, config.no_rope_layers))}
+
+
+def _olmo(config: Any) -> Difference:
+    return {"biases": _biases(config, "attention_bias"), "norm_kind": "layer", "has_norm_weights": False, "eps": 1e-5}
+
+
+def _olmo2(config: Any) -> Difference:
+    return {"modules": _BEHIND | _HEAD_NORMS, "biases": _biases(config, "attention_bias"), "has_wide_norms": True}
+
+
+def _cohere(config: Any) -> Difference:
+    return {
+        "modules": {"mlp_norm": "input_layernorm"},
+        "biases": _biases(config, "attention_bias"),
+        "norm_kind": "layer",
+        "eps": config.layer_norm_eps,
+        "is_parallel": True,
+        "is_interleaved": True,
+        "logit_scale": config.logit_scale,
+    }
+
+
+def _cohere2(config: Any) -> Difference:
+    return {**_cohere(config), "turned": [window is not None for window in layer_windows(config)]}
+
+
+def _glm(config: Any) -> Difference:
+    biases = _QKV if config.attention_bias else frozenset()
+    fused = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
+    return {"modules": fused, "biases": biases, "is_interleaved": True, "rotated_share": _share(config)}
+
+
+def _glm4(config: Any) -> Difference:
+    found = _glm(config)
+    behind = {"attention_norm": "post_self_attn_layernorm", "feed_norm": "post_mlp_layernorm"}
+    return {**found, "modules": found["modules"] | behind}
+
+
+def _starcoder2(config: Any) -> Difference:
+    return {
+        "modules": {"gate": None, "up": "mlp.c_fc", "down": "mlp.c_proj"},
+        "biases": _biases(config, "use_bias") | {"norms"},
+        "norm_kind": "layer",
+        "eps": config.norm_epsilon,
+    }
+
+
+def _stablelm(config: Any) -> Difference:
+    shared = {"mlp_norm": "input_layernorm"} if config.use_parallel_residual else {}
+    return {
+        "modules": shared,
+        "biases": _biases(config, "use_qkv_bias") | {"norms"},
+        "norm_kind": "layer",
+        "eps": config.layer_norm_eps,
+        "is_parallel": bool(config.use_parallel_residual),
+        "rotated_share": _share(config),
+    }
+
+
+def _nemotron(config: Any) -> Difference:
+    return {
+        "modules": {"gate": None},
+        "biases": _biases(config, "attention_bias", "mlp_bias") | {"norms"},
+        "norm_kind": "layer",
+        "norm_offset": 1.0,
+        "eps": config.norm_eps,
+        "rotated_share": _share(config),
+    }
+
+
+def _exaone4(config: Any) -> Difference:
+    windows = layer_windows(config)
+    turned = [config.sliding_window is None or window is not None for window in windows]
+    return {"modules": _BEHIND | _HEAD_NORMS, "turned": turned}
+
+
+def _phi(config: Any) -> Difference:
+    names = {"out": "self_attn.dense", "gate": None, "up": "mlp.fc1", "down": "mlp.fc2", "mlp_norm": "input_layernorm"}
+    return {
+        "modules": names,
+        "biases": _ATTENTION | _FEED | {"norms", "head"},
+        "norm": "final_layernorm",
+        "norm_kind": "layer",
+        "eps": config.layer_norm_eps,
+        "is_parallel": True,
+        "rotated_share": _share(config),
+    }
+
+
+def _gpt_neox(config: Any) -> Difference:
+    qkv = "attention.query_key_value"
+    names = {"query": qkv, "key": qkv, "value": qkv, "out": "attention.dense"}
+    feed = {"gate": None, "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}
+    return {
+        "num_kv_heads": config.num_attention_heads,
+        "head_dim": config.hidden_size // config.num_attention_heads,
+        "scale": (config.hidden_size // config.num_attention_heads) ** -0.5,
+        "modules": names | feed,
+        "biases": _FEED | {"norms"} | _biases(config, "attention_bias"),
+        "is_fused_by_head": True,
+        "base": "gpt_neox",
+        "embedding": "embed_in",
+        "norm": "final_layer_norm",
+        "norm_kind": "layer",
+        "eps": config.layer_norm_eps,
+        "is_parallel": bool(config.use_parallel_residual),
+        "rotated_share": _share(config),
+    }
+
+
+def _seed_oss(config: Any) -> Difference:
+    out = {"out"} if config.attention_out_bias else set()
+    return {"biases": (_QKV if config.attention_bias else frozenset()) | out | _biases(config, "mlp_bias")}
+
+
+def _arcee(config: Any) -> Difference:
+    return {"modules": {"gate": None}, "biases": _biases(config, "attention_bias", "mlp_bias")}
+
+
+def _ernie4_5(config: Any) -> Difference:
+    return {"biases": _biases(config, "use_bias"), "is_interleaved": True}
+
+
+def _helium(config: Any) -> Difference:
+    return {**_llama(config), "is_interleaved": True}
+
+
+def _hunyuan(config: Any) -> Difference:
+    norms = {"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"}
+    return {"modules": norms, "biases": _biases(config, "attention_bias"), "norms_rotated": True}
+
+
+_UNSERVED = ("use_qk_norm", "qk_layernorm", "clip_qkv", "use_bidirectional_attention")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+def refusal(config: Any) -> str | None:
+    """Return the reason why no entry describes a Transformers configuration; None if one does."""
+    model_type = getattr(config, "model_type", None)
+    if model_type not in FAMILIES:
+        return f"model type {model_type!r} is not one of {', '.join(FAMILIES)}"
+    for option in _UNSERVED:
+        if getattr(config, option, None):
+            return f"{option}={getattr(config, option)!r}"
+    spec = spec_of(config)
+    for _, rope in spec.rotations:
+        # longrope has factors for short and for long contexts
+        kind = rope.get("rope_type", "default")
+        if kind not in _ROPE_TYPES or rope.get("short_factor") != rope.get("long_factor"):
+            return f"rope type {kind!r} depends on the sequence's length"
+        share = rope.get("partial_rotary_factor") or 1.0
+        if kind != "default" and int(spec.head_dim * share) != spec.rotated:  # Llama's default type does not read it
+            return f"a rotation of {share} of each head"
+    if spec.head_dim % 2 or spec.rotated % 2 or spec.num_heads % max(1, spec.num_kv_heads):
+        return f"{spec.num_heads} query heads and {spec.num_kv_heads} key heads of width {spec.head_dim}"
+    if not spec.activation:
+        return f"activation {getattr(config, 'hidden_act', None)!r}"
+    if len({layer.window for layer in spec.layers} - {None}) > 1:
+        return "windows of several widths"
+    return None
+
+
+FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
+    "arcee": _arcee,
+    "cohere": _cohere,
+    "cohere2": _cohere2,
+    "ernie4_5": _ernie4_5,
+    "exaone4": _exaone4,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "glm": _glm,
+    "glm4": _glm4,
+    "gpt_neox": _gpt_neox,
+    "granite": _granite,
+    "helium": _helium,
+    "hunyuan_v1_dense": _hunyuan,
+    "llama": _llama,
+    "ministral": lambda config: {},
+    "mistral": lambda config: {},
+    "nemotron": _nemotron,
+    "olmo": _olmo,
+    "olmo2": _olmo2,
+    "olmo3": _olmo2,
+    "phi": _phi,
+    "phi3": _phi3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "seed_oss": _seed_oss,
+    "smollm3": _smollm3,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+}
+"""How each family differs from Llama, by Transformers' model type."""
