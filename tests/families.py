@@ -1,74 +1,127 @@
-"""Tiny random models of the families that forerun promises to serve."""
+"""Tiny random models of the families of decoder-only models, by Transformers' model type."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-import transformers as tf
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from forerun.models import decoder_spec
 
 VOCAB = 96
-_COMMON = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 1024,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
+_NO_TOKENS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+_PLAIN = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, **_NO_TOKENS}
+_PLAIN["max_position_embeddings"] = 1024
+_WIDE = {**_PLAIN, "intermediate_size": 128}
+_GATED = {**_WIDE, "num_key_value_heads": 2}
+_HEADS = {**_GATED, "head_dim": 16}
+_WINDOW = {"sliding_window": 24}
+_GPT = {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024, **_NO_TOKENS}
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+_GEMMA = {**_HEADS, **_WINDOW, "query_pre_attn_scalar": 16}
+# tied embeddings, scaled as Gemma scales them, repeat the last token for ever; caps as low as to bend random logits
+_GEMMA2 = {**_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0, "tie_word_embeddings": False}
+
+TINY: dict[str, dict[str, Any]] = {
+    "llama": _GATED,
+    "mistral": {**_GATED, **_WINDOW},
+    "qwen2": _GATED,
+    "qwen3": {**_GATED, "head_dim": 32},
+    "arcee": _GATED,
+    "cohere": {**_GATED, "logit_scale": 0.5},
+    "cohere2": {**_GATED, **_WINDOW},
+    "deepseek_v3": {
+        **_WIDE,
+        "num_key_value_heads": 4,
+        **_LATENT,
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+    },
+    "ernie4_5": {**_HEADS, "use_bias": True},
+    "exaone4": {**_GATED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma": {**_HEADS, "tie_word_embeddings": False},
+    "gemma2": _GEMMA2,
+    "gemma3_text": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False},
+    "glm": _HEADS,
+    "glm4": _HEADS,
+    "gpt2": _GPT,
+    "gpt_bigcode": _GPT,
+    "gpt_neox": _WIDE,
+    "gpt_oss": {**_HEADS, **_LOCAL, **_WINDOW},
+    "granite": {
+        **_GATED,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 2.0,
+    },
+    "granitemoe": {**_GATED, **_LOCAL},
+    "helium": _HEADS,
+    "hunyuan_v1_dense": _HEADS,
+    "ministral": {**_HEADS, **_WINDOW},
+    "mixtral": {**_GATED, **_LOCAL, "sliding_window": None},
+    "nemotron": _GATED,
+    "olmo": _GATED,
+    "olmo2": _GATED,
+    "olmo3": {**_GATED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmoe": {**_GATED, "num_experts": 4, "num_experts_per_tok": 2},
+    "opt": {**_PLAIN, "ffn_dim": 128, "word_embed_proj_dim": 64},
+    "phi": _GATED,
+    "phi3": _GATED,
+    "qwen2_moe": {**_GATED, **_EXPERTS, "shared_expert_intermediate_size": 64},
+    "qwen3_moe": {**_HEADS, **_EXPERTS},
+    "seed_oss": {**_HEADS, "attention_bias": True},
+    "smollm3": {**_GATED, "no_rope_layers": [1, 0]},
+    "stablelm": _GATED,
+    "starcoder2": _GATED,
+    "bloom": {"vocab_size": VOCAB, "hidden_size": 64, "n_layer": 2, "n_head": 4, **_NO_TOKENS},
+    "codegen": {**_GPT, "rotary_dim": 8},
+    "falcon": _PLAIN,
+    "gptj": {**_GPT, "rotary_dim": 8},
+    "gpt_neo": {"vocab_size": VOCAB, "hidden_size": 64, "num_layers": 2, "num_heads": 4, **_NO_TOKENS}
+    | {"attention_types": [[["global", "local"], 1]]},
+    "mpt": {"vocab_size": VOCAB, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 1024},
+    "jamba": {**_GATED, "num_experts": 2},
+    "mamba": {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 4},
+    "qwen3_next": {**_HEADS, **_EXPERTS, "shared_expert_intermediate_size": 64},
+    "recurrent_gemma": {**_WIDE, "lru_width": 64, "attention_window_size": 24},
 }
-_GATED = dict(**_COMMON, intermediate_size=128, num_key_value_heads=2)
-
-
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**_GATED)),
-    "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**_GATED)),
-    "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**_GATED, head_dim=32)),
-    "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**_GATED, sliding_window=24)),
-    "gemma2": lambda: tf.Gemma2ForCausalLM(
-        tf.Gemma2Config(
-            **_GATED,
-            head_dim=16,
-            sliding_window=24,
-            query_pre_attn_scalar=16,
-            attn_logit_softcapping=2.0,  # low enough to bend the logits of a random model
-            final_logit_softcapping=4.0,
-            tie_word_embeddings=False,  # tied ones, scaled as Gemma scales them, repeat the last token for ever
-        )
-    ),
-    "gpt2": lambda: tf.GPT2LMHeadModel(
-        tf.GPT2Config(
-            vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=1024, eos_token_id=None, bos_token_id=None
-        )
-    ),
-    "gpt_neox": lambda: tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(**_COMMON, intermediate_size=128)),
-    "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(**_GATED)),
-    "mixtral": lambda: tf.MixtralForCausalLM(
-        tf.MixtralConfig(**_GATED, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
-    ),
-    "gpt_oss": lambda: tf.GptOssForCausalLM(
-        tf.GptOssConfig(**_GATED, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24)
-    ),
-}
-
+"""Arguments of a tiny configuration of each family in docs/models.md."""
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2", "gpt_neox", "phi3", "mixtral", "gpt_oss")
+"""Those that are tested in every way."""
+DESCRIBED = tuple(decoder_spec.FAMILIES)
 MAY_BE_INEXACT = {"gpt_oss"}
 """Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,
 and a test that returns early for another one would hide that it no longer does."""
 
 
-def make_family(name: str, folder: Path, seed: int = 0) -> Path:
-    """Save a tiny random model of the family in float32, with weights wide enough that its text does not loop."""
+def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
+    """Make a tiny random model of the family in float32, with weights wide enough that its text does not loop."""
+    config = CONFIG_MAPPING[name](**{**TINY[name], **options})
     torch.manual_seed(seed)
-    model = FAMILIES[name]()
+    model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.12)
             elif "sinks" in key or "bias" in key:
                 parameter.normal_(0, 0.3)
+            elif "norm" in key:
+                parameter.add_(0.2 * torch.randn_like(parameter))
     model.generation_config.eos_token_id = None
-    model.save_pretrained(folder / name)
+    return model.eval()
+
+
+def make_family(name: str, folder: Path, seed: int = 0, **options: Any) -> Path:
+    """Save a tiny random model of the family."""
+    tiny_model(name, seed, **options).save_pretrained(folder / name)
     return folder / name

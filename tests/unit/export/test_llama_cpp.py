@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers as tf
 
-from families import FAMILIES
+from families import tiny_model
 from forerun.errors import ConfigError, IncompatibleDrafterError, UnsupportedModelError
 from forerun.export.gguf import export_llama_cpp
 from forerun.models import load_tokenizer, load_transformers_model
@@ -74,7 +74,7 @@ def test_a_draft_with_its_targets_tokenizer(type_name: str, draft: Path, target:
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])
 def test_families(family: str, tmp_path: Path) -> None:
-    model = FAMILIES[family]()
+    model = tiny_model(family)
     model.save_pretrained(tmp_path / "model")
     read_tokenizer(METADATA, "m.gguf").save_pretrained(tmp_path / "model")
     export_llama_cpp(tmp_path / "model", tmp_path / "out.gguf", type_name="F32")
@@ -148,7 +148,7 @@ def test_drafts_that_cannot_draft(draft: Path, target: Path, tmp_path: Path) -> 
     llama(vocab_size=NUM_TOKENS - 2).save_pretrained(small)
     load_tokenizer(draft).save_pretrained(small)
     refused(IncompatibleDrafterError, "269 rows of logits, and .* lists 271 tokens", small, target)
-    gemma = FAMILIES["gemma2"]()
+    gemma = tiny_model("gemma2")
     gemma.save_pretrained(tmp_path / "gemma")
     load_tokenizer(draft).save_pretrained(tmp_path / "gemma")
     refused(UnsupportedModelError, "gemma2.*convert_hf_to_gguf.py", tmp_path / "gemma")

@@ -91,6 +91,6 @@ def test_other_tokens_than_the_picked_ones_are_computed_anew(tmp_path: Path) -> 
 
 def test_what_is_no_number_is_said(tmp_path: Path) -> None:
     model = load_model(make_family("llama", tmp_path), "float64")
-    model.decoder.norm.fill_(torch.nan)  # type: ignore[attr-defined]
+    model.decoder.norm.weight.fill_(torch.nan)  # type: ignore[attr-defined]
     found = DeviceDraftSession(model, [model.new_cache()], Pick(model.vocab_size, True, 2)).advance([[1]])
     assert found.columns == [-1] and found.probabilities == [0.0]

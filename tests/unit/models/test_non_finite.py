@@ -28,15 +28,10 @@ def damage(folder: Path, name: str, value: float) -> None:
         (
             "llama",
             "model.layers.1.self_attn.v_proj.weight",
-            "model.layers.1.self_attn.q_proj, k_proj or v_proj.weight",
+            "model.layers.1.self_attn.q_proj (query, key and value).weight",
             "bfloat16",
         ),
-        (
-            "qwen3",
-            "model.layers.0.self_attn.k_norm.weight",
-            "model.layers.0.self_attn.q_norm or k_norm.weight",
-            "float32",
-        ),
+        ("qwen3", "model.layers.0.self_attn.k_norm.weight", "model.layers.0.self_attn.k_norm.weight", "float32"),
         ("llama", "model.norm.weight", "model.norm.weight", "float64"),
         ("gpt2", "transformer.h.1.attn.c_proj.bias", "transformer.h.1.attn.c_proj.bias", "float32"),
         ("gpt2", "transformer.h.0.mlp.c_fc.weight", "transformer.h.0.mlp.c_fc.weight", "bfloat16"),
@@ -58,7 +53,7 @@ def test_the_tensor_is_named_by_native_models_too(tmp_path: Path) -> None:
         damage(folder, name, float("nan"))
         assert first_non_finite_tensor(load_model(folder, "bfloat16")) in (
             name,
-            "model.layers.1.self_attn.q_proj, k_proj or v_proj.weight",  # without native kernels
+            "model.layers.1.self_attn.q_proj (query, key and value).weight",  # without native kernels
         )
 
 

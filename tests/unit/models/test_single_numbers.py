@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as tf
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
@@ -17,7 +16,6 @@ from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
 from forerun.kernels.torch import elementwise
 from forerun.kernels.torch.elementwise import SameAtEveryPlace
 from forerun.models import Model, Rows, load_model
-from served_families import FAMILIES as SERVED
 
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     **{name: ACT2FN[name] for name in ACT2FN if name not in ("prelu", "xielu")},
@@ -69,28 +67,17 @@ def exact_at(model: Model, num_threads: int) -> bool:
     return torch.equal(together, torch.cat(whole)) and torch.equal(begun, torch.cat(first))
 
 
-def saved(config: Any, folder: Path) -> Path:
-    torch.manual_seed(0)
-    model = tf.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.12)
-    model.save_pretrained(folder)
-    return folder
-
-
 ODD = [
-    pytest.param(family, width, marks=() if (family, width) == ("Gemma2", 128) else pytest.mark.slow)
-    for family in ("Gemma", "Gemma2", "Gemma3Text", "Starcoder2", "GPTBigCode", "Qwen2Moe", "Phi3")
+    pytest.param(family, width, marks=() if (family, width) == ("gemma2", 128) else pytest.mark.slow)
+    for family in ("gemma", "gemma2", "gemma3_text", "starcoder2", "gpt_bigcode", "qwen2_moe", "phi3")
     for width in (128, 105)
 ]
 
 
 @pytest.mark.parametrize(("family", "width"), ODD)
 def test_rows_of_a_family_at_one_thread_and_three(family: str, width: int, tmp_path: Path) -> None:
-    more = {"n_inner": width} if family == "GPTBigCode" else {"intermediate_size": width}
-    model = load_model(saved(getattr(tf, f"{family}Config")(**SERVED[family] | more), tmp_path), "float32")
+    more = {"n_inner": width} if family == "gpt_bigcode" else {"intermediate_size": width}
+    model = load_model(make_family(family, tmp_path, **more), "float32", kind="general")
     assert model.exactness.exact, model.exactness.reason
     assert exact_at(model, 1) and exact_at(model, 3)
 
@@ -107,6 +94,6 @@ def test_rows_of_every_family_at_one_thread_and_three(family: str, dtype: str, t
 @pytest.mark.usefixtures("reference_kernels")  # whether one of eight numbers differs hangs on their values
 def test_the_self_test_sees_what_depends_on_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elementwise, "_OURS", {})
-    exactness = load_model(make_family("gemma2", tmp_path), "float32").exactness
+    exactness = load_model(make_family("gemma2", tmp_path), "float32", kind="general").exactness
     assert not exactness.exact
     assert "mlp.act_fn (GELUTanh)" in str(exactness.reason)

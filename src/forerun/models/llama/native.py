@@ -274,8 +274,10 @@ class NativeLlamaDecoder(LayerRangeDecoder):
 
     def _pointer(self, name: str, weight: Tensor) -> int:
         """Keep the numbers in float32, and return their address."""
-        numbers = weight.detach().float().contiguous().clone()
-        self._kept[name] = numbers
+        if name not in self._kept:  # two roles may share a norm
+            self._kept[name] = weight.detach().float().contiguous().clone()
+        numbers = self._kept[name]
+        assert isinstance(numbers, Tensor)
         return numbers.data_ptr()
 
 
