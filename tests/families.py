@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from forerun.models import decoder_spec
+from forerun.models.fused import families as fused
 
 VOCAB = 96
 _NO_TOKENS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
@@ -98,7 +98,7 @@ TINY: dict[str, dict[str, Any]] = {
 """Arguments of a tiny configuration of each family in docs/models.md."""
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2", "gpt_neox", "phi3", "mixtral", "gpt_oss")
 """Those that are tested in every way."""
-DESCRIBED = tuple(decoder_spec.FAMILIES)
+DESCRIBED = tuple(fused.FAMILIES)
 MAY_BE_INEXACT = {"gpt_oss"}
 """Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,
 and a test that returns early for another one would hide that it no longer does."""

@@ -18,9 +18,9 @@ from forerun.kernels.cpu.page_layout import CACHE_FORMATS
 from forerun.kernels.quantize import GROUP, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.quantized_linear import QuantizedLinear
 from forerun.models.base import Rows
+from forerun.models.fused.decoder import FusedDecoder
+from forerun.models.fused.native import NativeDecoder
 from forerun.models.linear import Part, make_linear
-from forerun.models.llama.decoder import LlamaDecoder
-from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.model import lay_out
 from fuzzing import examples
 from kernel_cases import each_set, threads
@@ -152,8 +152,8 @@ def test_layers(
     parents = [max(-1, i - 1 - rng.choice((0, 0, 1, 5))) for i in range(n)]
     node = rng.randrange(n)
     decoders = [
-        NativeLlamaDecoder(drawn_model(*config, seed), native_library, MixedMaker(seed, native_library), cache_dtype),
-        LlamaDecoder(drawn_model(*config, seed), MixedMaker(seed, None)),
+        NativeDecoder(drawn_model(*config, seed), native_library, MixedMaker(seed, native_library), cache_dtype),
+        FusedDecoder(drawn_model(*config, seed), MixedMaker(seed, None)),
     ]
 
     def sequence(decoder: Any, start: Sequence[int] = prompt) -> Any:

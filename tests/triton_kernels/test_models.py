@@ -102,10 +102,10 @@ def test_all_is_computed_while_the_models_device_is_current(tmp_path: Path, monk
 
         monkeypatch.setattr(triton_layers, name, watched)
 
-    from forerun.models.llama import triton_layers
+    from forerun.models.fused import triton_layers
 
     model_device = torch.device(DEVICE.type, 0) if DEVICE.type == "cuda" else DEVICE
-    monkeypatch.setattr("forerun.models.llama.triton.on_device", on_device)
+    monkeypatch.setattr("forerun.models.fused.triton.on_device", on_device)
     for name in ("gated", "attend", "add_splits", "add_and_norm", "rotate_and_write"):
         watch(name)
     model = loaded(make_family("llama", tmp_path), "triton", DTYPES[0], monkeypatch)
@@ -142,11 +142,11 @@ def test_pages_are_published_adopted_forked_and_truncated(tmp_path: Path, monkey
 
 
 def test_the_memory_of_a_step_is_what_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.models.llama.triton import TritonLlamaDecoder
+    from forerun.models.fused.triton import TritonDecoder
     from forerun.models.memory_plan import step_nbytes
 
     folder = make_family("llama", tmp_path)
     decoder = loaded(folder, "triton", torch.float32, monkeypatch).decoder
-    assert isinstance(decoder, TritonLlamaDecoder)
+    assert isinstance(decoder, TritonDecoder)
     config = AutoConfig.from_pretrained(folder)
     assert decoder.step_nbytes == step_nbytes(config, torch.float32)

@@ -97,7 +97,7 @@ def test_the_core_does_not_load_train_and_lab() -> None:
     [
         ("forerun.verification", "from forerun.engine import LLM"),
         ("forerun.verification", "import forerun.models.base"),
-        ("forerun.models.llama", "from ...drafters import registry"),
+        ("forerun.models.fused", "from ...drafters import registry"),
         ("forerun.config", "def f():\n    from forerun.sampling import noise"),
         ("forerun.lab", "from forerun.train import loop"),
         ("forerun.train", "from forerun import lab"),

@@ -71,8 +71,7 @@ class EarlyExit(DraftModel):
         if not isinstance(target, Model) or not target.can_exit_early:
             raise IncompatibleDrafterError(
                 f"{target.name} runs through its own Transformers modules, which cannot be left after some layers. "
-                "Early exit is for the architectures of the Llama decoder (Llama, Mistral, Qwen2, Qwen3). "
-                "Take another drafter."
+                "Early exit is for models that the fused decoder computes. Take another drafter."
             )
         layers = target.num_layers
         self._num_layers = self._exit_layer or max(1, round(_SHARE * layers))

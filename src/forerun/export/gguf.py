@@ -18,8 +18,8 @@ from torch import Tensor
 from forerun.errors import ConfigError, IncompatibleDrafterError, UnsupportedModelError
 from forerun.export.files import DRAFT_TOKENS, Exported, check_disk_space, check_draft, check_output
 from forerun.models import find_tokenizer, load_transformers_model
-from forerun.models.decoder_spec import head_shape
-from forerun.models.families import llama_refusal
+from forerun.models.decoders import llama_refusal
+from forerun.models.fused.families import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.gguf.configuration import ARCHITECTURES, EMBEDDING, HEAD, ROPE_FACTORS, llama3_factors

@@ -23,7 +23,7 @@ from forerun.export.files import (
     save_tokenizer,
 )
 from forerun.models import find_tokenizer
-from forerun.models.decoder_spec import refusal
+from forerun.models.fused.families import refusal
 from forerun.models.linear import Part
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
@@ -72,14 +72,14 @@ def export_quantized(
     source = find_source(model)
     config = source.config()
     refuse_unservable(config, source.name)
-    is_llama = refusal(config) is None
-    loaded, maker = read_to_quantize(source, config, "auto", adapter, quantize, is_llama=is_llama)
+    is_fused = refusal(config) is None
+    loaded, maker = read_to_quantize(source, config, "auto", adapter, quantize, is_fused=is_fused)
     loaded.config.architectures = [type(loaded).__name__]
     dtype, num_parameters = str(maker.dtype).removeprefix("torch."), sum(each.numel() for each in loaded.parameters())
-    check_disk_space(out, _nbytes(loaded, quantize, is_llama))
+    check_disk_space(out, _nbytes(loaded, quantize, is_fused))
     generation = generation_config(source.eos_token_ids(config), tokenizer, source.recommended_sampling())
     with model_folder(out) as (fresh, written):
-        _write_weights(_parts(loaded, maker, is_llama, source.name), fresh, max_shard_bytes)
+        _write_weights(_parts(loaded, maker, is_fused, source.name), fresh, max_shard_bytes)
         with quietly():
             loaded.config.save_pretrained(fresh)
             generation.save_pretrained(fresh)
@@ -94,22 +94,22 @@ def export_quantized(
     return Exported(num_parameters, quantize, sum(written.values()), tuple(sorted(written)))
 
 
-def _nbytes(model: Any, quantize: Quantization, is_llama: bool) -> int:
+def _nbytes(model: Any, quantize: Quantization, is_fused: bool) -> int:
     """Estimate the bytes of the saved tensors: quantized values, scales, and unquantized tensors."""
     outer = (model.get_output_embeddings(), model.get_input_embeddings())
     quantized = {
         f"{path}.weight": _BYTES[8 if module in outer else QUANTISATIONS[quantize][0]]
-        for path, module in matrices(model, is_llama).items()
+        for path, module in matrices(model, is_fused).items()
     }
     parameters = model.named_parameters()
     return int(sum(each.numel() * quantized.get(name, each.element_size()) for name, each in parameters))
 
 
-def _parts(model: Any, maker: QuantizedMaker, is_llama: bool, name: str) -> Iterator[dict[str, Tensor]]:
+def _parts(model: Any, maker: QuantizedMaker, is_fused: bool, name: str) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors to save by name, those of one parameter at a time; quantize them lazily."""
     from transformers.pytorch_utils import Conv1D
 
-    found = matrices(model, is_llama)
+    found = matrices(model, is_fused)
     if not found:
         raise UnsupportedModelError(f"{name} has no linear layers that could be quantized. Serve it as it is.")
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

@@ -25,12 +25,12 @@ from forerun.kv_cache import SequenceCache
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.decoder_spec import head_shape, spec_of
-from forerun.models.families import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
+from forerun.models.decoders import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
+from forerun.models.fused.families import head_shape, spec_of
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.llama_modules import LlamaModules
+from forerun.models.loading.fused_modules import FusedModules
 from forerun.models.loading.load import check_dtype, served_dtype
 from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept
 from forerun.models.loading.source import ModelSource
@@ -55,7 +55,7 @@ class WeightStorage:
     Attributes:
         dtype: of everything that is not quantized.
         device: where they lie.
-        is_llama: the decoder is that of the Llama family.
+        is_fused: the decoder is that of the Llama family.
         library: the native kernels, where they compute.
         quantize: what matrices are brought to; None: nothing.
         stored: by name, the format of a quantized weight of the files, or None; without `quantize`, of one that is
@@ -66,7 +66,7 @@ class WeightStorage:
 
     dtype: torch.dtype
     device: torch.device
-    is_llama: bool
+    is_fused: bool
     library: Library | None
     quantize: Quantization | None
     stored: Callable[[str], QuantizedFormat | BlockType | None]
@@ -76,13 +76,13 @@ class WeightStorage:
     @property
     def is_native(self) -> bool:
         """Return whether all layers are computed by the native kernels."""
-        return self.is_llama and self.library is not None
+        return self.is_fused and self.library is not None
 
     def linear(self, name: str, shape: torch.Size, *, is_outer: bool) -> int:
         """Return the bytes of a linear layer's weight. shape: outputs, inputs. is_outer: of the output layer or the
         embedding."""
         if self.quantize is None:
-            if self.library is not None and multiplies_floats(self.device, self.dtype, is_llama=self.is_llama):
+            if self.library is not None and multiplies_floats(self.device, self.dtype, is_fused=self.is_fused):
                 return linear_nbytes(self.library, shape[0], shape[1], self.stored(name) or self.dtype)
             return shape.numel() * self.dtype.itemsize
         form = self._form(name, is_outer=is_outer)
@@ -96,7 +96,7 @@ class WeightStorage:
         """Return the bytes of the embedding."""
         if self.is_native:
             return self.linear(name, shape, is_outer=True)
-        if self.is_llama and self.quantize is not None:
+        if self.is_fused and self.quantize is not None:
             return _quantized_nbytes(self._form(name, is_outer=True), shape)
         return shape.numel() * self.dtype.itemsize
 
@@ -112,14 +112,14 @@ class WeightStorage:
         if self.is_triton:
             return 0 if self.quantize is None else self.linear(name, shape, is_outer=True)
         if self.quantize is not None:
-            return _PRODUCT * shape.numel() if self.is_llama else self.linear(name, shape, is_outer=True)
+            return _PRODUCT * shape.numel() if self.is_fused else self.linear(name, shape, is_outer=True)
         is_packed = self.library is not None or can_pack(self.dtype, self.device)
         return self.linear(name, shape, is_outer=True) if is_packed else 0
 
     def other(self, parameter: Tensor) -> int:
-        """Return the bytes of a norm, a bias or any other parameter; the Llama decoders keep them in float32 at
+        """Return the bytes of a norm, a bias or any other parameter; the fused decoders keep them in float32 at
         least."""
-        return parameter.numel() * max(parameter.element_size(), _FLOAT32 if self.is_llama else 0)
+        return parameter.numel() * max(parameter.element_size(), _FLOAT32 if self.is_fused else 0)
 
     def read(self, parameter: Tensor, *, is_matrix: bool) -> int:
         """Return the bytes of a parameter as Transformers reads it. is_matrix: it is quantized, if any parameter is."""
@@ -143,7 +143,7 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
         num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_streamed = storage.is_llama and storage.quantize is not None and not storage.has_adapter
+    is_streamed = storage.is_fused and storage.quantize is not None and not storage.has_adapter
     kept = read = largest = 0
     for name, module, parameter in _parameters(model):
         is_embedding = module is embedding and parameter.dim() == 2
@@ -159,7 +159,7 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
             kept += storage.linear(name, shape, is_outer=module is head)
         else:
             kept += storage.other(parameter)
-        is_coded = is_matrix or (is_embedding and storage.is_llama)
+        is_coded = is_matrix or (is_embedding and storage.is_fused)
         is_block = is_coded and storage.quantize is None and storage.stored(name) is not None  # packed from the file
         size = 0 if is_block else storage.read(parameter, is_matrix=is_coded)
         largest = max(largest, size)
@@ -272,19 +272,19 @@ def model_memory(
     requested = check_quantization(quantize, dtype)
     target_device, source = resolve_device(device), find_source(name)
     config = source.plain_config()
-    is_llama = served_kind("auto", source, config) == "llama"
+    is_fused = served_kind("auto", source, config) == "fused"
     quantization = requested or check_quantization(source.quantization(), dtype)
     has_adapter = adapter is not None
     served = served_dtype(source, dtype, is_quantized=quantization not in (None, UNQUANTIZED))
-    mixture = mixture_as_stored(source, quantization, target_device, served, is_llama=is_llama, adapted=has_adapter)
+    mixture = mixture_as_stored(source, quantization, target_device, served, is_fused=is_fused, adapted=has_adapter)
     quantization = None if quantization == UNQUANTIZED else quantization
     library = library_for(target_device, served)
     empty = (
-        LlamaModules(config, served) if is_llama else empty_model(source.name, source.config(), served, ATTENTION_NAME)
+        FusedModules(config, served) if is_fused else empty_model(source.name, source.config(), served, ATTENTION_NAME)
     )
-    is_triton = is_llama and is_triton_selected()
+    is_triton = is_fused and is_triton_selected()
     stored = _stored_forms(source, config, quantization, mixture)
-    storage = WeightStorage(served, target_device, is_llama, library, quantization, stored, has_adapter, is_triton)
+    storage = WeightStorage(served, target_device, is_fused, library, quantization, stored, has_adapter, is_triton)
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
     kept += step_nbytes(config, served) if is_triton else 0
@@ -327,7 +327,7 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
 def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
-    if storage.is_llama:
+    if storage.is_fused:
         heads, kv_heads = (spec := spec_of(config)).num_heads, spec.num_kv_heads
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")

@@ -141,7 +141,7 @@ class Model(LanguageModel):
         eos_token_ids: tokens that end its output.
         dtype: of the weights.
         device: where they lie.
-        kind: of decoder, "llama" or "general".
+        kind: of decoder, "fused" or "general".
         packed_weights: tensors as they are packed in a GGUF file, by the names of Transformers' parameters; nothing for
             a model that comes from another kind of file.
         num_layers: layers, each with keys and values that belong to it alone.
@@ -250,7 +250,7 @@ class Model(LanguageModel):
             [sum of num_logits, V] logits of the final norm and head, as `forward` returns them.
 
         Raises:
-            UnsupportedModelError: the model is not of the Llama family.
+            UnsupportedModelError: the fused decoder does not compute the model.
             ValueError: num_layers is out of range, or rows have been computed in part.
         """
         decoder = self._by_layers("exit early")
@@ -303,7 +303,7 @@ class Model(LanguageModel):
         if not isinstance(self.decoder, LayerRangeDecoder):
             raise UnsupportedModelError(
                 f"{self.name} cannot {purpose}: it runs on the general path, whose modules compute all layers at once. "
-                "Only the Llama decoder (Llama, Mistral, Qwen2, Qwen3) computes a range of layers."
+                "Only the fused decoder computes a range of layers."
             )
         return self.decoder
 

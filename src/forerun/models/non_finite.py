@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from forerun.models.base import LanguageModel, StandIn
+from forerun.models.fused.decoder import FusedDecoder, Norm
 from forerun.models.general import GeneralDecoder
-from forerun.models.llama.decoder import LlamaDecoder, Norm
 from forerun.models.model import Model
 
 
@@ -25,7 +25,7 @@ class NamedTensors(Protocol):
 def first_non_finite_tensor(model: LanguageModel) -> str | None:
     """Return the name, as in the checkpoint, of the first weight tensor with an entry that is NaN or infinite.
 
-    None: every entry is finite, or the model is of a kind whose weights cannot be looked at. The Llama decoder
+    None: every entry is finite, or the model is of a kind whose weights cannot be looked at. The fused decoder
     keeps some tensors side by side; they are named together. All weights are read: a second for a model of a few
     gigabytes.
     """
@@ -53,7 +53,7 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(decoder, LlamaDecoder):
+    if isinstance(decoder, FusedDecoder):
         yield from _of_llama(decoder)
     elif isinstance(decoder, NamedTensors):
         yield from decoder.named_tensors()
@@ -61,7 +61,7 @@ def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
         yield from _of_module(decoder.model)
 
 
-def _of_llama(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
+def _of_llama(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
     spec = decoder.spec
     # if quantized, it is finite
     parts: list[tuple[str, object]] = [(f"{spec.base}.{spec.embedding}.weight", decoder.embedding)]

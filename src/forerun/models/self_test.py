@@ -23,8 +23,8 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import KV_BLOCK
 from forerun.kv_cache import SequenceCache
 from forerun.models.base import Exactness, Rows
+from forerun.models.fused.native import NativeDecoder
 from forerun.models.general import GeneralDecoder
-from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.model import Model
 from forerun.models.non_finite import first_non_finite_tensor, has_finite_rows
 from forerun.utils import machine
@@ -102,7 +102,7 @@ def probe(model: Model) -> bool:
             "attention through Transformers' attention interface."
         )
     cache = model.new_cache()
-    logits = model.forward([Rows(cache, [0] * (1 if isinstance(decoder, NativeLlamaDecoder) else 5))]).logits
+    logits = model.forward([Rows(cache, [0] * (1 if isinstance(decoder, NativeDecoder) else 5))]).logits
     cache.free()
     return has_finite_rows(logits)
 
@@ -121,7 +121,7 @@ def self_test(model: Model, *, is_finite: bool = True) -> Exactness:
     """
     if not is_finite:
         return Exactness(False, _non_finite(model))
-    if not isinstance(decoder := model.decoder, NativeLlamaDecoder):
+    if not isinstance(decoder := model.decoder, NativeDecoder):
         with as_device_errors(model.device):
             return _SelfTest(model, _SECONDS).run()[0]
     part = decoder.first_part(_NATIVE_OUTPUTS)
@@ -134,7 +134,7 @@ def self_test(model: Model, *, is_finite: bool = True) -> Exactness:
     return exactness
 
 
-def _key(decoder: NativeLlamaDecoder, context_length: int) -> str:
+def _key(decoder: NativeDecoder, context_length: int) -> str:
     """Return the key of all that decides whether the trials pass: the library, processor, instructions, threads, and
     the shapes and formats of the layers that are tried."""
     library = decoder.library
@@ -160,7 +160,7 @@ class _SelfTest:
     """
 
     def __init__(
-        self, model: Model, seconds: float, part: NativeLlamaDecoder | None = None, earlier: Passed | None = None
+        self, model: Model, seconds: float, part: NativeDecoder | None = None, earlier: Passed | None = None
     ) -> None:
         self._whole, self._earlier = model, earlier or Passed()
         self._model = model if part is None else _model_of(model, part)
@@ -235,7 +235,7 @@ class _SelfTest:
             "in a branching tree": self._in_a_tree,
             **alone,
         }
-        if isinstance(self._model.decoder, NativeLlamaDecoder):
+        if isinstance(self._model.decoder, NativeDecoder):
             return trials
         if isinstance(self._model.decoder, GeneralDecoder):
             trials = dict(self._trials_of_threads()) | trials
@@ -331,7 +331,7 @@ class _SelfTest:
         """Name the first module that gives another result for the same rows in the trial's result `index`."""
         model = self._whole
         if not isinstance(model.decoder, GeneralDecoder):
-            return f"the Llama decoder in {model.quantize or model.dtype} on this {model.device.type}"
+            return f"the fused decoder in {model.quantize or model.dtype} on this {model.device.type}"
         inside = model.decoder.model
         with _recording(inside, self._seen):
             with closing(trial()) as results:
@@ -348,7 +348,7 @@ class _SelfTest:
         return "no single module; the difference appears only across steps"
 
 
-def _model_of(model: Model, part: NativeLlamaDecoder) -> Model:
+def _model_of(model: Model, part: NativeDecoder) -> Model:
     """Return a model of a part of the decoder."""
     return Model(
         part,

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from families import FAMILIES, VOCAB, make_family
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
-from forerun.models.decoder_spec import refusal
+from forerun.models.fused.families import refusal
 
 # Transformers computes norms and the rotation in float32 even then, so paths agree to float32, not to float64
 FLOAT64_TOLERANCE = 2e-5
@@ -28,12 +28,12 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("kind", ["llama", "general"])
+@pytest.mark.parametrize("kind", ["fused", "general"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_match_transformers(family: str, kind: str, folders: dict[str, Path]) -> None:
-    if kind == "llama" and refusal(AutoConfig.from_pretrained(folders[family])):
+    if kind == "fused" and refusal(AutoConfig.from_pretrained(folders[family])):
         with pytest.raises(ConfigError, match="decoder cannot serve"):
-            load_model(folders[family], dtype="float64", kind="llama")
+            load_model(folders[family], dtype="float64", kind="fused")
         return
     model = load_model(folders[family], dtype="float64", kind=kind)  # type: ignore[arg-type]
     reference = AutoModelForCausalLM.from_pretrained(

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from forerun import LLM, SamplingParams
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models import Rows, load_draft_model, load_model, load_transformers_model
-from forerun.models.llama.decoder import LlamaDecoder
+from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.loading.gguf.header import read_types
 from gguf_files import TINY, write_gguf
 
@@ -206,7 +206,7 @@ def test_other_factors_are_used_as_they_are(tmp_path: Path) -> None:
     write_gguf(tmp_path / "it.gguf", model, tensors={"rope_freqs.weight": factors})
     model.model.rotary_emb.inv_freq /= torch.from_numpy(factors)
     torch.testing.assert_close(logits_of(load_transformers_model(tmp_path / "it.gguf", "float32")), logits_of(model))
-    for kind in ("llama", "general"):
+    for kind in ("fused", "general"):
         torch.testing.assert_close(our_logits(tmp_path / "it.gguf", kind=kind), logits_of(model))
 
 
@@ -334,7 +334,7 @@ def test_flipped_bits_in_a_models_metadata_never_crash(tmp_path: Path) -> None:
 
 def test_memory_never_holds_the_layers_twice(tmp_path: Path) -> None:
     model = llama()
-    LlamaDecoder(model)
+    FusedDecoder(model)
     assert all(weight.is_meta for weight in model.model.layers.parameters()) and model.lm_head.weight.is_meta
 
 

@@ -20,7 +20,7 @@ from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.cpu import native
 from forerun.models import Rows, load_model, load_transformers_model
 from forerun.models.base import identity
-from forerun.models.llama.native import NativeLlamaDecoder
+from forerun.models.fused.native import NativeDecoder
 from forerun.models.loading.progress import progress_to
 from gguf_files import TINY, write_gguf
 from heads import random_head
@@ -54,7 +54,7 @@ def test_every_matrix_is_kept_as_it_lies(type_name: str, is_tied: bool, tmp_path
     meaning = write_gguf(path, llama(tie_word_embeddings=is_tied), type_name)
     model = load_model(path)
     decoder = model.decoder
-    assert isinstance(decoder, NativeLlamaDecoder) and model.exactness.exact
+    assert isinstance(decoder, NativeDecoder) and model.exactness.exact
     assert (model.quantize, model.dtype) == (type_name, torch.bfloat16)
     for name, numbers in meaning.items():
         if numbers.dim() > 1:

@@ -1,4 +1,4 @@
-"""Sliding and full layers in one model, in the Llama decoder: each layer has its own window."""
+"""Sliding and full layers in one model, in the fused decoder: each layer has its own window."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def reference(folder: Path, text: list[int]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("kind", ["llama", "general"])
+@pytest.mark.parametrize("kind", ["fused", "general"])
 def test_logits_match_transformers(folder: Path, kind: str) -> None:
     model = load_model(folder, dtype="float64", kind=kind)  # type: ignore[arg-type]
     text = tokens(90)
@@ -86,7 +86,7 @@ def test_the_kinds_make_a_difference(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_do_not_depend_on_company(folder: Path, dtype: str) -> None:
     model = load_model(folder, dtype=dtype)
-    assert model.kind == "llama" and model.exactness.exact, model.exactness.reason
+    assert model.kind == "fused" and model.exactness.exact, model.exactness.reason
     text = tokens(270)
     assert torch.equal(in_parts(model, text, [240, *[1] * 30]), in_parts(model, text, [240, 5, 9, 2, 14]))
 

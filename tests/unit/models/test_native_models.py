@@ -21,9 +21,9 @@ from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.torch.linear import PackedLinear
 from forerun.models import Model, Rows, identity, load_model
-from forerun.models.families import llama_refusal
+from forerun.models.decoders import llama_refusal
+from forerun.models.fused.native import NativeDecoder
 from forerun.models.linear import FloatMaker, Linear, Part
-from forerun.models.llama.native import NativeLlamaDecoder
 from kernel_cases import THREADS, threads
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 12
@@ -56,13 +56,13 @@ def test_logits_are_near_those_of_the_references(
     assert model.exactness.exact
     ours = logits(model)
     if family in DESCRIBED:
-        assert isinstance(model.decoder, NativeLlamaDecoder)
+        assert isinstance(model.decoder, NativeDecoder)
     else:
         modules = model.decoder.model.modules()  # type: ignore[attr-defined]
         assert quantize is None or any(isinstance(module, NativeLinear) for module in modules)
     monkeypatch.setenv("FORERUN_KERNELS", "reference")
     reference = load_model(folder, quantize=quantize)
-    assert not isinstance(reference.decoder, NativeLlamaDecoder)
+    assert not isinstance(reference.decoder, NativeDecoder)
     theirs = logits(reference)
     assert (ours - theirs).norm() < 0.03 * theirs.norm()
 
@@ -135,7 +135,7 @@ def test_heads_that_do_not_fit_each_other_are_an_error_on_the_general_path(tmp_p
 def test_a_longer_rotation_of_another_thread_leaves_the_one_in_use(tmp_path: Path) -> None:
     model = load_model(make_family("llama", tmp_path))
     decoder = model.decoder
-    assert isinstance(decoder, NativeLlamaDecoder)
+    assert isinstance(decoder, NativeDecoder)
     layers, held = decoder.library.layers, [weakref.ref(table) for table in decoder._rotation.reaching(1)]
 
     class Growing:
@@ -162,7 +162,7 @@ class Turning(FloatMaker):
 
 def test_a_layer_of_another_shape_than_the_models_is_refused(native_library: Library) -> None:
     with pytest.raises(ValueError, match="shape"):
-        NativeLlamaDecoder(tf.LlamaForCausalLM(tiny()), native_library, Turning(partial(NativeLinear, native_library)))
+        NativeDecoder(tf.LlamaForCausalLM(tiny()), native_library, Turning(partial(NativeLinear, native_library)))
 
 
 def test_stored_costs_tell_the_kernels_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from forerun.kernels.quantize import quantize_int4, quantize_int8
 from forerun.kernels.torch.linear import JoinedLinear
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding, QuantizedLinear
 from forerun.models import Model, Rows, identity, load_model, number_format
+from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.general import GeneralDecoder
-from forerun.models.llama.decoder import LlamaDecoder
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import read_to_quantize
 from forerun.models.loading.transformers_modules import to_device
@@ -50,8 +50,8 @@ def drawn_llama(**settings: object) -> tf.PreTrainedModel:
     return model.eval()
 
 
-def decoder_of(model: Model) -> LlamaDecoder:
-    assert isinstance(model.decoder, LlamaDecoder)
+def decoder_of(model: Model) -> FusedDecoder:
+    assert isinstance(model.decoder, FusedDecoder)
     return model.decoder
 
 
@@ -89,7 +89,7 @@ def test_families_are_exact_and_near_their_float_model(family: str, quantize: st
 
 def test_the_two_paths_agree(tmp_path: Path) -> None:
     folder = make_family("llama", tmp_path)
-    fast, general = (load_model(folder, "float32", kind, quantize="int8") for kind in ("llama", "general"))
+    fast, general = (load_model(folder, "float32", kind, quantize="int8") for kind in ("fused", "general"))
     assert (logits(fast) - logits(general)).norm() < 0.03 * logits(general).norm()
 
 
@@ -118,13 +118,13 @@ def test_no_float_matrix_is_there_but_the_one_that_is_quantized(
 ) -> None:
     drawn_llama().save_pretrained(tmp_path)
     held: list[int] = []
-    made = LlamaDecoder.__init__
+    made = FusedDecoder.__init__
 
-    def watched(self: LlamaDecoder, model: tf.PreTrainedModel, *rest: object) -> None:
+    def watched(self: FusedDecoder, model: tf.PreTrainedModel, *rest: object) -> None:
         held.append(sum(weight.untyped_storage().nbytes() for weight in model.parameters()))
         made(self, model, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LlamaDecoder, "__init__", watched)
+    monkeypatch.setattr(FusedDecoder, "__init__", watched)
     load_model(tmp_path, quantize="int8")
     norms = 5 * 64 * 2
     assert held[0] <= norms + 100 * 2
@@ -133,7 +133,7 @@ def test_no_float_matrix_is_there_but_the_one_that_is_quantized(
 def test_no_device_holds_float_matrices_either(tmp_path: Path) -> None:
     drawn_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
     source = find_source(tmp_path)
-    model, _ = read_to_quantize(source, source.config(), "bfloat16", None, "int8", is_llama=True)
+    model, _ = read_to_quantize(source, source.config(), "bfloat16", None, "int8", is_fused=True)
     moved = to_device(model, torch.device("meta"))
     assert moved.device.type == "meta" and moved.lm_head.weight is moved.model.embed_tokens.weight
     assert sum(weight.untyped_storage().nbytes() for weight in moved.parameters()) <= 5 * 64 * 2 + 100 * 2

@@ -16,7 +16,7 @@ from families import make_family
 from forerun.config import COST_CACHE_VARIABLE
 from forerun.kernels.cpu import native
 from forerun.models import Model, Rows, load_model, self_test
-from forerun.models.llama.native import NativeLlamaDecoder
+from forerun.models.fused.native import NativeDecoder
 from forerun.utils import entry_file
 from forerun.utils.home import HOME_VARIABLE
 from kernel_cases import threads, using
@@ -77,11 +77,11 @@ def test_a_broken_native_kernel_is_found_and_not_remembered(
     function: str, row: int, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows from this place in a forward on are others than alone."""
-    compute = getattr(NativeLlamaDecoder, function)
-    monkeypatch.setattr(NativeLlamaDecoder, function, lambda *given: spoil(compute(*given), row))
+    compute = getattr(NativeDecoder, function)
+    monkeypatch.setattr(NativeDecoder, function, lambda *given: spoil(compute(*given), row))
     for _ in range(2):
         exactness = load_model(folder).exactness
-        assert not exactness.exact and "the Llama decoder in torch.bfloat16" in str(exactness.reason)
+        assert not exactness.exact and "the fused decoder in torch.bfloat16" in str(exactness.reason)
     assert not home.exists()
     monkeypatch.undo()
     assert REMEMBERED not in loaded(folder)
@@ -99,7 +99,7 @@ def test_a_broken_module_is_found_and_named(tmp_path: Path, monkeypatch: pytest.
 def test_the_last_outputs_are_those_of_the_whole_layer(folder: Path) -> None:
     for quantize in (None, "int8", "int4"):
         model = load_model(folder, "float32", quantize=quantize)
-        assert isinstance(model.decoder, NativeLlamaDecoder)
+        assert isinstance(model.decoder, NativeDecoder)
         part = model.decoder.first_part(40)
         assert part.num_outputs == 48 and part.num_layers == 2
         logits = self_test._model_of(model, part).forward([Rows(part.planner.new_cache(), [1, 2, 3])]).logits

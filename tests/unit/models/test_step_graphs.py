@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.models.llama import cuda_graphs as step_graphs
-from forerun.models.llama.cuda_graphs import StepGraphs, on_device
+from forerun.models.fused import cuda_graphs as step_graphs
+from forerun.models.fused.cuda_graphs import StepGraphs, on_device
 
 CUDA = torch.device("cuda", 1)
 

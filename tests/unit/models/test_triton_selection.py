@@ -17,7 +17,7 @@ from forerun.kernels.cpu import in_use, native, references
 from forerun.kernels.triton import availability
 from forerun.kernels.triton.availability import check_device, check_heads, is_triton_selected
 from forerun.models import load_model
-from forerun.models.families import library_for, make_decoder
+from forerun.models.decoders import library_for, make_decoder
 
 CPU = torch.device("cpu")
 

@@ -26,7 +26,7 @@ from forerun.models.attention.base import Attention, LayerAttention, PackedRows,
 from forerun.models.attention.native import NativeAttention, PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import Exactness, LanguageModel, Rows
-from forerun.models.families import library_for
+from forerun.models.decoders import library_for
 from forerun.models.linear import Linear, make_linear, make_quantized_linear
 from forerun.models.model import packed_rows
 from forerun.models.rotation import HalfRotation, inverse_frequencies, pair_halves

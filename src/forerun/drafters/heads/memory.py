@@ -13,7 +13,7 @@ from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.families import library_for
+from forerun.models.decoders import library_for
 from forerun.models.loading.find_source import find_source
 from forerun.models.memory_plan import ModelMemory, WeightStorage
 

@@ -21,13 +21,13 @@ from forerun.lab.bench.random_model import MIXTURE, opened
 from forerun.lab.bench.tables import Columns, Table, decimal, percent
 from forerun.lab.plan.measured import product_flops, read_bandwidth
 from forerun.models import LanguageModel, Model, Rows, load_model
-from forerun.models.llama.native import NativeLlamaDecoder
+from forerun.models.fused.native import NativeDecoder
 from forerun.models.loading.find_source import find_source
 from forerun.types import Cache
 
 TRANSFORMERS = "transformers"
 REFERENCE = "llama, reference kernels"
-"""The Llama decoder in PyTorch, where the native kernels compute the other."""
+"""The fused decoder in PyTorch, where the native kernels compute the other."""
 MOST_LOGITS = 64
 """Rows of a forward whose logits are all computed, as those of drafts are; of more, as of a prompt, the last row's."""
 
@@ -130,7 +130,7 @@ def _measured(
     seconds = {key: [run.seconds for run in each] for key, each in timed.items()}
     parameters = _multiplied(name, model)
     decoder = model.decoder
-    nbytes = decoder.weight_bytes if isinstance(decoder, NativeLlamaDecoder) else parameters * BYTES.get(dtype, 2.0)
+    nbytes = decoder.weight_bytes if isinstance(decoder, NativeDecoder) else parameters * BYTES.get(dtype, 2.0)
     return [
         ForwardRow(
             dtype,
@@ -178,7 +178,7 @@ def _decoders(folder: str | Path, dtype: str, others: bool) -> dict[str, Model]:
     decoders = {auto.kind: auto}
     if auto.kind == "general" or not others:
         return decoders
-    if quantize == UNQUANTIZED and isinstance(auto.decoder, NativeLlamaDecoder):
+    if quantize == UNQUANTIZED and isinstance(auto.decoder, NativeDecoder):
         with references():
             decoders[REFERENCE] = load_model(folder, number_format)
     return decoders | {"general": load_model(folder, number_format, "general", quantize=quantize)}

@@ -14,12 +14,12 @@ from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, R
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.triton.availability import is_triton_selected
-from forerun.models.decoder_spec import refusal
-from forerun.models.families import Kind, library_for, make_decoder, mixture_as_stored, served_kind
+from forerun.models.decoders import Kind, library_for, make_decoder, mixture_as_stored, served_kind
+from forerun.models.fused.families import refusal
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.llama_modules import read_llama
+from forerun.models.loading.fused_modules import read_fused
 from forerun.models.loading.lora import adapter_tokenizer, with_adapter
 from forerun.models.loading.progress import counted
 from forerun.models.loading.quantized_layers import (
@@ -67,7 +67,7 @@ def load_model(
             its GGUF files ("owner/name:file.gguf").
         dtype: "float32", "bfloat16", "float64", or "auto": that of the weights, float32 for float16 and for quantized
             ones.
-        kind: of decoder: "llama" for the Llama family's fast one, "general" for Transformers' own modules,
+        kind: of decoder: "fused" for the families of `fused/families.py`, "general" for Transformers' own modules,
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
         adapter: the folder of a PEFT LoRA adapter to merge.
@@ -78,7 +78,7 @@ def load_model(
             "auto": `dtype`.
 
     Raises:
-        ConfigError: unknown dtype, kind or quantization, the Llama decoder requested for a model it does not serve, a
+        ConfigError: unknown dtype, kind or quantization, the fused decoder requested for a model it does not serve, a
             device that is not there, an adapter without PEFT, or a format of keys and values that is unknown or that
             the model's kernels do not store.
         ModelLoadError: the files are missing, broken, or hold only pickled weights; an adapter does not fit them.
@@ -110,7 +110,7 @@ def log_source_notes(source: ModelSource, model: Model, name: str | Path, *, is_
         form = model.quantize if model.quantize in QUANTISATIONS else served
         listed = ", ".join(f"{count} of {each}" for each, count in sorted(types.items()))
         _log.warning(
-            "%s: tensors are computed as %s and not as they are stored: %s. The native Llama decoder, without an "
+            "%s: tensors are computed as %s and not as they are stored: %s. The native fused decoder, without an "
             "adapter, computes with %s as they are; quantize='int4' saves memory.",
             *(name, form, listed, ", ".join(BLOCK_TYPES)),
         )
@@ -209,15 +209,15 @@ def _load(
     """Load a model, and compute one step with it. Also returns whether that is finite."""
     check_dtype(dtype)
     requested = check_quantization(quantize, dtype)
-    if kind not in ("auto", "llama", "general"):
-        raise ConfigError(f"kind is {kind!r}, but must be auto, llama or general.")
+    if kind not in ("auto", "fused", "general"):
+        raise ConfigError(f"kind is {kind!r}, but must be auto, fused or general.")
     target_device = resolve_device(device)
     source = find_source(name)
     config = source.plain_config()
     kind = served_kind(kind, source, config)
     if kind == "general" or adapter is not None:
         config = source.config()
-    hf, maker, form = _read_weights(source, config, dtype, target_device, adapter, requested, is_llama=kind == "llama")
+    hf, maker, form = _read_weights(source, config, dtype, target_device, adapter, requested, is_fused=kind == "fused")
     try:
         hf = to_device(hf, target_device)
         ends, tokens = source.eos_token_ids(config), source.output_tokens(config)
@@ -247,18 +247,18 @@ def _read_weights(
     adapter: str | Path | None,
     quantize: Quantization | None,
     *,
-    is_llama: bool,
+    is_fused: bool,
 ) -> tuple[Any, QuantizedMaker | StoredMaker | None, str | None]:
     """Return the Transformers model of a source, the maker of its layers, and the form of its weights
     (`LanguageModel.quantize`); no maker and no form where they are numbers."""
     quantize = quantize or check_quantization(source.quantization(), dtype)
     served = served_dtype(source, dtype, is_quantized=False)
-    mixture = mixture_as_stored(source, quantize, device, served, is_llama=is_llama, adapted=adapter is not None)
+    mixture = mixture_as_stored(source, quantize, device, served, is_fused=is_fused, adapted=adapter is not None)
     if mixture is not None:
         return *_read_stored(source, config, served), mixture
     if quantize is None or quantize == UNQUANTIZED:
-        return _read(source, config, served, adapter, ATTENTION_NAME, is_llama=is_llama), None, None
-    read = read_to_quantize(source, config, dtype, adapter, quantize, is_llama=is_llama, attention=ATTENTION_NAME)
+        return _read(source, config, served, adapter, ATTENTION_NAME, is_fused=is_fused), None, None
+    read = read_to_quantize(source, config, dtype, adapter, quantize, is_fused=is_fused, attention=ATTENTION_NAME)
     return *read, quantize
 
 
@@ -281,7 +281,7 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     """
     config, device = hf.config, hf.device  # a native decoder leaves parameters on "meta"
     refuse_unservable(config, name)
-    kind: Kind = "general" if refusal(config) else "llama"
+    kind: Kind = "general" if refusal(config) else "fused"
     quantization = check_quantization(quantize, str(hf.dtype).removeprefix("torch."))
     quantization = None if quantization == UNQUANTIZED else quantization
     maker = None if quantization is None else QuantizedMaker(quantization, None, {}, hf.dtype)
@@ -362,26 +362,26 @@ def read_to_quantize(
     adapter: str | Path | None,
     quantization: Quantization,
     *,
-    is_llama: bool,
+    is_fused: bool,
     attention: str | None = None,
 ) -> tuple[Any, QuantizedMaker]:
     """Return the Transformers model of a source, and the maker of its quantized layers.
 
     dtype: of all that is not quantized (`served_dtype`).
-    is_llama: it is for the Llama decoder. Its matrices are placeholders then, and read one by one by the maker. Those
+    is_fused: it is for the fused decoder. Its matrices are placeholders then, and read one by one by the maker. Those
         of other models, and of models with an adapter, are there as float32; all other parameters are of `dtype`.
     """
     number_format = served_dtype(source, dtype, is_quantized=True)
     stored = None if adapter is not None else source.quantized_weight(config)  # with an adapter, they are others
-    if is_llama and adapter is None:
+    if is_fused and adapter is None:
         checkpoint, _ = counted(source.checkpoint(config, torch.float32), source.name)
         is_tied = config.tie_word_embeddings
         checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
-        model = _modules(source, config, checkpoint, number_format, attention, is_llama=True)
+        model = _modules(source, config, checkpoint, number_format, attention, is_fused=True)
         numbers = stored_numbers(checkpoint.slices, is_tied)
         return model, QuantizedMaker(quantization, stored, numbers, number_format)
     model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
-    leave = {f"{path}.weight" for path in matrices(model, is_llama)}
+    leave = {f"{path}.weight" for path in matrices(model, is_fused)}
     return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
 
 
@@ -391,7 +391,7 @@ def _read_stored(source: ModelSource, config: Any, number_format: torch.dtype) -
     checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
     is_tied = config.tie_word_embeddings
     unread = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
-    model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_llama=True)
+    model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_fused=True)
     library = library_for(model.device, number_format)
     assert library is not None  # `mixture_as_stored`
     numbers = stored_numbers(checkpoint.slices, is_tied)
@@ -405,14 +405,14 @@ def _read(
     adapter: str | Path | None,
     attention: str | None = None,
     *,
-    is_llama: bool = False,
+    is_fused: bool = False,
 ) -> Any:
-    """Return the Transformers model of a source in a dtype, with an adapter if there is one; for the Llama decoder
+    """Return the Transformers model of a source in a dtype, with an adapter if there is one; for the fused decoder
     without one, its parameters alone."""
 
     def in_format(dtype: torch.dtype) -> Any:
         checkpoint, _ = counted(source.checkpoint(config, dtype), source.name)
-        return _modules(source, config, checkpoint, dtype, attention, is_llama=is_llama and adapter is None)
+        return _modules(source, config, checkpoint, dtype, attention, is_fused=is_fused and adapter is None)
 
     return with_adapter(in_format, number_format, adapter, source.name)
 
@@ -424,12 +424,12 @@ def _modules(
     dtype: torch.dtype,
     attention: str | None,
     *,
-    is_llama: bool,
+    is_fused: bool,
 ) -> Any:
-    """Return `LlamaModules` where forerun's Llama decoder computes and they hold what it needs, else the Transformers
+    """Return `FusedModules` where forerun's fused decoder computes and they hold what it needs, else the Transformers
     model. attention: the name of forerun's; None: Transformers computes."""
-    if is_llama and attention is not None:
-        found = read_llama(source.name, config, checkpoint, dtype)
+    if is_fused and attention is not None:
+        found = read_fused(source.name, config, checkpoint, dtype)
         if found is not None:
             return found
         config = source.config()

@@ -82,7 +82,7 @@ def stored_numbers(slices: Mapping[str, TensorSlice], is_tied: bool) -> dict[str
     return found
 
 
-def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
+def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
     """Return the modules of a Transformers model, by path, whose weights are quantized: the linear layers; of the Llama
     decoder's models also the embedding, which stands for an output layer that is tied to it."""
     from transformers.pytorch_utils import Conv1D
@@ -92,7 +92,7 @@ def matrices(model: Any, is_llama: bool) -> dict[str, nn.Module]:
     return {
         path: module
         for path, module in model.named_modules()
-        if (is_llama and module is embedding)
+        if (is_fused and module is embedding)
         or (type(module) in (nn.Linear, Conv1D) and not (is_tied and module is head))
     }
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from forerun.models.families import llama_refusal
+from forerun.models.decoders import llama_refusal
 from forerun.train.accelerator import (
     columns_of,
     device_of,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from forerun.errors import ConfigError
-from forerun.models.families import llama_refusal
+from forerun.models.decoders import llama_refusal
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.accelerator import micro_tokens, model_vocabulary
 from forerun.train.defaults import Pruning

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun.errors import ConfigError
-from forerun.models.families import llama_refusal
+from forerun.models.decoders import llama_refusal
 from forerun.models.loading.configuration import OUTPUT_TOKENS
 from forerun.train.accelerator import columns_of, dtype_name, model_vocabulary, stored_ids
 from forerun.train.checkpoint import DTYPE, pin

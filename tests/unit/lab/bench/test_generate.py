@@ -111,7 +111,7 @@ def test_an_engine_beside_another_shares_its_target() -> None:
 def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -> None:
     rows = measure_forward(str(folder), ["float64"], [1, 3], 9, rounds=2, others=True)
     assert [(row.method, row.rows) for row in rows] == [
-        (method, k) for method in (TRANSFORMERS, "llama", "general") for k in (1, 3)
+        (method, k) for method in (TRANSFORMERS, "fused", "general") for k in (1, 3)
     ]
     assert rows[0].over_transformers is None and rows[2].over_transformers is not None
     assert rows[2].growth is None and rows[3].growth is not None
@@ -119,7 +119,7 @@ def test_forwards_are_measured_for_every_path_and_number_of_rows(folder: Path) -
 
 def test_forwards_beside_reference_kernels_and_of_codes(folder: Path) -> None:
     rows = measure_forward(str(folder), ["bfloat16"], [3], 9, rounds=1, others=True)
-    assert [row.method for row in rows if row.method != REFERENCE] == [TRANSFORMERS, "llama", "general"]
+    assert [row.method for row in rows if row.method != REFERENCE] == [TRANSFORMERS, "fused", "general"]
     assert (REFERENCE in [row.method for row in rows]) == (native() is not None)
     (llama,) = measure_forward(str(folder), ["int8"], [20], 1, rounds=1)
     assert llama.over_transformers is None and llama.growth is None

@@ -55,12 +55,10 @@ def in_parts(model: Model, text: list[int], sizes: list[int]) -> torch.Tensor:
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 2e-5), ("float32", 1e-4)])
-def test_logits_are_those_of_transformers(
-    dtype: str, tolerance: float, made: tuple[PreTrainedModel, Path]
-) -> None:
+def test_logits_are_those_of_transformers(dtype: str, tolerance: float, made: tuple[PreTrainedModel, Path]) -> None:
     reference, folder = made
     model = load_model(folder, dtype)
-    assert model.kind == "llama"
+    assert model.kind == "fused"
     text = tokens(70)
     with torch.inference_mode():
         expected = reference.to(getattr(torch, dtype))(torch.tensor([text])).logits[0]

@@ -1,7 +1,7 @@
 """The native decoder of the families that `decoder_spec.py` describes: one kernel call for all layers, with weights of
 32, 16, 8 or 4 bits.
 
-States between layers are float32. `models/llama/decoder.py` computes the same in PyTorch.
+States between layers are float32. `models/fused/decoder.py` computes the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
-from forerun.models.decoder_spec import ROLES, LayerSpec, frequencies, spec_of
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
+from forerun.models.fused.families import frequencies, spec_of
+from forerun.models.fused.spec import ROLES, LayerSpec
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
@@ -32,7 +33,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
 """In the order of `ForerunActivation`."""
 
 
-class NativeLlamaDecoder(LayerRangeDecoder):
+class NativeDecoder(LayerRangeDecoder):
     """The decoder of a Transformers model of one of the families, computed by the native library.
 
     Args:
@@ -102,7 +103,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
             logit_softcap=spec.logit_softcap or 0.0,
         )
 
-    def first_part(self, num_outputs: int) -> NativeLlamaDecoder:
+    def first_part(self, num_outputs: int) -> NativeDecoder:
         """Return a decoder of the first layers, as many as hold every kind of layer that there is (by windows,
         rotations and formats) and two at least, and of about the last `num_outputs` outputs. It has the same weights,
         and pages of its own."""
@@ -173,7 +174,7 @@ class NativeLlamaDecoder(LayerRangeDecoder):
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return a session that computes chains row by row, with less preparation for each row than `forward`
         (`LanguageModel.draft_session`)."""
-        return NativeLlamaDraftSession(self, caches, pick)
+        return NativeDecoderSession(self, caches, pick)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
@@ -281,14 +282,14 @@ class NativeLlamaDecoder(LayerRangeDecoder):
         return numbers.data_ptr()
 
 
-class NativeLlamaDraftSession(NativeDraftSession):
+class NativeDecoderSession(NativeDraftSession):
     """The draft session of a model of the Llama family.
 
     Args:
         caches, pick: as of `LanguageModel.draft_session`.
     """
 
-    def __init__(self, decoder: NativeLlamaDecoder, caches: Sequence[Cache], pick: Pick) -> None:
+    def __init__(self, decoder: NativeDecoder, caches: Sequence[Cache], pick: Pick) -> None:
         library, outputs = decoder.library, decoder.num_outputs
         super().__init__(library, caches, decoder._rotation, outputs, pick)
         self._decoder = decoder

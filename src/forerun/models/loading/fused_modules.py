@@ -1,5 +1,5 @@
 """A model's parameters in modules with Transformers' names, made and read without its modelling code, whose
-import takes seconds. Nothing computes with these modules: the decoders of `models/llama/` take them apart.
+import takes seconds. Nothing computes with these modules: the decoders of `models/fused/` take them apart.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from forerun.models.decoder_spec import NORMS, DecoderSpec, spec_of
+from forerun.models.fused.families import spec_of
+from forerun.models.fused.spec import NORMS, DecoderSpec
 from forerun.models.loading.weights import FLOATS, Checkpoint
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 
@@ -31,7 +32,7 @@ class _Norm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width)) if has_bias else None
 
 
-class LlamaModules(nn.Module):
+class FusedModules(nn.Module):
     """The modules of a model of one of the families, on the device "meta".
 
     Args:
@@ -94,7 +95,7 @@ def _layer(spec: DecoderSpec) -> nn.Module:
     return layer
 
 
-def read_llama(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> LlamaModules | None:
+def read_fused(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> FusedModules | None:
     """Return the modules of a model of the Llama family with a checkpoint's weights, on the CPU; None if these are not
     exactly the model's: Transformers then decides what is missing, left over or to be converted.
 
@@ -106,7 +107,7 @@ def read_llama(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
     slices = checkpoint.slices
     if len(slices) < config.num_hidden_layers:  # a wrong number may be any
         return None
-    model = LlamaModules(config, dtype)
+    model = FusedModules(config, dtype)
     expected = dict(model.named_parameters())
     if slices.keys() != expected.keys() or not all(
         each.get_shape() == list(expected[key].shape) and each.get_dtype() in FLOATS for key, each in slices.items()

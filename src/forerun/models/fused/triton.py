@@ -2,7 +2,7 @@
 
 Rows are padded to a bucket; the padding writes nothing, and its results are not read. Plain decoding and
 verification of up to 15 drafted tokens differ in nothing but the numbers that these kernels read, so that they cannot
-differ in a row's bits. States between layers are float32. `models/llama/decoder.py` computes the same in PyTorch.
+differ in a row's bits. States between layers are float32. `models/fused/decoder.py` computes the same in PyTorch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from forerun.kernels.triton.step_arrays import BUCKETS, HEAD_ROWS, MAX_ROWS, TIL
 from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
-from forerun.models.decoder_spec import frequencies, head_shape, layer_windows, spec_of
+from forerun.models.fused.cuda_graphs import StepGraphs, StepInputBuffers, on_device
+from forerun.models.fused.families import frequencies, head_shape, layer_windows, spec_of
+from forerun.models.fused.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.linear import Part, of_rows
-from forerun.models.llama.cuda_graphs import StepGraphs, StepInputBuffers, on_device
-from forerun.models.llama.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.quantized_layers import QuantizedMaker
 from forerun.models.rotation import half_tables
@@ -118,7 +118,7 @@ def _numbers(weight: Tensor) -> Tensor:
     return weight.detach().float().clone()
 
 
-class TritonLlamaDecoder(LayerRangeDecoder):
+class TritonDecoder(LayerRangeDecoder):
     """The decoder of a Transformers model of the Llama family on a CUDA device, or on the CPU in Triton's interpreter.
 
     Args:

@@ -21,7 +21,8 @@ from forerun.kernels.torch.elementwise import gelu, rms_norm, silu, softcap
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
-from forerun.models.decoder_spec import LayerSpec, frequencies, spec_of
+from forerun.models.fused.families import frequencies, spec_of
+from forerun.models.fused.spec import LayerSpec
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
 from forerun.models.rotation import Rotation, rotate
 
@@ -57,7 +58,7 @@ class _Layer:
     form: AttentionShape
 
 
-class LlamaDecoder(LayerRangeDecoder):
+class FusedDecoder(LayerRangeDecoder):
     """The decoder of a Transformers model of one of the families, with its weights rearranged.
 
     Args:

@@ -1,33 +1,18 @@
-"""What a decoder is made of, as data: the parts of its layers by family, read by the decoders of `models/llama/`.
+"""The families that the fused decoder computes, each by how it differs from Llama.
 
-A family is an entry of `FAMILIES`: a function of its configuration that returns how it differs from Llama.
+To add one, write a function of its configuration, and add it to FAMILIES.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-ROLES = ("query", "key", "value", "out", "gate", "up", "down")
-"""Linear layers of a decoder's layer."""
-NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
-"""Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer."""
-_LLAMA = {
-    "input_norm": "input_layernorm",
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "out": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-_HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+from forerun.models.fused.spec import ATTENTION, FEED, HEAD_NORMS, LLAMA_MODULES, QKV, DecoderSpec, LayerSpec
+
 _SANDWICH = {
     "attention_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
@@ -39,9 +24,6 @@ _BEHIND = {
     "attention_norm": "post_attention_layernorm",
     "feed_norm": "post_feedforward_layernorm",
 }
-_QKV = frozenset({"query", "key", "value"})
-_ATTENTION = _QKV | {"out"}
-_FEED = frozenset({"gate", "up", "down"})
 ACTIVATIONS = {
     "silu": "silu",
     "gelu": "gelu",
@@ -50,148 +32,6 @@ ACTIVATIONS = {
     "relu2": "relu2",
 }
 """Transformers' names of activations, and ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """What differs from layer to layer.
-
-    Attributes:
-        window: positions that a row sees; None: all.
-        rotation: which of the decoder's rotations turns queries and keys; None: none.
-    """
-
-    window: int | None = None
-    rotation: int | None = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderSpec:
-    """A decoder.
-
-    Attributes:
-        num_heads, num_kv_heads, head_dim, hidden, intermediate: sizes.
-        layers: what differs from layer to layer.
-        rotations: the kind of layers that each rotation is for, None for all, and its parameters, as a configuration's
-            `rope_parameters` has them.
-        rotated: numbers of each head that are rotated.
-        is_interleaved: numbers 2i and 2i + 1 are rotated together, not i and i + rotated / 2.
-        modules: role -> the module of a layer, for each of ROLES and NORMS that there is. Several of query, key and
-            value, or gate and up, may name one module, which has their outputs one after another.
-        is_fused_by_head: of such a module, each head has its query, key and value side by side.
-        biases: roles, "norms" and "head", that have a bias.
-        base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`.
-        eps: of all norms.
-        norm_kind: "rms" or "layer"; norm_offset: what is added to their weights; has_norm_weights: else these are 1.
-        has_wide_norms: norms of queries and keys are over all heads; norms_rotated: they come after the rotation.
-        activation: "silu", "gelu", "gelu_tanh" or "relu2".
-        is_parallel: attention and feed-forward layer read, and add to, the same residual.
-        scale, softcap: of attention's scores; None: not capped.
-        embedding_scale, residual_scale, logit_scale: factors. logit_softcap: None: not capped.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    hidden: int
-    intermediate: int
-    layers: tuple[LayerSpec, ...]
-    rotations: tuple[tuple[str | None, Mapping[str, Any]], ...]
-    rotated: int
-    scale: float
-    eps: float
-    is_interleaved: bool = False
-    modules: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
-    is_fused_by_head: bool = False
-    biases: frozenset[str] = frozenset()
-    base: str = "model"
-    embedding: str = "embed_tokens"
-    layer_list: str = "layers"
-    norm: str = "norm"
-    head: str = "lm_head"
-    norm_kind: str = "rms"
-    norm_offset: float = 0.0
-    has_norm_weights: bool = True
-    has_wide_norms: bool = False
-    norms_rotated: bool = False
-    activation: str = "silu"
-    is_parallel: bool = False
-    softcap: float | None = None
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_softcap: float | None = None
-
-    @property
-    def is_llama(self) -> bool:
-        """Return whether it is a decoder of the Llama family, to which nothing is added."""
-        plain = DecoderSpec(
-            *(self.num_heads, self.num_kv_heads, self.head_dim, self.hidden, self.intermediate),
-            *(self.layers, self.rotations, self.head_dim, self.head_dim**-0.5, self.eps),
-            modules=_LLAMA | {role: name for role, name in self.modules.items() if role in _HEAD_NORMS},
-            biases=self.biases & _ATTENTION,
-        )
-        return self == plain and all(layer.rotation == 0 for layer in self.layers)
-
-    def embedding_scale_in(self, dtype: torch.dtype) -> float:
-        """Return the factor of embeddings as a model of this type has it."""
-        return float(torch.tensor(self.embedding_scale, dtype=torch.float64).to(dtype))
-
-    def out_features(self, role: str) -> int:
-        """Return the outputs of a linear layer."""
-        widths = {"query": self.num_heads, "key": self.num_kv_heads, "value": self.num_kv_heads}
-        if role in widths:
-            return widths[role] * self.head_dim
-        return self.intermediate if role in ("gate", "up") else self.hidden
-
-    def in_features(self, role: str) -> int:
-        """Return the inputs of a linear layer."""
-        return {"out": self.num_heads * self.head_dim, "down": self.intermediate}.get(role, self.hidden)
-
-    def norm_width(self, role: str) -> int:
-        """Return the numbers that a norm is over."""
-        if role not in ("query_norm", "key_norm"):
-            return self.hidden
-        heads = self.num_heads if role == "query_norm" else self.num_kv_heads
-        return self.head_dim * (heads if self.has_wide_norms else 1)
-
-    def sharing(self, role: str) -> list[str]:
-        """Return the roles whose outputs this role's module has, in order."""
-        return [each for each in ROLES if each in self.modules and self.modules[each] == self.modules[role]]
-
-    def rows(self, role: str, *, in_pairs: bool) -> Tensor | None:
-        """Return the rows of the module's weight that are a role's, int64; None for all in order.
-
-        in_pairs: numbers of queries and keys that are rotated together are to be side by side; else half of what is
-            rotated apart.
-        """
-        start, size, sharing = 0, self.out_features(role), self.sharing(role)
-        order = self.head_order(in_pairs=in_pairs) if role in ("query", "key") else None
-        if len(sharing) == 1 and order is None:
-            return None
-        if self.is_fused_by_head and role in _QKV:
-            heads = torch.arange(self.num_heads)[:, None] * (3 * self.head_dim)
-            found = (heads + sharing.index(role) * self.head_dim + torch.arange(self.head_dim)).reshape(-1)
-        else:
-            start = sum(self.out_features(each) for each in sharing[: sharing.index(role)])
-            found = torch.arange(start, start + size)
-        return found if order is None else found.view(-1, self.head_dim)[:, order].reshape(-1)
-
-    def head_order(self, *, in_pairs: bool) -> Tensor | None:
-        """Return the order of a head's numbers, int64 [head_dim], as `rows`; None for that of the files."""
-        if in_pairs == self.is_interleaved:
-            return None
-        half, places = self.rotated // 2, torch.arange(self.head_dim)
-        turned = places[: self.rotated].view(2, half).T if in_pairs else places[: self.rotated].view(half, 2).T
-        return torch.cat([turned.reshape(-1), places[self.rotated :]])
-
-    def norm_order(self, role: str, *, in_pairs: bool) -> Tensor | None:
-        """Return the order of the weights of a norm of queries or keys, as `rows`."""
-        order = self.head_order(in_pairs=in_pairs) if role in ("query_norm", "key_norm") else None
-        if order is None or not self.has_wide_norms:
-            return order
-        heads = torch.arange(self.norm_width(role) // self.head_dim)[:, None] * self.head_dim
-        return (heads + order).reshape(-1)
 
 
 Difference = dict[str, Any]
@@ -220,7 +60,9 @@ def spec_of(config: Any) -> DecoderSpec:
     difference = FAMILIES[config.model_type](config)
     heads, kv_heads, width = head_shape(config)
     kv_heads = difference.pop("num_kv_heads", kv_heads)
-    modules = {role: name for role, name in {**_LLAMA, **difference.pop("modules", {})}.items() if name is not None}
+    modules = {
+        role: name for role, name in {**LLAMA_MODULES, **difference.pop("modules", {})}.items() if name is not None
+    }
     windows, rope = layer_windows(config), config.rope_parameters
     turned = difference.pop("turned", [True] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
@@ -268,7 +110,7 @@ def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
 
 def _biases(config: Any, *names: str) -> frozenset[str]:
     """Return the roles with biases, by the options of a configuration that say so."""
-    roles = {"attention_bias": _ATTENTION, "mlp_bias": _FEED, "use_bias": _ATTENTION | _FEED, "use_qkv_bias": _QKV}
+    roles = {"attention_bias": ATTENTION, "mlp_bias": FEED, "use_bias": ATTENTION | FEED, "use_qkv_bias": QKV}
     return frozenset().union(*(roles[name] for name in names if getattr(config, name, False)))
 
 
@@ -282,11 +124,11 @@ def _llama(config: Any) -> Difference:
 
 
 def _qwen2(config: Any) -> Difference:
-    return {"biases": _QKV}
+    return {"biases": QKV}
 
 
 def _qwen3(config: Any) -> Difference:
-    return {"modules": _HEAD_NORMS, "biases": _biases(config, "attention_bias")}
+    return {"modules": HEAD_NORMS, "biases": _biases(config, "attention_bias")}
 
 
 def _gemma(config: Any) -> Difference:
@@ -306,7 +148,7 @@ def _gemma2(config: Any) -> Difference:
 
 
 def _gemma3(config: Any) -> Difference:
-    return {**_gemma2(config), "modules": _SANDWICH | _HEAD_NORMS}
+    return {**_gemma2(config), "modules": _SANDWICH | HEAD_NORMS}
 
 
 def _phi3(config: Any) -> Difference:
@@ -334,7 +176,7 @@ def _olmo(config: Any) -> Difference:
 
 
 def _olmo2(config: Any) -> Difference:
-    return {"modules": _BEHIND | _HEAD_NORMS, "biases": _biases(config, "attention_bias"), "has_wide_norms": True}
+    return {"modules": _BEHIND | HEAD_NORMS, "biases": _biases(config, "attention_bias"), "has_wide_norms": True}
 
 
 def _cohere(config: Any) -> Difference:
@@ -354,7 +196,7 @@ def _cohere2(config: Any) -> Difference:
 
 
 def _glm(config: Any) -> Difference:
-    biases = _QKV if config.attention_bias else frozenset()
+    biases = QKV if config.attention_bias else frozenset()
     fused = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
     return {"modules": fused, "biases": biases, "is_interleaved": True, "rotated_share": _share(config)}
 
@@ -400,14 +242,14 @@ def _nemotron(config: Any) -> Difference:
 def _exaone4(config: Any) -> Difference:
     windows = layer_windows(config)
     turned = [config.sliding_window is None or window is not None for window in windows]
-    return {"modules": _BEHIND | _HEAD_NORMS, "turned": turned}
+    return {"modules": _BEHIND | HEAD_NORMS, "turned": turned}
 
 
 def _phi(config: Any) -> Difference:
     names = {"out": "self_attn.dense", "gate": None, "up": "mlp.fc1", "down": "mlp.fc2", "mlp_norm": "input_layernorm"}
     return {
         "modules": names,
-        "biases": _ATTENTION | _FEED | {"norms", "head"},
+        "biases": ATTENTION | FEED | {"norms", "head"},
         "norm": "final_layernorm",
         "norm_kind": "layer",
         "eps": config.layer_norm_eps,
@@ -425,7 +267,7 @@ def _gpt_neox(config: Any) -> Difference:
         "head_dim": config.hidden_size // config.num_attention_heads,
         "scale": (config.hidden_size // config.num_attention_heads) ** -0.5,
         "modules": names | feed,
-        "biases": _FEED | {"norms"} | _biases(config, "attention_bias"),
+        "biases": FEED | {"norms"} | _biases(config, "attention_bias"),
         "is_fused_by_head": True,
         "base": "gpt_neox",
         "embedding": "embed_in",
@@ -439,7 +281,7 @@ def _gpt_neox(config: Any) -> Difference:
 
 def _seed_oss(config: Any) -> Difference:
     out = {"out"} if config.attention_out_bias else set()
-    return {"biases": (_QKV if config.attention_bias else frozenset()) | out | _biases(config, "mlp_bias")}
+    return {"biases": (QKV if config.attention_bias else frozenset()) | out | _biases(config, "mlp_bias")}
 
 
 def _arcee(config: Any) -> Difference:

@@ -1,6 +1,6 @@
 """The decoder of each model family: the Llama family's own, or Transformers' modules for all others.
 
-A family is added to `decoder_spec.FAMILIES`, whose entries `llama/decoder.py` and `llama/native.py` compute, and
+A family is added to `FAMILIES`, whose entries `llama/decoder.py` and `llama/native.py` compute, and
 `llama/triton.py` those that are like Llama's. All other families run in `general.py` without further code, if
 Transformers computes their attention through its attention interface.
 """
@@ -21,20 +21,20 @@ from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import check_device, is_triton_selected
 from forerun.models.attention.native import NativeAttention
-from forerun.models.decoder_spec import refusal, spec_of
+from forerun.models.fused.decoder import FusedDecoder
+from forerun.models.fused.families import refusal, spec_of
+from forerun.models.fused.native import NativeDecoder
 from forerun.models.general import GeneralDecoder
 from forerun.models.linear import FloatMaker, Maker
-from forerun.models.llama.decoder import LlamaDecoder
-from forerun.models.llama.native import NativeLlamaDecoder
 from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
 from forerun.models.loading.quantized_layers import QuantizedMaker
 from forerun.models.loading.source import ModelSource
 from forerun.models.model import Decoder
 
 if TYPE_CHECKING:
-    from forerun.models.llama.triton import TritonLlamaDecoder
+    from forerun.models.fused.triton import TritonDecoder
 
-Kind = Literal["auto", "llama", "general"]
+Kind = Literal["auto", "fused", "general"]
 _NATIVE_TYPES = (torch.bfloat16, torch.float32)
 
 
@@ -47,22 +47,22 @@ def llama_refusal(config: Any) -> str | None:
 
 
 def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
-    """Return "llama" or "general".
+    """Return "fused" or "general".
 
     Raises:
-        ConfigError: the Llama decoder is requested for a model that it does not serve.
+        ConfigError: the fused decoder is requested for a model that it does not serve.
         UnsupportedModelError: no decoder serves it, or not with its reduced output vocabulary.
     """
     refuse_unservable(config, source.name)
     reason = refusal(config)
-    if kind == "llama" and reason:
+    if kind == "fused" and reason:
         raise ConfigError(f"forerun's decoder cannot serve {source.name}: {reason}. Use kind='general'.")
     if (kind == "general" or reason) and source.output_tokens(config) is not None:
         raise UnsupportedModelError(
             f"{source.name} proposes a part of its vocabulary ({OUTPUT_TOKENS} in its configuration), which only the "
-            f"Llama decoder serves{': ' + reason if reason else ''}. Remove that key to compute all tokens."
+            f"fused decoder serves{': ' + reason if reason else ''}. Remove that key to compute all tokens."
         )
-    return ("general" if reason else "llama") if kind == "auto" else kind
+    return ("general" if reason else "fused") if kind == "auto" else kind
 
 
 def library_for(device: torch.device, dtype: torch.dtype) -> Library | None:
@@ -77,15 +77,15 @@ def mixture_as_stored(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    is_llama: bool,
+    is_fused: bool,
     adapted: bool,
 ) -> str | None:
     """Return the mixture of types in which a GGUF file's weights are computed with as they lie (`ModelSource.mixture`):
-    by the native Llama decoder, without an adapter, which changes the numbers. None where they are not.
+    by the native fused decoder, without an adapter, which changes the numbers. None where they are not.
 
     quantize: what else they are to be brought to, or UNQUANTIZED; None: as the files are.
     """
-    if quantize is not None or adapted or not is_llama or library_for(device, dtype) is None:
+    if quantize is not None or adapted or not is_fused or library_for(device, dtype) is None:
         return None
     return source.mixture()
 
@@ -115,10 +115,10 @@ def cache_dtype_of(kv_cache_dtype: str, device: torch.device, dtype: torch.dtype
     return found
 
 
-def multiplies_floats(device: torch.device, dtype: torch.dtype, *, is_llama: bool) -> bool:
+def multiplies_floats(device: torch.device, dtype: torch.dtype, *, is_fused: bool) -> bool:
     """Return whether the native library, if it computes a model, multiplies its float weights: in the Llama family and
     in float32 always, elsewhere unless oneDNN has products of bfloat16 here."""
-    return is_llama or dtype == torch.float32 or not can_pack(dtype, device)
+    return is_fused or dtype == torch.float32 or not can_pack(dtype, device)
 
 
 def make_decoder(
@@ -134,7 +134,7 @@ def make_decoder(
 
     Args:
         dtype: of everything that is not quantized.
-        kind: "llama" or "general".
+        kind: "fused" or "general".
         maker: of quantized layers; None: weights are as they are.
         output_tokens: int64, those whose rows of the output layer are computed, of the Llama family's decoders only;
             None for all.
@@ -148,27 +148,27 @@ def make_decoder(
     if is_triton_selected():
         assert maker is None or isinstance(maker, QuantizedMaker)  # as it is stored, nothing is computed by Triton
         return _by_triton(hf, dtype, kind, maker, output_tokens)
-    library, is_llama = library_for(hf.device, dtype), kind == "llama"
+    library, is_fused = library_for(hf.device, dtype), kind == "fused"
     if library is None:
-        return LlamaDecoder(hf, maker, output_tokens) if is_llama else GeneralDecoder(hf, maker)
+        return FusedDecoder(hf, maker, output_tokens) if is_fused else GeneralDecoder(hf, maker)
     made: Maker | None = maker
-    if maker is None and multiplies_floats(hf.device, dtype, is_llama=is_llama):
+    if maker is None and multiplies_floats(hf.device, dtype, is_fused=is_fused):
         made = FloatMaker(partial(NativeLinear, library))
-    if is_llama:
+    if is_fused:
         assert made is not None
-        return NativeLlamaDecoder(hf, library, made, cache_dtype, output_tokens)
+        return NativeDecoder(hf, library, made, cache_dtype, output_tokens)
     return GeneralDecoder(hf, made, NativeAttention(library, dtype, cache_dtype))
 
 
 def _by_triton(
     hf: Any, dtype: torch.dtype, kind: str, maker: QuantizedMaker | None, output_tokens: Tensor | None
-) -> TritonLlamaDecoder:
+) -> TritonDecoder:
     check_device(hf.device, dtype)
-    if kind != "llama" or llama_refusal(hf.config) is not None:
+    if kind != "fused" or llama_refusal(hf.config) is not None:
         raise UnsupportedModelError(
             f"{KERNELS_VARIABLE} is {TRITON}, but its kernels compute the Llama family (Llama, Mistral, Qwen2, Qwen3), "
             f"not {hf.config.model_type}. Unset {KERNELS_VARIABLE} to compute it in PyTorch."
         )
-    from forerun.models.llama.triton import TritonLlamaDecoder  # it imports triton
+    from forerun.models.fused.triton import TritonDecoder  # it imports triton
 
-    return TritonLlamaDecoder(hf, dtype, maker, output_tokens)
+    return TritonDecoder(hf, dtype, maker, output_tokens)

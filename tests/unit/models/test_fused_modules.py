@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from forerun.kernels.cpu import native_for
 from forerun.models import load_model
-from forerun.models.decoder_spec import frequencies, spec_of
+from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.loading import load
-from forerun.models.loading.llama_modules import LlamaModules
+from forerun.models.loading.fused_modules import FusedModules
 from gguf_files import write_gguf
 
 SIZES: dict[str, Any] = {
@@ -51,7 +51,7 @@ ROTATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_they_have_transformers_names_and_shapes(name: str) -> None:
     theirs = MODELS[name]()
-    ours = LlamaModules(theirs.config, torch.bfloat16)
+    ours = FusedModules(theirs.config, torch.bfloat16)
     shapes = {key: tensor.shape for key, tensor in theirs.named_parameters()}
     assert {key: tensor.shape for key, tensor in ours.named_parameters()} == shapes
     assert all(each.is_meta and each.dtype == torch.bfloat16 for each in ours.parameters())
@@ -82,7 +82,7 @@ def test_a_folder_is_read_to_the_same_bits(
     read = load.read_model
     monkeypatch.setattr(load, "read_model", None)
     ours = tensors()
-    monkeypatch.setattr(load, "read_llama", lambda *_: None)  # Transformers reads it
+    monkeypatch.setattr(load, "read_fused", lambda *_: None)  # Transformers reads it
     monkeypatch.setattr(load, "read_model", read)
     theirs = tensors()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)

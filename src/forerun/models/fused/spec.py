@@ -1,0 +1,173 @@
+"""What a decoder is made of, as data, read by the decoders of this folder; `families.py` says it of each family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROLES = ("query", "key", "value", "out", "gate", "up", "down")
+"""Linear layers of a decoder's layer."""
+NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
+"""Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer."""
+LLAMA_MODULES = {
+    "input_norm": "input_layernorm",
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "out": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+QKV = frozenset({"query", "key", "value"})
+ATTENTION = QKV | {"out"}
+FEED = frozenset({"gate", "up", "down"})
+"""The linear layers by place."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What differs from layer to layer.
+
+    Attributes:
+        window: positions that a row sees; None: all.
+        rotation: which of the decoder's rotations turns queries and keys; None: none.
+    """
+
+    window: int | None = None
+    rotation: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """A decoder.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim, hidden, intermediate: sizes.
+        layers: what differs from layer to layer.
+        rotations: the kind of layers that each rotation is for, None for all, and its parameters, as a configuration's
+            `rope_parameters` has them.
+        rotated: numbers of each head that are rotated.
+        is_interleaved: numbers 2i and 2i + 1 are rotated together, not i and i + rotated / 2.
+        modules: role -> the module of a layer, for each of ROLES and NORMS that there is. Several of query, key and
+            value, or gate and up, may name one module, which has their outputs one after another.
+        is_fused_by_head: of such a module, each head has its query, key and value side by side.
+        biases: roles, "norms" and "head", that have a bias.
+        base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`.
+        eps: of all norms.
+        norm_kind: "rms" or "layer"; norm_offset: what is added to their weights; has_norm_weights: else these are 1.
+        has_wide_norms: norms of queries and keys are over all heads; norms_rotated: they come after the rotation.
+        activation: "silu", "gelu", "gelu_tanh" or "relu2".
+        is_parallel: attention and feed-forward layer read, and add to, the same residual.
+        scale, softcap: of attention's scores; None: not capped.
+        embedding_scale, residual_scale, logit_scale: factors. logit_softcap: None: not capped.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    layers: tuple[LayerSpec, ...]
+    rotations: tuple[tuple[str | None, Mapping[str, Any]], ...]
+    rotated: int
+    scale: float
+    eps: float
+    is_interleaved: bool = False
+    modules: Mapping[str, str] = field(default_factory=lambda: LLAMA_MODULES)
+    is_fused_by_head: bool = False
+    biases: frozenset[str] = frozenset()
+    base: str = "model"
+    embedding: str = "embed_tokens"
+    layer_list: str = "layers"
+    norm: str = "norm"
+    head: str = "lm_head"
+    norm_kind: str = "rms"
+    norm_offset: float = 0.0
+    has_norm_weights: bool = True
+    has_wide_norms: bool = False
+    norms_rotated: bool = False
+    activation: str = "silu"
+    is_parallel: bool = False
+    softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+    @property
+    def is_llama(self) -> bool:
+        """Return whether it is a decoder of the Llama family, to which nothing is added."""
+        plain = DecoderSpec(
+            *(self.num_heads, self.num_kv_heads, self.head_dim, self.hidden, self.intermediate),
+            *(self.layers, self.rotations, self.head_dim, self.head_dim**-0.5, self.eps),
+            modules=LLAMA_MODULES | {role: name for role, name in self.modules.items() if role in HEAD_NORMS},
+            biases=self.biases & ATTENTION,
+        )
+        return self == plain and all(layer.rotation == 0 for layer in self.layers)
+
+    def embedding_scale_in(self, dtype: torch.dtype) -> float:
+        """Return the factor of embeddings as a model of this type has it."""
+        return float(torch.tensor(self.embedding_scale, dtype=torch.float64).to(dtype))
+
+    def out_features(self, role: str) -> int:
+        """Return the outputs of a linear layer."""
+        widths = {"query": self.num_heads, "key": self.num_kv_heads, "value": self.num_kv_heads}
+        if role in widths:
+            return widths[role] * self.head_dim
+        return self.intermediate if role in ("gate", "up") else self.hidden
+
+    def in_features(self, role: str) -> int:
+        """Return the inputs of a linear layer."""
+        return {"out": self.num_heads * self.head_dim, "down": self.intermediate}.get(role, self.hidden)
+
+    def norm_width(self, role: str) -> int:
+        """Return the numbers that a norm is over."""
+        if role not in ("query_norm", "key_norm"):
+            return self.hidden
+        heads = self.num_heads if role == "query_norm" else self.num_kv_heads
+        return self.head_dim * (heads if self.has_wide_norms else 1)
+
+    def sharing(self, role: str) -> list[str]:
+        """Return the roles whose outputs this role's module has, in order."""
+        return [each for each in ROLES if each in self.modules and self.modules[each] == self.modules[role]]
+
+    def rows(self, role: str, *, in_pairs: bool) -> Tensor | None:
+        """Return the rows of the module's weight that are a role's, int64; None for all in order.
+
+        in_pairs: numbers of queries and keys that are rotated together are to be side by side; else half of what is
+            rotated apart.
+        """
+        start, size, sharing = 0, self.out_features(role), self.sharing(role)
+        order = self.head_order(in_pairs=in_pairs) if role in ("query", "key") else None
+        if len(sharing) == 1 and order is None:
+            return None
+        if self.is_fused_by_head and role in QKV:
+            heads = torch.arange(self.num_heads)[:, None] * (3 * self.head_dim)
+            found = (heads + sharing.index(role) * self.head_dim + torch.arange(self.head_dim)).reshape(-1)
+        else:
+            start = sum(self.out_features(each) for each in sharing[: sharing.index(role)])
+            found = torch.arange(start, start + size)
+        return found if order is None else found.view(-1, self.head_dim)[:, order].reshape(-1)
+
+    def head_order(self, *, in_pairs: bool) -> Tensor | None:
+        """Return the order of a head's numbers, int64 [head_dim], as `rows`; None for that of the files."""
+        if in_pairs == self.is_interleaved:
+            return None
+        half, places = self.rotated // 2, torch.arange(self.head_dim)
+        turned = places[: self.rotated].view(2, half).T if in_pairs else places[: self.rotated].view(half, 2).T
+        return torch.cat([turned.reshape(-1), places[self.rotated :]])
+
+    def norm_order(self, role: str, *, in_pairs: bool) -> Tensor | None:
+        """Return the order of the weights of a norm of queries or keys, as `rows`."""
+        order = self.head_order(in_pairs=in_pairs) if role in ("query_norm", "key_norm") else None
+        if order is None or not self.has_wide_norms:
+            return order
+        heads = torch.arange(self.norm_width(role) // self.head_dim)[:, None] * self.head_dim
+        return (heads + order).reshape(-1)
