@@ -108,7 +108,7 @@ def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     """Make a tiny random model of the family in float32, with weights wide enough that its text does not loop."""
     config = CONFIG_MAPPING[name](**{**TINY[name], **options})
     torch.manual_seed(seed)
-    model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config, attn_implementation="eager")
+    model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() > 1:

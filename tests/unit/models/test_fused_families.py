@@ -36,6 +36,7 @@ def names(variant: tuple[str, dict[str, Any]]) -> str:
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
     family, options = request.param
     model = tiny_model(family, **options)
+    model.set_attn_implementation("eager")
     model.save_pretrained(tmp_path)
     return model, tmp_path
 

@@ -99,7 +99,7 @@ def test_logits_are_those_of_the_model_that_the_tensors_came_from(name: str, tmp
         assert torch.equal(logits_of(read), logits_of(model.to(dtype)))
 
 
-@pytest.mark.parametrize(("name", "kind", "dtype"), [("llama", "llama", "float64"), ("qwen3", "general", "float32")])
+@pytest.mark.parametrize(("name", "kind", "dtype"), [("llama", "fused", "float64"), ("qwen3", "general", "float32")])
 def test_our_decoders_compute_the_same_from_both_kinds_of_files(
     name: str, kind: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -112,7 +112,7 @@ def test_our_decoders_compute_the_same_from_both_kinds_of_files(
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("qwen2vl", "llama"), ("qwen3vl", "llama"), ("mistral3", "llama"), ("ministral3", "general")]
+    ("name", "kind"), [("qwen2vl", "fused"), ("qwen3vl", "fused"), ("mistral3", "fused"), ("ministral3", "general")]
 )
 def test_texts_of_models_whose_rotation_or_temperature_is_another(name: str, kind: str, tmp_path: Path) -> None:
     model = drawn(MODELS[name]())

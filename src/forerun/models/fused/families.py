@@ -60,9 +60,7 @@ def spec_of(config: Any) -> DecoderSpec:
     difference = FAMILIES[config.model_type](config)
     heads, kv_heads, width = head_shape(config)
     kv_heads = difference.pop("num_kv_heads", kv_heads)
-    modules = {
-        role: name for role, name in {**LLAMA_MODULES, **difference.pop("modules", {})}.items() if name is not None
-    }
+    modules = {**LLAMA_MODULES, **difference.pop("modules", {})}
     windows, rope = layer_windows(config), config.rope_parameters
     turned = difference.pop("turned", [True] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
@@ -85,7 +83,7 @@ def spec_of(config: Any) -> DecoderSpec:
             "rotated": int(width * share),
             "scale": width**-0.5,
             "eps": getattr(config, "rms_norm_eps", None) or 0.0,
-            "modules": modules,
+            "modules": {role: name for role, name in modules.items() if name is not None},
             "activation": ACTIVATIONS.get(getattr(config, "hidden_act", "silu"), ""),
             **difference,
         }

@@ -60,7 +60,7 @@ def test_a_forward_reads_all_weights_with_their_scales() -> None:
     if native() is None:
         pytest.skip("the native kernels are not available")
     (one, two) = measure("random:tied", ["int4"], [1, 2], 9, rounds=1)
-    assert (one.method, one.rows, two.rows, one.nbytes) == ("llama", 1, 2, two.nbytes)
+    assert (one.method, one.rows, two.rows, one.nbytes) == ("fused", 1, 2, two.nbytes)
     layer = 256 * 256 + 2 * 128 * 256 + 256 * 256 + 3 * 256 * 320
     norms = 2 * (2 * 256 + 2 * 64) + 256
     assert one.nbytes == 2 * layer * 18 / 32 + 512 * (256 + 4) + norms * 4  # Q4_0, 8 bits by output channel, float32
