@@ -1,0 +1,144 @@
+"""Time the native step of every family of the fused decoder, beside Llama's and Transformers'.
+
+    PYTHONPATH=tests python benchmarks/decoders.py                # prints the table
+    PYTHONPATH=tests python benchmarks/decoders.py --write        # and writes it to docs/models.md
+    PYTHONPATH=tests FORERUN_INSTRUCTIONS=avx2 python benchmarks/decoders.py gemma2 phi3
+
+Random models of about 100 million parameters: 12 layers of 768, 12 heads and 4 key heads of 64, 2,048 in between,
+32,000 tokens. Steps of 1, 5 and 8 rows after 256 positions, and a prompt of 128 tokens with one row of logits, family
+and Llama in turn; "of Llama" is seconds over bytes of weights, beside Llama's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+import transformers as tf
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from families import DESCRIBED, TINY
+from forerun import __version__
+from forerun.config import QUANTISATIONS, UNQUANTIZED
+from forerun.kernels.cpu import native
+from forerun.lab.bench.forward import filled, forward_step
+from forerun.lab.bench.measure import interleave
+from forerun.lab.bench.methods import Reference, quieten
+from forerun.models import load_model
+from forerun.models.fused.native import NativeDecoder
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+START, END = "<!-- table: benchmarks/decoders.py -->", "<!-- end of families -->"
+PREFIX, PROMPT, ROWS = 256, 128, (1, 5, 8)
+FORMATS = ("bfloat16", "int8", "int4")
+SIZES = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+}
+GPT = {"n_embd": 768, "n_inner": 2048, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+Times = dict[tuple[str, int], float]
+"""Median seconds by method and rows."""
+
+
+def write_model(family: str, folder: Path) -> None:
+    """Save a random model of the family in bfloat16."""
+    config_class = CONFIG_MAPPING[family]
+    names = config_class().to_dict()
+    kept = {
+        name: TINY[family][name] for name in ("eos_token_id", "bos_token_id", "pad_token_id") if name in TINY[family]
+    }
+    config = config_class(**{name: size for name, size in (SIZES | GPT).items() if name in names} | kept)
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]._from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.02)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+
+
+def measure(family: Path, llama: Path, number_format: str, rounds: int) -> tuple[Times, float]:
+    """Return the times of "family", "llama" and, in bfloat16, "transformers", and the ratio of the bytes of weights
+    that a forward of family and Llama reads."""
+    quantize = number_format if number_format in QUANTISATIONS else UNQUANTIZED
+    steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
+    nbytes = []
+    for method, folder in (("family", family), ("llama", llama)):
+        model = load_model(folder, "bfloat16", quantize=quantize)
+        assert isinstance(model.decoder, NativeDecoder), f"{folder.name}: {model.kind} decoder"
+        nbytes.append(model.decoder.weight_bytes)
+        tokens = torch.randint(0, model.vocab_size, (PREFIX + PROMPT,)).tolist()
+        cache = filled(model, tokens[:PREFIX])
+        for rows in (*ROWS, PROMPT):
+            logits = rows if rows < PROMPT else 1
+            steps[method, rows] = forward_step(model, cache, tokens[PREFIX : PREFIX + rows], logits)
+    if number_format == "bfloat16":
+        steps["transformers", 1] = Reference(family, number_format).forward_step(tokens[:PREFIX], tokens[-1:], 1)
+    timed = interleave(steps, rounds, warmup=2)
+    return {key: median(run.seconds for run in runs) for key, runs in timed.items()}, nbytes[0] / nbytes[1]
+
+
+def row(family: str, folder: Path, llama: Path, rounds: int) -> str:
+    """Return the family's row of the table."""
+    cells = [family]
+    for number_format in FORMATS:
+        times, size = measure(folder, llama, number_format, rounds)
+        first = times["family", 1]
+        cells += [f"{1e3 * first:.1f}", f"{times['family', 5] / first:.2f}"]
+        if number_format == "bfloat16":
+            cells.append(f"{first / times['transformers', 1]:.2f}")
+        over = [times["family", rows] / times["llama", rows] / size for rows in (*ROWS, PROMPT)]
+        cells.append(", ".join(f"{each:.2f}" for each in over))
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure the families of the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("families", nargs="*", default=DESCRIBED)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--write", action="store_true", help="write the table to docs/models.md")
+    options = parser.parse_args()
+    quieten()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    library = native()
+    assert library is not None, "there are no native kernels"
+    ticks = f"of Llama at {', '.join(map(str, ROWS))} rows, prompt"
+    head = ["family"]
+    for number_format in FORMATS:
+        more = ["of Transformers"] if number_format == "bfloat16" else []
+        head += [f"{number_format} t(1) ms", "t(5)/t(1)", *more, ticks]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    with TemporaryDirectory() as root:
+        llama = Path(root) / "llama"
+        write_model("llama", llama)
+        print(*lines, sep="\n", flush=True)
+        for family in options.families:
+            folder = Path(root) / "family" / family
+            write_model(family, folder)
+            lines.append(row(family, folder, llama, options.rounds))
+            print(lines[-1], flush=True)
+    if options.write:
+        versions = f"forerun {__version__}, torch {torch.__version__}, transformers {tf.__version__}"
+        made = f"Kernels {library.instructions}, {options.threads} threads, {versions}.\n\n" + "\n".join(lines)
+        text = PAGE.read_text(encoding="utf-8")
+        before, after = text.partition(START)[0], text.partition(END)[2]
+        PAGE.write_text(f"{before}{START}\n\n{made}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
