@@ -58,7 +58,12 @@ class Family:
         return LLM(self.model, drafter, num_draft_tokens=k, prefill_chunk=chunk, tokenizer=self.tokenizer)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+QUICK = ("llama", "qwen3", "mistral", "gemma2", "gpt2", "gpt_neox", "phi3", "cohere", "mixtral", "gpt_oss")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in FAMILIES]
+)
 def family(request: pytest.FixtureRequest, family_folder: Callable[[str], Path]) -> Family:
     import transformers
 
@@ -75,7 +80,7 @@ def family(request: pytest.FixtureRequest, family_folder: Callable[[str], Path])
 
 def test_the_reference_says_something(family: Family) -> None:
     """Otherwise everything below would be easy."""
-    assert len({token for output in family.references.values() for token in output}) >= 10
+    assert len({token for output in family.references.values() for token in output}) >= 7
     assert all(len(output) == NUM_NEW for output in family.references.values())
 
 

@@ -30,7 +30,7 @@ from forerun.models.fused.families import head_shape, spec_of
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.fused_modules import FusedModules
+from forerun.models.loading.fused_modules import empty_fused
 from forerun.models.loading.load import check_dtype, served_dtype
 from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept
 from forerun.models.loading.source import ModelSource
@@ -280,7 +280,9 @@ def model_memory(
     quantization = None if quantization == UNQUANTIZED else quantization
     library = library_for(target_device, served)
     empty = (
-        FusedModules(config, served) if is_fused else empty_model(source.name, source.config(), served, ATTENTION_NAME)
+        empty_fused(source.name, config, served)
+        if is_fused
+        else empty_model(source.name, source.config(), served, ATTENTION_NAME)
     )
     is_triton = is_fused and is_triton_selected()
     stored = _stored_forms(source, config, quantization, mixture)

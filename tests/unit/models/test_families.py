@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from families import FAMILIES, VOCAB, make_family
+from families import FAMILIES, VOCAB, Folders
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 from forerun.models.fused.families import refusal
@@ -19,8 +19,7 @@ FLOAT64_TOLERANCE = 2e-5
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("families")
-    return {name: make_family(name, root) for name in FAMILIES}
+    return Folders(tmp_path_factory.mktemp("families"))
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

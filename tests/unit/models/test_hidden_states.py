@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from families import FAMILIES, VOCAB, make_family
+from families import FAMILIES, VOCAB, Folders
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 from forerun.types import Cache
@@ -21,8 +21,7 @@ PROMPT = 250
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("families")
-    return {name: make_family(name, root) for name in FAMILIES}
+    return Folders(tmp_path_factory.mktemp("families"))
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

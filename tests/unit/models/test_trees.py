@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from families import FAMILIES, MAY_BE_INEXACT, VOCAB, make_family
+from families import FAMILIES, MAY_BE_INEXACT, VOCAB, Folders
 from forerun.kernels.partition import KV_BLOCK, MAX_LANES, AttentionShape
 from forerun.kv_cache import SequenceCache
 from forerun.models import Model, Rows, load_model
@@ -85,8 +85,7 @@ def check_tree(model: Model, length: int, tree: Bits, logits: Tensor, cache: Seq
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("families")
-    return {name: make_family(name, root) for name in FAMILIES}
+    return Folders(tmp_path_factory.mktemp("families"))
 
 
 @pytest.mark.sampled(5)

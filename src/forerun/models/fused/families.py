@@ -311,7 +311,10 @@ def refusal(config: Any) -> str | None:
     for option in _UNSERVED:
         if getattr(config, option, None):
             return f"{option}={getattr(config, option)!r}"
-    spec = spec_of(config)
+    try:
+        spec = spec_of(config)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
+        return f"its values describe no {model_type}: {failure}"
     for _, rope in spec.rotations:
         # longrope has factors for short and for long contexts
         kind = rope.get("rope_type", "default")

@@ -112,6 +112,19 @@ class DecoderSpec:
         )
         return self == plain and all(layer.rotation == 0 for layer in self.layers)
 
+    @property
+    def matrices(self) -> frozenset[str]:
+        """Return the names of the weights that can be quantized."""
+        base, modules = f"{self.base}.{self.layer_list}", {self.modules[role] for role in ROLES if role in self.modules}
+        layers = {f"{base}.{index}.{module}.weight" for index in range(len(self.layers)) for module in modules}
+        return frozenset(layers | {f"{self.base}.{self.embedding}.weight", f"{self.head}.weight"})
+
+    def parameter(self, stored: str) -> str:
+        """Return the name of the parameter that files have under this name: some leave `base` out."""
+        if stored == "embed_out.weight":  # as Transformers' GPT-NeoX was formerly
+            return f"{self.head}.weight"
+        return stored if stored.startswith((f"{self.base}.", f"{self.head}.")) else f"{self.base}.{stored}"
+
     def embedding_scale_in(self, dtype: torch.dtype) -> float:
         """Return the factor of embeddings as a model of this type has it."""
         return float(torch.tensor(self.embedding_scale, dtype=torch.float64).to(dtype))

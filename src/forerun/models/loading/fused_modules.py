@@ -95,26 +95,37 @@ def _layer(spec: DecoderSpec) -> nn.Module:
     return layer
 
 
+def empty_fused(name: str, config: Any, dtype: torch.dtype) -> FusedModules:
+    """Return the modules of a model of one of the families on the device "meta".
+
+    Raises:
+        ModelLoadError: the configuration describes no model.
+    """
+    with as_load_errors(f"{name} ({config.model_type}): its configuration describes no model", REMEDY):
+        return FusedModules(config, dtype)
+
+
 def read_fused(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtype) -> FusedModules | None:
-    """Return the modules of a model of the Llama family with a checkpoint's weights, on the CPU; None if these are not
-    exactly the model's: Transformers then decides what is missing, left over or to be converted.
+    """Return the modules of a model of one of the families with a checkpoint's weights, on the CPU; None if these are
+    not exactly the model's: Transformers then decides what is missing, left over or to be converted.
 
     dtype: that the weights are brought to.
 
     Raises:
         ModelLoadError: the weights are damaged.
     """
-    slices = checkpoint.slices
-    if len(slices) < config.num_hidden_layers:  # a wrong number may be any
+    if len(checkpoint.slices) < config.num_hidden_layers:  # a wrong number may be any
         return None
-    model = FusedModules(config, dtype)
-    expected = dict(model.named_parameters())
+    model = empty_fused(name, config, dtype)
+    expected, spec = dict(model.named_parameters()), spec_of(config)
+    slices = {spec.parameter(stored): each for stored, each in checkpoint.slices.items()}
     if slices.keys() != expected.keys() or not all(
         each.get_shape() == list(expected[key].shape) and each.get_dtype() in FLOATS for key, each in slices.items()
     ):
         return None
     with as_load_errors(f"the weights of {name} cannot be read", REMEDY):
-        for key, tensor in checkpoint.state_dict(dtype).items():
+        for stored, tensor in checkpoint.state_dict(dtype).items():
+            key = spec.parameter(stored)
             path, _, leaf = key.rpartition(".")
             setattr(model.get_submodule(path), leaf, nn.Parameter(tensor[...].to(dtype), requires_grad=False))
     if config.tie_word_embeddings:

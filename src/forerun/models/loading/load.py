@@ -375,10 +375,9 @@ def read_to_quantize(
     stored = None if adapter is not None else source.quantized_weight(config)  # with an adapter, they are others
     if is_fused and adapter is None:
         checkpoint, _ = counted(source.checkpoint(config, torch.float32), source.name)
-        is_tied = config.tie_word_embeddings
-        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
+        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config))
         model = _modules(source, config, checkpoint, number_format, attention, is_fused=True)
-        numbers = stored_numbers(checkpoint.slices, is_tied)
+        numbers = stored_numbers(checkpoint.slices, config)
         return model, QuantizedMaker(quantization, stored, numbers, number_format)
     model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
     leave = {f"{path}.weight" for path in matrices(model, is_fused)}
@@ -389,12 +388,11 @@ def _read_stored(source: ModelSource, config: Any, number_format: torch.dtype) -
     """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
     by one as the files have them. number_format: of everything else."""
     checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
-    is_tied = config.tie_word_embeddings
-    unread = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
+    unread = replace(checkpoint, unread=streamed(checkpoint.slices, config))
     model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_fused=True)
     library = library_for(model.device, number_format)
     assert library is not None  # `mixture_as_stored`
-    numbers = stored_numbers(checkpoint.slices, is_tied)
+    numbers = stored_numbers(checkpoint.slices, config)
     return model, StoredMaker(source.name, library, source.blocks(config), numbers, number_format, reading.count)
 
 

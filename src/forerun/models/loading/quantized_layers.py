@@ -8,7 +8,6 @@ minimum. With 4 bits, embedding and output layer are kept at 8 bits, unless the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,18 +23,13 @@ from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
 from forerun.kernels.triton.availability import is_triton_selected
+from forerun.models.fused.families import spec_of
 from forerun.models.linear import Linear, Part, make_quantized_linear
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.glibc import return_freed_memory
 
 Quantization = str
 """A name of QUANTISATIONS, or UNQUANTIZED."""
-_STREAMED = re.compile(
-    r"(model\.|gpt_neox\.)?(embed_tokens|embed_in|layers\.\d+\.(self_attn|attention|mlp)\.(?!\w*norm)\w+)\.weight"
-    r"|lm_head\.weight"
-)
-"""The weights of the native decoder that are quantized: matrices of the families in `decoder_spec.py`."""
-_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 METHOD, LAYOUT = "forerun", 1
 """`quant_method` and `format` in the quantization_config of folders with quantized weights (`quantized_tensors.py`)."""
 
@@ -61,29 +55,32 @@ def check_quantization(quantize: str | None, dtype: str | None) -> Quantization 
     return quantize
 
 
-def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
-    """Return the names of a Llama model's tensors that are quantized as they are read.
+def streamed(names: Collection[str], config: Any) -> frozenset[str]:
+    """Return the names, in the files, of a fused decoder's tensors that are quantized as they are read.
 
-    is_tied: the configuration says that the embedding is the output layer as well. Where the files have both all the
-    same, Transformers compares them.
+    Where the files have a tied embedding as the output layer too, Transformers compares them.
     """
-    found = {name for name in names if _STREAMED.fullmatch(name)}
-    if is_tied and _HEAD in names:
-        found -= {_HEAD, _EMBEDDING, f"model.{_EMBEDDING}"}
+    spec = spec_of(config)
+    found = {name: spec.parameter(name) for name in names if spec.parameter(name) in spec.matrices}
+    outer = {f"{spec.base}.{spec.embedding}.weight", f"{spec.head}.weight"}
+    if config.tie_word_embeddings and outer <= {*found.values()}:
+        return frozenset(name for name, parameter in found.items() if parameter not in outer)
     return frozenset(found)
 
 
-def stored_numbers(slices: Mapping[str, TensorSlice], is_tied: bool) -> dict[str, TensorSlice]:
-    """Return the tensors of a Llama model that are quantized from the numbers in the files, whatever dtype the model is
-    read in. If the files have a tied embedding as the output layer alone, that tensor is used."""
-    found = {name: each for name, each in slices.items() if _STREAMED.fullmatch(name)}
-    if is_tied and _HEAD in found and not any(name.endswith(_EMBEDDING) for name in found):
-        found[_EMBEDDING] = found[_HEAD]
+def stored_numbers(slices: Mapping[str, TensorSlice], config: Any) -> dict[str, TensorSlice]:
+    """Return the tensors, by parameter, of a fused decoder that are quantized from the numbers in the files, whatever
+    dtype the model is read in. If the files have a tied embedding as the output layer alone, that tensor is used."""
+    spec = spec_of(config)
+    found = {spec.parameter(name): each for name, each in slices.items() if spec.parameter(name) in spec.matrices}
+    embedding, head = f"{spec.base}.{spec.embedding}.weight", f"{spec.head}.weight"
+    if config.tie_word_embeddings and head in found:
+        found.setdefault(embedding, found[head])
     return found
 
 
 def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
-    """Return the modules of a Transformers model, by path, whose weights are quantized: the linear layers; of the Llama
+    """Return the modules of a Transformers model, by path, whose weights are quantized: the linear layers; of the fused
     decoder's models also the embedding, which stands for an output layer that is tied to it."""
     from transformers.pytorch_utils import Conv1D
 
@@ -212,10 +209,10 @@ class QuantizedMaker:
         activation_bits = self._activation_bits if weight.bits == self._bits else 16
         weight = replace(weight.to(part.weight.device), activation_bits=activation_bits)
         return_freed_memory()  # several times as much as the weight, which would add up
-        return weight if part.rows is None else weight.rows(part.rows)
+        if part.rows is None:
+            return weight
+        self._kept = part.name, weight  # other rows of it may be another layer's
+        return weight.rows(part.rows)
 
     def _numbers(self, part: Part) -> Tensor:
-        for name in (part.name, part.name.removeprefix("model.")):
-            if name in self._slices:
-                return self._slices[name][...]
-        return part.weight
+        return self._slices[part.name][...] if part.name in self._slices else part.weight
