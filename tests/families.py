@@ -109,6 +109,7 @@ def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     """Make a tiny random model of the family in float32, with weights wide enough that its text does not loop."""
     config = CONFIG_MAPPING[name](**{**TINY[name], **options})
     torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
     model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -117,7 +118,7 @@ def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
             elif "sinks" in key or "bias" in key:
                 parameter.normal_(0, 0.3)
             elif "norm" in key:
-                parameter.add_(0.2 * torch.randn_like(parameter))
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     model.generation_config.eos_token_id = None
     return model.eval()
 

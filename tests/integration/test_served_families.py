@@ -7,8 +7,8 @@ import re
 import pytest
 import transformers
 
-from families import TINY
-from served_families import END, PAGE, START, serve
+from families import DESCRIBED
+from served_families import END, OTHERS, PAGE, START, serve
 
 
 def rows() -> dict[str, str]:
@@ -17,10 +17,17 @@ def rows() -> dict[str, str]:
 
 
 def test_every_family_has_a_row() -> None:
-    assert list(rows()) == list(TINY)
+    assert list(rows()) == OTHERS
 
 
-FEW = ("deepseek_v3", "stablelm", "granitemoe", "gpt_oss", "qwen2_moe", "gptj", "mpt", "bloom", "jamba")
+def test_every_family_of_the_fused_decoder_is_timed() -> None:
+    lines = PAGE.read_text(encoding="utf-8").partition("<!-- table: benchmarks/decoders.py -->")[2].splitlines()
+    assert [line.split("|")[1].strip(" `") for line in lines if line.startswith("| `")][: len(DESCRIBED)] == [
+        *DESCRIBED
+    ]
+
+
+FEW = ("deepseek_v3", "granitemoe", "gpt_oss", "qwen2_moe", "gptj", "mpt", "bloom", "jamba")
 
 
 def without_module(row: str) -> str:
@@ -36,7 +43,7 @@ assert VERSION is not None
     not transformers.__version__.startswith(f"{VERSION[1]}."), reason=f"the table is of Transformers {VERSION[1]}"
 )
 @pytest.mark.parametrize(
-    "family", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in TINY if name not in FEW)]
+    "family", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS if name not in FEW)]
 )
 def test_the_row_is_true(family: str) -> None:
     assert without_module(serve(family).row()) == without_module(rows()[family])

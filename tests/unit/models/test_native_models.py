@@ -27,7 +27,7 @@ from forerun.models.linear import FloatMaker, Linear, Part
 from kernel_cases import THREADS, threads
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 12
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "phi3", "gpt2")
+FAMILIES = (*DESCRIBED, "gpt2")
 
 
 @pytest.fixture(autouse=True)
