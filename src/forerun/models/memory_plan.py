@@ -279,11 +279,9 @@ def model_memory(
     mixture = mixture_as_stored(source, quantization, target_device, served, is_fused=is_fused, adapted=has_adapter)
     quantization = None if quantization == UNQUANTIZED else quantization
     library = library_for(target_device, served)
-    empty = (
-        empty_fused(source.name, config, served)
-        if is_fused
-        else empty_model(source.name, source.config(), served, ATTENTION_NAME)
-    )
+    empty: Any = empty_fused(source.name, config, served) if is_fused else None
+    if empty is None:
+        empty = empty_model(source.name, source.config(), served, ATTENTION_NAME)
     is_triton = is_fused and is_triton_selected()
     stored = _stored_forms(source, config, quantization, mixture)
     storage = WeightStorage(served, target_device, is_fused, library, quantization, stored, has_adapter, is_triton)

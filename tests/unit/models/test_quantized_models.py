@@ -78,7 +78,7 @@ def test_families_are_exact_and_near_their_float_model(family: str, quantize: st
     model, plain = load_model(folder, quantize=quantize), load_model(folder, "float32")
     assert model.exactness.exact and model.quantize == quantize == number_format(model)
     error = (logits(model) - logits(plain)).norm() / logits(plain).norm()
-    assert error < (0.05 if quantize == "int8" else 0.3)
+    assert error < (0.05 if quantize == "int8" else 0.35)
     if isinstance(model.decoder, GeneralDecoder):
         modules = list(model.decoder.model.modules())
         assert any(isinstance(module, QuantizedLinear) for module in modules)
