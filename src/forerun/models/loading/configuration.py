@@ -11,15 +11,21 @@ from typing import Any
 import torch
 
 from forerun.errors import UnsupportedModelError
+from forerun.models.fused.families import ACTIVATIONS
 from forerun.utils.json_file import Fields
 
 
 class PlainConfig(SimpleNamespace):
-    """A complete configuration of the Llama family with Transformers' names. Transformers' own classes take more than
+    """A complete configuration of one of the described families with Transformers' names. Transformers' own classes take more than
     a second to import."""
 
     def standardize_rope_params(self) -> None:
         """Do nothing: Transformers' rotations call this for configurations of older forms."""
+
+    @property
+    def per_layer_config(self) -> dict[str, PlainConfig]:
+        """Return the configuration of each kind of layer, as Transformers' rotations ask for it."""
+        return dict.fromkeys(getattr(self, "layer_types", None) or (), self)
 
 
 UNLIMITED = 2**20
@@ -104,7 +110,7 @@ def _check_numbers(fields: Fields) -> None:
 
 
 def _is_activation(name: str) -> bool:
-    if name == "silu":  # without the import, which takes a second
+    if name in ACTIVATIONS:  # without the import, which takes a second
         return True
     from transformers.activations import ACT2FN
 
