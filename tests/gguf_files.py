@@ -61,6 +61,7 @@ def write_gguf(
     tensors: Mapping[str, np.ndarray] | None = None,
     tokens: Sequence[str] | None = None,
     split: int = 0,
+    fused: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Write a model's weights as llama.cpp's converter does, matrices in a type of blocks and vectors in float32.
 
@@ -71,6 +72,7 @@ def write_gguf(
         tensors: beyond the weights, in float32.
         tokens: of a byte-level tokenizer; None for a file without one.
         split: tensors per part of the model, named as llama.cpp names them; 0: one file.
+        fused: queries, keys and values are one tensor.
 
     Returns:
         What the file's numbers stand for, by Transformers' names.
@@ -85,8 +87,11 @@ def write_gguf(
             add_key(
                 writer, key if key.startswith(("general.", "tokenizer.", "split.")) else f"{architecture}.{key}", value
             )
-    meaning = {}
-    for name, tensor in model.state_dict().items():
+    meaning, state = {}, model.state_dict()
+    for name in [name for name in state if fused and ".q_proj." in name]:
+        parts = [state.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+        state[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
+    for name, tensor in state.items():
         if (name == "lm_head.weight" and model.config.tie_word_embeddings) or name.startswith("model.visual."):
             continue
         name = name.replace("model.language_model.", "model.")

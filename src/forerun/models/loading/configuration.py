@@ -16,8 +16,8 @@ from forerun.utils.json_file import Fields
 
 
 class PlainConfig(SimpleNamespace):
-    """A complete configuration of one of the described families with Transformers' names. Transformers' own classes take more than
-    a second to import."""
+    """A complete configuration of one of the described families with Transformers' names. Transformers' own classes
+    take more than a second to import."""
 
     def standardize_rope_params(self) -> None:
         """Do nothing: Transformers' rotations call this for configurations of older forms."""

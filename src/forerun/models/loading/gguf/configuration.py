@@ -91,6 +91,9 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
         )
     head_dim = _head_dim(fields, heads)
     options = _options(fields, architecture, file, head_dim)
+    rope = _rope_by_kind(fields, file.tensors, architecture, head_dim, options)
+    if "long_factor" in rope:  # Phi3's own option comes before this one of the rotation
+        options["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     values = {
         "vocab_size": len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0],
@@ -102,7 +105,7 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
         "head_dim": head_dim,
         "max_position_embeddings": fields.integer("context_length", low=1),
         **({architecture.eps: fields.number(architecture.eps_key, low=0)} if architecture.eps else {}),
-        "rope_parameters": _rope_by_kind(fields, file.tensors, architecture, head_dim, options),
+        "rope_parameters": rope,
         "tie_word_embeddings": HEAD not in file.tensors,  # the embedding, stored once, is the output layer as well
         "bos_token_id": file.fields.integer("tokenizer.ggml.bos_token_id", None, low=0),
         "eos_token_id": sorted(eos_ids) or None,
