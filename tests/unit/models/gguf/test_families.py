@@ -73,7 +73,7 @@ def theirs(model: Any) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 2e-5), ("float32", 1e-4)])
 @pytest.mark.parametrize("variant", VARIANTS, ids=map(names, VARIANTS))
 def test_logits_are_those_of_the_model(

@@ -129,7 +129,9 @@ _ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 _UP_BIAS = {**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"}
 ARCHITECTURES = {
     "llama": Architecture("llama", True, _UP_BIAS, windowed="mistral"),
-    "mistral3": Architecture("mistral", True, windowed="mistral", reads=(TEMPERATURE,)),
+    "mistral3": Architecture(
+        "mistral", True, windowed="mistral", constants={"sliding_window": None}, reads=(TEMPERATURE,)
+    ),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", biases=_ATTENTION_BIAS),
     # In a text, the positions of all sections of the multimodal rotation are the same, so it is the plain one.
