@@ -104,7 +104,7 @@ def _check_numbers(fields: Fields) -> None:
             if re.search(pattern, key):
                 fields.number(key, None, low, high)
         if _COUNTS.search(key) and fields.values.get("use_sliding_window") is not False:
-            fields.integer(key, None, low=1, high=2**62)
+            fields.integer(key, None, low=1, high=2**31 - 1)  # of 32 bits in the native kernels
         if _ACTIVATION.search(key) and value is not None and not _is_activation(fields.string(key)):
             raise fields.wrong(key, "an activation that Transformers has, such as silu")
 

@@ -181,6 +181,7 @@ def test_what_is_not_computed_is_refused(family: str, keys: dict[str, Any], said
         ("gemma2", {"attention.sliding_window_pattern": [1, 1]}, "sliding_window_pattern is .*a list of 2 flags"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0"),
         ("cohere2", {"attention.sliding_window": None}, "attention.sliding_window is missing"),
+        ("olmo3", {"attention.sliding_window": 2**31}, "sliding_window is 2147483648"),
         ("granite", {"logit_scale": None}, "logit_scale is missing"),
         ("granite", {"logit_scale": 0.0}, "logits_scaling is 0.0"),
         ("gpt_neox", {"use_parallel_residual": 1}, "use_parallel_residual is 1"),

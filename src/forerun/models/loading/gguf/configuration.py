@@ -74,13 +74,7 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
     """
     name = architecture_of(file)
     fields, architecture = _keys_of(file, name), ARCHITECTURES[name]
-    for key, neutral in NEUTRAL.items():
-        value: Any = fields.values.get(key)
-        if value is not None and value not in neutral and key not in architecture.reads:
-            refuse(fields, f"{key} is {value!r:.60}")
-    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
-        if isinstance(fields.values.get(key), list):
-            refuse(fields, f"{key} differs from layer to layer")
+    _check_keys(fields, architecture)
     if EMBEDDING not in file.tensors:
         raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
     num_layers, heads = (fields.integer(key, low=1) for key in ("block_count", "attention.head_count"))
@@ -115,6 +109,17 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
     }
     check_values(Fields.of(values, f"{file.path}: its metadata", ModelLoadError, remedy=REMEDY))
     return values
+
+
+def _check_keys(fields: Fields, architecture: Architecture) -> None:
+    """Refuse keys that stand for what no model of the architecture computes."""
+    for key, neutral in NEUTRAL.items():
+        value: Any = fields.values.get(key)
+        if value is not None and value not in neutral and key not in architecture.reads:
+            refuse(fields, f"{key} is {value!r:.60}")
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        if isinstance(fields.values.get(key), list):
+            refuse(fields, f"{key} differs from layer to layer")
 
 
 def _options(fields: Fields, architecture: Architecture, file: GgufFile, head_dim: int) -> dict[str, Any]:

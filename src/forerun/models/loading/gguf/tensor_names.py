@@ -85,7 +85,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
         """Return the modules of queries, keys and values, of a tensor that holds all three; empty if it does not."""
         spec = self._decoder
         sizes = {layer + spec.modules[role]: spec.out_features(role) for role in ("query", "key", "value")}
-        if name != "blk.0.attn_qkv" or len(sizes) != 3 or tensor.shape[0] != sum(sizes.values()):
+        if name != "blk.0.attn_qkv" or len(sizes) != 3 or tensor.shape[:1] != (sum(sizes.values()),):
             return {}
         parts, first, rows = {}, 0, tensor.blocks.reshape(tensor.shape[0], -1)
         for module, size in sizes.items():
