@@ -204,6 +204,7 @@ def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": rope["factor"],
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_attn_factor": rope.get("attention_factor"),
         "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
         "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
         "rope.scaling.yarn_log_multiplier": rope.get("mscale_all_dim"),

@@ -33,7 +33,10 @@ _SIZES: Mapping[str, dict[str, Any]] = {
 # of no architecture of llama.cpp, or of one that older tests read
 _ELSEWHERE = {"helium", "ministral", "llama", "qwen2", "qwen3"}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
-_KINDS = {"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+_KINDS = {
+    "full_attention": {**_YARN, "attention_factor": 1.3},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in DESCRIBED if family not in _ELSEWHERE),
     ("cohere", {**_TIED, "attention_bias": True}),
@@ -45,6 +48,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("nemotron", {"attention_bias": True, "mlp_bias": True}),
     ("olmo3", {"rope_parameters": _KINDS}),
     ("phi3", _WINDOW),
+    ("arcee", {"rope_parameters": _YARN}),
     ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
     ("starcoder2", {"use_bias": False}),

@@ -269,14 +269,14 @@ def rope_parameters(fields: Fields, factors: GgufTensor | None, rotated: int) ->
 
 
 def _yarn(fields: Fields, factor: float) -> dict[str, Any]:
-    """Return the parameters of a YaRN scaling. llama.cpp multiplies the file's attention factor with that of the paper,
-    0.1 ln(factor) + 1, and divides by the same with the logarithm multiplied (Transformers' `mscale_all_dim`)."""
-    attention = fields.number("rope.scaling.attn_factor", 1.0, low=0) * fields.number(
-        "rope.scaling.yarn_attn_factor", 1.0, low=0
-    )
+    """Return the parameters of a YaRN scaling. The converter writes the configuration's attention factor as
+    yarn_attn_factor, which llama.cpp does not read; without it, the factor is that of the paper, 0.1 ln(factor) + 1,
+    divided by the same with the logarithm multiplied (Transformers' `mscale_all_dim`)."""
     growth, multiplier = 0.1 * math.log(max(factor, 1.0)), fields.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
+    papers = (growth + 1.0) / (growth * multiplier + 1.0)
+    attention = fields.number("rope.scaling.yarn_attn_factor", papers, low=0)
     return {
-        "attention_factor": attention * (growth + 1.0) / (growth * multiplier + 1.0),
+        "attention_factor": attention * fields.number("rope.scaling.attn_factor", 1.0, low=0),
         "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0, low=0),
         "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0, low=0),
     }
