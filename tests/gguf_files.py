@@ -22,28 +22,23 @@ TINY: dict[str, Any] = {
     "bos_token_id": None,
 }
 """Sizes of small configurations of Transformers, beside the widths."""
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "mistral": "llama",
     "ministral3": "mistral3",
     "qwen2_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl",
+    "cohere": "command-r",
+    "gemma3_text": "gemma3",
+    "glm": "chatglm",
+    "gpt_neox": "gptneox",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "olmo3": "olmo2",
+    "phi": "phi2",
 }
+"""Model type -> GGUF's architecture, where it is another name."""
+_PERMUTED = {"llama", "mistral3", "granite", "smollm3", "olmo", "arcee"}
+_WITH_ONE = {"gemma", "gemma2", "gemma3", "nemotron"}
+"""Architectures whose rows of queries and keys the converter permutes, and to whose norms it adds 1."""
 _SCALES = {
     **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
     "Q2_K": (80, 82),
@@ -66,6 +61,7 @@ def write_gguf(
     tensors: Mapping[str, np.ndarray] | None = None,
     tokens: Sequence[str] | None = None,
     split: int = 0,
+    fused: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Write a model's weights as llama.cpp's converter does, matrices in a type of blocks and vectors in float32.
 
@@ -76,30 +72,40 @@ def write_gguf(
         tensors: beyond the weights, in float32.
         tokens: of a byte-level tokenizer; None for a file without one.
         split: tensors per part of the model, named as llama.cpp names them; 0: one file.
+        fused: queries, keys and values are one tensor.
 
     Returns:
         What the file's numbers stand for, by Transformers' names.
     """
     config = model.config.get_text_config()
-    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
+    kind_of = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind_of, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     for key, value in {**_metadata(config), **_tokenizer(tokens), **(keys or {})}.items():
         if value is not None:
             add_key(
                 writer, key if key.startswith(("general.", "tokenizer.", "split.")) else f"{architecture}.{key}", value
             )
-    meaning = {}
-    for name, tensor in model.state_dict().items():
+    meaning, state = {}, model.state_dict()
+    for name in [name for name in state if fused and ".q_proj." in name]:
+        parts = [state.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+        state[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
+    for name, tensor in state.items():
         if (name == "lm_head.weight" and model.config.tie_word_embeddings) or name.startswith("model.visual."):
             continue
         name = name.replace("model.language_model.", "model.")
         own_type = type_name if isinstance(type_name, str) else type_name(name)
         packed, meaning[name] = pack(tensor.float().numpy(), own_type)
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if architecture in ("llama", "mistral3") and heads:
-            packed = _permuted(packed, heads)
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        if architecture in _PERMUTED and heads:
+            packed = _permuted(packed, getattr(config, heads))
+        if architecture in _WITH_ONE and name.endswith("norm.weight"):
+            packed = packed + 1
+        if "query_key_value" in name:
+            packed = _by_part(packed, config.num_attention_heads)
         kind = gguf.GGMLQuantizationType[own_type if tensor.dim() > 1 else "F32"]
-        writer.add_tensor(_name(name), packed, raw_dtype=kind)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), packed, raw_dtype=kind)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -149,33 +155,47 @@ def _permuted(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _name(name: str) -> str:
-    module, _, kind = name.rpartition(".")
-    if module.startswith("model.layers."):
-        index, _, part = module.removeprefix("model.layers.").partition(".")
-        return f"blk.{index}.{_NAMES[part]}.{kind}"
-    return f"{_NAMES[module]}.{kind}"
+def _by_part(rows: np.ndarray, heads: int) -> np.ndarray:
+    """The rows of all queries, of all keys, and of all values, of those that each head has side by side."""
+    return rows.reshape(heads, 3, len(rows) // heads // 3, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
 
 
 def _metadata(config: Any) -> dict[str, Any]:
-    rope = config.rope_parameters
-    sections = rope.get("mrope_section")
+    def number(*names: str) -> float | None:
+        return next((float(value) for name in names if (value := getattr(config, name, None)) is not None), None)
+
+    kinds = config.rope_parameters
+    rope = kinds.get("full_attention", kinds)
+    sections, layer_types = rope.get("mrope_section"), getattr(config, "layer_types", None)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
+        "attention.layer_norm_rms_epsilon": number("rms_norm_eps", "norm_eps"),
+        "attention.layer_norm_epsilon": number("layer_norm_eps", "norm_epsilon", "norm_eps"),
         "attention.key_length": getattr(config, "head_dim", None),
         "attention.value_length": getattr(config, "head_dim", None),
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "rope.dimension_count": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.freq_base_swa": kinds.get("sliding_attention", {}).get("rope_theta"),
+        "rope.dimension_count": int(width * (rope.get("partial_rotary_factor") or 1.0)),
         "attention.sliding_window": getattr(config, "sliding_window", None),
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in layer_types]
+        if config.model_type in ("olmo3", "exaone4")
+        else None,
         "attention.temperature_scale": rope.get("llama_4_scaling_beta"),
+        "attention.scale": number("attention_multiplier"),
+        "embedding_scale": number("embedding_multiplier"),
+        "residual_scale": number("residual_multiplier"),
+        "logit_scale": number("logit_scale", "logits_scaling"),
+        "attn_logit_softcapping": number("attn_logit_softcapping"),
+        "final_logit_softcapping": number("final_logit_softcapping"),
+        "use_parallel_residual": getattr(config, "use_parallel_residual", None),
         "rope.dimension_sections": [*sections, 0] if sections else None,
-        **(_yarn(rope) if config.model_type == "ministral3" else {}),
+        **(_yarn(rope) if rope["rope_type"] == "yarn" else {}),
     }
 
 
@@ -184,9 +204,10 @@ def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": rope["factor"],
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-        "rope.scaling.yarn_beta_fast": rope["beta_fast"],
-        "rope.scaling.yarn_beta_slow": rope["beta_slow"],
-        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "rope.scaling.yarn_attn_factor": rope.get("attention_factor"),
+        "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
+        "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
+        "rope.scaling.yarn_log_multiplier": rope.get("mscale_all_dim"),
     }
 
 

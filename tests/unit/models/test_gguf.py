@@ -214,8 +214,8 @@ def test_other_factors_are_used_as_they_are(tmp_path: Path) -> None:
     ("keys", "said"),
     [
         (
-            {"general.architecture": "gemma3"},
-            "architecture 'gemma3', and .* llama, mistral3, qwen2, .* folder or hub",
+            {"general.architecture": "gemma4"},
+            "architecture 'gemma4', and .* llama, mistral3, qwen2, .* folder or hub",
         ),
         ({"general.type": "adapter"}, "general.type is 'adapter'"),
         ({"expert_count": 8}, "expert_count is 8"),

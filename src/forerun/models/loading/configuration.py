@@ -11,15 +11,21 @@ from typing import Any
 import torch
 
 from forerun.errors import UnsupportedModelError
+from forerun.models.fused.families import ACTIVATIONS
 from forerun.utils.json_file import Fields
 
 
 class PlainConfig(SimpleNamespace):
-    """A complete configuration of the Llama family with Transformers' names. Transformers' own classes take more than
-    a second to import."""
+    """A complete configuration of one of the described families with Transformers' names. Transformers' own classes
+    take more than a second to import."""
 
     def standardize_rope_params(self) -> None:
         """Do nothing: Transformers' rotations call this for configurations of older forms."""
+
+    @property
+    def per_layer_config(self) -> dict[str, PlainConfig]:
+        """Return the configuration of each kind of layer, as Transformers' rotations ask for it."""
+        return dict.fromkeys(getattr(self, "layer_types", None) or (), self)
 
 
 UNLIMITED = 2**20
@@ -98,13 +104,13 @@ def _check_numbers(fields: Fields) -> None:
             if re.search(pattern, key):
                 fields.number(key, None, low, high)
         if _COUNTS.search(key) and fields.values.get("use_sliding_window") is not False:
-            fields.integer(key, None, low=1, high=2**62)
+            fields.integer(key, None, low=1, high=2**31 - 1)  # of 32 bits in the native kernels
         if _ACTIVATION.search(key) and value is not None and not _is_activation(fields.string(key)):
             raise fields.wrong(key, "an activation that Transformers has, such as silu")
 
 
 def _is_activation(name: str) -> bool:
-    if name == "silu":  # without the import, which takes a second
+    if name in ACTIVATIONS:  # without the import, which takes a second
         return True
     from transformers.activations import ACT2FN
 

@@ -33,6 +33,10 @@ def tokens_of(tokenizer: Any, text: str, *, special: bool = False) -> list[str]:
         ("qwen2", ["hell", "o", "Ġwo", "Ġ", "1", "2", "3", "!Ċ", "ĠĠ", "Ġ", "1"]),
         ("tekken", ["hello", "Ġwo", "Ġ", "1", "2", "3", "!Ċ", "ĠĠ", "Ġ", "1"]),
         ("gpt-4o", ["hell", "o", "Ġwo", "Ġ", "123", "!Ċ", "ĠĠ", "Ġ", "1"]),
+        ("exaone4", ["hell", "o", "Ġwo", "Ġ", "123", "!", "Ċ", "ĠĠ", "Ġ", "1"]),
+        ("glm4", ["hell", "o", "Ġwo", "Ġ", "123", "!Ċ", "ĠĠ", "Ġ", "1"]),
+        ("seed-coder", ["hell", "o", "Ġwo", "Ġ", "1", "2", "3", "!", "Ċ", "ĠĠ", "Ġ", "1"]),
+        ("hunyuan-dense", ["hell", "o", "Ġwo", "Ġ", "123", "!Ċ", "ĠĠ", "Ġ", "1"]),
         ("deepseek-coder", ["hell", "o", "Ġwo", "Ġ", "1", "2", "3", "!", "Ċ", "ĠĠ", "Ġ", "1"]),
     ],
 )
@@ -150,6 +154,24 @@ def test_sentencepiece_merges_by_score() -> None:
         assert tokens_of(tokenizer, text) == merged_by_score(metadata, text)
         assert decoded(tokenizer, tokenizer(text)["input_ids"]) == text
     assert tokens_of(tokenizer, "he</s>he") == ["▁", "he", "</s>", "▁", "he"]
+
+
+def test_tokens_that_are_cut_out_of_texts_may_have_the_same_score() -> None:
+    """Gemma's vocabulary has many of them that two other tokens would make."""
+    metadata = sentencepiece()
+    for text in ("held", "hellor"):
+        metadata[T + "tokens"].append(text)
+        metadata[T + "scores"].append(-1000.0)
+        metadata[T + "token_type"].append(USER_DEFINED)
+    tokenizer = read_tokenizer(metadata | {T + "add_space_prefix": False}, "m.gguf")
+    assert tokens_of(tokenizer, "abheldhellorhello") == ["ab", "held", "hellor", "hello"]
+
+
+@pytest.mark.parametrize(("name", "behind"), [("Phi-3 Mini", ["▁", "he"]), ("Phi 2", ["▁▁", "he"])])
+def test_spaces_behind_special_tokens_of_phi_3(name: str, behind: list[str]) -> None:
+    tokenizer = read_tokenizer(sentencepiece() | {"general.name": name}, "m.gguf")
+    assert tokens_of(tokenizer, "he</s> he") == ["▁", "he", "</s>", *behind]
+    assert tokens_of(tokenizer, "<s> he") == ["<s>", "▁▁", "he"]
 
 
 def changed(key: str, value: Any) -> dict[str, Any]:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.loading.configuration import PlainConfig, check_values
+from forerun.models.loading.gguf.architectures import (
+    ARCHITECTURES,
+    NEUTRAL,
+    PATTERN,
+    TEMPERATURE,
+    WINDOW,
+    Architecture,
+    refuse,
+)
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensors import GgufTensor
@@ -19,54 +27,7 @@ from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import Fields
 
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
-_SECTIONS, _TEMPERATURE = "rope.dimension_sections", "attention.temperature_scale"
-
-
-class Architecture(NamedTuple):
-    """What a GGUF file of an architecture is in Transformers.
-
-    Attributes:
-        model_type: Transformers' name.
-        is_permuted: llama.cpp's converter permutes rows of queries and keys: there, one rotation turns rows that lie
-            side by side, and in Transformers rows that lie half a head apart.
-        biases: option of the configuration -> the tensor whose presence sets it.
-        windowed: the model type whose layers all have the file's sliding window; None: windows are refused.
-        reads: keys among _NEUTRAL that may have any value.
-    """
-
-    model_type: str
-    is_permuted: bool = False
-    biases: Mapping[str, str] = MappingProxyType({})
-    windowed: str | None = None
-    reads: tuple[str, ...] = ()
-
-
-_ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
-ARCHITECTURES = {
-    "llama": Architecture("llama", True, {**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"}, windowed="mistral"),
-    "mistral3": Architecture("mistral", True, windowed="mistral", reads=(_TEMPERATURE,)),
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3", biases=_ATTENTION_BIAS),
-    # In a text, the positions of all sections of the multimodal rotation are the same, so it is the plain one.
-    "qwen2vl": Architecture("qwen2", reads=(_SECTIONS,)),
-    "qwen3vl": Architecture("qwen3", biases=_ATTENTION_BIAS, reads=(_SECTIONS,)),
-}
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "expert_count": (0,),
-    "attention.causal": (True,),
-    "attention.scale": (0,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
-    "logit_scale": (0, 1),
-    "embedding_scale": (0, 1),
-    "residual_scale": (0, 1),
-    "rope.scaling.yarn_ext_factor": (1,),
-    _SECTIONS: (),
-    _TEMPERATURE: (0,),
-}
-"""Keys that stand for other computations than these architectures', and the values that do not."""
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 def architecture_of(file: GgufFile) -> str:
@@ -92,21 +53,13 @@ def _keys_of(file: GgufFile, name: str) -> Fields:
     ones, as the model's configuration had them; counts that are the same for every layer are given once."""
     values = {key: value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
     for key, value in values.items():
-        if isinstance(value, list) and len({*value}) == 1:
+        if isinstance(value, list) and len({*value}) == 1 and not key.endswith(PATTERN):
             value = value[0]
         if isinstance(value, float) and float(np.float32(value)) == value:
             value = float(str(np.float32(value)))
         values[key] = value
     place = f"{file.path}: of its keys {name}.*"
     return Fields(place, {key.removeprefix(f"{name}."): values[key] for key in values}, ModelLoadError, REMEDY)
-
-
-def _refuse(fields: Fields, what: str) -> NoReturn:
-    """Raise UnsupportedModelError for a valid value that no Transformers model of the architecture computes."""
-    raise UnsupportedModelError(
-        f"{fields.place}: {what}, which Transformers' model does not compute. Serve it with llama.cpp, or give the "
-        "model's Transformers folder or hub id."
-    )
 
 
 def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
@@ -121,13 +74,7 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
     """
     name = architecture_of(file)
     fields, architecture = _keys_of(file, name), ARCHITECTURES[name]
-    for key, neutral in _NEUTRAL.items():
-        value: Any = fields.values.get(key)
-        if value is not None and value not in neutral and key not in architecture.reads:
-            _refuse(fields, f"{key} is {value!r:.60}")
-    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
-        if isinstance(fields.values.get(key), list):
-            _refuse(fields, f"{key} differs from layer to layer")
+    _check_keys(fields, architecture)
     if EMBEDDING not in file.tensors:
         raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
     num_layers, heads = (fields.integer(key, low=1) for key in ("block_count", "attention.head_count"))
@@ -137,6 +84,10 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
             f"{REMEDY}"
         )
     head_dim = _head_dim(fields, heads)
+    options = _options(fields, architecture, file, head_dim)
+    rope = _rope_by_kind(fields, file.tensors, architecture, head_dim, options)
+    if "long_factor" in rope:  # Phi3's own option comes before this one of the rotation
+        options["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     values = {
         "vocab_size": len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0],
@@ -147,28 +98,61 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
         "num_key_value_heads": fields.integer("attention.head_count_kv", heads, low=1),
         "head_dim": head_dim,
         "max_position_embeddings": fields.integer("context_length", low=1),
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon", low=0),
-        "rope_parameters": rope_parameters(fields, file.tensors.get(ROPE_FACTORS), head_dim),
+        **({architecture.eps: fields.number(architecture.eps_key, low=0)} if architecture.eps else {}),
+        "rope_parameters": rope,
         "tie_word_embeddings": HEAD not in file.tensors,  # the embedding, stored once, is the output layer as well
         "bos_token_id": file.fields.integer("tokenizer.ggml.bos_token_id", None, low=0),
         "eos_token_id": sorted(eos_ids) or None,
+        "pad_token_id": None,  # Transformers' defaults are ids of the families' larger vocabularies
         "model_type": architecture.model_type,
-        **_options(fields, architecture, file),
+        **options,
     }
     check_values(Fields.of(values, f"{file.path}: its metadata", ModelLoadError, remedy=REMEDY))
     return values
 
 
-def _options(fields: Fields, architecture: Architecture, file: GgufFile) -> dict[str, Any]:
+def _check_keys(fields: Fields, architecture: Architecture) -> None:
+    """Refuse keys that stand for what no model of the architecture computes."""
+    for key, neutral in NEUTRAL.items():
+        value: Any = fields.values.get(key)
+        if value is not None and value not in neutral and key not in architecture.reads:
+            refuse(fields, f"{key} is {value!r:.60}")
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        if isinstance(fields.values.get(key), list):
+            refuse(fields, f"{key} differs from layer to layer")
+
+
+def _options(fields: Fields, architecture: Architecture, file: GgufFile, head_dim: int) -> dict[str, Any]:
     """Return the options of the model's type alone, and the type where they decide it."""
-    window = fields.integer("attention.sliding_window", 0, low=0)
-    if 0 < window < fields.integer("context_length", low=1):
-        if architecture.windowed is None or "attention.sliding_window_pattern" in fields:
-            _refuse(fields, f"it has a sliding window of {window} positions and does not say in which layers")
-        return {"model_type": architecture.windowed, "sliding_window": window}
-    if fields.values.get(_TEMPERATURE):
+    windows = _windows(fields, architecture)
+    if architecture.period is None and not windows and fields.values.get(TEMPERATURE):
         return {"model_type": "ministral3"}
-    return {option: tensor in file.tensors for option, tensor in architecture.biases.items()}
+    is_there = {
+        option: tensor in file.tensors or tensor.replace("attn_q.", "attn_qkv.") in file.tensors
+        for option, tensor in architecture.biases.items()
+    }
+    return {**architecture.constants, **is_there, **architecture.options(fields, head_dim, file.tensors), **windows}
+
+
+def _windows(fields: Fields, architecture: Architecture) -> dict[str, Any]:
+    """Return the options of sliding windows, empty if there are none, and none can be."""
+    window, period = fields.integer(WINDOW, architecture.window, low=0), architecture.period
+    if period is None:
+        if not 0 < window < fields.integer("context_length", low=1):
+            return {}
+        if architecture.windowed is None or PATTERN in fields:
+            refuse(fields, f"it has a sliding window of {window} positions and does not say in which layers")
+        return {"model_type": architecture.windowed, "sliding_window": window}
+    if not window and architecture.windowed != architecture.model_type:
+        return {}
+    count = fields.integer("block_count", low=1)
+    pattern = fields.values.get(PATTERN, period)
+    if isinstance(pattern, int) and not isinstance(pattern, bool):
+        pattern = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(count)]
+    if not isinstance(pattern, list) or len(pattern) != count or {*map(type, pattern)} != {bool}:
+        raise fields.wrong(PATTERN, f"a whole number, or a list of {count} flags")
+    kinds = ["sliding_attention" if window and is_sliding else "full_attention" for is_sliding in pattern]
+    return {"model_type": architecture.windowed, "sliding_window": window or None, "layer_types": kinds}
 
 
 def transformers_config(config: PlainConfig, place: str) -> Any:
@@ -184,29 +168,80 @@ def transformers_config(config: PlainConfig, place: str) -> Any:
 
 
 def _head_dim(fields: Fields, heads: int) -> int:
-    """Return the width of a head. Keys and values must have this width, and be rotated as a whole."""
+    """Return the width of a head. Keys and values must have this width."""
     hidden = fields.integer("embedding_length", low=1)
     width = fields.integer("attention.key_length", None, low=1)
     if width is None and hidden % heads:
         raise fields.wrong("embedding_length", f"a multiple of the {heads} heads")
     width = width or hidden // heads
     if width % 2:
-        _refuse(fields, f"its heads are {width} wide, an odd number")
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (other := fields.integer(key, width, low=0)) != width:
-            _refuse(fields, f"{key} is {other} and the heads are {width} wide")
+        refuse(fields, f"its heads are {width} wide, an odd number")
+    if (other := fields.integer("attention.value_length", width, low=0)) != width:
+        refuse(fields, f"attention.value_length is {other} and the heads are {width} wide")
     return width
+
+
+def _rotated(fields: Fields, architecture: Architecture, head_dim: int) -> int:
+    """Return how many numbers of a head are rotated: all, but in some architectures."""
+    rotated = fields.integer("rope.dimension_count", head_dim, low=0, high=2**31)
+    if rotated != head_dim and (not architecture.is_partly_rotated or rotated % 2 or not 0 < rotated < head_dim):
+        refuse(fields, f"rope.dimension_count is {rotated} and the heads are {head_dim} wide")
+    return rotated
+
+
+def _rope_by_kind(
+    fields: Fields,
+    tensors: Mapping[str, GgufTensor],
+    architecture: Architecture,
+    head_dim: int,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return `rope_parameters` of a Transformers configuration: for each kind of layer, if they are rotated apart."""
+    rotated = _rotated(fields, architecture, head_dim)
+    found = _long_rope(fields, tensors, rotated) or rope_parameters(fields, tensors.get(ROPE_FACTORS), rotated)
+    if architecture.is_partly_rotated:
+        share = rotated / head_dim  # of which Transformers takes the whole part, after multiplying
+        found["partial_rotary_factor"] = share if int(head_dim * share) == rotated else math.nextafter(share, 1.0)
+    base = found["rope_theta"]
+    local = fields.number("rope.freq_base_swa", architecture.local_base, low=1) or base
+    if architecture.local_base is not None and "layer_types" in options:
+        return {"full_attention": found, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
+    if local != base:
+        refuse(fields, f"rope.freq_base_swa is {local} and rope.freq_base is {base}")
+    return found
+
+
+def _long_rope(fields: Fields, tensors: Mapping[str, GgufTensor], rotated: int) -> dict[str, Any] | None:
+    """Return the parameters of a rotation with factors for short and for long contexts; None if there are none."""
+    if _LONG not in tensors and _SHORT not in tensors:
+        return None
+    for name in (_LONG, _SHORT):
+        if name not in tensors:
+            raise ModelLoadError(f"{fields.place}: the tensor {name} is missing. {REMEDY}")
+    short, long = (_factors(fields, tensors[name], rotated).tolist() for name in (_SHORT, _LONG))
+    context = fields.integer("context_length", low=1)
+    original = fields.integer("rope.scaling.original_context_length", context, low=1)
+    return {
+        "rope_type": "longrope",
+        "rope_theta": fields.number("rope.freq_base", 10000.0, low=1),
+        "factor": context / original,
+        "attention_factor": fields.number("rope.scaling.attn_factor", 1.0, low=0),
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": original,
+    }
 
 
 # of all Llama 3 models with longer contexts; their factor differs
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def rope_parameters(fields: Fields, factors: GgufTensor | None, head_dim: int) -> dict[str, Any]:
+def rope_parameters(fields: Fields, factors: GgufTensor | None, rotated: int) -> dict[str, Any]:
     """Return `rope_parameters` of a Transformers configuration.
 
     Args:
         factors: the tensor `rope_freqs.weight`, by which the frequencies are divided.
+        rotated: numbers of a head that are rotated.
 
     Raises:
         ModelLoadError: a value cannot be.
@@ -216,48 +251,56 @@ def rope_parameters(fields: Fields, factors: GgufTensor | None, head_dim: int) -
     kind = fields.string("rope.scaling.type", "linear")  # llama.cpp's default
     factor = fields.number("rope.scaling.factor", 0.0, low=0) or fields.number("rope.scale_linear", 0.0, low=0) or 1.0
     if kind not in ("none", "linear", "yarn"):
-        _refuse(fields, f"rope.scaling.type is {kind[:60]!r} and not none, linear or yarn")
+        refuse(fields, f"rope.scaling.type is {kind[:60]!r} and not none, linear or yarn")
     is_default = kind == "none" or (kind == "linear" and factor == 1)
     scaled: dict[str, Any] = {"rope_type": "default"} if is_default else {"rope_type": kind, "factor": factor}
     context = fields.integer("rope.scaling.original_context_length", fields.integer("context_length", low=1), low=1)
+    if kind != "yarn" and (attention := fields.number("rope.scaling.attn_factor", 1.0)) != 1:
+        refuse(fields, f"rope.scaling.attn_factor is {attention} and rope.scaling.type is {kind}")
     if kind == "yarn":
         scaled |= {**_yarn(fields, factor), "original_max_position_embeddings": context}
-    if temperature := fields.number(_TEMPERATURE, 0.0, low=0):  # by which queries grow with every such length
+    if temperature := fields.number(TEMPERATURE, 0.0, low=0):  # by which queries grow with every such length
         scaled |= {"llama_4_scaling_beta": temperature, "original_max_position_embeddings": context}
     if factors is not None:
         if not is_default:
-            _refuse(fields, f"its rotary embedding is scaled by {kind} and by {factors.name} together")
-        scaled = _by_factors(fields, factors, base, head_dim)
+            refuse(fields, f"its rotary embedding is scaled by {kind} and by {factors.name} together")
+        scaled = _by_factors(fields, factors, base, rotated)
     return {"rope_theta": base, **scaled}
 
 
 def _yarn(fields: Fields, factor: float) -> dict[str, Any]:
-    """Return the parameters of a YaRN scaling. llama.cpp multiplies the file's attention factor with that of the paper,
-    0.1 ln(factor) + 1, and divides by the same with the logarithm multiplied (Transformers' `mscale_all_dim`)."""
-    attention = fields.number("rope.scaling.attn_factor", 1.0, low=0) * fields.number(
-        "rope.scaling.yarn_attn_factor", 1.0, low=0
-    )
+    """Return the parameters of a YaRN scaling. The converter writes the configuration's attention factor as
+    yarn_attn_factor, which llama.cpp does not read; without it, the factor is that of the paper, 0.1 ln(factor) + 1,
+    divided by the same with the logarithm multiplied (Transformers' `mscale_all_dim`)."""
     growth, multiplier = 0.1 * math.log(max(factor, 1.0)), fields.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
+    papers = (growth + 1.0) / (growth * multiplier + 1.0)
+    attention = fields.number("rope.scaling.yarn_attn_factor", papers, low=0)
     return {
-        "attention_factor": attention * (growth + 1.0) / (growth * multiplier + 1.0),
+        "attention_factor": attention * fields.number("rope.scaling.attn_factor", 1.0, low=0),
         "beta_fast": fields.number("rope.scaling.yarn_beta_fast", 32.0, low=0),
         "beta_slow": fields.number("rope.scaling.yarn_beta_slow", 1.0, low=0),
     }
 
 
-def _by_factors(fields: Fields, tensor: GgufTensor, base: float, head_dim: int) -> dict[str, Any]:
+def _factors(fields: Fields, tensor: GgufTensor, rotated: int) -> torch.Tensor:
+    """Return the numbers of a tensor by which frequencies are divided, [rotated / 2]."""
+    factors = tensor.dequantize(torch.float32)
+    if factors.shape != (rotated // 2,) or not bool((torch.isfinite(factors) & (factors > 0)).all()):
+        refuse(
+            fields, f"{tensor.name}, of the shape {list(tensor.shape)}, does not hold {rotated // 2} positive factors"
+        )
+    return factors
+
+
+def _by_factors(fields: Fields, tensor: GgufTensor, base: float, rotated: int) -> dict[str, Any]:
     """Return Llama 3's parameters if they give these factors, else the factors themselves. Transformers calls a scaling
     by given factors "longrope"; with the same factors for short and long contexts it does not depend on the length."""
-    factors = tensor.dequantize(torch.float32)
-    if factors.shape != (head_dim // 2,) or not bool((torch.isfinite(factors) & (factors > 0)).all()):
-        _refuse(
-            fields, f"{tensor.name}, of the shape {list(tensor.shape)}, does not hold {head_dim // 2} positive factors"
-        )
+    factors = _factors(fields, tensor, rotated)
     if bool((factors == 1).all()):
         return {"rope_type": "default"}
     largest = float(factors.max())
     llama3 = {"rope_type": "llama3", "factor": largest, **_LLAMA3}
-    if largest >= 1 and torch.allclose(factors, llama3_factors(llama3, base, head_dim), rtol=1e-5, atol=0):
+    if largest >= 1 and torch.allclose(factors, llama3_factors(llama3, base, rotated), rtol=1e-5, atol=0):
         return llama3
     return {
         "rope_type": "longrope",

@@ -8,22 +8,21 @@ from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any
 
+import numpy as np
 import torch
 
 from forerun.errors import UnsupportedModelError
-from forerun.models.loading.gguf.configuration import ARCHITECTURES, HEAD, architecture_of
+from forerun.models.fused.families import FAMILIES, spec_of
+from forerun.models.fused.spec import NORMS, DecoderSpec
+from forerun.models.loading.configuration import PlainConfig
+from forerun.models.loading.gguf.architectures import ARCHITECTURES
+from forerun.models.loading.gguf.configuration import HEAD, architecture_of
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import brief
 from forerun.models.loading.gguf.tensors import GgufTensor
 
-_EMBEDDING, _HEAD, _LAYER = "model.embed_tokens", "lm_head", "model.layers.0."
-_OF_LAYER = (
-    *("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-    *(f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
-)
-_MODULES = (_EMBEDDING, "model.norm", _HEAD, *(_LAYER + part for part in _OF_LAYER))
 _NAME = re.compile(r"(?:blk\.(?P<index>0|[1-9]\d{0,5})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
-_COMPUTED = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight")
+_COMPUTED = re.compile(r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that are no weights: they belong to the rotary embedding, and older converters wrote its tables too."""
 
 
@@ -37,40 +36,70 @@ def name_map(architecture: str, num_layers: int) -> Any:
     )
 
 
+def _spec(config: Any) -> DecoderSpec:
+    """Return the decoder whose modules have a configuration's tensors."""
+    if config.model_type not in FAMILIES:  # ministral3, whose tensors are Llama's
+        config = PlainConfig(**{**vars(config), "model_type": "llama"})
+    return spec_of(config)
+
+
 class PackedWeights(Mapping[str, GgufTensor]):
     """The packed tensors by the names of Transformers' parameters. A tied output layer has its name too.
 
-    Rows of queries and keys that the converter has permuted are brought back into Transformers' order: their packed
-    rows are copied for that, all others lie in the file.
+    Rows that the converter has permuted are brought back into Transformers' order: their packed rows are copied for
+    that, all others lie in the file. Norms to whose weights Transformers adds a number have it in the file, and it is
+    taken out.
 
     Raises:
         UnsupportedModelError: a tensor has no place in such a model.
     """
 
     def __init__(self, file: GgufFile, config: Any) -> None:
-        architecture = architecture_of(file)
+        architecture, self._decoder = architecture_of(file), _spec(config)
+        spec = self._decoder
+        self.head = f"{spec.head}.weight"
         is_permuted = ARCHITECTURES[architecture].is_permuted
-        self._heads = (
-            {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if is_permuted else {}
-        )
+        self._heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads} if is_permuted else {}
         names = name_map(architecture, 1)  # what a file says of its number of layers decides nothing here
-        modules = {names.get_name(module): module for module in _MODULES}
+        layer = f"{spec.base}.{spec.layer_list}.0."
+        own = (f"{spec.base}.{spec.embedding}", f"{spec.base}.{spec.norm}", spec.head)
+        modules = {names.get_name(each): each for each in (*own, *(layer + each for each in spec.modules.values()))}
+        self._norms = {layer + spec.modules[role] for role in NORMS if role in spec.modules} | {own[1]}
         self._tensors: dict[str, GgufTensor] = {}
         for tensor in (each for each in file.tensors.values() if not _COMPUTED.fullmatch(each.name)):
             found = _NAME.fullmatch(tensor.name)
-            layer = "" if found is None or found["index"] is None else "blk.0."
-            module = None if found is None else modules.get(layer + found["part"])
-            if found is None or module is None:
+            index = "" if found is None or found["index"] is None else found["index"]
+            theirs = "" if found is None else ("blk.0." if index else "") + found["part"]
+            placed = {modules[theirs]: tensor} if theirs in modules else self._taken_apart(theirs, layer, tensor)
+            if found is None or not placed:
                 raise UnsupportedModelError(
                     f"{file.path}: the tensor {brief(tensor.name)} has no place in a model of the architecture "
                     f"{architecture} as forerun supports it. Serve it with llama.cpp."
                 )
-            self._tensors[module.replace("0", found["index"] or "", 1) + f".{found['kind']}"] = tensor
+            for module, part in placed.items():
+                self._tensors[module.replace("0", index, 1) + f".{found['kind']}"] = part
         if HEAD not in file.tensors:
-            self._tensors[f"{_HEAD}.weight"] = self._tensors[f"{_EMBEDDING}.weight"]
+            self._tensors[self.head] = self._tensors[f"{own[0]}.weight"]
+
+    def _taken_apart(self, name: str, layer: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
+        """Return the modules of queries, keys and values, of a tensor that holds all three; empty if it does not."""
+        spec = self._decoder
+        sizes = {layer + spec.modules[role]: spec.out_features(role) for role in ("query", "key", "value")}
+        if name != "blk.0.attn_qkv" or len(sizes) != 3 or tensor.shape[:1] != (sum(sizes.values()),):
+            return {}
+        parts, first, rows = {}, 0, tensor.blocks.reshape(tensor.shape[0], -1)
+        for module, size in sizes.items():
+            blocks = rows[first : first + size]
+            blocks = blocks if tensor.blocks.ndim > 1 else blocks.reshape(-1)
+            parts[module] = replace(tensor, shape=(size, *tensor.shape[1:]), blocks=blocks)
+            first += size
+        return parts
 
     def __getitem__(self, name: str) -> GgufTensor:
         tensor, order = self._tensors[name], self.order(name)
+        if self._decoder.norm_offset and re.sub(r"\d+", "0", name, count=1).removesuffix(".weight") in self._norms:
+            numbers = tensor.dequantize(torch.float32) - self._decoder.norm_offset
+            return replace(tensor, type_name="F32", blocks=numbers.numpy().view(np.uint8), content=None)
         if order is None:
             return tensor
         blocks = tensor.blocks.reshape(len(order), -1)[order.numpy()].reshape(tensor.blocks.shape)
@@ -79,8 +108,12 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     def order(self, name: str) -> torch.Tensor | None:
         """Return the rows of the file's tensor in Transformers' order, [out] int64; None: as they lie."""
-        rows, heads = self._tensors[name].shape[0], self._heads.get(name.split(".")[-2])
-        return None if heads is None else torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+        rows, spec = torch.arange(self._tensors[name].shape[0]), self._decoder
+        module = name.rpartition(".")[0]
+        if spec.is_fused_by_head and module.endswith(spec.modules["query"]):  # the converter puts all queries first
+            return rows.view(3, spec.num_heads, -1).transpose(0, 1).reshape(-1)
+        heads = self._heads.get(module.rpartition(".")[2])
+        return None if heads is None else rows.view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -120,5 +153,5 @@ class _Slice:
 
 def open_slices(weights: PackedWeights, config: Any, dtype: torch.dtype) -> dict[str, _Slice]:
     """Return the tensors by Transformers' names, for it to read; a tied output layer is left to it."""
-    tied = {f"{_HEAD}.weight"} if config.tie_word_embeddings else set()
-    return {name: _Slice(weights, name, dtype) for name in weights if name not in tied}
+    tied = weights.head if config.tie_word_embeddings else None
+    return {name: _Slice(weights, name, dtype) for name in weights if name != tied}

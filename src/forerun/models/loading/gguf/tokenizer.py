@@ -19,7 +19,7 @@ Two kinds: byte-level byte-pair encoding (`tokenizer.ggml.model` = gpt2) and Sen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -63,7 +63,7 @@ def read_merges(tokens: TokenList) -> list[tuple[str, str]]:
     return list(merges)
 
 
-def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
+def merges_of_scores(tokens: TokenList, matched: Collection[int] = ()) -> list[tuple[str, str]]:
     """Return the merges equivalent to merging by score: of all neighbours the pair whose token has the highest score.
 
     SentencePiece merges any two neighbours whose joined text is a token, the leftmost of equal scores. A merge here is
@@ -72,10 +72,14 @@ def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
     cannot say "leftmost", so they are refused. They cannot say it either where two pairs that make the same token
     overlap (`ab aba ba`, both `ababa`); there the longer left part wins.
 
+    Args:
+        matched: tokens that are cut out of a text before, so that none is ever merged. Many have the same score.
+
     Raises:
         ModelLoadError: there is not one finite score for each token, or tokens that can be merged have the same.
     """
-    texts, ids, scores = tokens.texts, tokens.ids, tokens.fields.list_of(_SCORES, float)
+    texts, scores = tokens.texts, tokens.fields.list_of(_SCORES, float)
+    ids = {text: index for text, index in tokens.ids.items() if index not in matched}
     if long := [index for index, text in enumerate(texts) if len(text) > _MAX_PIECE]:
         raise tokens.wrong(TOKENS, f"token {long[0]} is longer than {_MAX_PIECE} characters")
     if len(scores) != len(texts):
@@ -83,6 +87,7 @@ def merges_of_scores(tokens: TokenList) -> list[tuple[str, str]]:
     merges = [
         (-score, -border, text[:border], text[border:])
         for text, score in zip(texts, scores, strict=True)
+        if text in ids
         for border in range(1, len(text))
         if text[:border] in ids and text[border:] in ids
     ]
@@ -157,7 +162,19 @@ _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S
 _OURS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT_2)),
     **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "gigachat", "olmo", "jais", "trillion"), (_GPT_2,)),
+    **dict.fromkeys(("exaone4", "granite-docling"), (_GPT_2,)),
     "minerva-7b": (r"\p{N}", _GPT_2),
+    "seed-coder": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "hunyuan-dense": (
+        r"\p{N}{1,3}",
+        r"[一-龥぀-ゟ゠-ヿ]+",
+        (
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+    ),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
 }
 # Rules by which a part that is a token as a whole becomes that token, whatever the merges say, and a text begins with
@@ -178,11 +195,13 @@ def split_rules() -> Mapping[str, tuple[str, ...]]:
     except ImportError:  # before Transformers 5.17
         return _OURS
     like_qwen2 = dict.fromkeys(("stablelm2", "hunyuan"), THEIRS["qwen2"])
-    return {**_OURS, **{name: (rule,) for name, rule in {**like_qwen2, **THEIRS}.items()}}
+    like_llama3 = dict.fromkeys(("glm4", "chatglm-bpe"), THEIRS["llama-bpe"])
+    return {**_OURS, **{name: (rule,) for name, rule in {**THEIRS, **like_qwen2, **like_llama3}.items()}}
 
 
 MODEL, PRE_TOKENIZER, CHAT_TEMPLATE = PREFIX + "model", PREFIX + "pre", "tokenizer.chat_template"
 _SPACE = "\u2581"
+_UNSTRIPPED = {"<unk>", "<s>", "<|endoftext|>"}
 _DEFAULT_IDS = {"gpt2": {}, "llama": {"unk": 0, "bos": 1, "eos": 2}}  # by kind, the named ids where the file gives none
 
 
@@ -206,8 +225,12 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
     matched, control = _matched(tokens), _control(tokens)
     with as_load_errors(f"{place}: {TOKENS}: no tokenizer can be made of them", REMEDY):
         backend = _byte_level(tokens) if kind == "gpt2" else _sentencepiece(tokens)
+        stripped = {each for each in matched if tokens.texts[each] not in _UNSTRIPPED} if _is_phi3(metadata) else ()
         backend.add_tokens(
-            [AddedToken(tokens.texts[each], normalized=False, special=each in control) for each in sorted(matched)]
+            [
+                AddedToken(tokens.texts[each], normalized=False, special=each in control, rstrip=each in stripped)
+                for each in sorted(matched)
+            ]
         )
     # named tokens are cut out of texts and left out of decoded ones, which an ordinary word must not be
     named = {
@@ -217,6 +240,12 @@ def read_tokenizer(metadata: Mapping[str, Any], place: str, read: tuple[TokenLis
     }
     options = {"chat_template": template, "clean_up_tokenization_spaces": False, **named}
     return guarded(PreTrainedTokenizerFast(tokenizer_object=backend, **options), place)
+
+
+def _is_phi3(metadata: Mapping[str, Any]) -> bool:
+    """Return whether spaces behind the tokens that are matched are no text. Only a model's name tells llama.cpp."""
+    name = str(metadata.get("general.name", "")).lower()
+    return "phi-3" in name or "phi3" in name
 
 
 def eos_token_ids(metadata: Mapping[str, Any], place: str, read: tuple[TokenList, str] | None = None) -> frozenset[int]:
@@ -268,7 +297,7 @@ def _sentencepiece(tokens: TokenList) -> Any:
     (<0x0A>)."""
     if missing := [token for value in range(256) if (token := f"<0x{value:02X}>") not in tokens.ids]:
         raise tokens.wrong(TOKENS, f"the byte token {missing[0]} is missing")
-    merges = merges_of_scores(tokens)
+    merges = merges_of_scores(tokens, _matched(tokens))
     backend = Tokenizer(models.BPE(vocab=_vocabulary(tokens, merges), merges=merges, byte_fallback=True))
     before = tokens.fields.flag(PREFIX + "add_space_prefix", True)
     spaces = normalizers.Replace(" ", _SPACE)
