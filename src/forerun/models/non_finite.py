@@ -65,6 +65,7 @@ def _of_llama(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
     spec = decoder.spec
     # if quantized, it is finite
     parts: list[tuple[str, object]] = [(f"{spec.base}.{spec.embedding}.weight", decoder.embedding)]
+    parts.append((f"{spec.base}.{spec.positions}.weight", decoder.positions))
     for index, layer in enumerate(decoder.layers):
         named = {
             "input_norm": layer.input_norm,
@@ -78,6 +79,7 @@ def _of_llama(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
             "down": layer.down,
             "feed_norm": layer.feed_norm,
         }
+        parts.append((f"{spec.base}.{spec.layer_list}.{index}.{spec.curve}", layer.curve))
         shared = {"query": "query, key and value", "up": "gate and up"}
         for role, each in named.items():
             module = spec.modules.get(role, "")

@@ -24,6 +24,14 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
     ("gemma3_text", {"head_dim": 32, "num_key_value_heads": 1}),
     ("starcoder2", {"sliding_window": 24, "hidden_act": "gelu"}),
+    ("falcon", {"new_decoder_architecture": False, "multi_query": True, "bias": True}),
+    ("falcon", {"new_decoder_architecture": False, "multi_query": False, "parallel_attn": False}),
+    ("falcon", {"num_ln_in_parallel_attn": 1}),
+    ("gpt2", {"n_inner": 96, "scale_attn_weights": False, "activation_function": "relu"}),
+    ("gpt_bigcode", {"multi_query": False}),
+    ("opt", {"enable_bias": False, "activation_function": "gelu"}),
+    ("granitemoehybrid", {"position_embedding_type": None}),
+    ("apertus", {"hidden_act": "relu2", "attention_bias": True}),
     ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
 ]
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from forerun.errors import UnsupportedModelError
+from forerun.models.fused.families import refusal
 from forerun.utils.json_file import Fields
 
 
@@ -55,6 +56,8 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 def refuse_unservable(config: Any, name: str) -> None:
     """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
+    if refusal(config) is None:
+        return
     foreign = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if foreign:
         reason = f"its layers of type {', '.join(sorted(foreign))} keep a state that cannot be rolled back"

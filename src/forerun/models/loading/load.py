@@ -287,7 +287,8 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     maker = None if quantization is None else QuantizedMaker(quantization, None, {}, hf.dtype)
     register_attention()
     try:
-        hf.set_attn_implementation(ATTENTION_NAME)
+        if kind == "general":
+            hf.set_attn_implementation(ATTENTION_NAME)
         hf.set_experts_implementation("eager")
         model = _assemble(hf, name, frozenset(), kind, maker)
         model.quantize = quantization
@@ -375,12 +376,12 @@ def read_to_quantize(
     stored = None if adapter is not None else source.quantized_weight(config)  # with an adapter, they are others
     if is_fused and adapter is None:
         checkpoint, _ = counted(source.checkpoint(config, torch.float32), source.name)
-        is_tied = config.tie_word_embeddings
-        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
+        checkpoint = replace(checkpoint, unread=streamed(checkpoint.slices, config))
         model = _modules(source, config, checkpoint, number_format, attention, is_fused=True)
-        numbers = stored_numbers(checkpoint.slices, is_tied)
+        numbers = stored_numbers(checkpoint.slices, config)
         return model, QuantizedMaker(quantization, stored, numbers, number_format)
-    model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
+    wide = torch.promote_types(number_format, torch.float32)
+    model = _read(source, config, wide, adapter, None if is_fused else attention)
     leave = {f"{path}.weight" for path in matrices(model, is_fused)}
     return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
 
@@ -389,12 +390,11 @@ def _read_stored(source: ModelSource, config: Any, number_format: torch.dtype) -
     """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
     by one as the files have them. number_format: of everything else."""
     checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
-    is_tied = config.tie_word_embeddings
-    unread = replace(checkpoint, unread=streamed(checkpoint.slices, is_tied))
+    unread = replace(checkpoint, unread=streamed(checkpoint.slices, config))
     model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_fused=True)
     library = library_for(model.device, number_format)
     assert library is not None  # `mixture_as_stored`
-    numbers = stored_numbers(checkpoint.slices, is_tied)
+    numbers = stored_numbers(checkpoint.slices, config)
     return model, StoredMaker(source.name, library, source.blocks(config), numbers, number_format, reading.count)
 
 
@@ -412,7 +412,9 @@ def _read(
 
     def in_format(dtype: torch.dtype) -> Any:
         checkpoint, _ = counted(source.checkpoint(config, dtype), source.name)
-        return _modules(source, config, checkpoint, dtype, attention, is_fused=is_fused and adapter is None)
+        if is_fused and adapter is not None:
+            return _modules(source, config, checkpoint, dtype, None, is_fused=False)
+        return _modules(source, config, checkpoint, dtype, attention, is_fused=is_fused)
 
     return with_adapter(in_format, number_format, adapter, source.name)
 
@@ -432,5 +434,5 @@ def _modules(
         found = read_fused(source.name, config, checkpoint, dtype)
         if found is not None:
             return found
-        config = source.config()
+        config, attention = source.config(), None
     return read_model(source.name, config, checkpoint, dtype, attention)

@@ -8,7 +8,6 @@ minimum. With 4 bits, embedding and output layer are kept at 8 bits, unless the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,18 +23,13 @@ from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
 from forerun.kernels.triton.availability import is_triton_selected
+from forerun.models.fused.families import spec_of
 from forerun.models.linear import Linear, Part, make_quantized_linear
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.glibc import return_freed_memory
 
 Quantization = str
 """A name of QUANTISATIONS, or UNQUANTIZED."""
-_STREAMED = re.compile(
-    r"(model\.|gpt_neox\.)?(embed_tokens|embed_in|layers\.\d+\.(self_attn|attention|mlp)\.(?!\w*norm)\w+)\.weight"
-    r"|lm_head\.weight"
-)
-"""The weights of the native decoder that are quantized: matrices of the families in `decoder_spec.py`."""
-_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 METHOD, LAYOUT = "forerun", 1
 """`quant_method` and `format` in the quantization_config of folders with quantized weights (`quantized_tensors.py`)."""
 
@@ -61,25 +55,37 @@ def check_quantization(quantize: str | None, dtype: str | None) -> Quantization 
     return quantize
 
 
-def streamed(names: Collection[str], is_tied: bool) -> frozenset[str]:
-    """Return the names of a Llama model's tensors that are quantized as they are read.
+def streamed(names: Collection[str], config: Any) -> frozenset[str]:
+    """Return the names of a described model's tensors that are quantized as they are read.
 
-    is_tied: the configuration says that the embedding is the output layer as well. Where the files have both all the
-    same, Transformers compares them.
+    Where its embedding is to be the output layer as well, and the files have both, Transformers compares them.
     """
-    found = {name for name in names if _STREAMED.fullmatch(name)}
-    if is_tied and _HEAD in names:
-        found -= {_HEAD, _EMBEDDING, f"model.{_EMBEDDING}"}
-    return frozenset(found)
+    head, embeddings = _outer(config)
+    found = set(_matrices(names, config))
+    return frozenset(found - {head, *embeddings} if config.tie_word_embeddings and head in names else found)
 
 
-def stored_numbers(slices: Mapping[str, TensorSlice], is_tied: bool) -> dict[str, TensorSlice]:
-    """Return the tensors of a Llama model that are quantized from the numbers in the files, whatever dtype the model is
-    read in. If the files have a tied embedding as the output layer alone, that tensor is used."""
-    found = {name: each for name, each in slices.items() if _STREAMED.fullmatch(name)}
-    if is_tied and _HEAD in found and not any(name.endswith(_EMBEDDING) for name in found):
-        found[_EMBEDDING] = found[_HEAD]
+def stored_numbers(slices: Mapping[str, TensorSlice], config: Any) -> dict[str, TensorSlice]:
+    """Return the tensors of a described model that are quantized from the numbers in the files, whatever dtype the
+    model is read in. If the files have a tied embedding as the output layer alone, that tensor is used."""
+    found = {name: slices[name] for name in _matrices(slices, config)}
+    head, embeddings = _outer(config)
+    if config.tie_word_embeddings and head in found and not found.keys() & set(embeddings):
+        found[embeddings[0]] = found[head]
     return found
+
+
+def _matrices(names: Collection[str], config: Any) -> list[str]:
+    """Return which names of tensors, with those of the whole model or of its base, are of matrices."""
+    spec = spec_of(config)
+    matrices = spec.matrices()
+    return [name for name in names if name in matrices or f"{spec.base}.{name}" in matrices]
+
+
+def _outer(config: Any) -> tuple[str, tuple[str, str]]:
+    """Return the name of the output layer's weight, and those of the embedding's."""
+    spec = spec_of(config)
+    return f"{spec.head}.weight", (f"{spec.base}.{spec.embedding}.weight", f"{spec.embedding}.weight")
 
 
 def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
@@ -143,7 +149,7 @@ class StoredMaker:
         Raises:
             ModelLoadError: a scale is NaN or infinite.
         """
-        ((name, _, rows),) = parts
+        ((name, _, rows, _),) = parts
         weight: BlockWeight | Tensor | None = self._blocks(name)
         if isinstance(weight, BlockWeight):
             weight = weight if rows is None else weight.rows(rows)
@@ -215,7 +221,7 @@ class QuantizedMaker:
         return weight if part.rows is None else weight.rows(part.rows)
 
     def _numbers(self, part: Part) -> Tensor:
-        for name in (part.name, part.name.removeprefix("model.")):
+        for name in (part.name, part.name.partition(".")[2]):  # of the whole model, or of its base
             if name in self._slices:
-                return self._slices[name][...]
+                return self._slices[name][...].T if part.is_transposed else self._slices[name][...]
         return part.weight
