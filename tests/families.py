@@ -78,13 +78,19 @@ TINY: dict[str, dict[str, Any]] = {
     "granitemoe": {**_GATED, **_LOCAL},
     "helium": _HEADS,
     "hunyuan_v1_dense": _HEADS,
+    "hyperclovax": {**_GATED, "attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 2.0},
     "jais2": {**_HEADS, "attention_bias": True},
     "ministral": {**_HEADS, **_WINDOW},
     "ministral3": {
         **_HEADS,
         "rope_parameters": {
-            **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16},
-            **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
         },
     },
     "mixtral": {**_GATED, **_LOCAL, "sliding_window": None},
@@ -124,9 +130,14 @@ MAY_BE_INEXACT = {"gpt_oss"}
 and a test that returns early for another one would hide that it no longer does."""
 
 
+def tiny_config(name: str, **options: Any) -> Any:
+    """Make the configuration of a tiny model of the family."""
+    return CONFIG_MAPPING[name](**{**TINY[name], **options})
+
+
 def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     """Make a tiny random model of the family in float32, with weights wide enough that its text does not loop."""
-    config = CONFIG_MAPPING[name](**{**TINY[name], **options})
+    config = tiny_config(name, **options)
     torch.manual_seed(seed)
     model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config)
     with torch.no_grad():

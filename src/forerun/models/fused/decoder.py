@@ -40,7 +40,8 @@ def _xielu(x: Tensor, curve: Tensor) -> Tensor:
     above, below, beta = curve
     wide = x.to(curve.dtype)
     bent = torch.where(wide > 0, above * wide * wide, below * (torch.expm1(wide.clamp(max=-1e-6)) - wide))
-    return (bent + beta * wide).to(x.dtype)
+    found: Tensor = bent + beta * wide
+    return found.to(x.dtype)
 
 
 def curve_of(module: Any) -> Tensor:

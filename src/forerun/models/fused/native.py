@@ -251,7 +251,9 @@ class NativeDecoder(LayerRangeDecoder):
             feed_norm=norm("feed_norm")[0],
             input_bias=input_bias,
             mlp_bias=mlp_bias,
-            curve=None if spec.curve is None else self._pointer(f"{path}.{spec.curve}", curve_of(layer.get_submodule(spec.curve))),
+            curve=None
+            if spec.curve is None
+            else self._pointer(f"{path}.{spec.curve}", curve_of(layer.get_submodule(spec.curve))),
             **{role: linear(role) for role in ROLES if role in spec.modules},
         )
 
