@@ -80,7 +80,7 @@ def _of_llama(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
             "feed_norm": layer.feed_norm,
         }
         parts.append((f"{spec.base}.{spec.layer_list}.{index}.{spec.curve}", layer.curve))
-        shared = {"query": "query, key and value", "up": "gate and up"}
+        shared = {"query": "query, key and value"} | ({"up": "gate and up"} if "gate" in spec.modules else {})
         for role, each in named.items():
             module = spec.modules.get(role, "")
             name = f"{module} ({shared[role]})" if role in shared else module

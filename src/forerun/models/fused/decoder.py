@@ -1,4 +1,4 @@
-"""The PyTorch decoder of the families that `decoder_spec.py` describes, in few, large operations.
+"""The PyTorch decoder of the families that `spec.py` describes, in few, large operations.
 
 Query, key and value are one product, gate and up another; residuals are added inside the products that precede them;
 the rotation of queries and keys is one complex multiplication. It defines what the native kernels compute. Everything
@@ -100,7 +100,8 @@ class FusedDecoder(LayerRangeDecoder):
         self.embedding_scale = spec.embedding_scale_in(self.dtype)
         self.positions: Tensor | None = None
         if spec.positions is not None:
-            self.positions = base.get_submodule(spec.positions).weight.detach()[spec.first_position :]
+            positions = base.get_submodule(spec.positions).weight.detach()
+            self.positions = positions[spec.first_position :].to(self.compute_dtype)
         self.norm = self._numbers(base, spec.norm, spec.hidden)
         is_tied = head_module.weight is table.weight
         head = embedding if is_tied else Part(f"{spec.head}.weight", head_module.weight)
@@ -124,7 +125,7 @@ class FusedDecoder(LayerRangeDecoder):
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         x: Tensor = self.embedding[layout.token_ids]
         x = x if self.embedding_scale == 1.0 else x * self.embedding_scale
-        return x if self.positions is None else x + self.positions[layout.positions]
+        return x if self.positions is None else (x + self.positions[layout.positions]).to(x.dtype)
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""

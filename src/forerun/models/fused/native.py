@@ -1,4 +1,4 @@
-"""The native decoder of the families that `decoder_spec.py` describes: one kernel call for all layers, with weights of
+"""The native decoder of the families that `spec.py` describes: one kernel call for all layers, with weights of
 32, 16, 8 or 4 bits.
 
 States between layers are float32. `models/fused/decoder.py` computes the same in PyTorch.
