@@ -94,6 +94,7 @@ TINY: dict[str, dict[str, Any]] = {
         },
     },
     "mixtral": {**_GATED, **_LOCAL, "sliding_window": None},
+    "nanochat": {**_GATED, "final_logit_softcapping": 4.0, "attention_bias": True},
     "nemotron": _GATED,
     "olmo": _GATED,
     "olmo2": _GATED,

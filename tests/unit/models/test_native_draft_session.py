@@ -50,7 +50,7 @@ def begun(model: LanguageModel, caches: Sequence[Any], with_probability: bool = 
     ("family", "options"),
     [
         *(("qwen3", each) for each in ({}, {"quantize": "int8"}, {"dtype": "float32", "quantize": "int4"})),
-        *((family, {}) for family in ("gpt2", "ministral3", "apertus")),
+        *((family, {}) for family in ("gpt2", "ministral3", "apertus", "nanochat")),
     ],
     ids=str,
 )

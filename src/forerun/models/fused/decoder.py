@@ -125,6 +125,7 @@ class FusedDecoder(LayerRangeDecoder):
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         x: Tensor = self.embedding[layout.token_ids]
         x = x if self.embedding_scale == 1.0 else x * self.embedding_scale
+        x = self._normed(x, self.norm) if self.spec.norms_embeddings else x
         return x if self.positions is None else (x + self.positions[layout.positions]).to(x.dtype)
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:

@@ -70,7 +70,7 @@ def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
 
             options = {} if kind is None else {"layer_type": kind}
             found.append(ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, **options))
-    return found
+    return [(-angles, factor) if spec.turns_back else (angles, factor) for angles, factor in found]
 
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}

@@ -136,6 +136,18 @@ def _stablelm(config: Any) -> Difference:
     }
 
 
+def _nanochat(config: Any) -> Difference:
+    return {
+        "modules": {"gate": None, "up": "mlp.fc1", "down": "mlp.fc2"} | HEAD_NORMS,
+        "biases": biases_of(config, "attention_bias"),
+        "has_norm_weights": False,
+        "norms_rotated": True,
+        "norms_embeddings": True,
+        "turns_back": True,
+        "logit_softcap": config.final_logit_softcapping,
+    }
+
+
 def _nemotron(config: Any) -> Difference:
     return {
         "modules": {"gate": None},
@@ -234,6 +246,7 @@ LLAMA_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "ministral": lambda config: {},
     "ministral3": _ministral3,
     "mistral": lambda config: {},
+    "nanochat": _nanochat,
     "nemotron": _nemotron,
     "olmo": _olmo,
     "olmo2": _olmo2,

@@ -151,6 +151,8 @@ class NativeDecoder(LayerRangeDecoder):
         [T]."""
         if self.embedding_scale != 1.0:
             x *= self.embedding_scale
+        if self.spec.norms_embeddings:  # without logits, the final norm alone
+            self.library.head(ctypes.byref(self._model), len(x), x.data_ptr(), None, torch.get_num_threads())
         return x if self._positions is None else x.add_(self._positions[positions])
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:

@@ -54,6 +54,7 @@ class DecoderSpec:
         rotations: the kind of layers that each rotation is for, None for all, and its parameters, as a configuration's
             `rope_parameters` has them.
         rotated: numbers of each head that are rotated.
+        turns_back: angles are negative.
         is_interleaved: numbers 2i and 2i + 1 are rotated together, not i and i + rotated / 2.
         modules: role -> the module of a layer, for each of ROLES and NORMS that there is. Several of query, key and
             value, or gate and up, may name one module, which has their outputs one after another.
@@ -63,6 +64,7 @@ class DecoderSpec:
         base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`.
         positions, first_position: of a table of what is added to the embeddings, below `base`, and its row for the
             first position; None: nothing is.
+        norms_embeddings: the final norm is applied to embeddings too.
         eps: of all norms.
         norm_kind: "rms" or "layer"; norm_offset: what is added to their weights; has_norm_weights: else these are 1.
         has_wide_norms: norms of queries and keys are over all heads; norms_rotated: they come after the rotation.
@@ -84,6 +86,7 @@ class DecoderSpec:
     rotated: int
     scale: float
     eps: float
+    turns_back: bool = False
     is_interleaved: bool = False
     modules: Mapping[str, str] = field(default_factory=lambda: LLAMA_MODULES)
     qkv_groups: int = 1
@@ -96,6 +99,7 @@ class DecoderSpec:
     head: str = "lm_head"
     positions: str | None = None
     first_position: int = 0
+    norms_embeddings: bool = False
     norm_kind: str = "rms"
     norm_offset: float = 0.0
     has_norm_weights: bool = True
