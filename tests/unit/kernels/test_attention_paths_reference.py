@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from torch import Tensor
-from transformers.models.fused.modeling_llama import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from attention_paths_reference import attend_paths, rotate
 from forerun.kernels.cpu.page_layout import PAGE

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from families import DESCRIBED, VOCAB, make_family, tiny_config, tiny_model
@@ -14,6 +15,7 @@ from forerun.models import Model, Rows, load_model
 from forerun.models.fused.families import refusal
 from forerun.models.loading.fused_modules import FusedModules
 
+WEIGHTS = "model.safetensors"
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 128}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -132,3 +134,17 @@ def test_quantized_weights_have_their_places(family: str, tmp_path: Path) -> Non
     folder, text = make_family(family, tmp_path), tokens(30)
     exact, rounded = (in_parts(load_model(folder, "float32", quantize=each), text, [30]) for each in (None, "int8"))
     assert (exact - rounded).norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("family", ["gpt2", "falcon"])
+def test_files_with_the_names_of_the_base_model(family: str, quantize: str | None, tmp_path: Path) -> None:
+    """Read what Transformers has to convert: names without the base, and an output layer that is the embedding again."""
+    folder, text = make_family(family, tmp_path), tokens(30)
+    expected = in_parts(load_model(folder, "float32", quantize=quantize), text, [30])
+    tensors = {name.removeprefix("transformer."): each for name, each in load_file(folder / WEIGHTS).items()}
+    if family == "falcon":
+        tensors = {f"transformer.{name}": each for name, each in tensors.items()}
+        tensors["lm_head.weight"] = tensors["transformer.word_embeddings.weight"].clone()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    assert torch.equal(in_parts(load_model(folder, "float32", quantize=quantize), text, [30]), expected)
