@@ -139,7 +139,7 @@ def test_quantized_weights_have_their_places(family: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("family", ["gpt2", "falcon"])
 def test_files_with_the_names_of_the_base_model(family: str, quantize: str | None, tmp_path: Path) -> None:
-    """Read what Transformers has to convert: names without the base, and an output layer that is the embedding again."""
+    """Read what Transformers has to convert: names without the base, an output layer that is the embedding again."""
     folder, text = make_family(family, tmp_path), tokens(30)
     expected = in_parts(load_model(folder, "float32", quantize=quantize), text, [30])
     tensors = {name.removeprefix("transformer."): each for name, each in load_file(folder / WEIGHTS).items()}

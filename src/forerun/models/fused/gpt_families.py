@@ -111,7 +111,7 @@ def _biogpt(config: Any) -> Difference:
         "norm": "layer_norm",
         "head": "output_projection",
         "norm_kind": "layer",
-        "eps": config.layer_norm_eps,
+        "eps": 1e-5,
         "embedding_scale": config.hidden_size**0.5 if config.scale_embedding else 1.0,
         "turned": [False] * config.num_hidden_layers,
     }

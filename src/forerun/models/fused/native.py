@@ -80,35 +80,7 @@ class NativeDecoder(LayerRangeDecoder):
             for own in spec.layers
         ]
         self.planner: Planner = PathPlanner(self._attentions, cache_dtype)
-        norm, norm_bias = self._norm(base, spec.base, spec.norm, spec.hidden)
-        self._model = ModelStruct(
-            layers=self._layers,
-            norm=norm,
-            head=self.lm_head.struct,
-            num_layers=self.num_layers,
-            hidden=self.hidden,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=width,
-            intermediate=spec.intermediate,
-            page=PAGE,
-            cache_format=CACHE_FORMATS[cache_dtype],
-            eps=spec.eps,
-            scale=spec.scale,
-            norm_bias=norm_bias,
-            rotated=spec.rotated,
-            activation=ACTIVATIONS.index(spec.activation),
-            has_layer_norms=spec.norm_kind == "layer",
-            is_parallel=spec.is_parallel,
-            has_wide_norms=spec.has_wide_norms,
-            norms_rotated=spec.norms_rotated,
-            softcap=spec.softcap or 0.0,
-            residual_scale=spec.residual_scale,
-            logit_scale=0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
-            logit_softcap=spec.logit_softcap or 0.0,
-            query_growth=spec.query_growth,
-            query_period=spec.query_period,
-        )
+        self._model = self._model_struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
         """Return a decoder of the first layers, as many as hold every kind of layer that there is (by windows,
@@ -225,6 +197,38 @@ class NativeDecoder(LayerRangeDecoder):
             head_module.to_empty(device="meta")
         table.to_empty(device="meta")
         return head, rows
+
+    def _model_struct(self, norm: int, norm_bias: int | None) -> ModelStruct:
+        """Return the structure of the model. norm, norm_bias: addresses."""
+        spec = self.spec
+        return ModelStruct(
+            layers=self._layers,
+            norm=norm,
+            head=self.lm_head.struct,
+            num_layers=self.num_layers,
+            hidden=self.hidden,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            intermediate=spec.intermediate,
+            page=PAGE,
+            cache_format=CACHE_FORMATS[self._cache_dtype],
+            eps=spec.eps,
+            scale=spec.scale,
+            norm_bias=norm_bias,
+            rotated=spec.rotated,
+            activation=ACTIVATIONS.index(spec.activation),
+            has_layer_norms=spec.norm_kind == "layer",
+            is_parallel=spec.is_parallel,
+            has_wide_norms=spec.has_wide_norms,
+            norms_rotated=spec.norms_rotated,
+            softcap=spec.softcap or 0.0,
+            residual_scale=spec.residual_scale,
+            logit_scale=0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
+            logit_softcap=spec.logit_softcap or 0.0,
+            query_growth=spec.query_growth,
+            query_period=spec.query_period,
+        )
 
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
         spec = self.spec
