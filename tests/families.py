@@ -32,7 +32,9 @@ TINY: dict[str, dict[str, Any]] = {
     "mistral": {**_GATED, **_WINDOW},
     "qwen2": _GATED,
     "qwen3": {**_GATED, "head_dim": 32},
+    "apertus": _GATED,
     "arcee": _GATED,
+    "biogpt": _WIDE,
     "cohere": {**_GATED, "logit_scale": 0.5},
     "cohere2": {**_GATED, **_WINDOW},
     "deepseek_v3": {
@@ -64,11 +66,35 @@ TINY: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7,
         "logits_scaling": 2.0,
     },
+    "granitemoehybrid": {
+        **_GATED,
+        "layer_types": ["attention", "attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+        "position_embedding_type": "rope",
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.7,
+    },
     "granitemoe": {**_GATED, **_LOCAL},
     "helium": _HEADS,
     "hunyuan_v1_dense": _HEADS,
+    "hyperclovax": {**_GATED, "attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 2.0},
+    "jais2": {**_HEADS, "attention_bias": True},
     "ministral": {**_HEADS, **_WINDOW},
+    "ministral3": {
+        **_HEADS,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "mixtral": {**_GATED, **_LOCAL, "sliding_window": None},
+    "nanochat": {**_GATED, "final_logit_softcapping": 4.0, "attention_bias": True},
     "nemotron": _GATED,
     "olmo": _GATED,
     "olmo2": _GATED,
@@ -83,9 +109,10 @@ TINY: dict[str, dict[str, Any]] = {
     "smollm3": {**_GATED, "no_rope_layers": [1, 0]},
     "stablelm": _GATED,
     "starcoder2": {**_GATED, "tie_word_embeddings": False},
+    "vaultgemma": {**_GEMMA2, "layer_types": ["sliding_attention", "full_attention"]},
     "bloom": {"vocab_size": VOCAB, "hidden_size": 64, "n_layer": 2, "n_head": 4, **_NO_TOKENS},
     "codegen": {**_GPT, "rotary_dim": 8},
-    "falcon": _PLAIN,
+    "falcon": {**_PLAIN, "new_decoder_architecture": True, "num_kv_heads": 2},
     "gptj": {**_GPT, "rotary_dim": 8},
     "gpt_neo": {"vocab_size": VOCAB, "hidden_size": 64, "num_layers": 2, "num_heads": 4, **_NO_TOKENS}
     | {"attention_types": [[["global", "local"], 1]]},
@@ -105,9 +132,14 @@ MAY_BE_INEXACT = {"gpt_oss"}
 and a test that returns early for another one would hide that it no longer does."""
 
 
+def tiny_config(name: str, **options: Any) -> Any:
+    """Make the configuration of a tiny model of the family."""
+    return CONFIG_MAPPING[name](**{**TINY[name], **options})
+
+
 def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     """Make a tiny random model of the family in float32, with weights wide enough that its text does not loop."""
-    config = CONFIG_MAPPING[name](**{**TINY[name], **options})
+    config = tiny_config(name, **options)
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed + 1)
     model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config)
@@ -115,7 +147,7 @@ def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
         for key, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.12)
-            elif "sinks" in key or "bias" in key:
+            elif "sinks" in key or "bias" in key or "alpha" in key:
                 parameter.normal_(0, 0.3)
             elif "norm" in key:
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))

@@ -19,7 +19,7 @@ from forerun.errors import ConfigError, IncompatibleDrafterError, UnsupportedMod
 from forerun.export.files import DRAFT_TOKENS, Exported, check_disk_space, check_draft, check_output
 from forerun.models import find_tokenizer, load_transformers_model
 from forerun.models.decoders import llama_refusal
-from forerun.models.fused.families import head_shape
+from forerun.models.fused.options import head_shape
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.gguf.architectures import ARCHITECTURES

@@ -116,7 +116,8 @@ def _parts(model: Any, maker: QuantizedMaker, is_fused: bool, name: str) -> Iter
     for path, module in found.items():
         is_transposed, key = type(module) is Conv1D, f"{path}.weight"
         stored = module.get_parameter("weight")
-        weight = maker.weight(Part(key, stored.T if is_transposed else stored), is_outer=module in (head, embedding))
+        part = Part(key, stored.T if is_transposed else stored, None, is_transposed)
+        weight = maker.weight(part, is_outer=module in (head, embedding))
         yield tensors_of(key, weight, is_transposed=is_transposed)
     is_tied = head is not None and head.weight is embedding.weight
     done = {f"{path}.weight" for path, module in model.named_modules() if path in found or (is_tied and module is head)}

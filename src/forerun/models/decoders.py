@@ -1,7 +1,7 @@
 """The decoder of each model family: the Llama family's own, or Transformers' modules for all others.
 
-A family is added to `FAMILIES`, whose entries `llama/decoder.py` and `llama/native.py` compute, and
-`llama/triton.py` those that are like Llama's. All other families run in `general.py` without further code, if
+A family is added to `FAMILIES`, whose entries `fused/decoder.py` and `fused/native.py` compute, and
+`fused/triton.py` those that are like Llama's. All other families run in `general.py` without further code, if
 Transformers computes their attention through its attention interface.
 """
 

@@ -76,11 +76,13 @@ class Part(NamedTuple):
         name: of the parameter, such as "model.layers.0.self_attn.q_proj.weight".
         weight: [out, in], as Transformers holds it.
         rows: int64, the rows to keep, in this order; None: all rows in order.
+        is_transposed: the parameter is [in, out].
     """
 
     name: str
     weight: Tensor
     rows: Tensor | None = None
+    is_transposed: bool = False
 
 
 def of_rows(bias: Tensor | None, rows: Tensor | None) -> Tensor | None:
@@ -111,7 +113,7 @@ class FloatMaker:
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
         """Make one layer whose outputs are those of the parts, concatenated (`Maker.linear`)."""
         weights = [part.weight if part.rows is None else part.weight[part.rows] for part in parts]
-        return self._make(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+        return self._make(weights[0].contiguous() if len(weights) == 1 else torch.cat(weights), bias)
 
     def embedding(self, part: Part) -> Tensor:
         """Return a table that gives rows, [n, hidden], when indexed with [n] token ids (`Maker.embedding`)."""

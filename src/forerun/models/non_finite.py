@@ -65,6 +65,7 @@ def _of_llama(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
     spec = decoder.spec
     # if quantized, it is finite
     parts: list[tuple[str, object]] = [(f"{spec.base}.{spec.embedding}.weight", decoder.embedding)]
+    parts.append((f"{spec.base}.{spec.positions}.weight", decoder.positions))
     for index, layer in enumerate(decoder.layers):
         named = {
             "input_norm": layer.input_norm,
@@ -78,7 +79,8 @@ def _of_llama(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
             "down": layer.down,
             "feed_norm": layer.feed_norm,
         }
-        shared = {"query": "query, key and value", "up": "gate and up"}
+        parts.append((f"{spec.base}.{spec.layer_list}.{index}.{spec.curve}", layer.curve))
+        shared = {"query": "query, key and value"} | ({"up": "gate and up"} if "gate" in spec.modules else {})
         for role, each in named.items():
             module = spec.modules.get(role, "")
             name = f"{module} ({shared[role]})" if role in shared else module

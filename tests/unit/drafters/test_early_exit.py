@@ -129,6 +129,6 @@ def test_what_cannot_be_is_refused(target: Model, tmp_path: Path) -> None:
         EarlyExit(0)
     with pytest.raises(ConfigError, match=f"has {target.num_layers} layers"):
         EarlyExit(target.num_layers).bind(Binding(target))
-    general = load_model(make_family("gpt2", tmp_path), "float32")
+    general = load_model(make_family("codegen", tmp_path), "float32")
     with pytest.raises(IncompatibleDrafterError, match="fused decoder"):
         EarlyExit(1).bind(Binding(general))

@@ -112,7 +112,7 @@ def test_our_decoders_compute_the_same_from_both_kinds_of_files(
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("qwen2vl", "fused"), ("qwen3vl", "fused"), ("mistral3", "fused"), ("ministral3", "general")]
+    ("name", "kind"), [("qwen2vl", "fused"), ("qwen3vl", "fused"), ("mistral3", "fused"), ("ministral3", "fused")]
 )
 def test_texts_of_models_whose_rotation_or_temperature_is_another(name: str, kind: str, tmp_path: Path) -> None:
     model = drawn(MODELS[name]())

@@ -155,7 +155,7 @@ def test_refusals(model: Model) -> None:
 
 
 def test_the_general_path_refuses(tmp_path: Path) -> None:
-    general = load_model(make_family("gpt2", tmp_path), dtype="float32")
+    general = load_model(make_family("codegen", tmp_path), dtype="float32")
     assert not general.can_exit_early
     assert general.num_layers == 2
     with pytest.raises(UnsupportedModelError, match=r"cannot exit early.*general path"):

@@ -136,7 +136,7 @@ def test_blocks_of_a_gguf_file_are_kept(small: tf.PreTrainedModel, tmp_path: Pat
 def test_what_is_held_while_matrices_are_quantized(tmp_path: Path) -> None:
     """Compare the peak: Transformers' modules hold float32 until they are quantized; the fused decoder's matrices are
     streamed."""
-    folder = make_family("gpt2", tmp_path)
+    folder = make_family("codegen", tmp_path)
     entries = sum(parameter.numel() for parameter in tf.AutoModelForCausalLM.from_pretrained(folder).parameters())
     assert model_memory(folder, quantize="int4").loading > 3 * entries
     bundled = model_memory("bundled", quantize="int4")

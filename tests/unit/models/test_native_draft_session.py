@@ -46,10 +46,17 @@ def begun(model: LanguageModel, caches: Sequence[Any], with_probability: bool = 
 
 
 @pytest.mark.usefixtures("instructions")
-@pytest.mark.parametrize("options", [{}, {"quantize": "int8"}, {"dtype": "float32", "quantize": "int4"}], ids=str)
-def test_bits_are_those_of_forwards(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        *(("qwen3", each) for each in ({}, {"quantize": "int8"}, {"dtype": "float32", "quantize": "int4"})),
+        *((family, {}) for family in ("gpt2", "ministral3", "apertus", "nanochat")),
+    ],
+    ids=str,
+)
+def test_bits_are_those_of_forwards(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Feed several tokens at first, then one by one over the border of a page; one chain ends on the way."""
-    model = load_model(make_family("qwen3", tmp_path), **{"dtype": "bfloat16", **options})
+    model = load_model(make_family(family, tmp_path), **{"dtype": "bfloat16", **options})
     caches, alone = prepared(model), prepared(model)
     with threads(16):
         chains = begun(model, caches)
@@ -149,7 +156,7 @@ def test_other_models_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def session(model: Model) -> DraftSession | None:
         return model.draft_session([model.new_cache()], Pick(model.vocab_size, False))
 
-    assert session(load_model(make_family("gpt2", tmp_path / "gpt2"))) is None
+    assert session(load_model(make_family("mixtral", tmp_path / "mixtral"))) is None
     folder = make_family("llama", tmp_path / "llama")
     assert session(load_model(folder, "float64")) is None
     monkeypatch.setenv("FORERUN_KERNELS", "reference")

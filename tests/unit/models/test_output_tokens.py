@@ -84,8 +84,8 @@ def test_what_is_no_part_of_the_vocabulary_is_refused(tokens: object, tmp_path: 
 
 
 def test_other_families_and_heads_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"only the fused decoder serves: model type 'gpt2'"):
-        load_model(say(make_family("gpt2", tmp_path), PROPOSED))
+    with pytest.raises(UnsupportedModelError, match=r"only the fused decoder serves: model type 'codegen'"):
+        load_model(say(make_family("codegen", tmp_path), PROPOSED))
     llama = say(make_family("llama", tmp_path), PROPOSED)
     with pytest.raises(UnsupportedModelError, match="only the fused decoder serves"):
         load_model(llama, kind="general")

@@ -90,7 +90,7 @@ def test_a_broken_native_kernel_is_found_and_not_remembered(
 def test_a_broken_module_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = NewGELUActivation.forward
     monkeypatch.setattr(NewGELUActivation, "forward", lambda *given: compute(*given) + 1e-3 * (given[1].shape[-2] > 8))
-    exactness = load_model(make_family("gpt2", tmp_path), "float32").exactness
+    exactness = load_model(make_family("codegen", tmp_path), "float32").exactness
     assert not exactness.exact
     assert "transformer.h.0.mlp.act (NewGELUActivation)" in str(exactness.reason)
 
@@ -171,7 +171,7 @@ def test_the_time_of_transformers_modules(
 ) -> None:
     ticks = count()
     monkeypatch.setattr(self_test.time, "thread_time", lambda: tick * next(ticks))
-    tried = loaded(make_family("gpt2", tmp_path), "float32")
+    tried = loaded(make_family("codegen", tmp_path), "float32")
     assert f"; the time was over after {trials} of " in tried and len(forwards) <= 1 + 3 * trials
 
 

@@ -120,7 +120,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="prune_by is 'luck'"):
         Pruning(layers="0", by="luck")
     gpt2 = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4))
-    with pytest.raises(ConfigError, match="model type 'gpt2' is not one of"):
+    with pytest.raises(ConfigError, match="model type 'gpt2' with these options adds to Llama's"):
         pruned_copy(gpt2, Pruning(layers="0"), TEXT)
 
 

@@ -72,6 +72,7 @@ class LayerStruct(Structure):
         ("feed_norm", c_void_p),
         ("input_bias", c_void_p),
         ("mlp_bias", c_void_p),
+        ("curve", c_void_p),
     ]
 
 
@@ -103,6 +104,8 @@ class ModelStruct(Structure):
         ("residual_scale", c_float),
         ("logit_scale", c_float),
         ("logit_softcap", c_float),
+        ("query_growth", c_float),
+        ("query_period", c_int32),
     ]
 
 
@@ -175,7 +178,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 14
+ABI = 15
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

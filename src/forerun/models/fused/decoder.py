@@ -1,4 +1,4 @@
-"""The PyTorch decoder of the families that `decoder_spec.py` describes, in few, large operations.
+"""The PyTorch decoder of the families that `spec.py` describes, in few, large operations.
 
 Query, key and value are one product, gate and up another; residuals are added inside the products that precede them;
 the rotation of queries and keys is one complex multiplication. It defines what the native kernels compute. Everything
@@ -31,7 +31,23 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_tanh": partial(gelu, approximate="tanh"),
     "relu2": lambda x: x.relu().square(),
+    "relu": torch.relu,
 }
+
+
+def _xielu(x: Tensor, curve: Tensor) -> Tensor:
+    """Return xIELU (2411.13010) of x. curve: [3], alpha of positive and of negative numbers, beta."""
+    above, below, beta = curve
+    wide = x.to(curve.dtype)
+    bent = torch.where(wide > 0, above * wide * wide, below * (torch.expm1(wide.clamp(max=-1e-6)) - wide))
+    found: Tensor = bent + beta * wide
+    return found.to(x.dtype)
+
+
+def curve_of(module: Any) -> Tensor:
+    """Return the numbers of one of Transformers' modules for `_xielu`, [3] float64."""
+    above, below, beta = (each.detach().double().reshape(()) for each in (module.alpha_p, module.alpha_n, module.beta))
+    return torch.stack([F.softplus(above), beta + F.softplus(below), beta])
 
 
 @dataclass(slots=True)
@@ -56,6 +72,8 @@ class _Layer:
     down: Linear
     feed_norm: Norm | None
     form: AttentionShape
+    curve: Tensor | None
+    """[3], of `_xielu`."""
 
 
 class FusedDecoder(LayerRangeDecoder):
@@ -71,7 +89,7 @@ class FusedDecoder(LayerRangeDecoder):
     def __init__(self, model: Any, maker: Maker | None = None, output_tokens: Tensor | None = None) -> None:
         maker = maker or FloatMaker()
         self.spec = spec = spec_of(model.config)
-        base = getattr(model, spec.base)
+        base = model.get_submodule(spec.base)
         table, head_module = base.get_submodule(spec.embedding), getattr(model, spec.head)
         self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         embedding = Part(f"{spec.base}.{spec.embedding}.weight", table.weight)
@@ -80,6 +98,10 @@ class FusedDecoder(LayerRangeDecoder):
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self.eps = torch.tensor(spec.eps, dtype=self.compute_dtype, device=self.device)
         self.embedding_scale = spec.embedding_scale_in(self.dtype)
+        self.positions: Tensor | None = None
+        if spec.positions is not None:
+            positions = base.get_submodule(spec.positions).weight.detach()
+            self.positions = positions[spec.first_position :].to(self.compute_dtype)
         self.norm = self._numbers(base, spec.norm, spec.hidden)
         is_tied = head_module.weight is table.weight
         head = embedding if is_tied else Part(f"{spec.head}.weight", head_module.weight)
@@ -102,7 +124,9 @@ class FusedDecoder(LayerRangeDecoder):
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
         x: Tensor = self.embedding[layout.token_ids]
-        return x if self.embedding_scale == 1.0 else x * self.embedding_scale
+        x = x if self.embedding_scale == 1.0 else x * self.embedding_scale
+        x = self._normed(x, self.norm) if self.spec.norms_embeddings else x
+        return x if self.positions is None else (x + self.positions[layout.positions]).to(x.dtype)
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
@@ -148,12 +172,15 @@ class FusedDecoder(LayerRangeDecoder):
         if layer.head_norms is not None and spec.norms_rotated:
             h = self._normed_heads(h, layer.head_norms)
         query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
+        if spec.query_growth:
+            periods = (layout.positions // spec.query_period).to(self.compute_dtype)
+            query = query * (1 + spec.query_growth * torch.log1p(periods))[:, None, None]
         return self.attention.forward(index, query, key, value, layout, layer.form)
 
     def _fed(self, layer: _Layer, x: Tensor) -> Tensor:
         """Return what the last product of the feed-forward layer reads, [T, intermediate]."""
         h, size = layer.gate_up.forward(self._normed(x, layer.mlp_norm)), self.spec.intermediate
-        act = _ACTIVATIONS[self.spec.activation]
+        act = _ACTIVATIONS[self.spec.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
         return act(h[:, :size]).mul_(h[:, size:]) if "gate" in self.spec.modules else act(h)
 
     def _added(self, x: Tensor, linear: Linear, h: Tensor, norm: Norm | None) -> Tensor:
@@ -199,7 +226,7 @@ class FusedDecoder(LayerRangeDecoder):
             for role in roles:
                 module, rows = layer.get_submodule(spec.modules[role]), spec.rows(role, in_pairs=True)
                 rows = None if rows is None else rows.to(module.weight.device)
-                parts.append(Part(f"{path}.{spec.modules[role]}.weight", module.weight, rows))
+                parts.append(Part(f"{path}.{spec.modules[role]}.weight", spec.weight(module), rows, spec.is_transposed))
                 biases.append(None if module.bias is None else of_rows(module.bias, rows))
             found = [each for each in biases if each is not None]
             return maker.linear(parts, torch.cat(found) if found else None)
@@ -222,4 +249,5 @@ class FusedDecoder(LayerRangeDecoder):
             down=linear("down"),
             feed_norm=norm("feed_norm"),
             form=AttentionShape(spec.scale, own.window, spec.softcap),
+            curve=None if spec.curve is None else curve_of(layer.get_submodule(spec.curve)).to(self.eps),
         )

@@ -1,6 +1,7 @@
 """The families that the fused decoder computes, each by how it differs from Llama.
 
-To add one, write a function of its configuration, and add it to FAMILIES.
+To add one, write a function of its configuration in `llama_families.py` or `gpt_families.py`, and add it to the table
+there.
 """
 
 from __future__ import annotations
@@ -11,48 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.models.fused.spec import ATTENTION, FEED, HEAD_NORMS, LLAMA_MODULES, QKV, DecoderSpec, LayerSpec
+from forerun.models.fused.gpt_families import GPT_FAMILIES
+from forerun.models.fused.llama_families import LLAMA_FAMILIES
+from forerun.models.fused.options import ACTIVATIONS, Difference, activation_of, head_shape, layer_windows
+from forerun.models.fused.spec import LLAMA_MODULES, DecoderSpec, LayerSpec
 
-_SANDWICH = {
-    "attention_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "feed_norm": "post_feedforward_layernorm",
-}
-_BEHIND = {
-    "input_norm": None,
-    "mlp_norm": None,
-    "attention_norm": "post_attention_layernorm",
-    "feed_norm": "post_feedforward_layernorm",
-}
-ACTIVATIONS = {
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu2": "relu2",
-}
-"""Transformers' names of activations, and ours."""
-
-
-Difference = dict[str, Any]
-"""Fields of `DecoderSpec` that differ from Llama's; in "modules", a role that is None is left out."""
-
-
-def head_shape(config: Any) -> tuple[int, int, int]:
-    """Return the query heads, the key heads, and the width of a head."""
-    heads: int = config.num_attention_heads
-    width: int = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
-    return heads, getattr(config, "num_key_value_heads", None) or heads, width
-
-
-def layer_windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer."""
-    num_layers: int = config.num_hidden_layers
-    window: int | None = getattr(config, "sliding_window", None)
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types:
-        return [window if kind == "sliding_attention" else None for kind in layer_types]
-    return [window] * num_layers
+_NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
+"""Of a configuration without rotations, of which no layer has any."""
 
 
 def spec_of(config: Any) -> DecoderSpec:
@@ -61,7 +27,8 @@ def spec_of(config: Any) -> DecoderSpec:
     heads, kv_heads, width = head_shape(config)
     kv_heads = difference.pop("num_kv_heads", kv_heads)
     modules = {**LLAMA_MODULES, **difference.pop("modules", {})}
-    windows, rope = layer_windows(config), config.rope_parameters
+    difference.pop("unserved", None)
+    windows, rope = layer_windows(config), getattr(config, "rope_parameters", None) or _NO_ROTATION
     turned = difference.pop("turned", [True] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
@@ -77,14 +44,14 @@ def spec_of(config: Any) -> DecoderSpec:
             "num_kv_heads": kv_heads,
             "head_dim": width,
             "hidden": config.hidden_size,
-            "intermediate": config.intermediate_size,
+            "intermediate": getattr(config, "intermediate_size", None),
             "layers": layers,
             "rotations": tuple(by_kind.items()) or ((None, rope),),
             "rotated": int(width * share),
             "scale": width**-0.5,
             "eps": getattr(config, "rms_norm_eps", None) or 0.0,
             "modules": {role: name for role, name in modules.items() if name is not None},
-            "activation": ACTIVATIONS.get(getattr(config, "hidden_act", "silu"), ""),
+            "activation": ACTIVATIONS.get(activation_of(config) or "silu", ""),
             **difference,
         }
     )
@@ -103,215 +70,30 @@ def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
 
             options = {} if kind is None else {"layer_type": kind}
             found.append(ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, **options))
-    return found
+    return [(-angles, factor) if spec.turns_back else (angles, factor) for angles, factor in found]
 
 
-def _biases(config: Any, *names: str) -> frozenset[str]:
-    """Return the roles with biases, by the options of a configuration that say so."""
-    roles = {"attention_bias": ATTENTION, "mlp_bias": FEED, "use_bias": ATTENTION | FEED, "use_qkv_bias": QKV}
-    return frozenset().union(*(roles[name] for name in names if getattr(config, name, False)))
-
-
-def _share(config: Any) -> float:
-    """Return the part of each head that is rotated."""
-    return float(config.rope_parameters.get("partial_rotary_factor") or 1.0)
-
-
-def _llama(config: Any) -> Difference:
-    return {"biases": _biases(config, "attention_bias", "mlp_bias")}
-
-
-def _qwen2(config: Any) -> Difference:
-    return {"biases": QKV}
-
-
-def _qwen3(config: Any) -> Difference:
-    return {"modules": HEAD_NORMS, "biases": _biases(config, "attention_bias")}
-
-
-def _gemma(config: Any) -> Difference:
-    scale = config.hidden_size**0.5
-    return {"norm_offset": 1.0, "embedding_scale": scale, "biases": _biases(config, "attention_bias")}
-
-
-def _gemma2(config: Any) -> Difference:
-    return {
-        **_gemma(config),
-        "modules": _SANDWICH,
-        "activation": ACTIVATIONS.get(config.hidden_activation, ""),
-        "scale": config.query_pre_attn_scalar**-0.5,
-        "softcap": config.attn_logit_softcapping,
-        "logit_softcap": config.final_logit_softcapping,
-    }
-
-
-def _gemma3(config: Any) -> Difference:
-    return {**_gemma2(config), "modules": _SANDWICH | HEAD_NORMS}
-
-
-def _phi3(config: Any) -> Difference:
-    qkv, mlp = "self_attn.qkv_proj", "mlp.gate_up_proj"
-    fused = {"query": qkv, "key": qkv, "value": qkv, "gate": mlp, "up": mlp}
-    return {"modules": fused, "rotated_share": _share(config)}
-
-
-def _granite(config: Any) -> Difference:
-    return {
-        "biases": _biases(config, "attention_bias", "mlp_bias"),
-        "scale": config.attention_multiplier,
-        "embedding_scale": config.embedding_multiplier,
-        "residual_scale": config.residual_multiplier,
-        "logit_scale": 1 / config.logits_scaling,
-    }
-
-
-def _smollm3(config: Any) -> Difference:
-    return {"biases": _biases(config, "attention_bias", "mlp_bias"), "turned": list(map(bool, config.no_rope_layers))}
-
-
-def _olmo(config: Any) -> Difference:
-    return {"biases": _biases(config, "attention_bias"), "norm_kind": "layer", "has_norm_weights": False, "eps": 1e-5}
-
-
-def _olmo2(config: Any) -> Difference:
-    return {"modules": _BEHIND | HEAD_NORMS, "biases": _biases(config, "attention_bias"), "has_wide_norms": True}
-
-
-def _cohere(config: Any) -> Difference:
-    return {
-        "modules": {"mlp_norm": "input_layernorm"},
-        "biases": _biases(config, "attention_bias"),
-        "norm_kind": "layer",
-        "eps": config.layer_norm_eps,
-        "is_parallel": True,
-        "is_interleaved": True,
-        "logit_scale": config.logit_scale,
-    }
-
-
-def _cohere2(config: Any) -> Difference:
-    return {**_cohere(config), "turned": [window is not None for window in layer_windows(config)]}
-
-
-def _glm(config: Any) -> Difference:
-    biases = QKV if config.attention_bias else frozenset()
-    fused = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
-    return {"modules": fused, "biases": biases, "is_interleaved": True, "rotated_share": _share(config)}
-
-
-def _glm4(config: Any) -> Difference:
-    found = _glm(config)
-    behind = {"attention_norm": "post_self_attn_layernorm", "feed_norm": "post_mlp_layernorm"}
-    return {**found, "modules": found["modules"] | behind}
-
-
-def _starcoder2(config: Any) -> Difference:
-    return {
-        "modules": {"gate": None, "up": "mlp.c_fc", "down": "mlp.c_proj"},
-        "biases": _biases(config, "use_bias") | {"norms"},
-        "norm_kind": "layer",
-        "eps": config.norm_epsilon,
-    }
-
-
-def _stablelm(config: Any) -> Difference:
-    shared = {"mlp_norm": "input_layernorm"} if config.use_parallel_residual else {}
-    return {
-        "modules": shared,
-        "biases": _biases(config, "use_qkv_bias") | {"norms"},
-        "norm_kind": "layer",
-        "eps": config.layer_norm_eps,
-        "is_parallel": bool(config.use_parallel_residual),
-        "rotated_share": _share(config),
-    }
-
-
-def _nemotron(config: Any) -> Difference:
-    return {
-        "modules": {"gate": None},
-        "biases": _biases(config, "attention_bias", "mlp_bias") | {"norms"},
-        "norm_kind": "layer",
-        "norm_offset": 1.0,
-        "eps": config.norm_eps,
-        "rotated_share": _share(config),
-    }
-
-
-def _exaone4(config: Any) -> Difference:
-    windows = layer_windows(config)
-    turned = [config.sliding_window is None or window is not None for window in windows]
-    return {"modules": _BEHIND | HEAD_NORMS, "turned": turned}
-
-
-def _phi(config: Any) -> Difference:
-    names = {"out": "self_attn.dense", "gate": None, "up": "mlp.fc1", "down": "mlp.fc2", "mlp_norm": "input_layernorm"}
-    return {
-        "modules": names,
-        "biases": ATTENTION | FEED | {"norms", "head"},
-        "norm": "final_layernorm",
-        "norm_kind": "layer",
-        "eps": config.layer_norm_eps,
-        "is_parallel": True,
-        "rotated_share": _share(config),
-    }
-
-
-def _gpt_neox(config: Any) -> Difference:
-    qkv = "attention.query_key_value"
-    names = {"query": qkv, "key": qkv, "value": qkv, "out": "attention.dense"}
-    feed = {"gate": None, "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}
-    return {
-        "num_kv_heads": config.num_attention_heads,
-        "head_dim": config.hidden_size // config.num_attention_heads,
-        "scale": (config.hidden_size // config.num_attention_heads) ** -0.5,
-        "modules": names | feed,
-        "biases": FEED | {"norms"} | _biases(config, "attention_bias"),
-        "is_fused_by_head": True,
-        "base": "gpt_neox",
-        "embedding": "embed_in",
-        "norm": "final_layer_norm",
-        "norm_kind": "layer",
-        "eps": config.layer_norm_eps,
-        "is_parallel": bool(config.use_parallel_residual),
-        "rotated_share": _share(config),
-    }
-
-
-def _seed_oss(config: Any) -> Difference:
-    out = {"out"} if config.attention_out_bias else set()
-    return {"biases": (QKV if config.attention_bias else frozenset()) | out | _biases(config, "mlp_bias")}
-
-
-def _arcee(config: Any) -> Difference:
-    return {"modules": {"gate": None}, "biases": _biases(config, "attention_bias", "mlp_bias")}
-
-
-def _ernie4_5(config: Any) -> Difference:
-    return {"biases": _biases(config, "use_bias"), "is_interleaved": True}
-
-
-def _helium(config: Any) -> Difference:
-    return {**_llama(config), "is_interleaved": True}
-
-
-def _hunyuan(config: Any) -> Difference:
-    norms = {"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"}
-    return {"modules": norms, "biases": _biases(config, "attention_bias"), "norms_rotated": True}
-
-
-_UNSERVED = ("use_qk_norm", "qk_layernorm", "clip_qkv", "use_bidirectional_attention")
+_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+_UNSERVED = (
+    "qk_layernorm",
+    "clip_qkv",
+    "use_bidirectional_attention",
+    "scale_attn_by_inverse_layer_idx",
+)
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 def refusal(config: Any) -> str | None:
     """Return the reason why no entry describes a Transformers configuration; None if one does."""
-    model_type = getattr(config, "model_type", None)
+    model_type = str(getattr(config, "model_type", None))
     if model_type not in FAMILIES:
         return f"model type {model_type!r} is not one of {', '.join(FAMILIES)}"
-    for option in _UNSERVED:
-        if getattr(config, option, None):
-            return f"{option}={getattr(config, option)!r}"
+    unserved = [option for option in _UNSERVED if getattr(config, option, None)]
     try:
+        for option in (*unserved, *FAMILIES[model_type](config).get("unserved", ())):
+            return f"{option}={getattr(config, option)!r}"
+        if foreign := set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES:
+            return f"layers of type {', '.join(sorted(foreign))}"
         spec = spec_of(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
         return f"its values describe no {model_type}: {failure}"
@@ -326,41 +108,11 @@ def refusal(config: Any) -> str | None:
     if spec.head_dim % 2 or spec.rotated % 2 or spec.num_heads % max(1, spec.num_kv_heads):
         return f"{spec.num_heads} query heads and {spec.num_kv_heads} key heads of width {spec.head_dim}"
     if not spec.activation:
-        return f"activation {getattr(config, 'hidden_act', None)!r}"
+        return f"activation {activation_of(config)!r}"
     if len({layer.window for layer in spec.layers} - {None}) > 1:
         return "windows of several widths"
     return None
 
 
-FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
-    "arcee": _arcee,
-    "cohere": _cohere,
-    "cohere2": _cohere2,
-    "ernie4_5": _ernie4_5,
-    "exaone4": _exaone4,
-    "gemma": _gemma,
-    "gemma2": _gemma2,
-    "gemma3_text": _gemma3,
-    "glm": _glm,
-    "glm4": _glm4,
-    "gpt_neox": _gpt_neox,
-    "granite": _granite,
-    "helium": _helium,
-    "hunyuan_v1_dense": _hunyuan,
-    "llama": _llama,
-    "ministral": lambda config: {},
-    "mistral": lambda config: {},
-    "nemotron": _nemotron,
-    "olmo": _olmo,
-    "olmo2": _olmo2,
-    "olmo3": _olmo2,
-    "phi": _phi,
-    "phi3": _phi3,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "seed_oss": _seed_oss,
-    "smollm3": _smollm3,
-    "stablelm": _stablelm,
-    "starcoder2": _starcoder2,
-}
+FAMILIES: Mapping[str, Callable[[Any], Difference]] = dict(sorted({**LLAMA_FAMILIES, **GPT_FAMILIES}.items()))
 """How each family differs from Llama, by Transformers' model type."""

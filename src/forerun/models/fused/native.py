@@ -1,4 +1,4 @@
-"""The native decoder of the families that `decoder_spec.py` describes: one kernel call for all layers, with weights of
+"""The native decoder of the families that `spec.py` describes: one kernel call for all layers, with weights of
 32, 16, 8 or 4 bits.
 
 States between layers are float32. `models/fused/decoder.py` computes the same in PyTorch.
@@ -23,13 +23,14 @@ from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
+from forerun.models.fused.decoder import curve_of
 from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.fused.spec import ROLES, LayerSpec
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "xielu")
 """In the order of `ForerunActivation`."""
 
 
@@ -56,10 +57,14 @@ class NativeDecoder(LayerRangeDecoder):
         output_tokens: Tensor | None = None,
     ) -> None:
         self.spec = spec = spec_of(model.config)
-        base = getattr(model, spec.base)
+        base = model.get_submodule(spec.base)
         self.hidden, self.library = spec.hidden, library
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
         self.embedding_scale = spec.embedding_scale_in(model.dtype)
+        self._positions: Tensor | None = None
+        if spec.positions is not None:
+            table = base.get_submodule(spec.positions).weight.detach().float()
+            self._positions = self._kept[f"{spec.base}.{spec.positions}.weight"] = table[spec.first_position :].clone()
         self.lm_head, self.embedding = self._outer_layers(model, base, maker, output_tokens)
         rotations = frequencies(model.config, spec)
         self._rotation = HalfRotation(*rotations[0], *rotations[1:])
@@ -75,7 +80,7 @@ class NativeDecoder(LayerRangeDecoder):
             for own in spec.layers
         ]
         self.planner: Planner = PathPlanner(self._attentions, cache_dtype)
-        self._model = self._struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
+        self._model = self._model_struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
         """Return a decoder of the first layers, as many as hold every kind of layer that there is (by windows,
@@ -111,8 +116,16 @@ class NativeDecoder(LayerRangeDecoder):
 
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
-        x = self.embedding.rows(layout.token_ids)
-        return x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
+        return self.placed(self.embedding.rows(layout.token_ids), layout.positions)
+
+    def placed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return rows of the embedding, [T, hidden], which may change, as they enter the first layer at positions
+        [T]."""
+        if self.embedding_scale != 1.0:
+            x *= self.embedding_scale
+        if self.spec.norms_embeddings:  # without logits, the final norm alone
+            self.library.head(ctypes.byref(self._model), len(x), x.data_ptr(), None, torch.get_num_threads())
+        return x if self._positions is None else x.add_(self._positions[positions])
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
@@ -185,8 +198,8 @@ class NativeDecoder(LayerRangeDecoder):
         table.to_empty(device="meta")
         return head, rows
 
-    def _struct(self, norm: int | None, norm_bias: int | None) -> ModelStruct:
-        """Describe the model to the library. norm, norm_bias: addresses of the final norm's weight and bias."""
+    def _model_struct(self, norm: int, norm_bias: int | None) -> ModelStruct:
+        """Return the structure of the model. norm, norm_bias: addresses."""
         spec = self.spec
         return ModelStruct(
             layers=self._layers,
@@ -213,6 +226,8 @@ class NativeDecoder(LayerRangeDecoder):
             residual_scale=spec.residual_scale,
             logit_scale=0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
             logit_softcap=spec.logit_softcap or 0.0,
+            query_growth=spec.query_growth,
+            query_period=spec.query_period,
         )
 
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
@@ -221,7 +236,7 @@ class NativeDecoder(LayerRangeDecoder):
         def linear(role: str) -> LinearStruct:
             name, rows = spec.modules[role], spec.rows(role, in_pairs=False)
             module = layer.get_submodule(name)
-            part = Part(f"{path}.{name}.weight", module.weight, rows)
+            part = Part(f"{path}.{name}.weight", spec.weight(module), rows, spec.is_transposed)
             return self._native(maker, part, of_rows(module.bias, rows), role=role).struct
 
         def norm(role: str) -> tuple[int | None, int | None]:
@@ -242,6 +257,9 @@ class NativeDecoder(LayerRangeDecoder):
             feed_norm=norm("feed_norm")[0],
             input_bias=input_bias,
             mlp_bias=mlp_bias,
+            curve=None
+            if spec.curve is None
+            else self._pointer(f"{path}.{spec.curve}", curve_of(layer.get_submodule(spec.curve))),
             **{role: linear(role) for role in ROLES if role in spec.modules},
         )
 
@@ -304,8 +322,7 @@ class NativeDecoderSession(NativeDraftSession):
         if num_rows > len(self._x):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
-        if decoder.embedding_scale != 1.0:
-            self._x[:num_rows] *= decoder.embedding_scale
+        decoder.placed(self._x[:num_rows], torch.from_numpy(self._position[:num_rows]))
         model, x = ctypes.byref(decoder._model), self._x
         library.layers(
             model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), None, 0, None, self._threads

@@ -54,18 +54,25 @@ class DecoderSpec:
         rotations: the kind of layers that each rotation is for, None for all, and its parameters, as a configuration's
             `rope_parameters` has them.
         rotated: numbers of each head that are rotated.
+        turns_back: angles are negative.
         is_interleaved: numbers 2i and 2i + 1 are rotated together, not i and i + rotated / 2.
         modules: role -> the module of a layer, for each of ROLES and NORMS that there is. Several of query, key and
             value, or gate and up, may name one module, which has their outputs one after another.
-        is_fused_by_head: of such a module, each head has its query, key and value side by side.
+        qkv_groups: groups of heads of such a module, each of which has its queries, keys and values side by side.
+        is_transposed: the linear layers of the layers have weights [in, out].
         biases: roles, "norms" and "head", that have a bias.
         base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`.
+        positions, first_position: of a table of what is added to the embeddings, below `base`, and its row for the
+            first position; None: nothing is.
+        norms_embeddings: the final norm is applied to embeddings too.
         eps: of all norms.
         norm_kind: "rms" or "layer"; norm_offset: what is added to their weights; has_norm_weights: else these are 1.
         has_wide_norms: norms of queries and keys are over all heads; norms_rotated: they come after the rotation.
-        activation: "silu", "gelu", "gelu_tanh" or "relu2".
+        activation: "silu", "gelu", "gelu_tanh", "relu2", "relu" or "xielu".
+        curve: the module of a layer with the numbers of "xielu".
         is_parallel: attention and feed-forward layer read, and add to, the same residual.
         scale, softcap: of attention's scores; None: not capped.
+        query_growth, query_period: queries are multiplied by 1 + growth * log(1 + position // period).
         embedding_scale, residual_scale, logit_scale: factors. logit_softcap: None: not capped.
     """
 
@@ -79,23 +86,31 @@ class DecoderSpec:
     rotated: int
     scale: float
     eps: float
+    turns_back: bool = False
     is_interleaved: bool = False
     modules: Mapping[str, str] = field(default_factory=lambda: LLAMA_MODULES)
-    is_fused_by_head: bool = False
+    qkv_groups: int = 1
+    is_transposed: bool = False
     biases: frozenset[str] = frozenset()
     base: str = "model"
     embedding: str = "embed_tokens"
     layer_list: str = "layers"
     norm: str = "norm"
     head: str = "lm_head"
+    positions: str | None = None
+    first_position: int = 0
+    norms_embeddings: bool = False
     norm_kind: str = "rms"
     norm_offset: float = 0.0
     has_norm_weights: bool = True
     has_wide_norms: bool = False
     norms_rotated: bool = False
     activation: str = "silu"
+    curve: str | None = None
     is_parallel: bool = False
     softcap: float | None = None
+    query_growth: float = 0.0
+    query_period: int = 1
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -151,22 +166,25 @@ class DecoderSpec:
         """Return the roles whose outputs this role's module has, in order."""
         return [each for each in ROLES if each in self.modules and self.modules[each] == self.modules[role]]
 
+    def weight(self, module: Any) -> Tensor:
+        """Return the weight of a layer's linear module, [out, in]."""
+        found: Tensor = module.weight
+        return found.T if self.is_transposed else found
+
     def rows(self, role: str, *, in_pairs: bool) -> Tensor | None:
         """Return the rows of the module's weight that are a role's, int64; None for all in order.
 
         in_pairs: numbers of queries and keys that are rotated together are to be side by side; else half of what is
             rotated apart.
         """
-        start, size, sharing = 0, self.out_features(role), self.sharing(role)
+        size, sharing = self.out_features(role), self.sharing(role)
         order = self.head_order(in_pairs=in_pairs) if role in ("query", "key") else None
         if len(sharing) == 1 and order is None:
             return None
-        if self.is_fused_by_head and role in QKV:
-            heads = torch.arange(self.num_heads)[:, None] * (3 * self.head_dim)
-            found = (heads + sharing.index(role) * self.head_dim + torch.arange(self.head_dim)).reshape(-1)
-        else:
-            start = sum(self.out_features(each) for each in sharing[: sharing.index(role)])
-            found = torch.arange(start, start + size)
+        groups = self.qkv_groups if role in QKV else 1
+        start = sum(self.out_features(each) for each in sharing[: sharing.index(role)]) // groups
+        stride = sum(map(self.out_features, sharing)) // groups
+        found = (torch.arange(groups)[:, None] * stride + torch.arange(start, start + size // groups)).reshape(-1)
         return found if order is None else found.view(-1, self.head_dim)[:, order].reshape(-1)
 
     def head_order(self, *, in_pairs: bool) -> Tensor | None:

@@ -30,7 +30,8 @@ from forerun.models.attention.base import LayerAttention, Layout, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.cuda_graphs import StepGraphs, StepInputBuffers, on_device
-from forerun.models.fused.families import frequencies, head_shape, layer_windows, spec_of
+from forerun.models.fused.families import frequencies, spec_of
+from forerun.models.fused.options import head_shape, layer_windows
 from forerun.models.fused.triton_layers import HEAD_BUCKETS, TritonLayer, TritonStep, TritonWeights
 from forerun.models.linear import Part, of_rows
 from forerun.models.loading.configuration import context_length

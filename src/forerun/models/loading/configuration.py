@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from forerun.errors import UnsupportedModelError
-from forerun.models.fused.families import ACTIVATIONS
+from forerun.models.fused.families import refusal
+from forerun.models.fused.options import ACTIVATIONS
 from forerun.utils.json_file import Fields
 
 
@@ -61,6 +62,8 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 def refuse_unservable(config: Any, name: str) -> None:
     """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
+    if refusal(config) is None:
+        return
     foreign = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if foreign:
         reason = f"its layers of type {', '.join(sorted(foreign))} keep a state that cannot be rolled back"

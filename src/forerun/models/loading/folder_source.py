@@ -194,7 +194,10 @@ def asks_for_code(fields: Fields) -> str | None:
 
 
 def _without_code(value: Any) -> Any:
-    """Return the value without the keys of _DROPPED, at any depth."""
+    """Return the value without the keys of _DROPPED, at any depth, and with the numbers that JSON lacks, such as
+    infinity, which Transformers writes as objects."""
+    if isinstance(value, dict) and value.keys() == {"__float__"}:
+        return float(value["__float__"])
     if isinstance(value, dict):
         return {key: _without_code(inner) for key, inner in value.items() if key not in _DROPPED}
     return [_without_code(inner) for inner in value] if isinstance(value, list) else value

@@ -32,6 +32,24 @@ class _Norm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width)) if has_bias else None
 
 
+class Conv1D(nn.Module):
+    """A linear layer as GPT-2 has it, of this name in Transformers: weight [in, out]."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+
+
+class _Curve(nn.Module):
+    """The numbers of Transformers' xIELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.beta, self.eps = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))
+
+
 class FusedModules(nn.Module):
     """The modules of a model of one of the families, on the device "meta".
 
@@ -46,10 +64,13 @@ class FusedModules(nn.Module):
         with torch.device("meta"):
             base: Any = nn.Module()
             base.add_module(spec.embedding, _Embedding(config.vocab_size, spec.hidden))
+            if spec.positions is not None:
+                positions = spec.first_position + config.max_position_embeddings
+                base.add_module(spec.positions, _Embedding(positions, spec.hidden))
             base.add_module(spec.layer_list, nn.ModuleList(_layer(spec) for _ in spec.layers))
             if spec.has_norm_weights:
                 base.add_module(spec.norm, _Norm(spec.hidden, has_bias="norms" in spec.biases))
-            self.add_module(spec.base, base)  # first: a tied weight has its name from the embedding
+            _place(self, spec.base, base)  # first: a tied weight has its name from the embedding
             self.add_module(spec.head, _Linear(spec.hidden, config.vocab_size, bias="head" in spec.biases))
             self.to(dtype)
         if config.tie_word_embeddings:
@@ -84,15 +105,22 @@ def _layer(spec: DecoderSpec) -> nn.Module:
             module: nn.Module = _Norm(spec.norm_width(role), has_bias=has_bias)
         else:
             outputs = sum(map(spec.out_features, spec.sharing(role)))
-            module = _Linear(spec.in_features(role), outputs, bias=role in spec.biases)
-        *parents, name = path.split(".")
-        parent = layer
-        for each in parents:
-            if each not in dict(parent.named_children()):
-                parent.add_module(each, nn.Module())
-            parent = parent.get_submodule(each)
-        parent.add_module(name, module)
+            kind = Conv1D if spec.is_transposed else _Linear
+            module = kind(spec.in_features(role), outputs, bias=role in spec.biases)
+        _place(layer, path, module)
+    if spec.curve is not None:
+        _place(layer, spec.curve, _Curve())
     return layer
+
+
+def _place(parent: nn.Module, path: str, module: nn.Module) -> None:
+    """Add a module at a path below another one."""
+    *parents, name = path.split(".")
+    for each in parents:
+        if each not in dict(parent.named_children()):
+            parent.add_module(each, nn.Module())
+        parent = parent.get_submodule(each)
+    parent.add_module(name, module)
 
 
 def empty_fused(name: str, config: Any, dtype: torch.dtype) -> FusedModules:

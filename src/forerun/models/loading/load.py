@@ -287,7 +287,8 @@ def adopt(hf: Any, name: str, quantize: str | None = None) -> Model:
     maker = None if quantization is None else QuantizedMaker(quantization, None, {}, hf.dtype)
     register_attention()
     try:
-        hf.set_attn_implementation(ATTENTION_NAME)
+        if kind == "general":
+            hf.set_attn_implementation(ATTENTION_NAME)
         hf.set_experts_implementation("eager")
         model = _assemble(hf, name, frozenset(), kind, maker)
         model.quantize = quantization
@@ -379,7 +380,8 @@ def read_to_quantize(
         model = _modules(source, config, checkpoint, number_format, attention, is_fused=True)
         numbers = stored_numbers(checkpoint.slices, config)
         return model, QuantizedMaker(quantization, stored, numbers, number_format)
-    model = _read(source, config, torch.promote_types(number_format, torch.float32), adapter, attention)
+    wide = torch.promote_types(number_format, torch.float32)
+    model = _read(source, config, wide, adapter, None if is_fused else attention)
     leave = {f"{path}.weight" for path in matrices(model, is_fused)}
     return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
 
@@ -410,7 +412,9 @@ def _read(
 
     def in_format(dtype: torch.dtype) -> Any:
         checkpoint, _ = counted(source.checkpoint(config, dtype), source.name)
-        return _modules(source, config, checkpoint, dtype, attention, is_fused=is_fused and adapter is None)
+        if is_fused and adapter is not None:
+            return _modules(source, config, checkpoint, dtype, None, is_fused=False)
+        return _modules(source, config, checkpoint, dtype, attention, is_fused=is_fused)
 
     return with_adapter(in_format, number_format, adapter, source.name)
 
@@ -430,5 +434,5 @@ def _modules(
         found = read_fused(source.name, config, checkpoint, dtype)
         if found is not None:
             return found
-        config = source.config()
+        config, attention = source.config(), None
     return read_model(source.name, config, checkpoint, dtype, attention)

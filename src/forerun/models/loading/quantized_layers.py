@@ -140,7 +140,7 @@ class StoredMaker:
         Raises:
             ModelLoadError: a scale is NaN or infinite.
         """
-        ((name, _, rows),) = parts
+        ((name, _, rows, _),) = parts
         weight: BlockWeight | Tensor | None = self._blocks(name)
         if isinstance(weight, BlockWeight):
             weight = weight if rows is None else weight.rows(rows)
@@ -215,4 +215,7 @@ class QuantizedMaker:
         return weight.rows(part.rows)
 
     def _numbers(self, part: Part) -> Tensor:
-        return self._slices[part.name][...] if part.name in self._slices else part.weight
+        if part.name not in self._slices:
+            return part.weight
+        numbers: Tensor = self._slices[part.name][...]
+        return numbers.T if part.is_transposed else numbers

@@ -16,6 +16,7 @@ import torch
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.fused.families import refusal
 from forerun.models.general import register_attention
 from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
 from forerun.models.loading.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
@@ -125,7 +126,7 @@ def _model_class(name: str, config: Any) -> Any:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(f"{name} ({config.model_type}) has no causal language model in Transformers.")
     cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if getattr(cls, "_is_stateful", False):
+    if getattr(cls, "_is_stateful", False) and refusal(config) is not None:
         raise UnsupportedModelError(
             f"{name} ({config.model_type}) cannot be served: its recurrent state cannot be rolled back."
         )

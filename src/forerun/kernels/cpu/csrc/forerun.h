@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 14
+#define FORERUN_ABI 15
 
 extern "C" {
 
@@ -41,7 +41,14 @@ struct ForerunLinear {
     const float* bias;    // [out, rounded up to 16], or null
 };
 
-enum ForerunActivation : int32_t { FORERUN_SILU = 0, FORERUN_GELU = 1, FORERUN_GELU_TANH = 2, FORERUN_RELU2 = 3 };
+enum ForerunActivation : int32_t {
+    FORERUN_SILU = 0,
+    FORERUN_GELU = 1,
+    FORERUN_GELU_TANH = 2,
+    FORERUN_RELU2 = 3,
+    FORERUN_RELU = 4,
+    FORERUN_XIELU = 5,  // with numbers of each layer
+};
 
 // One layer of a decoder. Where all that is null or 0 in it and in the model is left out, it is one of the Llama family.
 struct ForerunLayer {
@@ -52,6 +59,7 @@ struct ForerunLayer {
     int32_t window, rotation;              // positions that a row sees, 0: all; which of the rows' angles, -1: none
     const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
     const float *input_bias, *mlp_bias;    // of layer norms, or null
+    const float* curve;                    // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta
 };
 
 struct ForerunModel {
@@ -71,6 +79,8 @@ struct ForerunModel {
     float softcap;               // of attention scores; 0: none
     float residual_scale;        // of what is added to the residual; 0: 1
     float logit_scale, logit_softcap;  // 0: none
+    float query_growth;          // queries are multiplied by 1 + this * log(1 + position / query_period, rounded down); 0: not
+    int32_t query_period;
 };
 
 // The rows of one forward, as forerun/kernels/partition.py describes them.

@@ -110,8 +110,8 @@ class PackedWeights(Mapping[str, GgufTensor]):
         """Return the rows of the file's tensor in Transformers' order, [out] int64; None: as they lie."""
         rows, spec = torch.arange(self._tensors[name].shape[0]), self._decoder
         module = name.rpartition(".")[0]
-        if spec.is_fused_by_head and module.endswith(spec.modules["query"]):  # the converter puts all queries first
-            return rows.view(3, spec.num_heads, -1).transpose(0, 1).reshape(-1)
+        if spec.qkv_groups > 1 and module.endswith(spec.modules["query"]):  # the converter puts all queries first
+            return rows.view(3, spec.qkv_groups, -1).transpose(0, 1).reshape(-1)
         heads = self._heads.get(module.rpartition(".")[2])
         return None if heads is None else rows.view(heads, -1, 2).transpose(1, 2).reshape(-1)
 

@@ -91,6 +91,14 @@ INLINE Angles angles_of(const LayersCall& c, const ForerunLayer& layer, int32_t 
     return {r.cosines + at, r.sines + at, rotated};
 }
 
+// What the queries of a row are multiplied by.
+INLINE float query_scale(const LayersCall& c, int32_t t) {
+    const ForerunModel& m = *c.model;
+    if (!m.query_growth) return m.scale;
+    const int32_t position = (c.rows->rotated_by_slot ? c.rows->slot : c.rows->position)[t];
+    return m.scale * (1.0f + m.query_growth * __builtin_logf((float)(1 + position / m.query_period)));
+}
+
 // The numbers of a head, rotated as far as they are, times scale. y may be x.
 INLINE void turn(const Angles& a, const float* x, int64_t width, float scale, float* y) {
     if (a.rotated) rotate(x, a.cosines, a.sines, a.rotated / 2, scale, y);
@@ -130,12 +138,13 @@ template <class E> FN void place_row(const LayersCall& c, const ForerunLayer& la
     const ForerunModel& m = *c.model;
     const int64_t width = m.head_dim, each = m.num_heads / m.num_kv_heads;
     const Angles angles = angles_of(c, layer, t);
+    const float scale = query_scale(c, t);
     float* queries = c.queries + t * m.num_heads * width;
     const bool is_wide = layer.query_norm && m.has_wide_norms;
     if (is_wide) rms_norm(queries, layer.query_norm, m.eps, m.num_heads * width, queries);
     for (int64_t h = 0; h < m.num_heads; h++) {
         float* to = c.rotated + ((h / each * c.rows->num_rows + t) * each + h % each) * width;
-        place_head(m, angles, is_wide ? nullptr : layer.query_norm, queries + h * width, m.scale, to);
+        place_head(m, angles, is_wide ? nullptr : layer.query_norm, queries + h * width, scale, to);
     }
     place_keys<E>(c, layer, a, t);
 }
@@ -207,7 +216,7 @@ FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) 
     norm_rows(m, c.x, layer.mlp_norm, layer.mlp_bias, limit, c.normed, n, member);
     member.open((m.intermediate + 15) / 16);
     while (member.claim(first, last))
-        gated_blocks(layer.gate, layer.up, m.activation, c.normed, n, first, last, c.gated.x, m.intermediate);
+        gated_blocks(layer.gate, layer.up, m.activation, layer.curve, c.normed, n, first, last, c.gated.x, m.intermediate);
     member.close();
 }
 
