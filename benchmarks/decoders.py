@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("families", nargs="*", default=DESCRIBED)
     parser.add_argument("--instructions", nargs="*", default=["avx512bf16", "avx2"])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="write the table to docs/models.md")
     options = parser.parse_args()

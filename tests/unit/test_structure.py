@@ -6,9 +6,9 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 35_910
-MOST_CORE_STATEMENTS = 26_620
-MOST_FILES = 405
+MOST_STATEMENTS = 36_640
+MOST_CORE_STATEMENTS = 27_240
+MOST_FILES = 411
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
 

@@ -23,6 +23,7 @@ from forerun.errors import UnsupportedModelError
 from forerun.kernels.partition import KV_BLOCK
 from forerun.kv_cache import SequenceCache
 from forerun.models.base import Exactness, Rows
+from forerun.models.fused.families import length_dependence
 from forerun.models.fused.native import NativeDecoder
 from forerun.models.general import GeneralDecoder
 from forerun.models.model import Model
@@ -121,6 +122,8 @@ def self_test(model: Model, *, is_finite: bool = True) -> Exactness:
     """
     if not is_finite:
         return Exactness(False, _non_finite(model))
+    if isinstance(model.decoder, GeneralDecoder) and (reason := length_dependence(model.decoder.model.config)):
+        return Exactness(False, reason)  # rows of long contexts are not tried
     if not isinstance(decoder := model.decoder, NativeDecoder):
         with as_device_errors(model.device):
             return _SelfTest(model, _SECONDS).run()[0]

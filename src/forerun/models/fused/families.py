@@ -97,10 +97,11 @@ def refusal(config: Any) -> str | None:
         spec = spec_of(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
         return f"its values describe no {model_type}: {failure}"
+    if reason := length_dependence(config):
+        return reason
     for _, rope in spec.rotations:
-        # longrope has factors for short and for long contexts
         kind = rope.get("rope_type", "default")
-        if kind not in _ROPE_TYPES or rope.get("short_factor") != rope.get("long_factor"):
+        if kind not in _ROPE_TYPES:
             return f"rope type {kind!r} depends on the sequence's length"
         share = rope.get("partial_rotary_factor") or 1.0
         if kind != "default" and int(spec.head_dim * share) != spec.rotated:  # Llama's default type does not read it
@@ -111,6 +112,15 @@ def refusal(config: Any) -> str | None:
         return f"activation {activation_of(config)!r}"
     if len({layer.window for layer in spec.layers} - {None}) > 1:
         return "windows of several widths"
+    return None
+
+
+def length_dependence(config: Any) -> str | None:
+    """Return the reason why the longest sequence of a batch decides how Transformers rotates all; None if none does."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    for each in (rope, *(inner for inner in rope.values() if isinstance(inner, Mapping))):
+        if each.get("short_factor") != each.get("long_factor"):  # of longrope
+            return f"rope type {each.get('rope_type')!r} depends on the sequence's length"
     return None
 
 
