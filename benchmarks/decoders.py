@@ -5,7 +5,8 @@
 
 Random models of about 100 million parameters: 12 layers of 768, 12 heads and 4 key heads of 64, 2,048 in between,
 32,000 tokens. Steps of 1, 5 and 8 rows after 256 positions, and a prompt of 128 tokens with one row of logits, family
-and Llama in turn. "Of Llama" is seconds over bytes of weights beside Llama's, at most of these rows and formats.
+and a Llama with as many key heads in turn. "Of Llama" is seconds over bytes of weights beside Llama's, at most of these
+rows and formats.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import transformers as tf
@@ -32,6 +34,7 @@ from forerun.lab.bench.forward import filled, forward_step
 from forerun.lab.bench.measure import interleave
 from forerun.lab.bench.methods import Reference, quieten
 from forerun.models import load_model
+from forerun.models.fused.families import spec_of
 from forerun.models.fused.native import NativeDecoder
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -53,18 +56,23 @@ SIZES = {
     "max_position_embeddings": 1024,
 }
 GPT = {"n_embd": 768, "n_inner": 2048, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+GPT |= {"ffn_dim": 2048, "ffn_hidden_size": 2048, "shared_intermediate_size": 2048, "word_embed_proj_dim": 768}
+GPT |= {"num_kv_heads": 4, "rotary_dim": 32}
+SMALL = ("sliding_window", "query_pre_attn_scalar")
+"""Of the tests' tiny models, what fits no other size."""
 Times = dict[tuple[str, int], float]
 """Median seconds by method and rows."""
 
 
-def write_model(family: str, folder: Path) -> None:
-    """Save a random model of the family in bfloat16."""
+def write_model(family: str, folder: Path, **sizes: int) -> Any:
+    """Save a random model of the family in bfloat16, and return its configuration."""
     config_class = CONFIG_MAPPING[family]
-    names = config_class().to_dict()
-    kept = {
-        name: TINY[family][name] for name in ("eos_token_id", "bos_token_id", "pad_token_id") if name in TINY[family]
-    }
-    config = config_class(**{name: size for name, size in (SIZES | GPT).items() if name in names} | kept)
+    names, tiny = config_class().to_dict(), TINY[family]
+    kept = {name: tiny[name] for name in tiny if name not in SIZES | GPT and name not in SMALL}
+    layers = {name: (each * 12)[:12] for name, each in kept.items() if isinstance(each, list)}
+    config = config_class(
+        **{name: size for name, size in (SIZES | GPT).items() if name in names} | kept | layers | sizes
+    )
     model = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]._from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -72,6 +80,7 @@ def write_model(family: str, folder: Path) -> None:
                 parameter.normal_(0, 0.02)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
+    return config
 
 
 def measure(family: Path, llama: Path, number_format: str, rounds: int) -> tuple[Times, float]:
@@ -126,12 +135,12 @@ def main() -> None:
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as root:
-        llama = Path(root) / "llama"
-        write_model("llama", llama)
         for family in options.families:
             folder = Path(root) / "family" / family
-            write_model(family, folder)
-            found = []
+            num_kv_heads = spec_of(write_model(family, folder)).num_kv_heads
+            llama, found = Path(root) / f"llama-{num_kv_heads}", []
+            if not llama.exists():
+                write_model("llama", llama, num_key_value_heads=num_kv_heads)
             for instructions in options.instructions:
                 os.environ["FORERUN_INSTRUCTIONS"] = instructions
                 with context.Pool(1) as pool:
