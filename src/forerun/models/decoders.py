@@ -1,8 +1,8 @@
-"""The decoder of each model family: the Llama family's own, or Transformers' modules for all others.
+"""The decoder of each model family: forerun's own, or Transformers' modules for all others.
 
-A family is added to `FAMILIES`, whose entries `fused/decoder.py` and `fused/native.py` compute, and
-`fused/triton.py` those that are like Llama's. All other families run in `general.py` without further code, if
-Transformers computes their attention through its attention interface.
+The entries of `fused/families.py` are computed by `fused/decoder.py` and `fused/native.py`, and those that are like
+Llama's by `fused/triton.py`. All other families run in `general.py` without further code, if Transformers computes
+their attention through its attention interface.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def cache_dtype_of(kv_cache_dtype: str, device: torch.device, dtype: torch.dtype
 
 
 def multiplies_floats(device: torch.device, dtype: torch.dtype, *, is_fused: bool) -> bool:
-    """Return whether the native library, if it computes a model, multiplies its float weights: in the Llama family and
+    """Return whether the native library, if it computes a model, multiplies its float weights: in the fused decoder and
     in float32 always, elsewhere unless oneDNN has products of bfloat16 here."""
     return is_fused or dtype == torch.float32 or not can_pack(dtype, device)
 
@@ -136,7 +136,7 @@ def make_decoder(
         dtype: of everything that is not quantized.
         kind: "fused" or "general".
         maker: of quantized layers; None: weights are as they are.
-        output_tokens: int64, those whose rows of the output layer are computed, of the Llama family's decoders only;
+        output_tokens: int64, those whose rows of the output layer are computed, of the fused decoders only;
             None for all.
         kv_cache_dtype: of `cache_dtype_of`.
 

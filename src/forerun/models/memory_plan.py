@@ -56,7 +56,7 @@ class WeightStorage:
     Attributes:
         dtype: of everything that is not quantized.
         device: where they lie.
-        is_fused: the decoder is that of the Llama family.
+        is_fused: the fused decoder computes it.
         library: the native kernels, where they compute.
         quantize: what matrices are brought to; None: nothing.
         stored: by name, the format of a quantized weight of the files, or None; without `quantize`, of one that is

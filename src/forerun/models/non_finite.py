@@ -54,17 +54,17 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _named_tensors(decoder: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(decoder, FusedDecoder):
-        yield from _of_llama(decoder)
+        yield from _of_fused(decoder)
     elif isinstance(decoder, NamedTensors):
         yield from decoder.named_tensors()
     elif isinstance(decoder, GeneralDecoder):
         yield from _of_module(decoder.model)
 
 
-def _of_llama(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
+def _of_fused(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
     spec = decoder.spec
     # if quantized, it is finite
-    parts: list[tuple[str, object]] = [(f"{spec.base}.{spec.embedding}.weight", decoder.embedding)]
+    parts: list[tuple[str, object]] = [(spec.embedding_weight, decoder.embedding)]
     parts.append((f"{spec.base}.{spec.positions}.weight", decoder.positions))
     for index, layer in enumerate(decoder.layers):
         named = {

@@ -92,7 +92,7 @@ class FusedDecoder(LayerRangeDecoder):
         base = model.get_submodule(spec.base)
         table, head_module = base.get_submodule(spec.embedding), getattr(model, spec.head)
         self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        embedding = Part(f"{spec.base}.{spec.embedding}.weight", table.weight)
+        embedding = Part(spec.embedding_weight, table.weight)
         self.embedding = maker.embedding(embedding)
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -104,7 +104,7 @@ class FusedDecoder(LayerRangeDecoder):
             self.positions = positions[spec.first_position :].to(self.compute_dtype)
         self.norm = self._numbers(base, spec.norm, spec.hidden)
         is_tied = head_module.weight is table.weight
-        head = embedding if is_tied else Part(f"{spec.head}.weight", head_module.weight)
+        head = embedding if is_tied else Part(spec.head_weight, head_module.weight)
         self.lm_head = maker.linear(
             [head._replace(rows=output_tokens)], of_rows(head_module.bias, output_tokens), is_head=True
         )

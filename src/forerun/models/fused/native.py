@@ -186,9 +186,9 @@ class NativeDecoder(LayerRangeDecoder):
     ) -> tuple[NativeLinear, NativeLinear]:
         """Return output layer and embedding, which are the same object if they share their rows for all tokens."""
         table, head_module = base.get_submodule(self.spec.embedding), getattr(model, self.spec.head)
-        embedding = Part(f"{self.spec.base}.{self.spec.embedding}.weight", table.weight)
+        embedding = Part(self.spec.embedding_weight, table.weight)
         is_tied = head_module.weight is table.weight
-        part = embedding if is_tied else Part(f"{self.spec.head}.weight", head_module.weight)
+        part = embedding if is_tied else Part(self.spec.head_weight, head_module.weight)
         bias = of_rows(head_module.bias, output_tokens)
         head = self._native(maker, part._replace(rows=output_tokens), bias, is_head=True)
         is_shared = is_tied and output_tokens is None and bias is None
@@ -305,7 +305,7 @@ class NativeDecoder(LayerRangeDecoder):
 
 
 class NativeDecoderSession(NativeDraftSession):
-    """The draft session of a model of the Llama family.
+    """The draft session of a model that `NativeDecoder` computes.
 
     Args:
         caches, pick: as of `LanguageModel.draft_session`.

@@ -128,16 +128,25 @@ class DecoderSpec:
         return self == plain and all(layer.rotation == 0 for layer in self.layers)
 
     @property
+    def embedding_weight(self) -> str:
+        """Return the name of the embedding's parameter."""
+        return f"{self.base}.{self.embedding}.weight"
+
+    @property
+    def head_weight(self) -> str:
+        """Return the name of the output layer's parameter."""
+        return f"{self.head}.weight"
+
     def matrices(self) -> frozenset[str]:
         """Return the names of the weights that can be quantized."""
         base, modules = f"{self.base}.{self.layer_list}", {self.modules[role] for role in ROLES if role in self.modules}
         layers = {f"{base}.{index}.{module}.weight" for index in range(len(self.layers)) for module in modules}
-        return frozenset(layers | {f"{self.base}.{self.embedding}.weight", f"{self.head}.weight"})
+        return frozenset(layers | {self.embedding_weight, self.head_weight})
 
     def parameter(self, stored: str) -> str:
         """Return the name of the parameter that files have under this name: some leave `base` out."""
         if stored == "embed_out.weight":  # as Transformers' GPT-NeoX was formerly
-            return f"{self.head}.weight"
+            return self.head_weight
         return stored if stored.startswith((f"{self.base}.", f"{self.head}.")) else f"{self.base}.{stored}"
 
     def embedding_scale_in(self, dtype: torch.dtype) -> float:

@@ -73,7 +73,7 @@ def load_model(
         adapter: the folder of a PEFT LoRA adapter to merge.
         quantize: "int8" or "int4": the weights are quantized, and `dtype` is the number format of everything else.
             None: as stored, which is quantized in folders that `forerun quantize` has written, and in GGUF files where
-            the native kernels compute the Llama family. "none": numbers of `dtype`, whatever is stored.
+            the native kernels compute the fused decoder. "none": numbers of `dtype`, whatever is stored.
         kv_cache_dtype: "bfloat16", "float32" or "int8", what keys and values are stored in by the native kernels;
             "auto": `dtype`.
 

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from forerun.errors import UnsupportedModelError
-from forerun.models.fused.families import FAMILIES, spec_of
-from forerun.models.fused.spec import NORMS, DecoderSpec
-from forerun.models.loading.configuration import PlainConfig
+from forerun.models.fused.families import spec_of
+from forerun.models.fused.spec import NORMS
 from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import HEAD, architecture_of
 from forerun.models.loading.gguf.file import GgufFile
@@ -36,13 +35,6 @@ def name_map(architecture: str, num_layers: int) -> Any:
     )
 
 
-def _spec(config: Any) -> DecoderSpec:
-    """Return the decoder whose modules have a configuration's tensors."""
-    if config.model_type not in FAMILIES:  # ministral3, whose tensors are Llama's
-        config = PlainConfig(**{**vars(config), "model_type": "llama"})
-    return spec_of(config)
-
-
 class PackedWeights(Mapping[str, GgufTensor]):
     """The packed tensors by the names of Transformers' parameters. A tied output layer has its name too.
 
@@ -55,9 +47,9 @@ class PackedWeights(Mapping[str, GgufTensor]):
     """
 
     def __init__(self, file: GgufFile, config: Any) -> None:
-        architecture, self._decoder = architecture_of(file), _spec(config)
+        architecture, self._decoder = architecture_of(file), spec_of(config)
         spec = self._decoder
-        self.head = f"{spec.head}.weight"
+        self.head = spec.head_weight
         is_permuted = ARCHITECTURES[architecture].is_permuted
         self._heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads} if is_permuted else {}
         names = name_map(architecture, 1)  # what a file says of its number of layers decides nothing here
@@ -79,7 +71,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
             for module, part in placed.items():
                 self._tensors[module.replace("0", index, 1) + f".{found['kind']}"] = part
         if HEAD not in file.tensors:
-            self._tensors[self.head] = self._tensors[f"{own[0]}.weight"]
+            self._tensors[self.head] = self._tensors[spec.embedding_weight]
 
     def _taken_apart(self, name: str, layer: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
         """Return the modules of queries, keys and values, of a tensor that holds all three; empty if it does not."""
