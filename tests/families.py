@@ -127,6 +127,8 @@ DESCRIBED = tuple(fused.FAMILIES)
 """Those of the fused decoder."""
 FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
+ONLY_FUSED = {"falcon"}
+"""Those that the general decoder refuses."""
 MAY_BE_INEXACT = {"gpt_oss"}
 """Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,
 and a test that returns early for another one would hide that it no longer does."""
