@@ -22,6 +22,12 @@ _WINDOW = {"sliding_window": 24}
 _GPT = {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024, **_NO_TOKENS}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 _LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 _GEMMA = {**_HEADS, **_WINDOW, "query_pre_attn_scalar": 16}
 # tied embeddings, scaled as Gemma scales them, repeat the last token for ever; caps as low as to bend random logits
@@ -104,6 +110,7 @@ TINY: dict[str, dict[str, Any]] = {
     "phi": _GATED,
     "phi3": _GATED,
     "qwen2_moe": {**_GATED, **_EXPERTS, "shared_expert_intermediate_size": 64},
+    "qwen3_5_text": {**_HEADS, **_LINEAR, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_moe": {**_HEADS, **_EXPERTS},
     "seed_oss": {**_HEADS, "attention_bias": True},
     "smollm3": {**_GATED, "no_rope_layers": [1, 0]},
@@ -127,7 +134,7 @@ DESCRIBED = tuple(fused.FAMILIES)
 """Those of the fused decoder."""
 FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
-ONLY_FUSED = {"falcon"}
+ONLY_FUSED = {"falcon", "qwen3_5_text"}
 """Those that the general decoder refuses."""
 MAY_BE_INEXACT = {"gpt_oss"}
 """Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,
@@ -147,7 +154,9 @@ def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if parameter.dim() > 1:
+            if "conv" in key:
+                parameter.normal_(0, 0.5)
+            elif parameter.dim() > 1:
                 parameter.normal_(0, 0.12)
             elif "sinks" in key or "bias" in key or "alpha" in key:
                 parameter.normal_(0, 0.3)

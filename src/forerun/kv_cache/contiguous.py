@@ -11,6 +11,7 @@ from forerun.kernels.cpu.page_layout import PAGE, Shape
 from forerun.kernels.partition import KV_BLOCK
 from forerun.kv_cache.page_pool import PagePool
 from forerun.kv_cache.prefix_tree import Page
+from forerun.kv_cache.recurrent_state import RecurrentState
 from forerun.kv_cache.sequence_cache import SequenceCache
 
 
@@ -35,12 +36,18 @@ class ContiguousCache(SequenceCache):
     Args:
         pool: of pages without memory.
         shapes: by layer, (H_kv, D, D_v).
+        state: of recurrent layers, of the sequence before its first token.
     """
 
     def __init__(
-        self, pool: PagePool, shapes: Sequence[Shape], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        pool: PagePool,
+        shapes: Sequence[Shape],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        state: RecurrentState | None = None,
     ) -> None:
-        super().__init__(pool, shapes, dtype)
+        super().__init__(pool, shapes, dtype, state)
         self.device = device
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -50,7 +57,7 @@ class ContiguousCache(SequenceCache):
     @property
     def nbytes(self) -> int:
         """Return the bytes held."""
-        return sum(stack.nbytes for stack in self._stacks.values())
+        return sum(stack.nbytes for stack in self._stacks.values()) + self._state_nbytes
 
     @torch.inference_mode()
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:

@@ -13,6 +13,7 @@ from forerun.kernels.cpu.page_layout import PAGE, PageLayout
 from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.kv_cache.page_pool import PagePool
 from forerun.kv_cache.prefix_tree import Page
+from forerun.kv_cache.recurrent_state import RecurrentState
 from forerun.kv_cache.sequence_cache import SequenceCache
 
 
@@ -31,10 +32,13 @@ class PagedCache(SequenceCache):
     Args:
         pool: where pages come from, and go when they are given back.
         layout: of every page.
+        state: of recurrent layers, of the sequence before its first token.
     """
 
-    def __init__(self, pool: PagePool, layout: PageLayout | DevicePageLayout) -> None:
-        super().__init__(pool, layout.shapes, layout.dtype)
+    def __init__(
+        self, pool: PagePool, layout: PageLayout | DevicePageLayout, state: RecurrentState | None = None
+    ) -> None:
+        super().__init__(pool, layout.shapes, layout.dtype, state)
         self.pages: list[Tensor] = []
         self.addresses: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._layout = layout
@@ -44,7 +48,7 @@ class PagedCache(SequenceCache):
     @property
     def nbytes(self) -> int:
         """Return the bytes held."""
-        return len(self.held) * self._layout.nbytes
+        return len(self.held) * self._layout.nbytes + self._state_nbytes
 
     @torch.inference_mode()
     def write(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:

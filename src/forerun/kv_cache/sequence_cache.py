@@ -12,6 +12,7 @@ from torch import Tensor
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache.page_pool import PagePool
 from forerun.kv_cache.prefix_tree import Page
+from forerun.kv_cache.recurrent_state import RecurrentState, Saved
 from forerun.types import Cache
 
 
@@ -28,19 +29,29 @@ class SequenceCache(ABC):
         length: committed positions.
         scratch_parents: of each scratch row, the scratch row that it follows; -1 for the last position.
         held: pages of the pool, in order.
+        state: what recurrent layers keep; None: no layer is recurrent.
+        marks: states that were kept, by the committed positions before them.
 
     Args:
         pool: where pages come from, and go when they are given back.
-        shapes: by layer, (H_kv, D, D_v).
+        shapes: by layer with keys and values, (H_kv, D, D_v).
     """
 
-    def __init__(self, pool: PagePool, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        shapes: Sequence[tuple[int, int, int]],
+        dtype: torch.dtype,
+        state: RecurrentState | None = None,
+    ) -> None:
         self.pool = pool
         self.shapes = shapes
         self.dtype = dtype
         self.length = 0
         self.scratch_parents: list[int] = []
         self.held: list[Page] = []
+        self.state = state
+        self.marks: dict[int, Saved] = {}
         self._num_published = 0  # whole pages from the start
         pool.register(self)
 
@@ -53,6 +64,10 @@ class SequenceCache(ABC):
     def num_scratch(self) -> int:
         """Return the number of rows fed since the last commit."""
         return len(self.scratch_parents)
+
+    @property
+    def _state_nbytes(self) -> int:
+        return 0 if self.state is None else self.state.nbytes
 
     def feed(self, parents: Sequence[int]) -> None:
         """Add rows to the scratch, and reserve slots for them.
@@ -93,17 +108,36 @@ class SequenceCache(ABC):
         if path and path[-1] != len(path) - 1:
             settled = next(i for i, row in enumerate(path) if row != i)  # the rows before it lie where they belong
             self._move([self.length + row for row in path[settled:]], self.length + settled)
+        if self.state is not None:
+            self.state.commit(path)
         self.length += len(path)
         self.scratch_parents = []
 
     def drop(self, keep: int = 0) -> None:
         """Drop the rows fed since the last commit, but for the first `keep` of them."""
         del self.scratch_parents[keep:]
+        if self.state is not None:
+            self.state.drop(keep)
+
+    def mark(self) -> None:
+        """Keep the states of recurrent layers as they are now, so that `truncate` can bring them back."""
+        if self.state is not None:
+            self.marks[self.length] = self.state.saved()
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` committed positions only, and no scratch."""
+        """Keep the first `length` committed positions only, and no scratch. Recurrent layers can keep all, none, or those
+        up to a mark."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} positions to {length}")
+        if self.state is not None and length < self.length:
+            if length not in self.marks and length:
+                raise ValueError(f"the states of {self.length} tokens cannot be brought back to those of {length}")
+            self.state.reset()
+            if length:
+                self.state.restore(self.marks[length])
+            self.marks = {place: saved for place, saved in self.marks.items() if place <= length}
+        elif self.state is not None:
+            self.state.drop(0)
         self.length = length
         self.scratch_parents = []
         self._num_published = min(self._num_published, length // PAGE)
@@ -113,6 +147,9 @@ class SequenceCache(ABC):
         self.length = 0
         self.scratch_parents = []
         self._num_published = 0
+        if self.state is not None:
+            self.state.reset()
+        self.marks = {}
         self._release()
 
     @abstractmethod

@@ -60,6 +60,7 @@ def lay_out(batch: Sequence[Rows], planner: Planner) -> Layout:
         logit_rows=logits_selected,
         num_logits=num_logits,
         plan=planner.plan(packed, padding),
+        packed=packed,
         hidden_output_rows=hidden_selected,
         states=None if all(rows.states is None for rows in batch) else _states(batch, padding, planner.device),
     )
@@ -74,6 +75,8 @@ def packed_rows(rows: Rows, start: int) -> PackedRows:
         first -= n
     else:
         cache.feed(range(first - 1, first - 1 + n) if rows.parents is None else rows.parents)
+        if cache.state is not None:
+            cache.state.prepare(cache.scratch_parents, n, rows.num_wanted)
     parents, length = cache.scratch_parents, cache.length
     is_chain = parents == list(range(-1, len(parents) - 1))
     positions: Sequence[int] = range(length + first, length + first + n)

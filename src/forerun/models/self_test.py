@@ -261,7 +261,10 @@ class _SelfTest:
     def _alone(self, row: int) -> _Results:
         """Compute one row after those before it."""
         cache = self._cache
-        cache.feed(range(-1, row - 1))  # their keys and values lie there: every trial writes the same
+        if cache.state is None:
+            cache.feed(range(-1, row - 1))  # their keys and values lie there: every trial writes the same
+        elif row:
+            self._logits([Rows(cache, self._tokens[:row], num_logits=0)])
         cache.commit(range(row))
         try:
             yield _Result([row], [0], self._logits([Rows(cache, [self._tokens[row]])]))
@@ -371,6 +374,11 @@ def _prefilled(model: Model) -> SequenceCache:
     the new rows stand before the border of a block, if the context reaches that far."""
     cache = model.new_cache()
     length = max(0, min(KV_BLOCK - _NEW_ROWS // 2, model.context_length - _NEW_ROWS))
+    if cache.state is not None:  # states are not drawn: they come of rows
+        model.forward([Rows(cache, [token_id % model.vocab_size for token_id in range(length)], num_logits=0)])
+        cache.commit(range(length))
+        cache.mark()
+        return cache
     cache.feed(range(-1, length - 1))
     for layer, (heads, *widths) in enumerate(cache.shapes):
         generator = torch.Generator().manual_seed(1)

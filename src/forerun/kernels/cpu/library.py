@@ -51,6 +51,29 @@ class LinearStruct(Structure):
     ]
 
 
+class RecurrenceStruct(Structure):
+    """`ForerunRecurrence`."""
+
+    _fields_ = [
+        *((name, LinearStruct) for name in ("mixed", "gate", "beta", "decay", "out")),
+        *((name, c_void_p) for name in ("taps", "taps_bias", "rate", "step_bias", "skip", "norm")),
+        ("state_at", c_int64),
+        ("record_at", c_int64),
+        *((name, c_int32) for name in ("kind", "num_taps", "channels", "heads", "key_heads", "key_width")),
+        *((name, c_int32) for name in ("value_width", "query_at", "key_at", "value_at", "norm_width", "gates_first")),
+        *((name, c_float) for name in ("norm_eps", "beta_scale", "least_step", "most_step")),
+    ]
+
+
+class StateStruct(Structure):
+    """`ForerunState`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("state", "tip", "records", "parents", "pending", "folded")),
+        *((name, c_int32) for name in ("num_pending", "num_whole", "first_slot", "reserved")),
+    ]
+
+
 class LayerStruct(Structure):
     """`ForerunLayer`."""
 
@@ -73,6 +96,10 @@ class LayerStruct(Structure):
         ("input_bias", c_void_p),
         ("mlp_bias", c_void_p),
         ("curve", c_void_p),
+        ("attention_gate", LinearStruct),
+        ("recurrence", c_void_p),
+        ("num_before", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -106,6 +133,7 @@ class ModelStruct(Structure):
         ("logit_softcap", c_float),
         ("query_growth", c_float),
         ("query_period", c_int32),
+        ("record_size", c_int64),
     ]
 
 
@@ -143,6 +171,7 @@ class RowsStruct(Structure):
         ("rotated_by_slot", c_int32),
         ("other_cosines", c_void_p),
         ("other_sines", c_void_p),
+        ("states", c_void_p),
     ]
 
 
@@ -178,7 +207,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 15
+ABI = 16
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

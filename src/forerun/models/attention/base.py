@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.kernels.partition import AttentionShape, PathPlan
 from forerun.kv_cache import PagePool, SequenceCache
+from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.segment_plan import SegmentPlan, View
 from forerun.types import Cache
 
@@ -83,6 +84,7 @@ class Layout:
         hidden_output_rows: packed rows whose hidden states are returned; None for all rows without padding.
         states: [num_rows, S] what a draft head reads beside the tokens; None for other models.
         plan: what the rows write and see, from the planner of the attention that computes them.
+        packed: the rows by sequence.
     """
 
     num_rows: int
@@ -93,6 +95,7 @@ class Layout:
     logit_rows: Tensor | None
     num_logits: int
     plan: Plan
+    packed: Sequence[PackedRows] = ()
     hidden_output_rows: Tensor | None = None
     states: Tensor | None = None
 
@@ -124,6 +127,9 @@ class Planner(Protocol):
     @property
     def pool(self) -> PagePool:
         """Return the pool of its caches' pages."""
+
+    new_state: StateMaker | None
+    """Makes what recurrent layers keep of a sequence; None: no layer is recurrent."""
 
     def new_cache(self) -> SequenceCache:
         """Return an empty cache for one sequence."""

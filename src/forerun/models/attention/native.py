@@ -15,6 +15,7 @@ from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE, PageLayout
 from forerun.kernels.partition import AttentionShape, PathPlan, RowPaths
 from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.kv_cache import PagedCache, PagePool
+from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import LayerAttention, Layout, PackedRows, Plan, cache_of
 
 # Plans of the native and the Triton kernels: the path of every row, in arrays.
@@ -33,6 +34,7 @@ class PathPlanner:
 
     min_rows = 1
     device = torch.device("cpu")
+    new_state: StateMaker | None = None
 
     def __init__(
         self, layers: Sequence[LayerAttention], cache_dtype: torch.dtype, device: torch.device | None = None
@@ -45,7 +47,7 @@ class PathPlanner:
 
     def new_cache(self) -> PagedCache:
         """Return an empty cache for one sequence."""
-        return PagedCache(self.pool, self.layout)
+        return PagedCache(self.pool, self.layout, state=None if self.new_state is None else self.new_state())
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> PathPlan:
         """Return the path of every row (`Planner.plan`). There is no padding: every forward has a row."""

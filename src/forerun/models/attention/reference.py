@@ -11,6 +11,7 @@ from torch import Tensor
 from forerun.kernels.partition import KV_BLOCK, MIN_ROWS, AttentionShape, tails
 from forerun.kernels.torch.attention import attend
 from forerun.kv_cache import ContiguousCache, PagePool, bytes_per_page
+from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import LayerAttention, Layout, PackedRows, cache_of
 from forerun.models.attention.segment_plan import Segment, SegmentPlan, StoredKeys, Views, Write, repeat_last
 from forerun.models.attention.tree_mask import tree_segments
@@ -74,6 +75,7 @@ class SegmentPlanner:
     """
 
     min_rows = MIN_ROWS
+    new_state: StateMaker | None = None
 
     def __init__(self, layers: Sequence[LayerAttention], dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
@@ -84,7 +86,7 @@ class SegmentPlanner:
 
     def new_cache(self) -> ContiguousCache:
         """Return an empty cache for one sequence."""
-        return ContiguousCache(self.pool, self._shapes, self._dtype, self.device)
+        return ContiguousCache(self.pool, self._shapes, self._dtype, self.device, state=None if self.new_state is None else self.new_state())
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> SegmentPlan:
         """Return what the rows write and see (`Planner.plan`)."""

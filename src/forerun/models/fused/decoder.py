@@ -18,11 +18,13 @@ from torch.nn import functional as F
 
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import gelu, rms_norm, silu, softcap
+from forerun.kv_cache.recurrent_state import RowStates
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.families import frequencies, spec_of
-from forerun.models.fused.spec import LayerSpec
+from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
+from forerun.models.fused.spec import RECURRENT_ROLES, LayerSpec
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
 from forerun.models.rotation import Rotation, rotate
 
@@ -33,6 +35,12 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: x.relu().square(),
     "relu": torch.relu,
 }
+
+
+_TOGETHER = (("query", "key", "value"), ("gate", "up"), ("attention_gate",), ("out",), ("down",)) + tuple(
+    (role,) for role in RECURRENT_ROLES
+)
+"""The roles whose products are one."""
 
 
 def _xielu(x: Tensor, curve: Tensor) -> Tensor:
@@ -61,16 +69,13 @@ class Norm:
 @dataclass(slots=True)
 class _Layer:
     spec: LayerSpec
-    input_norm: Norm | None
-    qkv: Linear
-    head_norms: tuple[Norm, Norm] | None
-    """Of queries and of keys."""
-    out: Linear
-    attention_norm: Norm | None
-    mlp_norm: Norm | None
-    gate_up: Linear
-    down: Linear
-    feed_norm: Norm | None
+    norms: dict[str, Norm]
+    """By role."""
+    linears: dict[str, Linear]
+    """By their first role: of "query", "attention_gate", "out", "gate" or "up", "down" and "mixed_out" what it has."""
+    recurrence: RecurrentLayer | None
+    cached: int
+    """The layer's place among those with keys and values."""
     form: AttentionShape
     curve: Tensor | None
     """[3], of `_xielu`."""
@@ -118,8 +123,10 @@ class FusedDecoder(LayerRangeDecoder):
             layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
         heads, group, width = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
-        layer_attentions = [LayerAttention(heads, group, width, width, layer.form) for layer in self.layers]
+        attending = [layer for layer in self.layers if layer.spec.attends]
+        layer_attentions = [LayerAttention(heads, group, width, width, layer.form) for layer in attending]
         self.planner = self.attention.planner(layer_attentions, self.device)
+        self.planner.new_state = None if state_layout(spec) is None else RowStates
 
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
@@ -134,10 +141,18 @@ class FusedDecoder(LayerRangeDecoder):
         for index in range(first, last):
             hidden_outputs.take(index, x)
             layer = self.layers[index]
-            attended = self._attended(index, self._normed(x, layer.input_norm), layout, turns)
+            h = self._normed(x, layer.norms.get("input_norm"))
+            attended = self._attended(layer, h, layout, turns) if layer.spec.attends else None
             fed = self._fed(layer, x) if self.spec.is_parallel else None
-            x = self._added(x, layer.out, attended, layer.attention_norm)
-            x = self._added(x, layer.down, self._fed(layer, x) if fed is None else fed, layer.feed_norm)
+            behind = layer.norms.get("attention_norm")
+            if layer.recurrence is not None:
+                recalled = layer.recurrence.forward(h, layout.packed).to(x.dtype)
+                x = self._added(x, layer.linears["mixed_out"], recalled, behind)
+            if attended is not None:
+                x = self._added(x, layer.linears["out"], attended, behind)
+            if layer.spec.feeds:
+                fed = self._fed(layer, x) if fed is None else fed
+                x = self._added(x, layer.linears["down"], fed, layer.norms.get("feed_norm"))
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
@@ -160,28 +175,34 @@ class FusedDecoder(LayerRangeDecoder):
         """Return rows of the output layer's weight, [n, hidden] float32 (`Decoder.output_rows`)."""
         return self.lm_head.rows(token_ids)
 
-    def _attended(self, index: int, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
+    def _attended(self, layer: _Layer, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
         """Return the mixed values of a layer, [T, heads * D]. h: what its attention reads."""
-        layer, spec = self.layers[index], self.spec
+        spec, norms = self.spec, layer.norms
+        head_norms = (norms["query_norm"], norms["key_norm"]) if "query_norm" in norms else None
         rows, heads, rotated = len(h), self.num_heads, self.num_heads + self.num_kv_heads
-        h = layer.qkv.forward(h).to(self.compute_dtype).view(rows, -1, self.head_dim)
-        if layer.head_norms is not None and not spec.norms_rotated:
-            h = self._normed_heads(h, layer.head_norms)
+        gate = layer.linears.get("attention_gate")
+        gates = None if gate is None else gate.forward(h)
+        h = layer.linears["query"].forward(h).to(self.compute_dtype).view(rows, -1, self.head_dim)
+        if head_norms is not None and not spec.norms_rotated:
+            h = self._normed_heads(h, head_norms)
         if layer.spec.rotation is not None:
             rotate(h[:, :rotated, : spec.rotated], turns[layer.spec.rotation])
-        if layer.head_norms is not None and spec.norms_rotated:
-            h = self._normed_heads(h, layer.head_norms)
+        if head_norms is not None and spec.norms_rotated:
+            h = self._normed_heads(h, head_norms)
         query, key, value = h[:, :heads], h[:, heads:rotated], h[:, rotated:]
         if spec.query_growth:
             periods = (layout.positions // spec.query_period).to(self.compute_dtype)
             query = query * (1 + spec.query_growth * torch.log1p(periods))[:, None, None]
-        return self.attention.forward(index, query, key, value, layout, layer.form)
+        mixed = self.attention.forward(layer.cached, query, key, value, layout, layer.form)
+        return mixed if gates is None else mixed * gates.neg().exp_().add_(1).reciprocal_()
 
     def _fed(self, layer: _Layer, x: Tensor) -> Tensor:
         """Return what the last product of the feed-forward layer reads, [T, intermediate]."""
-        h, size = layer.gate_up.forward(self._normed(x, layer.mlp_norm)), self.spec.intermediate
+        size, is_gated = self.spec.intermediate, "gate" in layer.linears
+        linear = layer.linears["gate" if is_gated else "up"]
+        h = linear.forward(self._normed(x, layer.norms.get("mlp_norm")))
         act = _ACTIVATIONS[self.spec.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
-        return act(h[:, :size]).mul_(h[:, size:]) if "gate" in self.spec.modules else act(h)
+        return act(h[:, :size]).mul_(h[:, size:]) if is_gated else act(h)
 
     def _added(self, x: Tensor, linear: Linear, h: Tensor, norm: Norm | None) -> Tensor:
         """Return x + the product of h, normed and scaled."""
@@ -218,12 +239,12 @@ class FusedDecoder(LayerRangeDecoder):
         )
 
     def _rearranged(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> _Layer:
-        spec = self.spec
+        spec, roles = self.spec, self.spec.roles(own)
 
-        def linear(*roles: str) -> Linear:
+        def linear(*wanted: str) -> Linear:
             """Make the layer of these roles; the rows of queries and keys are paired."""
             parts, biases = [], []
-            for role in roles:
+            for role in wanted:
                 module, rows = layer.get_submodule(spec.modules[role]), spec.rows(role, in_pairs=True)
                 rows = None if rows is None else rows.to(module.weight.device)
                 parts.append(Part(f"{path}.{spec.modules[role]}.weight", spec.weight(module), rows, spec.is_transposed))
@@ -231,23 +252,21 @@ class FusedDecoder(LayerRangeDecoder):
             found = [each for each in biases if each is not None]
             return maker.linear(parts, torch.cat(found) if found else None)
 
-        def norm(role: str) -> Norm | None:
-            if role not in spec.modules:
-                return None
+        def norm(role: str) -> Norm:
             return self._numbers(layer, spec.modules[role], spec.norm_width(role), spec.norm_order(role, in_pairs=True))
 
-        query_norm, key_norm = norm("query_norm"), norm("key_norm")
+        together = [role for role in _TOGETHER if role[0] in roles] + [("up",)] * ("gate" not in roles)
+        linears = {each[0]: linear(*each) for each in together if each[0] in roles}
+        recurrence, shape = None, spec.recurrence
+        if own.is_recurrent and shape is not None:
+            numbers = numbers_of(shape, layer)
+            recurrence = RecurrentLayer(shape, len(self.layers), numbers, linears, self.compute_dtype)
         return _Layer(
             spec=own,
-            input_norm=norm("input_norm"),
-            qkv=linear("query", "key", "value"),
-            head_norms=None if query_norm is None or key_norm is None else (query_norm, key_norm),
-            out=linear("out"),
-            attention_norm=norm("attention_norm"),
-            mlp_norm=norm("mlp_norm"),
-            gate_up=linear(*(role for role in ("gate", "up") if role in spec.modules)),
-            down=linear("down"),
-            feed_norm=norm("feed_norm"),
+            norms={role: norm(role) for role in spec.norms(own)},
+            linears=linears,
+            recurrence=recurrence,
+            cached=sum(each.spec.attends for each in self.layers),
             form=AttentionShape(spec.scale, own.window, spec.softcap),
             curve=None if spec.curve is None else curve_of(layer.get_submodule(spec.curve)).to(self.eps),
         )

@@ -33,8 +33,9 @@ def spec_of(config: Any) -> DecoderSpec:
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
     places = {kind: place for place, kind in enumerate(by_kind)}
+    recurrent = _RECURRENT if "recurrence" in difference else ()
     layers = tuple(
-        LayerSpec(window, places.get(kind, 0) if is_turned else None)
+        LayerSpec(window, places.get(kind, 0) if is_turned else None, kind not in recurrent, kind in recurrent)
         for window, kind, is_turned in zip(windows, kinds, turned, strict=True)
     )
     share = difference.pop("rotated_share", 1.0)
@@ -74,6 +75,8 @@ def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
 
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+_RECURRENT = ("linear_attention", "conv", "mamba")
+"""Transformers' names of recurrent layers."""
 _UNSERVED = (
     "qk_layernorm",
     "clip_qkv",
@@ -92,9 +95,10 @@ def refusal(config: Any) -> str | None:
     try:
         for option in (*unserved, *FAMILIES[model_type](config).get("unserved", ())):
             return f"{option}={getattr(config, option)!r}"
-        if foreign := set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES:
-            return f"layers of type {', '.join(sorted(foreign))}"
         spec = spec_of(config)
+        served = _LAYER_TYPES | set(_RECURRENT if spec.recurrence is not None else ())
+        if foreign := set(getattr(config, "layer_types", None) or ()) - served:
+            return f"layers of type {', '.join(sorted(foreign))}"
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
         return f"its values describe no {model_type}: {failure}"
     if reason := length_dependence(config):

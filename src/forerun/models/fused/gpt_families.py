@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from forerun.models.fused.options import Difference, biases_of, head_shape, rotated_share
-from forerun.models.fused.spec import ATTENTION, FEED, ROLES
+from forerun.models.fused.spec import ATTENTION, FEED
 
 
 def _gpt2(config: Any) -> Difference:
@@ -63,7 +63,7 @@ def _gptj(config: Any) -> Difference:
     _, _, width = head_shape(config)
     norms = {"input_norm": "ln_1", "mlp_norm": "ln_1"}
     return {
-        "modules": {role: f"attn.{name}_proj" for role, name in zip(ROLES, ("q", "k", "v", "out"), strict=False)}
+        "modules": {"query": "attn.q_proj", "key": "attn.k_proj", "value": "attn.v_proj", "out": "attn.out_proj"}
         | {"gate": None, "up": "mlp.fc_in", "down": "mlp.fc_out"}
         | norms,
         "biases": FEED | {"norms", "head"},

@@ -7,31 +7,44 @@ States between layers are float32. `models/fused/decoder.py` computes the same i
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct, plain_fields
+from forerun.kernels.cpu.library import (
+    LayerStruct,
+    Library,
+    LinearStruct,
+    ModelStruct,
+    RecurrenceStruct,
+    StateStruct,
+    plain_fields,
+)
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE
 from forerun.kernels.partition import AttentionShape
-from forerun.models.attention.base import LayerAttention, Layout, Planner
+from forerun.kv_cache.recurrent_state import RecordedState
+from forerun.models.attention.base import LayerAttention, Layout, PackedRows, Planner
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.fused.decoder import curve_of
 from forerun.models.fused.families import frequencies, spec_of
-from forerun.models.fused.spec import ROLES, LayerSpec
+from forerun.models.fused.recurrence import numbers_of, state_layout
+from forerun.models.fused.spec import RECURRENT_ROLES, LayerSpec
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "xielu")
 """In the order of `ForerunActivation`."""
+RECURRENCES = ("short_convolution", "delta_rule", "state_space")
+"""In the order of `ForerunRecurrenceKind`."""
 
 
 class NativeDecoder(LayerRangeDecoder):
@@ -70,6 +83,7 @@ class NativeDecoder(LayerRangeDecoder):
         self._rotation = HalfRotation(*rotations[0], *rotations[1:])
         self.num_layers = len(spec.layers)
         self._layers = (LayerStruct * self.num_layers)()
+        self._recurrences: list[RecurrenceStruct] = []
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             layer.to_empty(device="meta")
@@ -78,8 +92,9 @@ class NativeDecoder(LayerRangeDecoder):
         self._attentions = [
             LayerAttention(heads, group, width, width, AttentionShape(spec.scale, own.window, spec.softcap))
             for own in spec.layers
+            if own.attends
         ]
-        self.planner: Planner = PathPlanner(self._attentions, cache_dtype)
+        self.planner = self._planner(self.num_layers)
         self._model = self._model_struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
@@ -90,13 +105,20 @@ class NativeDecoder(LayerRangeDecoder):
         kinds = []
         for layer in self._layers:
             each = (getattr(layer, name) for name in linear)
-            kinds.append((layer.window, layer.rotation, *((struct.kind, struct.activation_bits) for struct in each)))
+            kinds.append((layer.window, layer.rotation, bool(layer.recurrence), *((struct.kind, struct.activation_bits) for struct in each)))
         part = copy(self)
         part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
-        part.planner = PathPlanner(self._attentions[: part.num_layers], self._cache_dtype)
+        part.planner = part._planner(part.num_layers)
         part._model = ModelStruct.from_buffer_copy(self._model)
         part._model.head = self.lm_head.last_outputs(num_outputs)
         return part
+
+    def _planner(self, num_layers: int) -> Planner:
+        """Return the planner of the first layers. States are those of all layers, of which the first are the first."""
+        planner = PathPlanner(self._attentions[: sum(own.attends for own in self.spec.layers[:num_layers])], self._cache_dtype)
+        if (layout := state_layout(self.spec)) is not None:
+            planner.new_state = partial(RecordedState, layout, num_layers)
+        return planner
 
     @property
     def num_outputs(self) -> int:
@@ -106,7 +128,8 @@ class NativeDecoder(LayerRangeDecoder):
     @property
     def shapes(self) -> tuple[object, ...]:
         """Return all that the kernels are given besides addresses: shapes, formats, windows and constants."""
-        return plain_fields(self._model), *map(plain_fields, self._layers[: self.num_layers])
+        layers = self._layers[: self.num_layers]
+        return plain_fields(self._model), *map(plain_fields, layers), *map(plain_fields, self._recurrences)
 
     @property
     def weight_bytes(self) -> int:
@@ -132,10 +155,12 @@ class NativeDecoder(LayerRangeDecoder):
         x = x.to(torch.float32, copy=True).contiguous()
         rotation = self._rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
+        states = _states(layout.packed)
+        rows.states = None if states is None else ctypes.addressof(states)
         tapped = [
             layer for layer in hidden_outputs.layers if first <= layer and (layer < last or last == self.num_layers)
         ]
-        states = torch.empty(len(x), len(tapped), self.hidden)
+        taps = torch.empty(len(x), len(tapped), self.hidden)
         self.library.layers(
             ctypes.byref(self._model),
             ctypes.byref(rows),
@@ -144,10 +169,10 @@ class NativeDecoder(LayerRangeDecoder):
             x.data_ptr(),
             (ctypes.c_int32 * len(tapped))(*tapped),
             len(tapped),
-            states.data_ptr(),
+            taps.data_ptr(),
             torch.get_num_threads(),
         )
-        hidden_outputs.add(states)
+        hidden_outputs.add(taps)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
@@ -161,7 +186,7 @@ class NativeDecoder(LayerRangeDecoder):
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return a session that computes chains row by row, with less preparation for each row than `forward`
         (`LanguageModel.draft_session`)."""
-        return NativeDecoderSession(self, caches, pick)
+        return None if self.planner.new_state is not None else NativeDecoderSession(self, caches, pick)
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
@@ -228,6 +253,7 @@ class NativeDecoder(LayerRangeDecoder):
             logit_softcap=spec.logit_softcap or 0.0,
             query_growth=spec.query_growth,
             query_period=spec.query_period,
+            record_size=0 if (states := state_layout(spec)) is None else states.record_size,
         )
 
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
@@ -239,29 +265,55 @@ class NativeDecoder(LayerRangeDecoder):
             part = Part(f"{path}.{name}.weight", spec.weight(module), rows, spec.is_transposed)
             return self._native(maker, part, of_rows(module.bias, rows), role=role).struct
 
-        def norm(role: str) -> tuple[int | None, int | None]:
-            if role not in spec.modules:
-                return None, None
+        norms = dict[str, tuple[int, int | None]]()
+        for role in spec.norms(own):
             order = spec.norm_order(role, in_pairs=False)
-            return self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
-
-        (input_norm, input_bias), (mlp_norm, mlp_bias) = norm("input_norm"), norm("mlp_norm")
+            norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
+        made, biases = {role: linear(role) for role in spec.roles(own)}, {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
         return LayerStruct(
-            input_norm=input_norm,
-            mlp_norm=mlp_norm,
-            query_norm=norm("query_norm")[0],
-            key_norm=norm("key_norm")[0],
             window=own.window or 0,
             rotation=-1 if own.rotation is None else own.rotation,
-            attention_norm=norm("attention_norm")[0],
-            feed_norm=norm("feed_norm")[0],
-            input_bias=input_bias,
-            mlp_bias=mlp_bias,
             curve=None
             if spec.curve is None
             else self._pointer(f"{path}.{spec.curve}", curve_of(layer.get_submodule(spec.curve))),
-            **{role: linear(role) for role in ROLES if role in spec.modules},
+            recurrence=self._recurrence(layer, path, made) if own.is_recurrent else None,
+            num_before=sum(not each.attends for each in spec.layers[: int(path.rpartition(".")[2])]),
+            **{role: address for role, (address, _) in norms.items()},
+            **{biases[role]: bias for role, (_, bias) in norms.items() if role in biases},
+            **{role: struct for role, struct in made.items() if role not in RECURRENT_ROLES},
         )
+
+    def _recurrence(self, layer: Any, path: str, linears: Mapping[str, LinearStruct]) -> int:
+        """Keep the structure of a layer's recurrence, and return its address. linears: by role."""
+        shape, count = self.spec.recurrence, len(self._recurrences)
+        assert shape is not None
+        numbers, starts = numbers_of(shape, layer), shape.starts
+        names = {"mixed_gate": "gate", "mixed_out": "out"}
+        self._recurrences.append(
+            RecurrenceStruct(
+                **{names.get(role, role): linears[role] for role in RECURRENT_ROLES if role in linears},
+                **{name: self._pointer(f"{path}.{name}", each) for name, each in numbers.items()},
+                state_at=count * shape.state_size,
+                record_at=count * shape.record_size,
+                kind=RECURRENCES.index(shape.kind),
+                num_taps=shape.num_taps,
+                channels=shape.channels,
+                heads=shape.heads,
+                key_heads=shape.key_heads,
+                key_width=shape.key_width,
+                value_width=shape.value_width,
+                query_at=starts["query"],
+                key_at=starts["key"],
+                value_at=starts["value"],
+                norm_width=shape.norm_width,
+                gates_first=shape.gates_first,
+                norm_eps=shape.norm_eps,
+                beta_scale=shape.beta_scale,
+                least_step=shape.step_limits[0],
+                most_step=shape.step_limits[1],
+            )
+        )
+        return ctypes.addressof(self._recurrences[-1])
 
     def _norm(
         self, parent: Any, path: str, name: str, width: int, order: Tensor | None = None
@@ -302,6 +354,13 @@ class NativeDecoder(LayerRangeDecoder):
         numbers = self._kept[name]
         assert isinstance(numbers, Tensor)
         return numbers.data_ptr()
+
+
+def _states(packed: Sequence[PackedRows]) -> ctypes.Array[StateStruct] | None:
+    """Return what the sequences of a forward have kept in recurrent layers; None: no layer is recurrent."""
+    states = [(rows.cache.state, rows.first) for rows in packed]
+    fields = [state.fields(first) for state, first in states if isinstance(state, RecordedState)]
+    return (StateStruct * len(fields))(*fields) if fields else None
 
 
 class NativeDecoderSession(NativeDraftSession):

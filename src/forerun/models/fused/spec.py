@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROLES = ("query", "key", "value", "out", "gate", "up", "down")
-"""Linear layers of a decoder's layer."""
+ROLES = ("query", "attention_gate", "key", "value", "out", "gate", "up", "down")
+"""Linear layers of a decoder's layer that attends."""
+RECURRENT_ROLES = ("mixed", "mixed_gate", "beta", "decay", "mixed_out")
+"""Of one that is recurrent, as csrc/forerun.h has them in `ForerunRecurrence`."""
 NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
 """Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer."""
 LLAMA_MODULES = {
@@ -25,10 +27,87 @@ LLAMA_MODULES = {
     "down": "mlp.down_proj",
 }
 HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
-QKV = frozenset({"query", "key", "value"})
+QKV = frozenset({"query", "key", "value", "attention_gate"})
 ATTENTION = QKV | {"out"}
 FEED = frozenset({"gate", "up", "down"})
 """The linear layers by place."""
+GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
+"""Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """What the recurrent layers of a decoder are made of.
+
+    Attributes:
+        kind: "short_convolution", "delta_rule" or "state_space", as csrc/forerun.h defines them.
+        num_taps: inputs of the convolution, that of the row itself included.
+        channels: numbers that are convolved.
+        heads, key_heads, key_width, value_width: of the states; 0 of a short convolution.
+        order: of queries, keys and values among the channels.
+        numbers: names of parameters and modules in a layer: "taps" (a convolution), "rate" (the logarithm of -rate),
+            "step_bias", "skip", "norm".
+        places: role -> the outputs of its module that are its: (start, count, stride, repeats) of each run. A role that
+            is left out has all of them.
+        norm_width: numbers that one norm is over; norms_each: the norm's weights are those of one head.
+        gates_first: the norm is behind the gate. norm_eps: of it.
+        beta_scale: of the sigmoid of beta. step_limits: the least and the largest step.
+    """
+
+    kind: str
+    num_taps: int
+    channels: int
+    numbers: Mapping[str, str]
+    heads: int = 0
+    key_heads: int = 1
+    key_width: int = 0
+    value_width: int = 0
+    order: tuple[str, str, str] = ("query", "key", "value")
+    places: Mapping[str, tuple[tuple[int, int, int, int], ...]] = field(default_factory=dict)
+    norm_width: int = 0
+    norms_each: bool = True
+    gates_first: bool = False
+    norm_eps: float = 1e-6
+    beta_scale: float = 1.0
+    step_limits: tuple[float, float] = (0.0, float("inf"))
+
+    @property
+    def wide(self) -> int:
+        """Return the numbers that a row reads from its state."""
+        return self.heads * self.value_width or self.channels
+
+    @property
+    def starts(self) -> dict[str, int]:
+        """Return the first channel of queries, keys and values."""
+        widths = {"query": self.key_heads * self.key_width, "value": self.heads * self.value_width}
+        sizes = [widths.get(name, widths["query"]) for name in self.order]
+        return {name: sum(sizes[:place]) for place, name in enumerate(self.order)}
+
+    @property
+    def state_size(self) -> int:
+        """Return the numbers of a layer's state; values stand in blocks of 16."""
+        return (self.num_taps - 1) * self.channels + self.heads * self.key_width * -(-self.value_width // 16) * 16
+
+    @property
+    def record_size(self) -> int:
+        """Return the numbers of a row's record in a layer."""
+        return 2 * (self.channels + self.heads) if self.heads else self.channels
+
+    def out_features(self, role: str) -> int:
+        """Return the outputs of a linear layer, but of "mixed_out"."""
+        if role == "mixed":
+            return self.channels
+        return self.wide if role == "mixed_gate" or not self.heads else self.heads
+
+    def rows(self, role: str) -> Tensor | None:
+        """Return the outputs of the module that are a role's, int64; None for all in order."""
+        if role not in self.places:
+            return None
+        runs = [
+            (start + stride * torch.arange(repeats)[:, None] + torch.arange(count)).reshape(-1)
+            for start, count, stride, repeats in self.places[role]
+        ]
+        return torch.cat(runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +117,14 @@ class LayerSpec:
     Attributes:
         window: positions that a row sees; None: all.
         rotation: which of the decoder's rotations turns queries and keys; None: none.
+        attends, is_recurrent, feeds: whether it has attention, a recurrence, a feed-forward layer.
     """
 
     window: int | None = None
     rotation: int | None = 0
+    attends: bool = True
+    is_recurrent: bool = False
+    feeds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +157,7 @@ class DecoderSpec:
         scale, softcap: of attention's scores; None: not capped.
         query_growth, query_period: queries are multiplied by 1 + growth * log(1 + position // period).
         embedding_scale, residual_scale, logit_scale: factors. logit_softcap: None: not capped.
+        recurrence: of the layers that are recurrent.
     """
 
     num_heads: int
@@ -115,6 +199,7 @@ class DecoderSpec:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    recurrence: Recurrence | None = None
 
     @property
     def is_llama(self) -> bool:
@@ -139,9 +224,30 @@ class DecoderSpec:
 
     def matrices(self) -> frozenset[str]:
         """Return the names of the weights that can be quantized."""
-        base, modules = f"{self.base}.{self.layer_list}", {self.modules[role] for role in ROLES if role in self.modules}
-        layers = {f"{base}.{index}.{module}.weight" for index in range(len(self.layers)) for module in modules}
+        base = f"{self.base}.{self.layer_list}"
+        layers = {
+            f"{base}.{index}.{self.modules[role]}.weight"
+            for index, layer in enumerate(self.layers)
+            for role in self.roles(layer)
+        }
         return frozenset(layers | {self.embedding_weight, self.head_weight})
+
+    def roles(self, layer: LayerSpec) -> list[str]:
+        """Return the linear layers of a layer."""
+        found = [*(RECURRENT_ROLES if layer.is_recurrent else ())]
+        found += [role for role in ROLES if (layer.feeds if role in FEED else layer.attends)]
+        return [role for role in found if role in self.modules]
+
+    def norms(self, layer: LayerSpec) -> list[str]:
+        """Return the norms of a layer, but for that of a recurrence."""
+        mixes = layer.attends or layer.is_recurrent
+        places = {"query_norm": layer.attends, "key_norm": layer.attends, "mlp_norm": layer.feeds, "feed_norm": layer.feeds}
+        return [role for role in NORMS if role in self.modules and places.get(role, mixes)]
+
+    @property
+    def num_attending(self) -> int:
+        """Return the number of layers with keys and values."""
+        return sum(layer.attends for layer in self.layers)
 
     def parameter(self, stored: str) -> str:
         """Return the name of the parameter that files have under this name: some leave `base` out."""
@@ -155,13 +261,18 @@ class DecoderSpec:
 
     def out_features(self, role: str) -> int:
         """Return the outputs of a linear layer."""
+        if self.recurrence is not None and role in RECURRENT_ROLES[:-1]:
+            return self.recurrence.out_features(role)
         widths = {"query": self.num_heads, "key": self.num_kv_heads, "value": self.num_kv_heads}
+        widths["attention_gate"] = self.num_heads
         if role in widths:
             return widths[role] * self.head_dim
         return self.intermediate if role in ("gate", "up") else self.hidden
 
     def in_features(self, role: str) -> int:
         """Return the inputs of a linear layer."""
+        if role == "mixed_out" and self.recurrence is not None:
+            return self.recurrence.wide
         return {"out": self.num_heads * self.head_dim, "down": self.intermediate}.get(role, self.hidden)
 
     def norm_width(self, role: str) -> int:
@@ -173,7 +284,8 @@ class DecoderSpec:
 
     def sharing(self, role: str) -> list[str]:
         """Return the roles whose outputs this role's module has, in order."""
-        return [each for each in ROLES if each in self.modules and self.modules[each] == self.modules[role]]
+        names = self.modules
+        return [each for each in (*ROLES, *RECURRENT_ROLES) if each in names and names[each] == names[role]]
 
     def weight(self, module: Any) -> Tensor:
         """Return the weight of a layer's linear module, [out, in]."""
@@ -186,11 +298,13 @@ class DecoderSpec:
         in_pairs: numbers of queries and keys that are rotated together are to be side by side; else half of what is
             rotated apart.
         """
+        if self.recurrence is not None and role in RECURRENT_ROLES:
+            return self.recurrence.rows(role)
         size, sharing = self.out_features(role), self.sharing(role)
         order = self.head_order(in_pairs=in_pairs) if role in ("query", "key") else None
         if len(sharing) == 1 and order is None:
             return None
-        groups = self.qkv_groups if role in QKV else 1
+        groups = self.qkv_groups if role in QKV and len(sharing) > 1 else 1
         start = sum(self.out_features(each) for each in sharing[: sharing.index(role)]) // groups
         stride = sum(map(self.out_features, sharing)) // groups
         found = (torch.arange(groups)[:, None] * stride + torch.arange(start, start + size // groups)).reshape(-1)

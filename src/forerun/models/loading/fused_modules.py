@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from forerun.models.fused.families import spec_of
-from forerun.models.fused.spec import NORMS, DecoderSpec
+from forerun.models.fused.spec import NORMS, DecoderSpec, LayerSpec, Recurrence
 from forerun.models.loading.weights import FLOATS, Checkpoint
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 
@@ -67,7 +67,7 @@ class FusedModules(nn.Module):
             if spec.positions is not None:
                 positions = spec.first_position + config.max_position_embeddings
                 base.add_module(spec.positions, _Embedding(positions, spec.hidden))
-            base.add_module(spec.layer_list, nn.ModuleList(_layer(spec) for _ in spec.layers))
+            base.add_module(spec.layer_list, nn.ModuleList(_layer(spec, own) for own in spec.layers))
             if spec.has_norm_weights:
                 base.add_module(spec.norm, _Norm(spec.hidden, has_bias="norms" in spec.biases))
             _place(self, spec.base, base)  # first: a tied weight has its name from the embedding
@@ -94,9 +94,19 @@ class FusedModules(nn.Module):
         return self.get_submodule(self._spec.head)
 
 
-def _layer(spec: DecoderSpec) -> nn.Module:
+class _Convolution(nn.Module):
+    """The taps of a convolution of each channel."""
+
+    def __init__(self, shape: Recurrence, *, has_bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape.channels, 1, shape.num_taps))
+        self.bias = nn.Parameter(torch.empty(shape.channels)) if has_bias else None
+
+
+def _layer(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
     layer, made = nn.Module(), set[str]()
-    for role, path in spec.modules.items():
+    for role in (*spec.roles(own), *spec.norms(own)):
+        path = spec.modules[role]
         if path in made or (role in NORMS and not spec.has_norm_weights):
             continue
         made.add(path)
@@ -110,7 +120,22 @@ def _layer(spec: DecoderSpec) -> nn.Module:
         _place(layer, path, module)
     if spec.curve is not None:
         _place(layer, spec.curve, _Curve())
+    if own.is_recurrent and spec.recurrence is not None:
+        _recurrent_numbers(layer, spec.recurrence, has_bias="taps" in spec.biases)
     return layer
+
+
+def _recurrent_numbers(layer: nn.Module, shape: Recurrence, *, has_bias: bool) -> None:
+    """Add the parameters of a recurrence."""
+    for name, path in shape.numbers.items():
+        parent, _, leaf = path.rpartition(".")
+        if name == "taps":
+            _place(layer, path, _Convolution(shape, has_bias=has_bias))
+        elif name == "norm":
+            width = shape.value_width if shape.norms_each else shape.wide
+            _place(layer, path, _Norm(width, has_bias=False))
+        else:
+            layer.get_submodule(parent).register_parameter(leaf, nn.Parameter(torch.empty(shape.heads)))
 
 
 def _place(parent: nn.Module, path: str, module: nn.Module) -> None:

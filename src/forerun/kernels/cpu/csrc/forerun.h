@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 15
+#define FORERUN_ABI 16
 
 extern "C" {
 
@@ -50,6 +50,47 @@ enum ForerunActivation : int32_t {
     FORERUN_XIELU = 5,  // with numbers of each layer
 };
 
+enum ForerunRecurrenceKind : int32_t {
+    FORERUN_SHORT_CONVOLUTION = 0,  // nothing but the convolution, of mixed times beta; what it gives is multiplied by gate
+    FORERUN_DELTA_RULE = 1,         // S = a S + k (v - a S^T k)^T b, keys and queries of unit length
+    FORERUN_STATE_SPACE = 2,        // S = a S + k v^T b, and D v is added to what is read
+};
+
+// A layer that keeps a state of fixed size instead of keys and values: the last inputs of its convolution, and for each
+// head a matrix S [key_width, value_width], of which a row reads S^T q. What it adds stands for an attention's.
+struct ForerunRecurrence {
+    ForerunLinear mixed;      // [channels], what is convolved: queries, keys and values; or the input itself
+    ForerunLinear gate;       // [heads * value_width], of what is read
+    ForerunLinear beta;       // [heads]; of a short convolution [channels]; out 0: beta is the step
+    ForerunLinear decay;      // [heads], of which the steps are made
+    ForerunLinear out;
+    const float* taps;        // [num_taps][channels], the last of the row itself
+    const float* taps_bias;   // [channels], or null
+    const float *rate, *step_bias;  // [heads]: step = softplus(decay + step_bias), a = exp(rate * step)
+    const float* skip;        // D [heads], or null
+    const float* norm;        // [heads * value_width], or null
+    int64_t state_at, record_at;  // floats before this layer's in a state and in a record
+    int32_t kind, num_taps, channels, heads, key_heads, key_width, value_width;
+    int32_t query_at, key_at, value_at;  // channels
+    int32_t norm_width;       // numbers that one norm is over
+    int32_t gates_first;      // the norm is behind the gate
+    float norm_eps, beta_scale, least_step, most_step;
+};
+
+// What one sequence of a forward has kept in recurrent layers.
+struct ForerunState {
+    float* state;            // after the committed rows, but for the pending ones
+    float* tip;              // where the state after the first num_whole rows of this forward is written
+    float* records;          // [slots][record_size], of this forward's other rows and of earlier ones
+    const int32_t* parents;  // [slots], the slot that each of these rows follows; -1: none of them
+    const int32_t* pending;  // slots of committed rows in order, which `state` is yet to take in
+    int32_t* folded;         // [1], the first layers, whose states have taken them in; written by forerun_layers
+    int32_t num_pending;
+    int32_t num_whole;       // rows of a chain that are kept or dropped together, and have no records
+    int32_t first_slot;      // of the row behind them
+    int32_t reserved;
+};
+
 // One layer of a decoder. Where all that is null or 0 in it and in the model is left out, it is one of the Llama family.
 struct ForerunLayer {
     const float *input_norm, *mlp_norm;    // before attention and feed-forward layer; null: they read what enters
@@ -60,6 +101,9 @@ struct ForerunLayer {
     const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
     const float *input_bias, *mlp_bias;    // of layer norms, or null
     const float* curve;                    // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta
+    ForerunLinear attention_gate;          // [heads * head_dim], whose sigmoid multiplies what attention gives; out 0: none
+    const ForerunRecurrence* recurrence;   // beside attention, or where query.out is 0 instead of it; or null
+    int32_t num_before, reserved;          // layers without attention before it
 };
 
 struct ForerunModel {
@@ -81,6 +125,7 @@ struct ForerunModel {
     float logit_scale, logit_softcap;  // 0: none
     float query_growth;          // queries are multiplied by 1 + this * log(1 + position / query_period, rounded down); 0: not
     int32_t query_period;
+    int64_t record_size;         // floats of all recurrent layers
 };
 
 // The rows of one forward, as forerun/kernels/partition.py describes them.
@@ -92,6 +137,7 @@ struct ForerunRows {
     int32_t num_rows;
     int32_t rotated_by_slot;  // not by position: rows of a block, whose paths are all as long as that of its last row
     const float *other_cosines, *other_sines;  // of layers whose rotation is 1
+    const ForerunState* states;  // [sequences], or null
 };
 
 // One layer's attention without what surrounds it.

@@ -4,6 +4,7 @@
 #include "products.h"
 #include "attention.h"
 #include "run.h"
+#include "recurrence.h"
 #include "layers.h"
 #include "eagle.h"
 #include "pick.h"

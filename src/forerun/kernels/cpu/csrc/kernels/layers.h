@@ -66,6 +66,9 @@ struct LayersCall {
     const int32_t* tapped;
     int32_t num_tapped;
     float* states;
+    Input remembered;  // what the product behind a recurrence reads
+    RecurrentCall recurrent;
+    float* gates;  // of what attention gives
 };
 
 // y may be x.
@@ -154,7 +157,7 @@ INLINE ForerunAttention layer_attention(const ForerunModel& m, int32_t index) {
     const bool is_int8 = m.cache_format == FORERUN_CACHE_INT8;
     const int64_t bytes = is_int8 ? 1 : m.cache_format == FORERUN_CACHE_FLOAT32 ? 4 : 2, scales = is_int8 ? 8 : 0;
     const int64_t wide = (int64_t)(m.head_dim + 15) / 16 * 16;
-    return {index * (int64_t)m.num_kv_heads * m.page * ((m.head_dim + wide) * bytes + scales),
+    return {(index - m.layers[index].num_before) * (int64_t)m.num_kv_heads * m.page * ((m.head_dim + wide) * bytes + scales),
             m.num_heads, m.num_kv_heads, m.head_dim, m.head_dim, m.page, m.cache_format,
             m.layers[index].window, 0, m.scale, m.softcap, nullptr};
 }
@@ -187,6 +190,15 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
             IN_CACHE_FORMAT(m.cache_format, place_row, c, layer, a, (int32_t)t);
     member.close();
     IN_CACHE_FORMAT(m.cache_format, attend, a, member, threads, scratch);
+    if (!layer.attention_gate.out) return;
+    product_rows(layer.attention_gate, in, n, nullptr, c.gates, member);
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t i = first * c.mixed.width; i < last * c.mixed.width; i += 16) {
+            const int64_t rest = last * c.mixed.width - i;
+            put(c.mixed.x + i, f_mul(get(c.mixed.x + i, rest), f_sigmoid(get(c.gates + i, rest))), rest);
+        }
+    member.close();
 }
 
 // The keys and values of `in` alone, norm and rotation of keys included.
@@ -247,22 +259,31 @@ FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, c
 // A layer from its queries, keys and values on, which read `in`; the residual, and what comes out, is c.x.
 FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
     const ForerunLayer& layer = c.model->layers[index];
-    attention_behind_norm(c, index, in, member, scratch);
+    const bool attends = layer.query.out, feeds = layer.up.out;
+    if (layer.recurrence)
+        recurrent_rows(c.recurrent, *layer.recurrence, *c.model, *c.rows, index, in, c.remembered, member);
+    if (attends) attention_behind_norm(c, index, in, member, scratch);
     if (c.model->is_parallel) gated_rows(c, index, member);
-    add_rows(c, layer.out, c.mixed, layer.attention_norm, member);
-    if (!c.model->is_parallel) gated_rows(c, index, member);
-    add_rows(c, layer.down, c.gated, layer.feed_norm, member);
+    if (layer.recurrence) add_rows(c, layer.recurrence->out, c.remembered, layer.attention_norm, member);
+    if (attends) add_rows(c, layer.out, c.mixed, layer.attention_norm, member);
+    if (!c.model->is_parallel && feeds) gated_rows(c, index, member);
+    if (feeds) add_rows(c, layer.down, c.gated, layer.feed_norm, member);
 }
 
 // The largest code that queries, keys and values take.
 INLINE float entering_limit(const ForerunLayer& layer) {
-    return forerun::largest_code({&layer.query, &layer.key, &layer.value});
+    const float most = forerun::largest_code({&layer.query, &layer.key, &layer.value, &layer.attention_gate});
+    const ForerunRecurrence* r = layer.recurrence;
+    const float recurrent = r ? forerun::largest_code({&r->mixed, &r->gate, &r->beta, &r->decay}) : most;
+    return most < recurrent ? most : recurrent;
 }
 
 FN void one_layer(const LayersCall& c, int32_t index, forerun::Member& member, float* scratch) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    norm_rows(m, c.x, layer.input_norm, layer.input_bias, entering_limit(layer), c.normed, c.rows->num_rows, member);
+    if (layer.query.out || layer.recurrence)
+        norm_rows(m, c.x, layer.input_norm, layer.input_bias, entering_limit(layer), c.normed, c.rows->num_rows,
+                  member);
     layer_behind_norm(c, index, c.normed, member, scratch);
 }
 
@@ -307,13 +328,21 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     const ForerunRows* rows = c.rows;
     const int threads = c.team->threads;
     const int64_t n = rows->num_rows, heads = (int64_t)m->num_heads * m->head_dim;
-    forerun::Forms normed, mixed, gated;
+    forerun::Forms normed, mixed, gated, remembered;
     int32_t window = 0;
-    bool branch = false;
+    bool branch = false, gates = false;
+    int64_t recalled = 0;
     for (int32_t i = c.first; i < c.last; i++) {
         const ForerunLayer& l = m->layers[i];
-        normed.add({&l.query, &l.key, &l.value, &l.up});
-        if (l.gate.out) normed.add({&l.gate});
+        for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.up, &l.gate, &l.attention_gate})
+            if (w->out) normed.add({w});
+        if (const ForerunRecurrence* r = l.recurrence) {
+            normed.add({&r->mixed, &r->gate, &r->beta, &r->decay});
+            remembered.add({&r->out});
+            recalled = r->out.in;
+            plan_recurrence(c.recurrent, *r);
+        }
+        gates |= l.attention_gate.out != 0;
         branch |= has_branch(*m, l.attention_norm) || has_branch(*m, l.feed_norm);
         mixed.add({&l.out});
         gated.add({&l.down});
@@ -332,6 +361,12 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.mixed.x, n * heads);
     space.want(c.gated.x, n * m->intermediate);
     if (branch) space.want(c.branch, n * m->hidden);
+    if (gates) space.want(c.gates, n * heads);
+    if (recalled) {
+        forerun::plan_input(space, c.remembered, n, recalled, remembered);
+        space.want(c.remembered.x, n * recalled);
+        want_recurrence(space, c.recurrent, *rows, threads);
+    }
     space.want(c.queries, n * heads);
     space.want(c.rotated, n * heads);
     space.want(c.keys, n * m->num_kv_heads * m->head_dim);
@@ -343,8 +378,12 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr,
-                 tapped, num_tapped, states};
+                 tapped, num_tapped, states, {}, {}, nullptr};
     plan_layers(space, c);
     space.allocate();
     forerun::run_in_parallel(layers_body, &c, threads);
+    for (int64_t s = 0; s < (int64_t)c.recurrent.first.size() - 1; s++) {
+        int32_t& folded = *rows->states[s].folded;
+        if (rows->states[s].num_pending && first <= folded && last > folded) folded = last;
+    }
 }

@@ -25,6 +25,7 @@ INLINE F f_exp(F x) {
 }
 
 INLINE F f_silu(F x) { return f_div(x, f_add(f_set(1.0f), f_exp(f_sub(f_zero(), x)))); }
+INLINE F f_sigmoid(F x) { return f_div(f_set(1.0f), f_add(f_set(1.0f), f_exp(f_sub(f_zero(), x)))); }
 
 // x Phi(x): the error function as a quotient of polynomials up to 4, where it is 1 in float32 (Eigen).
 INLINE F f_gelu(F x) {

@@ -1,0 +1,136 @@
+"""Recurrent layers in PyTorch, row by row: what the native kernels compute (csrc/kernels/recurrence.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from forerun.kernels.torch.elementwise import rms_norm, silu
+from forerun.kv_cache.recurrent_state import RowStates, StateLayout
+from forerun.models.attention.base import PackedRows
+from forerun.models.fused.spec import RECURRENT_ROLES, DecoderSpec, Recurrence
+from forerun.models.linear import Linear
+
+_EPS = 1e-6
+"""Of the length of queries and keys."""
+
+
+def state_layout(spec: DecoderSpec) -> StateLayout | None:
+    """Return the sizes of a decoder's states; None if no layer is recurrent."""
+    count, shape = sum(layer.is_recurrent for layer in spec.layers), spec.recurrence
+    return StateLayout(count * shape.state_size, count * shape.record_size) if shape is not None and count else None
+
+
+def numbers_of(shape: Recurrence, layer: Any) -> dict[str, Tensor]:
+    """Return the parameters of a layer's recurrence, float64 or float32: "taps" [num_taps, channels], and where there
+    are any "taps_bias" [channels], "rate", "step_bias", "skip" [heads] and "norm" [heads * value_width]."""
+    found: dict[str, Tensor] = {}
+    for name, path in shape.numbers.items():
+        parent, _, leaf = path.rpartition(".")
+        part = getattr(layer.get_submodule(parent), leaf)
+        if name == "taps":
+            found[name] = part.weight.detach().reshape(shape.channels, shape.num_taps).T
+            if part.bias is not None:
+                found["taps_bias"] = part.bias.detach()
+        elif name == "norm":
+            found[name] = part.weight.detach().repeat(shape.heads if shape.norms_each else 1)
+        else:
+            found[name] = -part.detach().double().exp() if name == "rate" else part.detach()
+    return found
+
+
+class RecurrentLayer:
+    """The recurrence of one layer.
+
+    Args:
+        index: of the layer.
+        numbers: of `numbers_of`.
+        linears: by role, of RECURRENT_ROLES.
+        dtype: to compute in.
+    """
+
+    def __init__(
+        self, shape: Recurrence, index: int, numbers: dict[str, Tensor], linears: dict[str, Linear], dtype: torch.dtype
+    ) -> None:
+        self._shape, self._index, self._dtype = shape, index, dtype
+        self._linears = linears
+        self._numbers = {name: each.to(dtype) for name, each in numbers.items()}
+        self._eps = torch.tensor(shape.norm_eps, dtype=dtype, device=numbers["taps"].device)
+
+    def forward(self, h: Tensor, packed: Sequence[PackedRows]) -> Tensor:
+        """Return what the product behind the recurrence reads, [T, wide] in the type to compute in.
+
+        Args:
+            h: [T, hidden], normed rows. Those beyond the packed ones are padding, whose result is not read.
+        """
+        shape = self._shape
+        given = {role: self._linears[role].forward(h).to(self._dtype) for role in RECURRENT_ROLES[:-1] if role in self._linears}
+        mixed = given["mixed"] if shape.heads else given["mixed"] * given["beta"]
+        read = torch.zeros(len(h), shape.wide, dtype=self._dtype, device=h.device)
+        for rows in packed:
+            states, first = rows.cache.state, rows.first - rows.start
+            assert isinstance(states, RowStates)
+            for row in range(rows.start, rows.end):
+                parent = rows.cache.scratch_parents[first + row]
+                state = states.before(self._index, parent) or self._initial(h.device)
+                rates = () if not shape.heads else self._rates({role: each[row] for role, each in given.items()})
+                read[row], after = self._step(state, mixed[row], *rates)
+                states.after(self._index, first + row, after)
+        gate = given["mixed_gate"]
+        return self._gated(read, gate) if shape.heads else read * gate
+
+    def _initial(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Return the state before the first token: inputs [num_taps - 1, channels], matrices [heads, keys, values]."""
+        shape = self._shape
+        inputs = torch.zeros(shape.num_taps - 1, shape.channels, dtype=self._dtype, device=device)
+        return inputs, inputs.new_zeros(shape.heads, shape.key_width, shape.value_width)
+
+    def _rates(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return what a row keeps of each head's state, and how much it writes, [heads]."""
+        shape = self._shape
+        step = F.softplus(given["decay"] + self._numbers["step_bias"]).clamp(*shape.step_limits)
+        decay = (self._numbers["rate"] * step).exp()
+        return decay, given["beta"].sigmoid() * shape.beta_scale if "beta" in given else step
+
+    def _step(
+        self, state: tuple[Tensor, ...], mixed: Tensor, decay: Tensor | None = None, beta: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return what a row reads, [wide], and the state after it."""
+        shape, (inputs, matrix) = self._shape, state
+        inputs = torch.cat([inputs, mixed[None]])
+        after = (inputs * self._numbers["taps"]).sum(0)
+        after = after + self._numbers["taps_bias"] if "taps_bias" in self._numbers else after
+        if decay is None or beta is None:
+            return after, (inputs[1:], matrix)
+        after, starts, each = silu(after), shape.starts, shape.heads // shape.key_heads
+        keys = {name: after[starts[name] :][: shape.key_heads * shape.key_width] for name in ("query", "key")}
+        query, key = (part.view(shape.key_heads, shape.key_width) for part in (keys["query"], keys["key"]))
+        value = after[starts["value"] :][: shape.heads * shape.value_width].view(shape.heads, shape.value_width)
+        if shape.kind == "delta_rule":
+            query, key = (part * (part.square().sum(-1, keepdim=True) + _EPS).rsqrt() for part in (query, key))
+            query = query * shape.key_width**-0.5
+        query, key = (part.repeat_interleave(each, 0) for part in (query, key))
+        matrix, written = matrix * decay[:, None, None], value
+        if shape.kind == "delta_rule":
+            written = value - (matrix * key[:, :, None]).sum(1)
+        matrix = matrix + key[:, :, None] * (written * beta[:, None])[:, None]
+        read = (matrix * query[:, :, None]).sum(1)
+        if "skip" in self._numbers:
+            read = read + value * self._numbers["skip"][:, None]
+        return read.reshape(-1), (inputs[1:], matrix)
+
+    def _gated(self, read: Tensor, gate: Tensor) -> Tensor:
+        """Return the rows that the states gave, gated and normed, [T, wide]."""
+        shape = self._shape
+        if shape.gates_first or "norm" not in self._numbers:
+            read = read * silu(gate)
+        if "norm" not in self._numbers:
+            return read
+        weight = self._numbers["norm"].view(-1, shape.norm_width)
+        parts = read.view(len(read), -1, shape.norm_width)
+        read = rms_norm(parts, torch.ones_like(weight[0]), self._eps).mul_(weight).reshape(read.shape)
+        return read if shape.gates_first else read * silu(gate)
