@@ -6,9 +6,18 @@ from collections.abc import Callable
 
 from forerun.config import AUTO, ON, EngineConfig, SamplingParams
 from forerun.drafters import Drafter
-from forerun.engine.memory_plan import AvailableMemory, num_draft_pages, num_pages, scratch_nbytes
+from forerun.engine.memory_plan import (
+    AvailableMemory,
+    most_saved_states,
+    num_draft_pages,
+    num_pages,
+    scratch_nbytes,
+    states_nbytes,
+)
 from forerun.engine.sequence import SequenceState
 from forerun.errors import OutOfPagesError, PromptError
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models import LanguageModel
 from forerun.utils.machine import GIB
 
@@ -33,9 +42,12 @@ class KVCacheManager:
         self._pool = pool = target.pool
         self.reuses = target.exactness.exact if config.prefix_reuse == AUTO else config.prefix_reuse == ON
         self.pages_for: Callable[[int], int] = (lambda _: 0) if pool is None else target.new_cache().pages_wanted
+        if isinstance(pool, PagePool):
+            pool.most_states = most_saved_states(config)
         drafts = () if drafter is None else drafter.pools
         if pool is not None and (pool.num_pages is None or config.cache_memory is not None):
-            memory = AvailableMemory.on(target.device).less(scratch_nbytes(config, target.vocab_size))
+            held = scratch_nbytes(config, target.vocab_size) + states_nbytes(config, target.state_nbytes)
+            memory = AvailableMemory.on(target.device).less(held)
             wanted = config.max_batch * self.pages_for(target.context_length)
             draft_pages = [draft_pool.page_nbytes for draft_pool in drafts]
             pool.limit(num_pages(config, wanted, pool.page_nbytes, draft_pages, memory))
@@ -50,14 +62,32 @@ class KVCacheManager:
             return
         sequence = state.sequence
         shared = sequence.num_prompt - 1
-        source = None if state.leader is None or sequence.num_output else state.leader.cache
+        leader = None if sequence.num_output else state.leader
+        source = None if leader is None else leader.cache
         state.leader = None
-        if source is not None and source.length >= shared:
+        if source is not None and source.length >= shared and not self._target.state_nbytes:
             cache.fork(source, shared)
         else:
+            if leader is not None and self._target.state_nbytes:  # states are shared at the borders of pages only
+                self.publish(leader)
             cache.adopt(sequence.token_ids, sequence.params.tenant)
         if not sequence.num_output:
             state.stats.num_cached_tokens = cache.length
+
+    def chunk(self, state: SequenceState, most: int) -> int:
+        """Return how many of the next `most` tokens to compute at once. With recurrent layers, whose states can only be
+        shared where a page ends, that is to the last such border but for a prompt's last token."""
+        if not self._target.state_nbytes or not self.reuses or state.cache is None:
+            return most
+        end = state.cache.length + most
+        border = (end - (most == state.num_uncomputed_tokens)) // PAGE * PAGE
+        return border - state.cache.length if border > state.cache.length else most
+
+    def mark(self, state: SequenceState) -> None:
+        """Keep the states of recurrent layers, once tokens are committed up to the end of a page."""
+        cache = state.cache
+        if self._target.state_nbytes and self.reuses and isinstance(cache, SequenceCache) and not cache.length % PAGE:
+            cache.mark()
 
     def publish(self, state: SequenceState) -> None:
         """Let other sequences adopt the keys and values of this one, once a token has been generated from them.

@@ -121,6 +121,17 @@ def scratch_nbytes(config: EngineConfig, vocab_size: int, width: int = 0) -> int
     return _FLOAT32 * (logits + (config.prefill_chunk + config.max_batch) * width)
 
 
+def most_saved_states(config: EngineConfig) -> int:
+    """Return how many prefixes keep the states of recurrent layers after them."""
+    return max(4, config.max_batch // 2)
+
+
+def states_nbytes(config: EngineConfig, each: int) -> int:
+    """Return the bytes of the states of recurrent layers, of running sequences and of prefixes that are kept. each: of
+    a sequence, which may hold two states."""
+    return config.max_batch * each + most_saved_states(config) * each // 2
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The memory that a target and its draft models will take.
@@ -191,13 +202,13 @@ class MemoryPlan:
         scratch = scratch_nbytes(config, target.vocab_size, target.width)
         _check_loading(target, drafts)
         weights = sum(model.weights for model in (target, *drafts))
-        _check_least(target, weights, scratch, memory)
+        _check_least(target, weights, scratch + target.state_nbytes, memory)
         count = num_pages(
             config,
             config.max_batch * target.pages_for(target.context_length),
             target.page_nbytes,
             [draft.page_nbytes for draft in drafts],
-            memory.less(weights + scratch),
+            memory.less(weights + scratch + states_nbytes(config, target.state_nbytes)),
         )
         return cls(target, tuple(drafts), count, scratch, memory, config)
 
@@ -207,6 +218,9 @@ class MemoryPlan:
         parts += [f"of {draft.name} {_size(draft.weights)} ({draft.number_format})" for draft in self.drafts]
         pages = _size(self.num_pages * self.target.page_nbytes)
         parts.append(f"keys and values up to {pages} ({self.num_pages:,} pages)")
+        if self.target.state_nbytes:
+            states = _size(states_nbytes(self.config, self.target.state_nbytes))
+            parts.append(f"states up to {states} ({_size(self.target.state_nbytes)} a sequence)")
         if self.drafts:
             draft_pages = num_draft_pages(self.num_pages, self.config) * sum(draft.page_nbytes for draft in self.drafts)
             parts.append(f"of drafts up to {_size(draft_pages)}")
@@ -230,6 +244,7 @@ class MemoryPlan:
                 }
                 for model in (self.target, *self.drafts)
             ],
+            "state_bytes": states_nbytes(self.config, self.target.state_nbytes),
             "scratch_bytes": self.scratch,
             "total_bytes": self.memory.total,
             "available_bytes": self.memory.available,

@@ -323,7 +323,7 @@ class Scheduler:
         for state in sorted(places, key=lambda state: (-state.request.params.priority, places[state])):
             if state.num_uncomputed_tokens == 1 or rows == 0:
                 continue
-            num_tokens = min(state.num_uncomputed_tokens, self._chunk, rows)
+            num_tokens = self._memory.chunk(state, min(state.num_uncomputed_tokens, self._chunk, rows))
             while num_tokens and state.pages_wanted(num_tokens) > pages:
                 num_tokens //= 2
             if num_tokens:

@@ -335,6 +335,7 @@ class StepLoop:
             item.report_prompt()
         if verdict is None:
             cache.commit(range(item.num_scheduled_tokens))
+            self._memory.mark(state)
             return None
         nodes = verdict.path
         rows = [0, *(node + 1 for node in nodes)]
@@ -352,6 +353,7 @@ class StepLoop:
         if not item.bad_rows.isdisjoint(rows):
             raise NonFiniteError(self._verifying.non_finite_message)
         cache.commit([*range(item.num_scheduled_tokens - 1), *(item.num_scheduled_tokens - 1 + row for row in rows)])
+        self._memory.mark(state)
         list.extend(sequence.token_ids, new_ids)  # `TokenIds` allows nothing else
         sequence.finish_reason = reason
         chunk = StreamChunk("", new_ids, num_accepted, index=sequence.choice)

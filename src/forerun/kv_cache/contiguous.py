@@ -11,7 +11,7 @@ from forerun.kernels.cpu.page_layout import PAGE, Shape
 from forerun.kernels.partition import KV_BLOCK
 from forerun.kv_cache.page_pool import PagePool
 from forerun.kv_cache.prefix_tree import Page
-from forerun.kv_cache.recurrent_state import RecurrentState
+from forerun.kv_cache.recurrent_state import RecurrentState, Saved
 from forerun.kv_cache.sequence_cache import SequenceCache
 
 
@@ -82,18 +82,20 @@ class ContiguousCache(SequenceCache):
             stack[:, :, start : start + len(slots)] = stack.index_select(2, torch.tensor(slots, device=stack.device))
 
     @torch.inference_mode()
-    def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> int:
+    def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> tuple[int, Saved | None]:
         found: list[Page] = []
         try:
-            self.pool.adopt(found, token_ids, most, tenant)
+            self.pool.adopt(found, token_ids, most, tenant, with_state=self.state is not None)
             while found and self.pages_wanted(len(found) * PAGE) > self.pool.num_available:
                 self.pool.give_back(found, len(found) - 1)  # what is copied from must not be evicted for the copy
+            if self.state is not None and found and found[-1].state is None:
+                return 0, None
             if found:
                 self._reserve(len(found) * PAGE)
             for index, page in enumerate(found):
                 for stack, numbers in zip(self._stacks.values(), page.content, strict=True):
                     stack[:, :, index * PAGE : (index + 1) * PAGE] = numbers
-            return len(found)
+            return len(found), found[-1].state if found else None
         finally:
             self.pool.give_back(found)
 
@@ -107,7 +109,9 @@ class ContiguousCache(SequenceCache):
                 self.pool.take(pages, 1)
                 slots = slice((len(pages) - 1) * PAGE, len(pages) * PAGE)
                 pages[-1].content += [stack[:, :, slots].clone() for stack in self._stacks.values()]
-            return self.pool.publish(pages, num_found, len(pages), token_ids, tenant)
+            num_published = self.pool.publish(pages, num_found, len(pages), token_ids, tenant)
+            self.pool.keep_states(pages, self.marks)
+            return num_published
         finally:
             self.pool.give_back(pages)
 

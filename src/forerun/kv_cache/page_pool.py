@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock
 from typing import Protocol
 from weakref import WeakSet, finalize
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError, OutOfPagesError, PoolIntegrityError
+from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache.prefix_tree import Node, Page, PrefixTree, tokens_of_page
+from forerun.kv_cache.recurrent_state import Saved
 from forerun.types import Cache
 
 
@@ -92,6 +94,8 @@ class PagePool:
         num_pages: the bound; None without one.
         num_taken: pages that caches hold, or that are published.
         page_nbytes: bytes of a page.
+        most_states: published pages that keep the state of recurrent layers after them; the one that was used least
+            recently loses it first.
     """
 
     def __init__(self, page_nbytes: int, new_page: Callable[[], Tensor] | None = None) -> None:
@@ -101,6 +105,8 @@ class PagePool:
         self._new_page = new_page
         self._tree = PrefixTree()
         self._free: list[Page] = []
+        self.most_states = 16
+        self._with_state: OrderedDict[Page, None] = OrderedDict()
         self._caches: WeakSet[Holder] = WeakSet()
         self._abandoned: deque[list[Page]] = deque()  # pages of caches that were forgotten and not freed
         self._lock = RLock()
@@ -162,12 +168,36 @@ class PagePool:
                 page.holders += 1
                 pages.append(page)
 
-    def adopt(self, pages: list[Page], token_ids: Sequence[int], most: int, tenant: str | None) -> None:
-        """Append the published pages that hold the first of these tokens, `most` of them at most."""
+    def adopt(
+        self, pages: list[Page], token_ids: Sequence[int], most: int, tenant: str | None, *, with_state: bool = False
+    ) -> None:
+        """Append the published pages that hold the first of these tokens, `most` of them at most.
+
+        with_state: the last of them is to have the state of recurrent layers.
+        """
         with self._lock:
-            for page in self._tree.longest(token_ids, most, tenant):
+            found = self._tree.longest(token_ids, most, tenant)
+            while with_state and found and found[-1].state is None:
+                found.pop()
+            for page in found:
                 self._add_holder(page)
                 pages.append(page)
+            if with_state and found:
+                self._with_state.move_to_end(found[-1])
+
+    def keep_states(self, pages: Sequence[Page], states: Mapping[int, Saved]) -> None:
+        """Keep states of recurrent layers with published pages. states: by the positions before them."""
+        with self._lock:
+            for length, state in states.items():
+                index = length // PAGE - 1
+                if length % PAGE or not 0 <= index < len(pages) or pages[index].node is None:
+                    continue
+                pages[index].state = state
+                self._with_state[pages[index]] = None
+                self._with_state.move_to_end(pages[index])
+            while len(self._with_state) > self.most_states:
+                page, _ = self._with_state.popitem(last=False)
+                page.state = None
 
     def publish(self, pages: list[Page], first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
         """Publish pages[first:end], after those before them, which are published.
@@ -242,6 +272,7 @@ class PagePool:
             page = self._free.pop()
         elif self._tree.idle and (self.num_pages is None or self.num_taken >= self.num_pages):
             page = self._tree.evict()
+            self._forget_state(page)
             self.num_taken -= 1
         else:
             page = Page() if self._new_page is None else Page([self._new_page()])
@@ -266,7 +297,12 @@ class PagePool:
             else:
                 self._tree.idle[page] = None
 
+    def _forget_state(self, page: Page) -> None:
+        self._with_state.pop(page, None)
+        page.state = None
+
     def _set_free(self, page: Page) -> None:
+        self._forget_state(page)
         self.num_taken -= 1
         if self._new_page is None:
             page.content.clear()

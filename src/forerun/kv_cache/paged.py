@@ -13,7 +13,7 @@ from forerun.kernels.cpu.page_layout import PAGE, PageLayout
 from forerun.kernels.triton.page_layout import DevicePageLayout
 from forerun.kv_cache.page_pool import PagePool
 from forerun.kv_cache.prefix_tree import Page
-from forerun.kv_cache.recurrent_state import RecurrentState
+from forerun.kv_cache.recurrent_state import RecurrentState, Saved
 from forerun.kv_cache.sequence_cache import SequenceCache
 
 
@@ -63,7 +63,7 @@ class PagedCache(SequenceCache):
     def truncate(self, length: int) -> None:
         """Truncate to `length` positions, see `SequenceCache.truncate`, and give back pages behind a shared one."""
         super().truncate(length)
-        if length < self._num_shared * PAGE:
+        if self.length < self._num_shared * PAGE:
             self._give_back_beyond()
 
     def pages_wanted(self, num_slots: int) -> int:
@@ -87,18 +87,19 @@ class PagedCache(SequenceCache):
             finally:
                 self._changed()
 
-    def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> int:
+    def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> tuple[int, Saved | None]:
         self._num_shared = most
-        self.pool.adopt(self.held, token_ids, most, tenant)
+        self.pool.adopt(self.held, token_ids, most, tenant, with_state=self.state is not None)
         self._changed()
         self._num_shared = len(self.held)
-        return self._num_shared
+        return self._num_shared, self.held[-1].state if self.held else None
 
     def _publish(self, first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:
         self._num_shared = max(self._num_shared, end)
         try:
             return self.pool.publish(self.held, first, end, token_ids, tenant)
         finally:
+            self.pool.keep_states(self.held, self.marks)
             self._changed()
 
     def _fork(self, other: PagedCache, length: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from forerun.kernels.cpu.page_layout import PAGE
+from forerun.kv_cache.recurrent_state import Saved
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -25,11 +26,13 @@ class Page:
             each shape. Nothing while a contiguous cache holds the page: its numbers lie in the cache.
         holders: caches that hold it.
         node: its node in the tree of published pages; None if it is not published.
+        state: of a published page, the state of recurrent layers after its last position, if it was kept.
     """
 
     content: list[Tensor] = field(default_factory=list)
     holders: int = 0
     node: Node | None = None
+    state: Saved | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 MOST_RECORDED = 128
 """Scratch rows of which any path can be committed."""
 _WHOLE = 16
-"""A forward's first rows without logits, if there are more than this, are committed together or not at all: a prompt's."""
+"""A forward's first rows without logits are committed together or not at all if there are more: they are a prompt's."""
 
 
 Saved = Any
@@ -104,12 +104,6 @@ class RecurrentState(ABC):
     @abstractmethod
     def _commit(self, rows: Sequence[int]) -> None:
         """Keep the rows that are committed together, and of those behind them these."""
-
-
-class StateMaker(Protocol):
-    """Makes the state of a new sequence."""
-
-    def __call__(self) -> RecurrentState: ...
 
 
 class RowStates(RecurrentState):
@@ -278,3 +272,22 @@ class RecordedState(RecurrentState):
         if folded not in (0, self._num_layers) and len(self._pending.slots):
             raise ValueError(f"rows are committed that {self._num_layers - folded} layers have not computed")
         return self._pending.slots[:0] if folded else self._pending.slots
+
+
+@dataclass(frozen=True, slots=True)
+class StateMaker:
+    """Makes the state of a new sequence.
+
+    Attributes:
+        layout: of the model's states.
+        num_layers: layers of the model.
+        is_native: the native kernels compute it, not the PyTorch reference.
+    """
+
+    layout: StateLayout
+    num_layers: int
+    is_native: bool
+
+    def __call__(self) -> RecurrentState:
+        """Return the state before the first token."""
+        return RecordedState(self.layout, self.num_layers) if self.is_native else RowStates()

@@ -15,6 +15,9 @@ from forerun.kv_cache.prefix_tree import Page
 from forerun.kv_cache.recurrent_state import RecurrentState, Saved
 from forerun.types import Cache
 
+_MOST_MARKS = 4
+"""Of a sequence: the last ones, of which the last border of a page in a prompt is one."""
+
 
 class SequenceCache(ABC):
     """Keys and values of one sequence, for every layer of one model (`types.Cache`).
@@ -123,19 +126,20 @@ class SequenceCache(ABC):
         """Keep the states of recurrent layers as they are now, so that `truncate` can bring them back."""
         if self.state is not None:
             self.marks[self.length] = self.state.saved()
+            while len(self.marks) > _MOST_MARKS:
+                del self.marks[min(self.marks)]
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` committed positions only, and no scratch. Recurrent layers can keep all, none, or those
-        up to a mark."""
+        """Keep the first `length` committed positions only, and no scratch. With states of recurrent layers, keep those
+        up to the last mark among them."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of {self.length} positions to {length}")
         if self.state is not None and length < self.length:
-            if length not in self.marks and length:
-                raise ValueError(f"the states of {self.length} tokens cannot be brought back to those of {length}")
+            self.marks = {place: saved for place, saved in self.marks.items() if place <= length}
+            length = max(self.marks, default=0)
             self.state.reset()
             if length:
                 self.state.restore(self.marks[length])
-            self.marks = {place: saved for place, saved in self.marks.items() if place <= length}
         elif self.state is not None:
             self.state.drop(0)
         self.length = length
@@ -159,8 +163,10 @@ class SequenceCache(ABC):
     def adopt(self, token_ids: Sequence[int], tenant: str | None) -> int:
         """Take over a published prefix, see `types.Cache.adopt`."""
         self._be_empty()
-        self._num_published = self._adopt(token_ids, max(0, len(token_ids) - 1) // PAGE, tenant)
+        self._num_published, saved = self._adopt(token_ids, max(0, len(token_ids) - 1) // PAGE, tenant)
         self.length = self._num_published * PAGE
+        if self.state is not None and self.length:
+            self.state.restore(saved)
         return self.length
 
     def publish(self, token_ids: Sequence[int], tenant: str | None) -> None:
@@ -174,14 +180,16 @@ class SequenceCache(ABC):
 
         Raises:
             TypeError: the other cache is of another model or class.
-            ValueError: it holds fewer positions.
+            ValueError: it holds fewer positions; or more, with states of recurrent layers.
         """
         if not isinstance(other, type(self)) or other.pool is not self.pool:
             raise TypeError(f"a {type(self).__name__} cannot fork a {type(other).__name__} of another model")
-        if not 0 <= length <= other.length:
+        if not 0 <= length <= other.length or (self.state is not None and length < other.length):
             raise ValueError(f"cannot fork {length} positions of a cache of {other.length}")
         self._be_empty()
         self._fork(other, length)
+        if self.state is not None and other.state is not None:
+            self.state.restore(other.state.saved())
         self.length = length
 
     def _be_empty(self) -> None:
@@ -192,8 +200,9 @@ class SequenceCache(ABC):
             self.free()
 
     @abstractmethod
-    def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> int:
-        """Hold the positions of published pages, `most` of them at most. Return how many pages they were."""
+    def _adopt(self, token_ids: Sequence[int], most: int, tenant: str | None) -> tuple[int, Saved | None]:
+        """Hold the positions of published pages, `most` of them at most. Return how many pages they were, and the state
+        of recurrent layers after them."""
 
     @abstractmethod
     def _publish(self, first: int, end: int, token_ids: Sequence[int], tenant: str | None) -> int:

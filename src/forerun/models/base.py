@@ -175,6 +175,7 @@ class LanguageModel(ABC):
         quantize: the quantization of its weights, "int8" or "int4"; None for numbers of `dtype`.
         kv_cache_dtype: the number format of keys and values where it was chosen; None: that of the kernels.
         kernels: the kernels that compute it: "reference", "triton", or "native" with the instruction set.
+        state_nbytes: bytes that a sequence takes besides its pages, in recurrent layers.
     """
 
     name: str
@@ -190,6 +191,7 @@ class LanguageModel(ABC):
     quantize: str | None = None
     kv_cache_dtype: str | None = None
     kernels: str = REFERENCE
+    state_nbytes: int = 0
 
     @property
     def pool(self) -> Pool | None:
@@ -263,6 +265,7 @@ class StandIn(LanguageModel):
             quantize=model.quantize,
             kv_cache_dtype=model.kv_cache_dtype,
             kernels=model.kernels,
+            state_nbytes=model.state_nbytes,
         )
         self.model = model
 

@@ -21,13 +21,14 @@ from forerun.kernels.torch.linear import can_pack
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.kernels.triton.product_cut import Cut
 from forerun.kernels.triton.step_arrays import HEAD_ROWS, MAX_ROWS, TILE, Capacity
-from forerun.kv_cache import SequenceCache
+from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
 from forerun.models.fused.families import spec_of
 from forerun.models.fused.options import head_shape
+from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
@@ -229,8 +230,7 @@ class ModelMemory:
         device: where it computes.
         weights: bytes, when it is loaded; by the Triton kernels, with the memory that its steps are computed in.
         loading: bytes of the machine's memory at most while it is loaded.
-        page_nbytes: of a page of keys and values.
-        new_cache: makes an empty cache, which computes the pages of a sequence.
+        planner: makes an empty cache, which computes the pages of a sequence.
         context_length: positions it can compute.
         vocab_size: width of the logits.
         width: numbers of a row that are held together in the widest layer.
@@ -242,15 +242,24 @@ class ModelMemory:
     device: torch.device
     weights: int
     loading: int
-    page_nbytes: int
-    new_cache: Callable[[], SequenceCache]
+    planner: Planner
     context_length: int
     vocab_size: int
     width: int
 
+    @property
+    def page_nbytes(self) -> int:
+        """Return the bytes of a page of keys and values."""
+        return self.planner.pool.page_nbytes
+
+    @property
+    def state_nbytes(self) -> int:
+        """Return the bytes that a sequence takes besides its pages, in recurrent layers."""
+        return 0 if self.planner.new_state is None else self.planner.new_state.layout.nbytes
+
     def pages_for(self, num_slots: int) -> int:
         """Return the pages of a sequence of so many positions."""
-        return self.new_cache().pages_wanted(min(num_slots, self.context_length))
+        return self.planner.new_cache().pages_wanted(min(num_slots, self.context_length))
 
 
 def model_memory(
@@ -289,7 +298,6 @@ def model_memory(
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
     kept += step_nbytes(config, served) if is_triton else 0
-    planner = _planner(config, storage, cache_dtype_of(kv_cache_dtype, target_device, served))
     return ModelMemory(
         name=source.name,
         number_format=quantization or mixture or str(served).removeprefix("torch."),
@@ -297,8 +305,7 @@ def model_memory(
         device=target_device,
         weights=kept,
         loading=loading,
-        page_nbytes=planner.pool.page_nbytes,
-        new_cache=planner.new_cache,
+        planner=_planner(config, storage, cache_dtype_of(kv_cache_dtype, target_device, served)),
         context_length=context_length(config),
         vocab_size=config.vocab_size,
         width=4 * config.hidden_size + 2 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
@@ -328,14 +335,18 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
 def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
+    count, states = config.num_hidden_layers, None
     if storage.is_fused:
-        heads, kv_heads = (spec := spec_of(config)).num_heads, spec.num_kv_heads
+        spec = spec_of(config)
+        heads, kv_heads, count, states = spec.num_heads, spec.num_kv_heads, spec.num_attending, state_layout(spec)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
-    layers = [layer] * config.num_hidden_layers
-    if storage.is_triton:
-        return PathPlanner(layers, cache_dtype, storage.device)
-    if storage.library is not None:
-        return PathPlanner(layers, cache_dtype)
-    return ReferenceAttention(storage.dtype).planner(layers, storage.device)
+    layers = [layer] * count
+    if storage.is_triton or storage.library is not None:
+        planner: Planner = PathPlanner(layers, cache_dtype, storage.device if storage.is_triton else None)
+    else:
+        planner = ReferenceAttention(storage.dtype).planner(layers, storage.device)
+    if states is not None:
+        planner.new_state = StateMaker(states, config.num_hidden_layers, is_native=storage.is_native)
+    return planner

@@ -181,6 +181,7 @@ class Model(LanguageModel):
         self.num_layers = decoder.num_layers
         self.compute_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._planner = decoder.planner
+        self.state_nbytes = 0 if self._planner.new_state is None else self._planner.new_state.layout.nbytes
         self.output_tokens = output_tokens
 
     @property

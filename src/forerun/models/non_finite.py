@@ -67,22 +67,13 @@ def _of_fused(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
     parts: list[tuple[str, object]] = [(spec.embedding_weight, decoder.embedding)]
     parts.append((f"{spec.base}.{spec.positions}.weight", decoder.positions))
     for index, layer in enumerate(decoder.layers):
-        named = {
-            "input_norm": layer.input_norm,
-            "query": layer.qkv,
-            "query_norm": None if layer.head_norms is None else layer.head_norms[0],
-            "key_norm": None if layer.head_norms is None else layer.head_norms[1],
-            "out": layer.out,
-            "attention_norm": layer.attention_norm,
-            "mlp_norm": layer.mlp_norm,
-            "up": layer.gate_up,
-            "down": layer.down,
-            "feed_norm": layer.feed_norm,
-        }
         parts.append((f"{spec.base}.{spec.layer_list}.{index}.{spec.curve}", layer.curve))
-        shared = {"query": "query, key and value"} | ({"up": "gate and up"} if "gate" in spec.modules else {})
-        for role, each in named.items():
-            module = spec.modules.get(role, "")
+        if layer.recurrence is not None:
+            numbers = layer.recurrence.numbers
+            parts += [(f"{spec.base}.{spec.layer_list}.{index}.{name}", each) for name, each in numbers.items()]
+        shared = {"query": "query, key and value", "gate": "gate and up"}
+        for role, each in (layer.norms | layer.linears).items():
+            module = spec.modules[role]
             name = f"{module} ({shared[role]})" if role in shared else module
             parts.append((f"{spec.base}.{spec.layer_list}.{index}.{name}", each))
     for name, part in [*parts, (f"{spec.base}.{spec.norm}", decoder.norm), (spec.head, decoder.lm_head)]:

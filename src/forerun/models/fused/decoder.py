@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import gelu, rms_norm, silu, softcap
-from forerun.kv_cache.recurrent_state import RowStates
+from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
@@ -126,7 +126,8 @@ class FusedDecoder(LayerRangeDecoder):
         attending = [layer for layer in self.layers if layer.spec.attends]
         layer_attentions = [LayerAttention(heads, group, width, width, layer.form) for layer in attending]
         self.planner = self.attention.planner(layer_attentions, self.device)
-        self.planner.new_state = None if state_layout(spec) is None else RowStates
+        if (states := state_layout(spec)) is not None:
+            self.planner.new_state = StateMaker(states, self.num_layers, is_native=False)
 
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""

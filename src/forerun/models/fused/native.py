@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from forerun.kernels.cpu.library import (
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE
 from forerun.kernels.partition import AttentionShape
-from forerun.kv_cache.recurrent_state import RecordedState
+from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
 from forerun.models.attention.base import LayerAttention, Layout, PackedRows, Planner
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
@@ -105,7 +104,14 @@ class NativeDecoder(LayerRangeDecoder):
         kinds = []
         for layer in self._layers:
             each = (getattr(layer, name) for name in linear)
-            kinds.append((layer.window, layer.rotation, bool(layer.recurrence), *((struct.kind, struct.activation_bits) for struct in each)))
+            kinds.append(
+                (
+                    layer.window,
+                    layer.rotation,
+                    bool(layer.recurrence),
+                    *((struct.kind, struct.activation_bits) for struct in each),
+                )
+            )
         part = copy(self)
         part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
         part.planner = part._planner(part.num_layers)
@@ -115,9 +121,11 @@ class NativeDecoder(LayerRangeDecoder):
 
     def _planner(self, num_layers: int) -> Planner:
         """Return the planner of the first layers. States are those of all layers, of which the first are the first."""
-        planner = PathPlanner(self._attentions[: sum(own.attends for own in self.spec.layers[:num_layers])], self._cache_dtype)
+        planner = PathPlanner(
+            self._attentions[: sum(own.attends for own in self.spec.layers[:num_layers])], self._cache_dtype
+        )
         if (layout := state_layout(self.spec)) is not None:
-            planner.new_state = partial(RecordedState, layout, num_layers)
+            planner.new_state = StateMaker(layout, num_layers, is_native=True)
         return planner
 
     @property
@@ -269,7 +277,10 @@ class NativeDecoder(LayerRangeDecoder):
         for role in spec.norms(own):
             order = spec.norm_order(role, in_pairs=False)
             norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
-        made, biases = {role: linear(role) for role in spec.roles(own)}, {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
+        made, biases = (
+            {role: linear(role) for role in spec.roles(own)},
+            {"input_norm": "input_bias", "mlp_norm": "mlp_bias"},
+        )
         return LayerStruct(
             window=own.window or 0,
             rotation=-1 if own.rotation is None else own.rotation,
@@ -360,7 +371,7 @@ def _states(packed: Sequence[PackedRows]) -> ctypes.Array[StateStruct] | None:
     """Return what the sequences of a forward have kept in recurrent layers; None: no layer is recurrent."""
     states = [(rows.cache.state, rows.first) for rows in packed]
     fields = [state.fields(first) for state, first in states if isinstance(state, RecordedState)]
-    return (StateStruct * len(fields))(*fields) if fields else None
+    return (StateStruct * len(fields))(*(StateStruct(*each) for each in fields)) if fields else None
 
 
 class NativeDecoderSession(NativeDraftSession):

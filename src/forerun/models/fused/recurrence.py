@@ -51,6 +51,9 @@ class RecurrentLayer:
         numbers: of `numbers_of`.
         linears: by role, of RECURRENT_ROLES.
         dtype: to compute in.
+
+    Attributes:
+        numbers: in that type.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class RecurrentLayer:
     ) -> None:
         self._shape, self._index, self._dtype = shape, index, dtype
         self._linears = linears
-        self._numbers = {name: each.to(dtype) for name, each in numbers.items()}
+        self.numbers = {name: each.to(dtype) for name, each in numbers.items()}
         self._eps = torch.tensor(shape.norm_eps, dtype=dtype, device=numbers["taps"].device)
 
     def forward(self, h: Tensor, packed: Sequence[PackedRows]) -> Tensor:
@@ -68,7 +71,11 @@ class RecurrentLayer:
             h: [T, hidden], normed rows. Those beyond the packed ones are padding, whose result is not read.
         """
         shape = self._shape
-        given = {role: self._linears[role].forward(h).to(self._dtype) for role in RECURRENT_ROLES[:-1] if role in self._linears}
+        given = {
+            role: self._linears[role].forward(h).to(self._dtype)
+            for role in RECURRENT_ROLES[:-1]
+            if role in self._linears
+        }
         mixed = given["mixed"] if shape.heads else given["mixed"] * given["beta"]
         read = torch.zeros(len(h), shape.wide, dtype=self._dtype, device=h.device)
         for rows in packed:
@@ -92,8 +99,8 @@ class RecurrentLayer:
     def _rates(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return what a row keeps of each head's state, and how much it writes, [heads]."""
         shape = self._shape
-        step = F.softplus(given["decay"] + self._numbers["step_bias"]).clamp(*shape.step_limits)
-        decay = (self._numbers["rate"] * step).exp()
+        step = F.softplus(given["decay"] + self.numbers["step_bias"]).clamp(*shape.step_limits)
+        decay = (self.numbers["rate"] * step).exp()
         return decay, given["beta"].sigmoid() * shape.beta_scale if "beta" in given else step
 
     def _step(
@@ -102,8 +109,8 @@ class RecurrentLayer:
         """Return what a row reads, [wide], and the state after it."""
         shape, (inputs, matrix) = self._shape, state
         inputs = torch.cat([inputs, mixed[None]])
-        after = (inputs * self._numbers["taps"]).sum(0)
-        after = after + self._numbers["taps_bias"] if "taps_bias" in self._numbers else after
+        after = (inputs * self.numbers["taps"]).sum(0)
+        after = after + self.numbers["taps_bias"] if "taps_bias" in self.numbers else after
         if decay is None or beta is None:
             return after, (inputs[1:], matrix)
         after, starts, each = silu(after), shape.starts, shape.heads // shape.key_heads
@@ -119,18 +126,18 @@ class RecurrentLayer:
             written = value - (matrix * key[:, :, None]).sum(1)
         matrix = matrix + key[:, :, None] * (written * beta[:, None])[:, None]
         read = (matrix * query[:, :, None]).sum(1)
-        if "skip" in self._numbers:
-            read = read + value * self._numbers["skip"][:, None]
+        if "skip" in self.numbers:
+            read = read + value * self.numbers["skip"][:, None]
         return read.reshape(-1), (inputs[1:], matrix)
 
     def _gated(self, read: Tensor, gate: Tensor) -> Tensor:
         """Return the rows that the states gave, gated and normed, [T, wide]."""
         shape = self._shape
-        if shape.gates_first or "norm" not in self._numbers:
+        if shape.gates_first or "norm" not in self.numbers:
             read = read * silu(gate)
-        if "norm" not in self._numbers:
+        if "norm" not in self.numbers:
             return read
-        weight = self._numbers["norm"].view(-1, shape.norm_width)
+        weight = self.numbers["norm"].view(-1, shape.norm_width)
         parts = read.view(len(read), -1, shape.norm_width)
         read = rms_norm(parts, torch.ones_like(weight[0]), self._eps).mul_(weight).reshape(read.shape)
         return read if shape.gates_first else read * silu(gate)
