@@ -86,13 +86,8 @@ class SegmentPlanner:
 
     def new_cache(self) -> ContiguousCache:
         """Return an empty cache for one sequence."""
-        return ContiguousCache(
-            self.pool,
-            self._shapes,
-            self._dtype,
-            self.device,
-            state=None if self.new_state is None else self.new_state(),
-        )
+        state = None if self.new_state is None else self.new_state()
+        return ContiguousCache(self.pool, self._shapes, self._dtype, self.device, state)
 
     def plan(self, batch: Sequence[PackedRows], padding: int) -> SegmentPlan:
         """Return what the rows write and see (`Planner.plan`)."""

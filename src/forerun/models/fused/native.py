@@ -104,14 +104,8 @@ class NativeDecoder(LayerRangeDecoder):
         kinds = []
         for layer in self._layers:
             each = (getattr(layer, name) for name in linear)
-            kinds.append(
-                (
-                    layer.window,
-                    layer.rotation,
-                    bool(layer.recurrence),
-                    *((struct.kind, struct.activation_bits) for struct in each),
-                )
-            )
+            forms = ((struct.kind, struct.activation_bits) for struct in each)
+            kinds.append((layer.window, layer.rotation, bool(layer.recurrence), *forms))
         part = copy(self)
         part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
         part.planner = part._planner(part.num_layers)
@@ -121,9 +115,8 @@ class NativeDecoder(LayerRangeDecoder):
 
     def _planner(self, num_layers: int) -> Planner:
         """Return the planner of the first layers. States are those of all layers, of which the first are the first."""
-        planner = PathPlanner(
-            self._attentions[: sum(own.attends for own in self.spec.layers[:num_layers])], self._cache_dtype
-        )
+        count = sum(own.attends for own in self.spec.layers[:num_layers])
+        planner = PathPlanner(self._attentions[:count], self._cache_dtype)
         if (layout := state_layout(self.spec)) is not None:
             planner.new_state = StateMaker(layout, num_layers, is_native=True)
         return planner
@@ -277,10 +270,8 @@ class NativeDecoder(LayerRangeDecoder):
         for role in spec.norms(own):
             order = spec.norm_order(role, in_pairs=False)
             norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
-        made, biases = (
-            {role: linear(role) for role in spec.roles(own)},
-            {"input_norm": "input_bias", "mlp_norm": "mlp_bias"},
-        )
+        made = {role: linear(role) for role in spec.roles(own)}
+        biases = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
         return LayerStruct(
             window=own.window or 0,
             rotation=-1 if own.rotation is None else own.rotation,

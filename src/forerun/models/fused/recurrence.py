@@ -71,11 +71,8 @@ class RecurrentLayer:
             h: [T, hidden], normed rows. Those beyond the packed ones are padding, whose result is not read.
         """
         shape = self._shape
-        given = {
-            role: self._linears[role].forward(h).to(self._dtype)
-            for role in RECURRENT_ROLES[:-1]
-            if role in self._linears
-        }
+        linears = {role: self._linears[role] for role in RECURRENT_ROLES[:-1] if role in self._linears}
+        given = {role: linear.forward(h).to(self._dtype) for role, linear in linears.items()}
         mixed = given["mixed"] if shape.heads else given["mixed"] * given["beta"]
         read = torch.zeros(len(h), shape.wide, dtype=self._dtype, device=h.device)
         for rows in packed:

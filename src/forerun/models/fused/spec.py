@@ -241,13 +241,9 @@ class DecoderSpec:
     def norms(self, layer: LayerSpec) -> list[str]:
         """Return the norms of a layer, but for that of a recurrence."""
         mixes = layer.attends or layer.is_recurrent
-        places = {
-            "query_norm": layer.attends,
-            "key_norm": layer.attends,
-            "mlp_norm": layer.feeds,
-            "feed_norm": layer.feeds,
-        }
-        return [role for role in NORMS if role in self.modules and places.get(role, mixes)]
+        wanted = {"query_norm": layer.attends, "key_norm": layer.attends}
+        wanted |= {"mlp_norm": layer.feeds, "feed_norm": layer.feeds}
+        return [role for role in NORMS if role in self.modules and wanted.get(role, mixes)]
 
     @property
     def num_attending(self) -> int:
