@@ -1,6 +1,6 @@
 """The families that the fused decoder computes, each by how it differs from Llama.
 
-To add one, write a function of its configuration in `llama_families.py` or `gpt_families.py`, and add it to the table
+To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or `recurrent_families.py`, and add it to the table
 there.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from forerun.models.fused.gpt_families import GPT_FAMILIES
 from forerun.models.fused.llama_families import LLAMA_FAMILIES
 from forerun.models.fused.options import ACTIVATIONS, Difference, activation_of, head_shape, layer_windows
+from forerun.models.fused.recurrent_families import RECURRENT_FAMILIES
 from forerun.models.fused.spec import LLAMA_MODULES, DecoderSpec, LayerSpec
 
 _NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
@@ -128,5 +129,7 @@ def length_dependence(config: Any) -> str | None:
     return None
 
 
-FAMILIES: Mapping[str, Callable[[Any], Difference]] = dict(sorted({**LLAMA_FAMILIES, **GPT_FAMILIES}.items()))
+FAMILIES: Mapping[str, Callable[[Any], Difference]] = dict(
+    sorted({**LLAMA_FAMILIES, **GPT_FAMILIES, **RECURRENT_FAMILIES}.items())
+)
 """How each family differs from Llama, by Transformers' model type."""
