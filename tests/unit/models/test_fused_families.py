@@ -46,7 +46,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("biogpt", {"scale_embedding": False}),
     ("gpt_bigcode", {"multi_query": False}),
     ("opt", {"enable_bias": False, "activation_function": "gelu"}),
-    ("granitemoehybrid", {"position_embedding_type": None}),
+    ("granitemoehybrid", {"position_embedding_type": None, "layer_types": ["attention", "attention"]}),
+    ("granitemoehybrid", {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_n_groups": 1}),
     ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}}),
     ("hyperclovax", {"use_post_norm": False, "mlp_bias": True}),
     ("olmo3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 500.0}}}),
@@ -55,6 +56,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("helium", {"attention_bias": True, "mlp_bias": True}),
     ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     ("apertus", {"hidden_act": "relu2", "attention_bias": True}),
+    ("bamba", {"mamba_n_groups": 4, "mlp_bias": True, "attention_bias": True}),
     ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
 ]
 
@@ -69,7 +71,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
     ("gpt_bigcode", {"add_cross_attention": True, "multi_query": False}, "add_cross_attention=True"),
     ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts=4"),
-    ("granitemoehybrid", {"layer_types": ["linear_attention", "attention"]}, "layers of type linear_attention"),
+    ("granitemoehybrid", CHUNKED, "layers of type chunked_attention"),
+    ("granitemoehybrid", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("llama", {"rope_parameters": {**YARN, "rope_type": "dynamic"}}, "rope type 'dynamic'"),
     ("olmo", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),

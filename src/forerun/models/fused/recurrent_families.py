@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forerun.models.fused.options import Difference, biases_of, rotated_share
+from forerun.models.fused.llama_families import granite
+from forerun.models.fused.options import ACTIVATIONS, Difference, biases_of, rotated_share
 from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, Recurrence
+
+_IN, _OUT = ("mixed_gate", "mixed", "decay"), "mixed_out"
+"""Roles of the modules of a state space."""
+
+_FEED_FORWARD = {
+    "mlp_norm": "pre_ff_layernorm",
+    "gate": "feed_forward.gate_proj",
+    "up": "feed_forward.up_proj",
+    "down": "feed_forward.down_proj",
+}
 
 
 def _delta_rule(config: Any, **differing: Any) -> Recurrence:
@@ -53,6 +64,79 @@ def _qwen3_5(config: Any) -> Difference:
     }
 
 
+def _state_space(
+    module: str, heads: int, width: int, groups: int, size: int, taps: int, eps: float, limits: tuple[float, float]
+) -> Difference:
+    """Return modules and recurrence of a state space (2405.21060) as Mamba 2 has it, in the layer's module of this name.
+
+    width: of a head. groups, size: of keys and queries. limits: of steps.
+    """
+    wide, channels = heads * width, heads * width + 2 * groups * size
+    numbers = {"taps": "conv1d", "rate": "A_log", "step_bias": "dt_bias", "skip": "D", "norm": "norm"}
+    recurrence = Recurrence(
+        kind="state_space",
+        num_taps=taps,
+        channels=channels,
+        heads=heads,
+        key_heads=groups,
+        key_width=size,
+        value_width=width,
+        order=("value", "key", "query"),
+        numbers={name: f"{module}.{path}" for name, path in numbers.items()},
+        places={
+            "mixed_gate": ((0, wide, 0, 1),),
+            "mixed": ((wide, channels, 0, 1),),
+            "decay": ((wide + channels, heads, 0, 1),),
+        },
+        norm_width=wide // groups,
+        norms_each=False,
+        gates_first=True,
+        norm_eps=eps,
+        step_limits=(limits[0], limits[1]),
+    )
+    modules = dict.fromkeys(_IN, f"{module}.in_proj") | {_OUT: f"{module}.out_proj"}
+    return {"modules": modules, "recurrence": recurrence}
+
+
+def _hybrid(config: Any) -> Difference:
+    """Return what Bamba and its successors have beside attention, without the roles of attention and feed-forward
+    layer."""
+    found = _state_space(
+        "mamba",
+        *(config.mamba_n_heads, config.mamba_d_head, config.mamba_n_groups, config.mamba_d_state, config.mamba_d_conv),
+        *(config.rms_norm_eps, config.time_step_limit),
+    )
+    in_out = {*_IN, _OUT} if config.mamba_proj_bias else set()
+    biases = in_out | ({"taps"} if config.mamba_conv_bias else set())
+    is_silu = ACTIVATIONS.get(config.hidden_act) == "silu"  # of the convolution too
+    unserved = [] if is_silu or "linear_attention" not in config.layer_types else ["hidden_act"]
+    return {**found, "biases": biases_of(config, "attention_bias", "mlp_bias") | biases, "unserved": unserved}
+
+
+def _bamba(config: Any) -> Difference:
+    found = _hybrid(config)
+    return {
+        **found,
+        "modules": found["modules"] | _FEED_FORWARD,
+        "norm": "final_layernorm",
+        "rotated_share": rotated_share(config),
+    }
+
+
+def _granitemoehybrid(config: Any) -> Difference:
+    found, gate_up = _hybrid(config), "shared_mlp.input_linear"
+    return {
+        **granite(config),
+        **found,
+        "modules": found["modules"] | {"gate": gate_up, "up": gate_up, "down": "shared_mlp.output_linear"},
+        "intermediate": config.shared_intermediate_size,
+        "turned": [config.position_embedding_type == "rope"] * config.num_hidden_layers,
+        "unserved": found["unserved"] + (["num_local_experts"] if config.num_local_experts else []),
+    }
+
+
 RECURRENT_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
+    "bamba": _bamba,
+    "granitemoehybrid": _granitemoehybrid,
     "qwen3_5_text": _qwen3_5,
 }
