@@ -97,6 +97,11 @@ TINY: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": _HEADS,
     "hyperclovax": {**_GATED, "attention_multiplier": 0.3, "residual_multiplier": 0.7, "logits_scaling": 2.0},
     "jais2": {**_HEADS, "attention_bias": True},
+    "mamba2": {
+        **{"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, **_NO_TOKENS},
+        **{"num_heads": 6, "head_dim": 32, "expand": 3, "n_groups": 2, "state_size": 20, "chunk_size": 16},
+        "time_step_limit": [0.3, 1.2],
+    },
     "ministral": {**_HEADS, **_WINDOW},
     "ministral3": {
         **_HEADS,
@@ -113,6 +118,16 @@ TINY: dict[str, dict[str, Any]] = {
     "mixtral": {**_GATED, **_LOCAL, "sliding_window": None},
     "nanochat": {**_GATED, "final_logit_softcapping": 4.0, "attention_bias": True},
     "nemotron": _GATED,
+    "nemotron_h": {
+        **_HEADS,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 20,
+        "n_groups": 4,
+        "ssm_state_size": 12,
+        "chunk_size": 16,
+        "time_step_min": 0.4,
+    },
     "olmo": _GATED,
     "olmo2": _GATED,
     "olmo3": {**_GATED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
@@ -145,7 +160,7 @@ DESCRIBED = tuple(fused.FAMILIES)
 """Those of the fused decoder."""
 FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
-ONLY_FUSED = {"bamba", "falcon", "granitemoehybrid", "qwen3_5_text"}
+ONLY_FUSED = {"bamba", "falcon", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_5_text"}
 """Those that the general decoder refuses."""
 MAY_BE_INEXACT = {"gpt_oss"}
 """Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,

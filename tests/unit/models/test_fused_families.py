@@ -57,6 +57,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     ("apertus", {"hidden_act": "relu2", "attention_bias": True}),
     ("bamba", {"mamba_n_groups": 4, "mlp_bias": True, "attention_bias": True}),
+    ("mamba2", {"use_bias": True, "use_conv_bias": False, "n_groups": 1, "tie_word_embeddings": True}),
+    ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp"]}),
     ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
 ]
 
@@ -74,6 +77,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granitemoehybrid", CHUNKED, "layers of type chunked_attention"),
     ("granitemoehybrid", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("llama", {"rope_parameters": {**YARN, "rope_type": "dynamic"}}, "rope type 'dynamic'"),
+    ("mamba2", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ("nemotron_h", {"layers_block_type": ["linear_attention", "moe"]}, "layers of type moe"),
+    ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act='gelu'"),
+    ("nemotron_h", {"mlp_hidden_act": "tanh"}, "activation 'tanh'"),
     ("olmo", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
     ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine=False"),

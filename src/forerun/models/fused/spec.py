@@ -260,6 +260,8 @@ class DecoderSpec:
         """Return the name of the parameter that files have under this name: some leave `base` out."""
         if stored == "embed_out.weight":  # as Transformers' GPT-NeoX was formerly
             return self.head_weight
+        if stored.startswith("backbone.") and self.base == "model":  # as Nemotron-H was
+            return stored.replace("backbone", "model", 1)
         return stored if stored.startswith((f"{self.base}.", f"{self.head}.")) else f"{self.base}.{stored}"
 
     def embedding_scale_in(self, dtype: torch.dtype) -> float:
