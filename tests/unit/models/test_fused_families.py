@@ -132,7 +132,7 @@ def test_logits_are_those_of_transformers(dtype: str, tolerance: float, made: tu
     assert model.kind == "fused"
     text = tokens(70)
     with torch.inference_mode():
-        expected = reference.to(getattr(torch, dtype))(torch.tensor([text])).logits[0]
+        expected = reference.to(getattr(torch, dtype))(torch.tensor([text]), use_cache=False).logits[0].to(model.dtype)
     torch.testing.assert_close(in_parts(model, text, [50, 1, 4, 15]), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -179,12 +179,14 @@ def test_a_quantized_folder_computes_what_quantizing_at_load_does(
 @pytest.mark.sampled(4)
 def test_an_adapter_is_merged(made: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
     reference, folder = made
-    config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    is_refused = reference.config.model_type in ("falcon_h1", "mamba2", "nemotron_h")  # by PEFT
+    but = ["out_proj"] if is_refused else None
+    config = peft.LoraConfig(r=4, target_modules="all-linear", exclude_modules=but, init_lora_weights=False)
     wrapped = peft.get_peft_model(reference.to(torch.float32), config)
     wrapped.save_pretrained(tmp_path / "adapter")
     model, text = load_model(folder, "float32", adapter=tmp_path / "adapter"), tokens(30)
     with torch.inference_mode():
-        expected = wrapped(torch.tensor([text])).logits[0]
+        expected = wrapped(torch.tensor([text]), use_cache=False).logits[0]
     assert model.kind == "fused"
     torch.testing.assert_close(in_parts(model, text, [30]), expected, atol=2e-3, rtol=2e-3)
 

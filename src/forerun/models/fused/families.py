@@ -60,11 +60,9 @@ def spec_of(config: Any) -> DecoderSpec:
 
 
 def _blocks(difference: Difference) -> dict[str, dict[str, bool]]:
-    """Return what layers of each type have, as `LayerSpec` says it, where that is not attention and feed-forward. Takes
-    "blocks" out."""
-    recurrent = dict.fromkeys(
-        _RECURRENT if "recurrence" in difference else (), {"attends": False, "is_recurrent": True}
-    )
+    """Take out what layers of each type have, as `LayerSpec` says it, where that is not attention and feed-forward."""
+    kinds = _RECURRENT if "recurrence" in difference else ()
+    recurrent = {kind: {"attends": False, "is_recurrent": True} for kind in kinds}
     return {**recurrent, **difference.pop("blocks", {})}
 
 
