@@ -123,6 +123,8 @@ def test_logits_are_those_of_transformers(dtype: str, tolerance: float, made: tu
     text = tokens(70)
     with torch.inference_mode():
         expected = reference.to(getattr(torch, dtype))(torch.tensor([text])).logits[0]
+    if model.state_nbytes:  # Transformers computes states in float32, and prompts of them in blocks
+        tolerance = max(1e-4, 3 * tolerance)
     torch.testing.assert_close(in_parts(model, text, [50, 1, 4, 15]), expected, atol=tolerance, rtol=tolerance)
 
 
