@@ -36,7 +36,7 @@ def _delta_rule(config: Any, **differing: Any) -> Recurrence:
 
 
 def _unserved(config: Any) -> list[str]:
-    """Return options that the kernels do not compute: a convolution's activation is the feed-forward layer's."""
+    """Return the options of a delta rule that are not described: the convolution has the activation too."""
     return [] if config.hidden_act == "silu" else ["hidden_act"]
 
 
