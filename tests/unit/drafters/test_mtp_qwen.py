@@ -10,20 +10,26 @@ from typing import Any
 import pytest
 import torch
 
-from families import VOCAB
+from families import VOCAB, make_family
 from forerun import LLM, EagleTree, Hybrid, Mtp, Suffix
+from forerun.config import AUTO, EngineConfig
 from forerun.drafters import Drafter
+from forerun.drafters.belonging import belonging
+from forerun.drafters.build import automatic_drafter
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.heads.folder import load_head, save_head
 from forerun.drafters.mtp.checkpoint_format import read_mtp
+from forerun.engine.memory_plan import MemoryPlan
+from forerun.errors import DrafterError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, Rows, load_model
 from forerun.types import Draft, Sequence
 from forerun.utils.machine import GIB
 from head_rig import GREEDY, Rig, cases
 from heads import states_of
-from mtp_layers import expected_logits, with_mtp
+from mtp_layers import FAMILY, expected_logits, with_mtp
 
 DRAFTED = [5, 9, 2]
 LONG = replace(GREEDY, max_tokens=50)
@@ -39,9 +45,8 @@ def tokens(count: int, seed: int) -> list[int]:
     return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def logits_of(target: Model, folder: Path, text: list[int], drafted: list[int]) -> torch.Tensor:
+def logits_of(target: Model, head: StoredHead[EagleConfig], text: list[int], drafted: list[int]) -> torch.Tensor:
     """The layer's logits of a text in two chunks, and of drafted tokens row by row."""
-    head = read_mtp(target, str(folder))
     model, found = EagleModel(head, target), []
     cache, states = model.new_cache(), model.fuse(states_of(target, head, text[:-1]))
     for part in (slice(0, 7), slice(7, None)):
@@ -59,10 +64,42 @@ def logits_of(target: Model, folder: Path, text: list[int], drafted: list[int]) 
 def test_the_layer_is_that_of_the_checkpoint(kind: str, folder: Path) -> None:
     text = tokens(23, 1)
     target = load_model(folder, "float64" if kind == "reference" else "float32")
-    found = logits_of(target, folder, text, DRAFTED).double()
+    found = logits_of(target, read_mtp(target, str(folder)), text, DRAFTED).double()
     expected = expected_logits(folder, text, DRAFTED)
     assert found.shape == expected.shape
     assert (found - expected).abs().max() < (1e-5 if kind == "reference" else 2e-4)
+
+
+def test_drafts_through_the_engine_are_those_of_the_formulas(folder: Path) -> None:
+    target, made = load_model(folder, "float64"), []
+
+    class Recording(Mtp):
+        def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+            drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
+            made.extend((list(each.token_ids), draft.ids) for each, draft in zip(sequences, drafts, strict=True))
+            return drafts
+
+    LLM(target, Recording(), num_draft_tokens=3, prefill_chunk=7).generate([tokens(20, 2), tokens(5, 3)], GREEDY)
+    assert len(made) > 12
+    for text, drafted in made[::9]:
+        logits = expected_logits(folder, text, drafted[:-1])
+        assert logits[len(text) - 2 :].argmax(-1).tolist() == drafted
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_quantized_layer_is_near(quantize: str | None, rig: Rig, folder: Path, tmp_path: Path) -> None:
+    """The layer with 8 bits, stored or made for a quantized target, by both kernels."""
+    target = load_model(folder, "float32", quantize=quantize)
+    head = read_mtp(target, str(folder))
+    save_head(tmp_path / "head", head.config, head.tensors, quantize="int8")
+    stored = load_head(tmp_path / "head").of(EagleConfig, "", "")
+    assert stored.config == head.config and "layers.0.self_attn.q_proj.weight" in stored.quantized
+    text = tokens(23, 1)
+    exact = expected_logits(folder, text, DRAFTED)
+    for each in (head, stored):
+        near = logits_of(target, each, text, DRAFTED).double()
+        assert (near - exact).norm() < (0.02 if quantize is None and each is head else 0.2) * exact.norm()
+    assert rig.answers(Mtp(stored)) == rig.expected
 
 
 MAKE: dict[str, Callable[[StoredHead[EagleConfig]], Drafter]] = {
@@ -127,6 +164,20 @@ def test_a_prefix_that_is_reused_is_not_computed_again(rig: Rig) -> None:
     assert results[0].token_ids == results[1].token_ids and drafter.first[0] == drafter.first[1] != []
     for pool in (rig.target.pool, *drafter.pools):
         pool.check_integrity()
+
+
+def test_auto_takes_the_layer_that_the_checkpoint_carries(folder: Path, tmp_path: Path) -> None:
+    text = "hybrid:sources=suffix+mtp"
+    assert [(each.text, each.place) for each in belonging(folder)] == [("mtp", "in its checkpoint")]
+    assert automatic_drafter(str(folder)) == text
+    plan = MemoryPlan.of(folder, AUTO, EngineConfig())
+    assert [draft.name for draft in plan.drafts] == [f"the MTP layer of {folder}"]
+    head = read_mtp(load_model(folder), str(folder))
+    assert plan.drafts[0].weights > head.nbytes and plan.drafts[0].page_nbytes > 0
+    without = make_family(FAMILY, tmp_path, mtp_num_hidden_layers=1)
+    assert belonging(without) == [] and automatic_drafter(str(without)) == "suffix"
+    with pytest.raises(DrafterError, match=r"speaks of 1 MTP layers \(mtp_num_hidden_layers\)"):
+        LLM(without, "mtp")
 
 
 def test_a_prefix_of_which_the_layer_lacks_rows_is_drafted_for(rig: Rig) -> None:

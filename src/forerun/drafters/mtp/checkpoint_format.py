@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from forerun.utils.foreign_errors import REMEDY
 _log = logging.getLogger(__name__)
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 _QUERY_NORM = "self_attn.q_norm.weight"
+_CLAIMS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _FURTHER = re.compile(r"mtp\.layers\.[1-9]\d*\.")
 _MOST_NAMED = 3
 """Names of tensors that a message gives."""
@@ -82,11 +84,28 @@ def _namings(num_layers: int) -> tuple[_Naming, ...]:
     )
 
 
-def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
-    """Read the first MTP layer of a target's checkpoint.
+@dataclass(frozen=True, slots=True)
+class CarriedMtp:
+    """The first MTP layer of a checkpoint, which is not read yet.
 
-    Args:
-        name: that the target was loaded by.
+    Attributes:
+        config: its shape, with the target's output layer.
+        slices: its tensors by the names of `EagleConfig.tensors`, and its copies of the target's tables.
+        norm_offset: what is added to the weights of its norms.
+    """
+
+    config: EagleConfig
+    slices: Mapping[str, TensorSlice]
+    norm_offset: float
+
+
+def claims_mtp(config: Any) -> bool:
+    """Return whether a configuration speaks of MTP layers."""
+    return any(getattr(config, key, None) for key in _CLAIMS)
+
+
+def find_mtp(name: str | Path) -> CarriedMtp:
+    """Find the first MTP layer of the checkpoint of a target of this name. Only headers are read.
 
     Raises:
         ModelLoadError: the checkpoint has none, or claims one that it does not hold, or it is damaged.
@@ -100,22 +119,35 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
         (way for way in namings for each in slices if each in way.renamed or each.startswith(way.block)), None
     )
     if naming is None:
-        raise _missing(name, config, slices)
-    found = _tensors(slices, naming, name)
+        raise _missing(source.name, config, slices)
+    found = _tensors(slices, naming, source.name)
     spec = spec_of(config) if refusal(config) is None else None
-    head = EagleConfig(
-        **_sizes(config, found, target, name), **_attention(config, spec, found, name), norm_output=naming.norm_output
-    )
-    found, head = _shared(found, head, target, name)
-    check_forms(head, found, name, ModelLoadError, REMEDY)
-    tensors = {each: found[each][...] for each in head.tensors()}
-    if spec is not None and spec.norm_offset:
-        tensors |= {each: _wide(norm) + spec.norm_offset for each, norm in tensors.items() if norm.dim() == 1}
-    check_values(tensors, name, ModelLoadError, REMEDY)
+    sizes, attention = _sizes(config, found, source.name), _attention(config, spec, found, source.name)
+    head = EagleConfig(**sizes, **attention, norm_output=naming.norm_output)
     numbers = "|".join(str(config.num_hidden_layers + number) for number in range(1, 9))
     pattern = re.compile(rf"model\.layers\.({numbers})\.|{_FURTHER.pattern}")
     if later := sorted({match[0] for each in slices if (match := pattern.match(each))}):
-        _log.info("%s has further MTP layers (%s), which are not used: the first drafts again and again.", name, later)
+        message = "%s has further MTP layers (%s), which are not used: the first drafts again and again."
+        _log.info(message, source.name, later)
+    return CarriedMtp(head, found, 0.0 if spec is None else spec.norm_offset)
+
+
+def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
+    """Read the first MTP layer of a target's checkpoint.
+
+    Args:
+        name: that the target was loaded by.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: as `find_mtp`.
+    """
+    carried = find_mtp(name)
+    found, head = _shared(dict(carried.slices), carried.config, target, name)
+    check_forms(head, found, name, ModelLoadError, REMEDY)
+    tensors = {each: found[each][...] for each in head.tensors()}
+    if carried.norm_offset:
+        tensors |= {each: _wide(norm) + carried.norm_offset for each, norm in tensors.items() if norm.dim() == 1}
+    check_values(tensors, name, ModelLoadError, REMEDY)
     return StoredHead(head, tensors, fingerprint=target_fingerprint(target), form="MTP")
 
 
@@ -126,7 +158,7 @@ def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> Model
         return UnsupportedModelError(
             f"{name}: its MTP layers ({_named(unknown)}) are of a form that is not known here. Take another drafter."
         )
-    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+    for key in _CLAIMS:
         if claimed := getattr(config, key, None):
             return ModelLoadError(
                 f"{name}: config.json speaks of {claimed} MTP layers ({key}), and the weights hold none. {REMEDY}"
@@ -163,7 +195,7 @@ def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> d
     return found
 
 
-def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel, name: str) -> dict[str, Any]:
+def _sizes(config: Any, found: Mapping[str, TensorSlice], name: str) -> dict[str, Any]:
     """Return the layer's sizes, which are the target's except for the width of its feed-forward part."""
     act = getattr(config, "hidden_act", "silu")
     if act != "silu":
@@ -175,8 +207,8 @@ def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel,
     return {
         "version": 1,
         "is_mtp": True,
-        "vocab_size": target.vocab_size,
-        "draft_vocab_size": target.vocab_size,
+        "vocab_size": int(config.vocab_size),
+        "draft_vocab_size": int(config.vocab_size),
         "hidden_size": hidden,
         "target_hidden_size": hidden,
         "num_heads": heads,
