@@ -184,6 +184,8 @@ FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
 ONLY_FUSED = {"bamba", "falcon", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_5_text"}
 """Those that the general decoder refuses."""
+SCANNED = {"qwen3_5_text"}
+"""Those whose states Transformers computes in float32, whatever the model's type."""
 MAY_BE_INEXACT = {"gpt_oss"}
 """Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,
 and a test that returns early for another one would hide that it no longer does."""

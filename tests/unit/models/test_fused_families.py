@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from families import DESCRIBED, VOCAB, make_family, tiny_config, tiny_model
+from families import DESCRIBED, SCANNED, VOCAB, make_family, tiny_config, tiny_model
 from forerun import LLM, Medusa, SamplingParams, Suffix
 from forerun.drafters import Drafter
 from forerun.drafters.early_exit import EarlyExit
@@ -77,6 +77,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("falcon_h1", {"mamba_proj_bias": True}, "mamba_proj_bias=True"),
     ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("qwen3_5_text", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
     ("gpt_bigcode", {"add_cross_attention": True, "multi_query": False}, "add_cross_attention=True"),
@@ -138,6 +139,7 @@ def test_logits_are_those_of_transformers(dtype: str, tolerance: float, made: tu
     model = load_model(folder, dtype)
     assert model.kind == "fused"
     text = tokens(70)
+    tolerance = max(1e-4, 3 * tolerance) if reference.config.model_type in SCANNED else tolerance
     with torch.inference_mode():
         expected = reference.to(getattr(torch, dtype))(torch.tensor([text]), use_cache=False).logits[0].to(model.dtype)
     torch.testing.assert_close(in_parts(model, text, [50, 1, 4, 15]), expected, atol=tolerance, rtol=tolerance)

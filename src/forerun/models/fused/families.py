@@ -1,7 +1,7 @@
 """The families that the fused decoder computes, each by how it differs from Llama.
 
-To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or `recurrent_families.py`,
-and add it to the table there.
+To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or
+`recurrent_families.py`, and add it to the table there.
 """
 
 from __future__ import annotations

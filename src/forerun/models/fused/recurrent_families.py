@@ -49,6 +49,11 @@ def _delta_rule(config: Any, **differing: Any) -> Recurrence:
     )
 
 
+def _unserved(config: Any) -> list[str]:
+    """Return the options of a delta rule that are not described: the convolution has the activation too."""
+    return [] if config.hidden_act == "silu" else ["hidden_act"]
+
+
 def _qwen3_5(config: Any) -> Difference:
     recurrent = {
         "mixed": "linear_attn.in_proj_qkv",
@@ -64,6 +69,7 @@ def _qwen3_5(config: Any) -> Difference:
         "norm_offset": 1.0,
         "rotated_share": rotated_share(config),
         "recurrence": _delta_rule(config),
+        "unserved": _unserved(config),
     }
 
 
