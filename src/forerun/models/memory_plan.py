@@ -318,10 +318,8 @@ def _row_width(config: Any, *, is_fused: bool) -> int:
     if not is_fused:
         return residual + 2 * (getattr(config, "intermediate_size", None) or residual)
     spec = spec_of(config)
-    recurrence = spec.recurrence if state_layout(spec) is not None else None
-    return (
-        residual + 2 * spec.intermediate + (0 if recurrence is None else 3 * recurrence.channels + 2 * recurrence.wide)
-    )
+    shape = spec.recurrence if state_layout(spec) is not None else None
+    return residual + 2 * spec.intermediate + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
 
 
 def _stored_forms(

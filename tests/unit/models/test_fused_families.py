@@ -101,6 +101,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+STATE_SPACES = ("bamba", "falcon_h1", "mamba2", "nemotron_h")
 DRAFTERS: dict[str, Callable[[Model], Drafter]] = {
     "suffix": lambda target: Suffix(),
     "early exit": lambda target: EarlyExit(1),
@@ -223,7 +224,7 @@ def test_parameters_made_without_modelling_code(variant: tuple[str, dict[str, An
     }
 
 
-@pytest.mark.parametrize("family", ["gpt2", "falcon", "opt", "granitemoehybrid", "biogpt"])
+@pytest.mark.parametrize("family", ["gpt2", "falcon", "opt", "granitemoehybrid", "biogpt", *STATE_SPACES])
 def test_quantized_weights_have_their_places(family: str, tmp_path: Path) -> None:
     """Compare with the float model: a weight in the wrong place, or transposed, gives other logits altogether."""
     folder, text = make_family(family, tmp_path), tokens(30)
@@ -232,12 +233,15 @@ def test_quantized_weights_have_their_places(family: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("family", ["gpt2", "falcon"])
+@pytest.mark.parametrize("family", ["gpt2", "falcon", "nemotron_h"])
 def test_files_with_the_names_of_the_base_model(family: str, quantize: str | None, tmp_path: Path) -> None:
-    """Read what Transformers has to convert: names without the base, an output layer that is the embedding again."""
+    """Read what Transformers has to convert: names without the base, or with another; an output layer that is the
+    embedding again."""
     folder, text = make_family(family, tmp_path), tokens(30)
     expected = in_parts(load_model(folder, "float32", quantize=quantize), text, [30])
     tensors = {name.removeprefix("transformer."): each for name, each in load_file(folder / WEIGHTS).items()}
+    if family == "nemotron_h":
+        tensors = {name.replace("model.", "backbone.", 1): each for name, each in tensors.items()}
     if family == "falcon":
         tensors = {f"transformer.{name}": each for name, each in tensors.items()}
         tensors["lm_head.weight"] = tensors["transformer.word_embeddings.weight"].clone()
