@@ -1,7 +1,7 @@
 """The families that the fused decoder computes, each by how it differs from Llama.
 
-To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or `recurrent_families.py`, and add it to the table
-there.
+To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or `recurrent_families.py`,
+and add it to the table there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from torch import Tensor
 
 from forerun.models.fused.gpt_families import GPT_FAMILIES
 from forerun.models.fused.llama_families import LLAMA_FAMILIES
-from forerun.models.fused.options import ACTIVATIONS, Difference, activation_of, head_shape, layer_windows
+from forerun.models.fused.options import (
+    ACTIVATIONS,
+    NO_ROTATION,
+    Difference,
+    activation_of,
+    head_shape,
+    layer_windows,
+)
 from forerun.models.fused.recurrent_families import RECURRENT_FAMILIES
-from forerun.models.fused.spec import LLAMA_MODULES, DecoderSpec, LayerSpec
-
-_NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
-"""Of a configuration without rotations, of which no layer has any."""
+from forerun.models.fused.spec import LLAMA_MODULES, DecoderSpec, LayerSpec, Recurrence
 
 
 def spec_of(config: Any) -> DecoderSpec:
@@ -29,12 +33,13 @@ def spec_of(config: Any) -> DecoderSpec:
     kv_heads = difference.pop("num_kv_heads", kv_heads)
     modules = {**LLAMA_MODULES, **difference.pop("modules", {})}
     difference.pop("unserved", None)
-    windows, rope = layer_windows(config), getattr(config, "rope_parameters", None) or _NO_ROTATION
+    windows, rope = layer_windows(config), getattr(config, "rope_parameters", None) or NO_ROTATION
     turned = difference.pop("turned", [True] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
     places = {kind: place for place, kind in enumerate(by_kind)}
-    recurrent = _RECURRENT if "recurrence" in difference else ()
+    recurrence = difference.get("recurrence")
+    recurrent = () if recurrence is None else _RECURRENT[recurrence.kind]
     layers = tuple(
         LayerSpec(window, places.get(kind, 0) if is_turned else None, kind not in recurrent, kind in recurrent)
         for window, kind, is_turned in zip(windows, kinds, turned, strict=True)
@@ -76,15 +81,21 @@ def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
 
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
-_RECURRENT = ("linear_attention", "conv", "mamba")
-"""Transformers' names of recurrent layers."""
+_RECURRENT = {
+    "short_convolution": ("conv",),
+    "delta_rule": ("linear_attention",),
+    "state_space": ("linear_attention", "mamba"),
+}
+"""Transformers' names of recurrent layers, by kind of recurrence."""
+_MOST_TAPS = 17
+"""Of the convolution of a recurrence, as the native kernels compute it."""
 _UNSERVED = (
     "qk_layernorm",
     "clip_qkv",
     "use_bidirectional_attention",
     "scale_attn_by_inverse_layer_idx",
 )
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 def refusal(config: Any) -> str | None:
@@ -97,9 +108,11 @@ def refusal(config: Any) -> str | None:
         for option in (*unserved, *FAMILIES[model_type](config).get("unserved", ())):
             return f"{option}={getattr(config, option)!r}"
         spec = spec_of(config)
-        served = _LAYER_TYPES | set(_RECURRENT if spec.recurrence is not None else ())
+        served = _LAYER_TYPES | set(() if spec.recurrence is None else _RECURRENT[spec.recurrence.kind])
         if foreign := set(getattr(config, "layer_types", None) or ()) - served:
             return f"layers of type {', '.join(sorted(foreign))}"
+        if spec.recurrence is not None and (reason := _shape_refusal(spec.recurrence)):
+            return reason
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
         return f"its values describe no {model_type}: {failure}"
     if reason := length_dependence(config):
@@ -108,7 +121,7 @@ def refusal(config: Any) -> str | None:
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
             return f"rope type {kind!r} depends on the sequence's length"
-        share = rope.get("partial_rotary_factor") or 1.0
+        share = 1.0 if kind == "proportional" else rope.get("partial_rotary_factor") or 1.0
         if kind != "default" and int(spec.head_dim * share) != spec.rotated:  # Llama's default type does not read it
             return f"a rotation of {share} of each head"
     if spec.head_dim % 2 or spec.rotated % 2 or spec.num_heads % max(1, spec.num_kv_heads):
@@ -117,6 +130,15 @@ def refusal(config: Any) -> str | None:
         return f"activation {activation_of(config)!r}"
     if len({layer.window for layer in spec.layers} - {None}) > 1:
         return "windows of several widths"
+    return None
+
+
+def _shape_refusal(shape: Recurrence) -> str | None:
+    """Return the reason why no kernel computes a recurrence of these sizes; None if one does."""
+    if not 1 <= shape.num_taps <= _MOST_TAPS:
+        return f"a convolution of {shape.num_taps} inputs"
+    if shape.heads and (min(shape.key_heads, shape.key_width, shape.value_width) < 1 or shape.heads % shape.key_heads):
+        return f"states of {shape.heads} heads, {shape.key_heads} key heads, {shape.key_width} x {shape.value_width}"
     return None
 
 

@@ -22,6 +22,10 @@ Difference = dict[str, Any]
 which layers rotate; "rotated_share", the part of each head that is; and "unserved", options that are not described."""
 
 
+NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
+"""Of a configuration without rotations, of which no layer has any."""
+
+
 def head_shape(config: Any) -> tuple[int, int, int]:
     """Return the query heads, the key heads, and the width of a head."""
     heads: int = config.num_attention_heads

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from forerun.errors import UnsupportedModelError
-from forerun.models.fused.families import refusal
+from forerun.models.fused.families import FAMILIES, refusal
 from forerun.models.fused.options import ACTIVATIONS
 from forerun.utils.json_file import Fields
 
@@ -62,11 +62,14 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 def refuse_unservable(config: Any, name: str) -> None:
     """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
-    if refusal(config) is None:
+    refused = refusal(config)
+    if refused is None:
         return
     foreign = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if foreign:
         reason = f"its layers of type {', '.join(sorted(foreign))} keep a state that cannot be rolled back"
+        if config.model_type in FAMILIES:  # by no other decoder than the one that refuses it
+            reason += f", but by forerun's own decoder, which refuses {refused}"
     elif getattr(config, "is_encoder_decoder", False):
         reason = "an encoder-decoder; forerun serves decoder-only models"
     else:
