@@ -23,7 +23,7 @@ from forerun.models.fused.options import (
     layer_windows,
 )
 from forerun.models.fused.recurrent_families import RECURRENT_FAMILIES
-from forerun.models.fused.spec import LLAMA_MODULES, DecoderSpec, LayerSpec, Recurrence
+from forerun.models.fused.spec import LLAMA_MODULES, DecoderSpec, LayerSpec
 
 
 def spec_of(config: Any) -> DecoderSpec:
@@ -33,15 +33,14 @@ def spec_of(config: Any) -> DecoderSpec:
     kv_heads = difference.pop("num_kv_heads", kv_heads)
     modules = {**LLAMA_MODULES, **difference.pop("modules", {})}
     difference.pop("unserved", None)
+    blocks = _blocks(difference)
     windows, rope = layer_windows(config), getattr(config, "rope_parameters", None) or NO_ROTATION
     turned = difference.pop("turned", [True] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
     places = {kind: place for place, kind in enumerate(by_kind)}
-    recurrence = difference.get("recurrence")
-    recurrent = () if recurrence is None else _RECURRENT[recurrence.kind]
     layers = tuple(
-        LayerSpec(window, places.get(kind, 0) if is_turned else None, kind not in recurrent, kind in recurrent)
+        LayerSpec(window, places.get(kind, 0) if is_turned else None, **blocks.get(kind, {}))
         for window, kind, is_turned in zip(windows, kinds, turned, strict=True)
     )
     share = difference.pop("rotated_share", 1.0)
@@ -62,6 +61,13 @@ def spec_of(config: Any) -> DecoderSpec:
             **difference,
         }
     )
+
+
+def _blocks(difference: Difference) -> dict[str, dict[str, bool]]:
+    """Take out what layers of each type have, as `LayerSpec` says it, where that is not attention and feed-forward."""
+    kinds = _RECURRENT[difference["recurrence"].kind] if "recurrence" in difference else ()
+    recurrent = {kind: {"attends": False, "is_recurrent": True} for kind in kinds}
+    return {**recurrent, **difference.pop("blocks", {})}
 
 
 def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
@@ -87,8 +93,6 @@ _RECURRENT = {
     "state_space": ("linear_attention", "mamba"),
 }
 """Transformers' names of recurrent layers, by kind of recurrence."""
-_MOST_TAPS = 17
-"""Of the convolution of a recurrence, as the native kernels compute it."""
 _UNSERVED = (
     "qk_layernorm",
     "clip_qkv",
@@ -105,14 +109,13 @@ def refusal(config: Any) -> str | None:
         return f"model type {model_type!r} is not one of {', '.join(FAMILIES)}"
     unserved = [option for option in _UNSERVED if getattr(config, option, None)]
     try:
-        for option in (*unserved, *FAMILIES[model_type](config).get("unserved", ())):
+        difference = FAMILIES[model_type](config)
+        for option in (*unserved, *difference.get("unserved", ())):
             return f"{option}={getattr(config, option)!r}"
         spec = spec_of(config)
-        served = _LAYER_TYPES | set(() if spec.recurrence is None else _RECURRENT[spec.recurrence.kind])
+        served = _LAYER_TYPES | _blocks(difference).keys()
         if foreign := set(getattr(config, "layer_types", None) or ()) - served:
             return f"layers of type {', '.join(sorted(foreign))}"
-        if spec.recurrence is not None and (reason := _shape_refusal(spec.recurrence)):
-            return reason
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
         return f"its values describe no {model_type}: {failure}"
     if reason := length_dependence(config):
@@ -130,15 +133,6 @@ def refusal(config: Any) -> str | None:
         return f"activation {activation_of(config)!r}"
     if len({layer.window for layer in spec.layers} - {None}) > 1:
         return "windows of several widths"
-    return None
-
-
-def _shape_refusal(shape: Recurrence) -> str | None:
-    """Return the reason why no kernel computes a recurrence of these sizes; None if one does."""
-    if not 1 <= shape.num_taps <= _MOST_TAPS:
-        return f"a convolution of {shape.num_taps} inputs"
-    if shape.heads and (min(shape.key_heads, shape.key_width, shape.value_width) < 1 or shape.heads % shape.key_heads):
-        return f"states of {shape.heads} heads, {shape.key_heads} key heads, {shape.key_width} x {shape.value_width}"
     return None
 
 

@@ -151,10 +151,8 @@ def _lfm(config: Any, **modules: str) -> Difference:
 
 
 def _lfm2(config: Any) -> Difference:
-    width, norms = (
-        config.intermediate_size,
-        {"query_norm": "self_attn.q_layernorm", "key_norm": "self_attn.k_layernorm"},
-    )
+    norms = {"query_norm": "self_attn.q_layernorm", "key_norm": "self_attn.k_layernorm"}
+    width = config.intermediate_size
     if config.block_auto_adjust_ff_dim:
         factor, multiple = config.block_ffn_dim_multiplier, config.block_multiple_of
         width = int((1 if factor is None else factor) * int(2 * width / 3))

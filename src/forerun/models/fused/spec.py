@@ -35,6 +35,8 @@ QKV = frozenset({"query", "key", "value", "attention_gate"})
 ATTENTION = QKV | {"out"}
 FEED = frozenset({"gate", "up", "down"})
 """The linear layers by place."""
+_MOST_TAPS = 16
+"""Of a convolution in the native kernels."""
 GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
 """Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
 
@@ -77,6 +79,12 @@ class Recurrence:
     beta_scale: float = 1.0
     step_limits: tuple[float, float] = (0.0, float("inf"))
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_taps <= _MOST_TAPS:
+            raise ValueError(f"a convolution of {self.num_taps} inputs")
+        if self.heads % self.key_heads or (self.heads and min(self.key_heads, self.key_width, self.value_width) < 1):
+            raise ValueError(f"{self.heads} heads, {self.key_heads} key heads, {self.key_width} x {self.value_width}")
+
     @property
     def wide(self) -> int:
         """Return the numbers that a row reads from its state."""
@@ -84,7 +92,7 @@ class Recurrence:
 
     @property
     def sizes(self) -> list[int]:
-        """Return the numbers of queries, keys and values, in their order."""
+        """Return the channels of queries, keys and values, in their order."""
         keys, values = self.key_heads * self.key_width, self.heads * self.value_width
         return [values if name == "value" else keys for name in self.order]
 
