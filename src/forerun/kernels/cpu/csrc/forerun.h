@@ -104,7 +104,8 @@ struct ForerunLayer {
     const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
     const float *input_bias, *mlp_bias;    // of layer norms, or null
     const float* curve;                    // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta
-    ForerunLinear attention_gate;          // [heads * head_dim], whose sigmoid multiplies what attention gives; out 0: none
+    ForerunLinear attention_gate;          // [heads * head_dim] or [heads], whose sigmoid multiplies what attention gives;
+                                           // out 0: none
     const ForerunRecurrence* recurrence;   // beside attention, or where query.out is 0 instead of it; or null
     int32_t num_before, reserved;          // layers without attention before it
 };

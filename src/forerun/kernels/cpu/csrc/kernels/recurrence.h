@@ -23,11 +23,14 @@ static void plan_recurrence(RecurrentCall& c, const ForerunRecurrence& r) {
     more(c.wide, r.gate.out);
 }
 
+static void find_sequences(RecurrentCall& c, const ForerunRows& rows) {
+    for (int32_t t = 0; t < rows.num_rows; t++)
+        if (!t || rows.sequence[t] != rows.sequence[t - 1]) c.first.push_back(t);
+    c.first.push_back(rows.num_rows);
+}
+
 static void want_recurrence(forerun::Workspace& space, RecurrentCall& c, const ForerunRows& rows, int threads) {
     const int64_t n = rows.num_rows;
-    for (int32_t t = 0; t < n; t++)
-        if (!t || rows.sequence[t] != rows.sequence[t - 1]) c.first.push_back(t);
-    c.first.push_back((int32_t)n);
     space.want(c.raw, n * c.channels);
     space.want(c.after, n * c.channels);
     space.want(c.gates, n * c.wide);
