@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+import gguf_recurrent
+
 MAGIC = b"GGUF"
 TINY: dict[str, Any] = {
     "num_hidden_layers": 2,
@@ -34,10 +36,11 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "olmo3": "olmo2",
     "phi": "phi2",
+    "qwen3_5_text": "qwen35",
 }
 """Model type -> GGUF's architecture, where it is another name."""
 _PERMUTED = {"llama", "mistral3", "granite", "smollm3", "olmo", "arcee"}
-_WITH_ONE = {"gemma", "gemma2", "gemma3", "nemotron"}
+_WITH_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35"}
 """Architectures whose rows of queries and keys the converter permutes, and to whose norms it adds 1."""
 _SCALES = {
     **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
@@ -96,16 +99,19 @@ def write_gguf(
             continue
         name = name.replace("model.language_model.", "model.")
         own_type = type_name if isinstance(type_name, str) else type_name(name)
-        packed, meaning[name] = pack(tensor.float().numpy(), own_type)
+        own_type = "F32" if gguf_recurrent.is_exact(name) else own_type
+        packed, found = pack(gguf_recurrent.written(name, tensor.float(), config).numpy(), own_type)
+        meaning[name] = gguf_recurrent.written(name, found, config, back=True)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         if architecture in _PERMUTED and heads:
             packed = _permuted(packed, getattr(config, heads))
-        if architecture in _WITH_ONE and name.endswith("norm.weight"):
+        if architecture in _WITH_ONE and name.endswith("norm.weight") and "linear_attn" not in name:
             packed = packed + 1
         if "query_key_value" in name:
             packed = _by_part(packed, config.num_attention_heads)
         kind = gguf.GGMLQuantizationType[own_type if tensor.dim() > 1 else "F32"]
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), packed, raw_dtype=kind)
+        their_name = names.get_name(gguf_recurrent.renamed(name), (".weight", ".bias"))
+        writer.add_tensor(their_name, packed, raw_dtype=kind)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -195,6 +201,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         "final_logit_softcapping": number("final_logit_softcapping"),
         "use_parallel_residual": getattr(config, "use_parallel_residual", None),
         "rope.dimension_sections": [*sections, 0] if sections else None,
+        **gguf_recurrent.metadata(config),
         **(_yarn(rope) if rope["rope_type"] == "yarn" else {}),
     }
 

@@ -8,6 +8,9 @@ from typing import Any
 from forerun.models.fused.options import Difference, biases_of, rotated_share
 from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, Recurrence
 
+TILED = "linear_heads_are_tiled"
+"""Key of forerun's: value heads lie as in llama.cpp's files (`Recurrence.heads_are_tiled`)."""
+
 
 def _delta_rule(config: Any, **differing: Any) -> Recurrence:
     """Return the gated delta rule (2412.06464) as Qwen3-Next and its successors have it."""
@@ -22,6 +25,7 @@ def _delta_rule(config: Any, **differing: Any) -> Recurrence:
             "key_heads": key_heads,
             "key_width": key_width,
             "value_width": value_width,
+            "heads_are_tiled": getattr(config, TILED, False),
             "numbers": {
                 "taps": "linear_attn.conv1d",
                 "rate": "linear_attn.A_log",

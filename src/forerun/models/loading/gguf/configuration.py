@@ -10,16 +10,10 @@ import numpy as np
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.fused.recurrent_families import TILED
 from forerun.models.loading.configuration import PlainConfig, check_values
-from forerun.models.loading.gguf.architectures import (
-    ARCHITECTURES,
-    NEUTRAL,
-    PATTERN,
-    TEMPERATURE,
-    WINDOW,
-    Architecture,
-    refuse,
-)
+from forerun.models.loading.gguf.architecture import PATTERN, TEMPERATURE, WINDOW, Architecture, refuse
+from forerun.models.loading.gguf.architectures import ARCHITECTURES, NEUTRAL
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensors import GgufTensor
@@ -123,7 +117,7 @@ def _check_keys(fields: Fields, architecture: Architecture) -> None:
 
 
 def _options(fields: Fields, architecture: Architecture, file: GgufFile, head_dim: int) -> dict[str, Any]:
-    """Return the options of the model's type alone, and the type where they decide it."""
+    """Return the options of the model's type alone, and the type and others where they decide these."""
     windows = _windows(fields, architecture)
     if architecture.period is None and not windows and fields.values.get(TEMPERATURE):
         return {"model_type": "ministral3"}
@@ -131,7 +125,9 @@ def _options(fields: Fields, architecture: Architecture, file: GgufFile, head_di
         option: tensor in file.tensors or tensor.replace("attn_q.", "attn_qkv.") in file.tensors
         for option, tensor in architecture.biases.items()
     }
-    return {**architecture.constants, **is_there, **architecture.options(fields, head_dim, file.tensors), **windows}
+    order = {TILED: True} if architecture.heads_are_tiled else {}
+    own = architecture.options(fields, head_dim, file.tensors)
+    return {**architecture.constants, **is_there, **order, **own, **windows}
 
 
 def _windows(fields: Fields, architecture: Architecture) -> dict[str, Any]:
@@ -156,7 +152,8 @@ def _windows(fields: Fields, architecture: Architecture) -> dict[str, Any]:
 
 
 def transformers_config(config: PlainConfig, place: str) -> Any:
-    """Return the configuration as Transformers' class of its type. place: the file, for messages.
+    """Return the configuration as Transformers' class of its type, without keys of forerun's. place: the file, for
+    messages.
 
     Raises:
         ModelLoadError: it describes no such model.
@@ -164,7 +161,8 @@ def transformers_config(config: PlainConfig, place: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     with as_load_errors(f"{place}: its metadata describes no {config.model_type} model", REMEDY):
-        return CONFIG_MAPPING[config.model_type].from_dict(dict(vars(config)))
+        values = {key: value for key, value in vars(config).items() if key != TILED}
+        return CONFIG_MAPPING[config.model_type].from_dict(values)
 
 
 def _head_dim(fields: Fields, heads: int) -> int:
