@@ -1,7 +1,7 @@
 """The families that the fused decoder computes, each by how it differs from Llama.
 
-To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or `recurrent_families.py`, and add it to the table
-there.
+To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or
+`recurrent_families.py`, and add it to the table there.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 def spec_of(config: Any) -> DecoderSpec:
     """Return the decoder of a configuration of one of FAMILIES."""
     difference = FAMILIES[config.model_type](config)
-    heads, kv_heads, width = head_shape(config)
+    heads, kv_heads, width = difference.pop("heads", None) or head_shape(config)
     kv_heads = difference.pop("num_kv_heads", kv_heads)
     modules = {**LLAMA_MODULES, **difference.pop("modules", {})}
     difference.pop("unserved", None)
+    blocks = _blocks(difference)
     windows, rope = layer_windows(config), getattr(config, "rope_parameters", None) or _NO_ROTATION
     turned = difference.pop("turned", [True] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
     places = {kind: place for place, kind in enumerate(by_kind)}
-    recurrent = _RECURRENT if "recurrence" in difference else ()
     layers = tuple(
-        LayerSpec(window, places.get(kind, 0) if is_turned else None, kind not in recurrent, kind in recurrent)
+        LayerSpec(window, places.get(kind, 0) if is_turned else None, **blocks.get(kind, {}))
         for window, kind, is_turned in zip(windows, kinds, turned, strict=True)
     )
     share = difference.pop("rotated_share", 1.0)
@@ -57,6 +57,13 @@ def spec_of(config: Any) -> DecoderSpec:
             **difference,
         }
     )
+
+
+def _blocks(difference: Difference) -> dict[str, dict[str, bool]]:
+    """Take out what layers of each type have, as `LayerSpec` says it, where that is not attention and feed-forward."""
+    kinds = _RECURRENT if "recurrence" in difference else ()
+    recurrent = {kind: {"attends": False, "is_recurrent": True} for kind in kinds}
+    return {**recurrent, **difference.pop("blocks", {})}
 
 
 def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
@@ -94,10 +101,11 @@ def refusal(config: Any) -> str | None:
         return f"model type {model_type!r} is not one of {', '.join(FAMILIES)}"
     unserved = [option for option in _UNSERVED if getattr(config, option, None)]
     try:
-        for option in (*unserved, *FAMILIES[model_type](config).get("unserved", ())):
+        difference = FAMILIES[model_type](config)
+        for option in (*unserved, *difference.get("unserved", ())):
             return f"{option}={getattr(config, option)!r}"
         spec = spec_of(config)
-        served = _LAYER_TYPES | set(_RECURRENT if spec.recurrence is not None else ())
+        served = _LAYER_TYPES | _blocks(difference).keys()
         if foreign := set(getattr(config, "layer_types", None) or ()) - served:
             return f"layers of type {', '.join(sorted(foreign))}"
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:

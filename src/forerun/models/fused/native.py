@@ -104,7 +104,7 @@ class NativeDecoder(LayerRangeDecoder):
         kinds = []
         for layer in self._layers:
             each = (getattr(layer, name) for name in linear)
-            forms = ((struct.kind, struct.activation_bits) for struct in each)
+            forms = ((struct.kind, struct.activation_bits, struct.out_features > 0) for struct in each)
             kinds.append((layer.window, layer.rotation, bool(layer.recurrence), *forms))
         part = copy(self)
         part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))

@@ -33,6 +33,8 @@ FEED = frozenset({"gate", "up", "down"})
 """The linear layers by place."""
 GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
 """Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
+_MOST_TAPS = 16
+"""Of a convolution in the native kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,10 @@ class Recurrence:
     norm_eps: float = 1e-6
     beta_scale: float = 1.0
     step_limits: tuple[float, float] = (0.0, float("inf"))
+
+    def __post_init__(self) -> None:
+        if self.heads % self.key_heads or not 1 <= self.num_taps <= _MOST_TAPS:
+            raise ValueError(f"{self.heads} heads of {self.key_heads} keys, {self.num_taps} taps")
 
     @property
     def wide(self) -> int:
@@ -262,6 +268,8 @@ class DecoderSpec:
         """Return the name of the parameter that files have under this name: some leave `base` out."""
         if stored == "embed_out.weight":  # as Transformers' GPT-NeoX was formerly
             return self.head_weight
+        if stored.startswith("backbone.") and self.base == "model":  # as Nemotron-H was
+            return stored.replace("backbone", "model", 1)
         return stored if stored.startswith((f"{self.base}.", f"{self.head}.")) else f"{self.base}.{stored}"
 
     def embedding_scale_in(self, dtype: torch.dtype) -> float:
