@@ -30,6 +30,7 @@ WEIGHTS = "model.safetensors"
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 128}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_UNSCALED = {"attention_in_multiplier": 1.0, "ssm_in_multiplier": 1.0}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in DESCRIBED),
     ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
@@ -60,6 +61,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("mamba2", {"use_bias": True, "use_conv_bias": False, "n_groups": 1, "tie_word_embeddings": True}),
     ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
     ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp"]}),
+    ("falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True}),
+    ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_conv_bias": False}),
+    ("falcon_h1", {"attention_bias": True, "mamba_proj_bias": True, **_UNSCALED}),
     ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
 ]
 
@@ -69,6 +73,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("cohere", {"use_qk_norm": True}, "use_qk_norm=True"),
     ("falcon", {"alibi": True}, "alibi=True"),
     ("falcon", {"parallel_attn": False}, "parallel_attn=False"),
+    ("falcon_h1", {"attention_bias": True}, "attention_bias=True"),
+    ("falcon_h1", {"mamba_proj_bias": True}, "mamba_proj_bias=True"),
+    ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     ("qwen3_5_text", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
