@@ -29,9 +29,12 @@ ARCHITECTURES = {
     "ministral3": "mistral3",
     "qwen2_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl",
+    "bamba": "granitehybrid",
     "cohere": "command-r",
+    "falcon_h1": "falcon-h1",
     "gemma3_text": "gemma3",
     "glm": "chatglm",
+    "granitemoehybrid": "granitehybrid",
     "gpt_neox": "gptneox",
     "hunyuan_v1_dense": "hunyuan-dense",
     "olmo3": "olmo2",
@@ -39,7 +42,7 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
 }
 """Model type -> GGUF's architecture, where it is another name."""
-_PERMUTED = {"llama", "mistral3", "granite", "smollm3", "olmo", "arcee"}
+_PERMUTED = {"llama", "mistral3", "granite", "granitehybrid", "nemotron_h", "smollm3", "olmo", "arcee"}
 _WITH_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35"}
 """Architectures whose rows of queries and keys the converter permutes, and to whose norms it adds 1."""
 _SCALES = {
@@ -99,19 +102,21 @@ def write_gguf(
             continue
         name = name.replace("model.language_model.", "model.")
         own_type = type_name if isinstance(type_name, str) else type_name(name)
-        own_type = "F32" if gguf_recurrent.is_exact(name) else own_type
-        packed, found = pack(gguf_recurrent.written(name, tensor.float(), config).numpy(), own_type)
-        meaning[name] = gguf_recurrent.written(name, found, config, back=True)
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        if architecture in _PERMUTED and heads:
-            packed = _permuted(packed, getattr(config, heads))
-        if architecture in _WITH_ONE and name.endswith("norm.weight") and "linear_attn" not in name:
-            packed = packed + 1
-        if "query_key_value" in name:
-            packed = _by_part(packed, config.num_attention_heads)
-        kind = gguf.GGMLQuantizationType[own_type if tensor.dim() > 1 else "F32"]
-        their_name = names.get_name(gguf_recurrent.renamed(name), (".weight", ".bias"))
-        writer.add_tensor(their_name, packed, raw_dtype=kind)
+        own_type = "F32" if tensor.dim() == 1 or gguf_recurrent.is_exact(name) else own_type
+        found = []
+        for their_name, part in gguf_recurrent.written(name, tensor.float(), config).items():
+            packed, means = pack(part.numpy(), own_type)
+            found.append(means)
+            heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+            if architecture in _PERMUTED and heads:
+                packed = _permuted(packed, getattr(config, heads))
+            if architecture in _WITH_ONE and name.endswith("norm.weight") and "linear_attn" not in name:
+                packed = packed + 1
+            if "query_key_value" in name:
+                packed = _by_part(packed, config.num_attention_heads)
+            kind = gguf.GGMLQuantizationType[own_type]
+            writer.add_tensor(names.get_name(their_name, (".weight", ".bias")), packed, raw_dtype=kind)
+        meaning[name] = gguf_recurrent.read(name, torch.cat(found), config)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -170,7 +175,9 @@ def _metadata(config: Any) -> dict[str, Any]:
     def number(*names: str) -> float | None:
         return next((float(value) for name in names if (value := getattr(config, name, None)) is not None), None)
 
-    kinds = config.rope_parameters
+    if config.model_type == "mamba2":
+        return gguf_recurrent.metadata(config)
+    kinds = getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0}
     rope = kinds.get("full_attention", kinds)
     sections, layer_types = rope.get("mrope_section"), getattr(config, "layer_types", None)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.models.loading.gguf.architecture import (
+    GRANITE_FACTORS,
     LAYER_NORM,
     NEXT_TOKENS,
     SECTIONS,
     TEMPERATURE,
     Architecture,
     Options,
+    granite_factors,
     refuse,
 )
 from forerun.models.loading.gguf.recurrent_architectures import RECURRENT_ARCHITECTURES
@@ -45,12 +47,7 @@ def _caps(fields: Fields, attention: float, final: float) -> dict[str, Any]:
 def _granite(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     if not fields.flag("rope.scaling.finetuned", True):  # Granite's models without positions
         refuse(fields, "rope.scaling.finetuned is False")
-    return {
-        "attention_multiplier": fields.number("attention.scale", 0.0) or width**-0.5,
-        "embedding_multiplier": fields.number("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": fields.number("residual_scale", 0.0) or 1.0,
-        "logits_scaling": fields.number("logit_scale"),
-    }
+    return granite_factors(fields, width)
 
 
 def _smollm3(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +138,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         True,
         _UP_BIAS,
         options=_granite,
-        reads=("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+        reads=GRANITE_FACTORS,
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", biases=_ATTENTION_BIAS),
     "nemotron": Architecture(
