@@ -226,14 +226,12 @@ class RecordedState(RecurrentState):
             self._tip = None
         elif self._tip is None:
             self._tip = torch.empty(self._layout.state_size)
-        pending, behind = self._pending.slots, len(parents) - self.num_whole
-        if num_new == len(parents):  # nothing but pending records is kept: rows lie before them, or behind
-            self._base = 0 if behind <= pending.min(initial=behind) else int(pending.max()) + 1
-        count = self._base + behind
-        needed = max(count, int(pending.max(initial=-1)) + 1)
-        if not needed <= len(self._records) <= 8 * max(8, needed):
-            records = torch.empty(1 << max(3, (needed - 1).bit_length()), self._layout.record_size)
-            kept = min(needed, len(self._records))
+        if num_new == len(parents):  # nothing but pending records is kept
+            self._base = self._behind_pending()
+        count = self._base + len(parents) - self.num_whole
+        if not count <= len(self._records) <= 8 * max(8, count):
+            records = torch.empty(1 << max(3, (count - 1).bit_length()), self._layout.record_size)
+            kept = min(count, len(self._records))
             records[:kept] = self._records[:kept]
             self._records = records
         followed = np.asarray(parents[self.num_whole :], np.int32) - self.num_whole
@@ -260,6 +258,18 @@ class RecordedState(RecurrentState):
             self._base + max(0, first - self.num_whole),
             0,
         )
+
+    def _behind_pending(self) -> int:
+        """Return the first slot behind the pending records, which are brought to the front now and then."""
+        slots = self._pending.slots
+        end = int(slots.max(initial=-1)) + 1
+        if end <= 2 * len(slots) + 8:
+            return end
+        records = torch.empty_like(self._records)
+        records[: len(slots)] = self._records[torch.from_numpy(slots).long()]
+        self._records = records
+        self._pending = _Pending(np.arange(len(slots), dtype=np.int32), self._pending.folded)
+        return len(slots)
 
     def _commit(self, rows: Sequence[int]) -> None:
         earlier = self._unfolded()
