@@ -72,7 +72,8 @@ def write_gguf(
     """Write a model's weights as llama.cpp's converter does, matrices in a type of blocks and vectors in float32.
 
     Args:
-        type_name: of all matrices, or of the one with a name of Transformers'.
+        type_name: of all matrices, or of the one with a name of Transformers'; of a part of one, with a name that the
+            gguf package knows.
         keys: metadata beyond, or in place of, what the model's configuration says; None leaves a key out. Those of the
             architecture have no prefix.
         tensors: beyond the weights, in float32.
@@ -101,10 +102,10 @@ def write_gguf(
         if (name == "lm_head.weight" and model.config.tie_word_embeddings) or name.startswith("model.visual."):
             continue
         name = name.replace("model.language_model.", "model.")
-        own_type = type_name if isinstance(type_name, str) else type_name(name)
-        own_type = "F32" if tensor.dim() == 1 or gguf_recurrent.is_exact(name) else own_type
-        found = []
-        for their_name, part in gguf_recurrent.written(name, tensor.float(), config).items():
+        found, parts = [], gguf_recurrent.written(name, tensor.float(), config)
+        for their_name, part in parts.items():
+            own_type = type_name if isinstance(type_name, str) else type_name(name if len(parts) == 1 else their_name)
+            own_type = "F32" if tensor.dim() == 1 or gguf_recurrent.is_exact(name) else own_type
             packed, means = pack(part.numpy(), own_type)
             found.append(means)
             heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
@@ -116,7 +117,8 @@ def write_gguf(
                 packed = _by_part(packed, config.num_attention_heads)
             kind = gguf.GGMLQuantizationType[own_type]
             writer.add_tensor(names.get_name(their_name, (".weight", ".bias")), packed, raw_dtype=kind)
-        meaning[name] = gguf_recurrent.read(name, torch.cat(found), config)
+        is_plain = tensor.dim() == 1 or gguf_recurrent.is_exact(name)
+        meaning[name] = tensor if is_plain else gguf_recurrent.read(name, torch.cat(found), config)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_UNLIMITED = {"time_step_limit": (0.0, float("inf"))}
+SIZES: Mapping[str, dict[str, Any]] = {
+    "bamba": _UNLIMITED,
+    "falcon_h1": {**_UNLIMITED, "mamba_norm_before_gate": False},
+    "granitemoehybrid": {**_UNLIMITED, "position_embedding_type": "nope"},
+    "mamba2": {**_UNLIMITED, "expand": 2, "num_heads": 4},
+    "nemotron_h": {"time_step_min": 1e-30},
+    "qwen3_5_text": {
+        "num_hidden_layers": 4,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+        "linear_num_value_heads": 8,
+    },
+}
+"""Options of tiny models, of which files say all: no limits of steps, nor that a norm is before the gate. Qwen3.5's
+heads are reordered, and 24 numbers wide, so that blocks of 32 hold columns of two."""
 _VALUES = (".in_proj_qkv.", ".in_proj_z.", ".conv1d.", ".out_proj.")
 """Tensors of the gated delta rule with numbers of values, not of heads."""
 _NUMBERS = (".A_log", ".D", ".dt_bias", "norm.weight")
@@ -114,9 +130,7 @@ def _converted(name: str, tensor: Tensor, config: Any) -> Tensor:
 
 
 def read(name: str, means: Tensor, config: Any) -> Tensor:
-    """The parameter that a matrix in the file stands for; other tensors need not be read back."""
-    if means.dim() == 1 or is_exact(name):
-        return means
+    """The parameter that a matrix in the file stands for."""
     return _tiled(name, means, config, back=True) if ".linear_attn." in name else means / _factor(name, config)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+import gguf_recurrent
 from families import DESCRIBED, SCANNED, VOCAB, tiny_model
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.cpu import native
@@ -24,19 +25,13 @@ TEXT = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(0)
 _TIED = {"tie_word_embeddings": True}
 _FOUR = {"num_hidden_layers": 4}
 _WINDOW = {"sliding_window": 24}
-_UNLIMITED = {"time_step_limit": (0.0, float("inf"))}
 _SIZES: Mapping[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma", "gemma2", "cohere"), _TIED),
     "cohere2": {**_TIED, **_FOUR},
     "gemma3_text": {"num_hidden_layers": 6, "layer_types": None},
     "smollm3": {**_FOUR, "no_rope_layers": None},
     "mistral": {},
-    # no file says limits of steps, nor whether the norm is behind the gate
-    "bamba": _UNLIMITED,
-    "falcon_h1": {**_UNLIMITED, "mamba_norm_before_gate": False},
-    "granitemoehybrid": {**_UNLIMITED, "position_embedding_type": "nope"},
-    "mamba2": {**_UNLIMITED, "expand": 2, "num_heads": 4},
-    "nemotron_h": {"time_step_min": 1e-30},
+    **gguf_recurrent.SIZES,
 }
 _ELSEWHERE = {"llama", "qwen2", "qwen3"}  # tested in test_gguf.py
 _OF_FILES = {name for each in ARCHITECTURES.values() for name in (each.model_type, each.windowed)} - _ELSEWHERE
