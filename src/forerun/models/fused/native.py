@@ -310,6 +310,7 @@ class NativeDecoder(LayerRangeDecoder):
                 value_at=starts["value"],
                 norm_width=shape.norm_width,
                 gates_first=shape.gates_first,
+                heads_are_tiled=shape.heads_are_tiled,
                 norm_eps=shape.norm_eps,
                 beta_scale=shape.beta_scale,
                 gate_scale=shape.scale("gate"),

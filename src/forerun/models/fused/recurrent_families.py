@@ -10,6 +10,8 @@ from forerun.models.fused.llama_families import granite
 from forerun.models.fused.options import ACTIVATIONS, NO_ROTATION, Difference, biases_of, head_shape, rotated_share
 from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, NORM_OWNERS, Recurrence
 
+TILED = "linear_heads_are_tiled"
+"""Key of forerun's: value heads lie as in llama.cpp's files (`Recurrence.heads_are_tiled`)."""
 _IN, _OUT = ("mixed_gate", "mixed", "decay"), "mixed_out"
 """Roles of the modules of a state space."""
 _ONLY_RECURRENT = {"attends": False, "is_recurrent": True, "feeds": False}
@@ -36,6 +38,7 @@ def _delta_rule(config: Any, norm: str = "linear_attn.norm", **differing: Any) -
             "key_heads": key_heads,
             "key_width": key_width,
             "value_width": value_width,
+            "heads_are_tiled": getattr(config, TILED, False),
             "numbers": {
                 "taps": "linear_attn.conv1d",
                 "rate": "linear_attn.A_log",

@@ -50,6 +50,7 @@ class Recurrence:
         num_taps: inputs of the convolution, that of the row itself included.
         channels: numbers that are convolved.
         heads, key_heads, key_width, value_width: of the states; 0 of a short convolution.
+        heads_are_tiled: head h reads the key head h % key_heads, else h // (heads / key_heads).
         order: of queries, keys and values among the channels.
         numbers: names of parameters and modules in a layer: "taps" (a convolution), "rate" (the logarithm of -rate),
             "step_bias", "skip", "norm".
@@ -70,6 +71,7 @@ class Recurrence:
     key_heads: int = 1
     key_width: int = 0
     value_width: int = 0
+    heads_are_tiled: bool = False
     order: tuple[str, str, str] = ("query", "key", "value")
     places: Mapping[str, tuple[tuple[int, int, int, int], ...]] = field(default_factory=dict)
     norm_width: int = 0
@@ -91,6 +93,12 @@ class Recurrence:
     def wide(self) -> int:
         """Return the numbers that a row reads from its state."""
         return self.heads * self.value_width or self.channels
+
+    @property
+    def key_of_head(self) -> Tensor:
+        """Return the key head that each head reads, [heads] int64."""
+        heads = torch.arange(self.heads)
+        return heads % self.key_heads if self.heads_are_tiled else heads // (self.heads // self.key_heads)
 
     @property
     def sizes(self) -> list[int]:

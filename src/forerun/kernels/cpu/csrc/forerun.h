@@ -74,6 +74,7 @@ struct ForerunRecurrence {
     int32_t query_at, key_at, value_at;  // channels
     int32_t norm_width;       // numbers that one norm is over
     int32_t gates_first;      // the norm is behind the gate
+    int32_t heads_are_tiled;  // head h reads the key head h % key_heads, else h / (heads / key_heads)
     float norm_eps, beta_scale, least_step, most_step;
     float gate_scale, step_scale;  // of what gate and decay give
     float out_scale;               // of what is added to the residual
