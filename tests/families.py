@@ -28,6 +28,15 @@ _LINEAR = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 24,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_expand": 3,
+    "mamba_chunk_size": 16,
+    "time_step_limit": [0.3, 1.2],
+}
 _LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 _GEMMA = {**_HEADS, **_WINDOW, "query_pre_attn_scalar": 16}
 # tied embeddings, scaled as Gemma scales them, repeat the last token for ever; caps as low as to bend random logits
@@ -40,6 +49,7 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3": {**_GATED, "head_dim": 32},
     "apertus": _GATED,
     "arcee": _GATED,
+    "bamba": {**_GATED, **_MAMBA, "attn_layer_indices": [1]},
     "biogpt": _WIDE,
     "cohere": {**_GATED, "logit_scale": 0.5},
     "cohere2": {**_GATED, **_WINDOW},
@@ -74,7 +84,8 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "granitemoehybrid": {
         **_GATED,
-        "layer_types": ["attention", "attention"],
+        **_MAMBA,
+        "layer_types": ["mamba", "attention"],
         "num_local_experts": 0,
         "shared_intermediate_size": 96,
         "position_embedding_type": "rope",
@@ -94,6 +105,19 @@ TINY: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "sliding_attention", "full_attention"],
         "tie_word_embeddings": False,
     },
+    "mamba2": {
+        **_NO_TOKENS,
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_heads": 6,
+        "head_dim": 32,
+        "expand": 3,
+        "n_groups": 2,
+        "state_size": 20,
+        "chunk_size": 16,
+        "time_step_limit": [0.3, 1.2],
+    },
     "ministral": {**_HEADS, **_WINDOW},
     "ministral3": {
         **_HEADS,
@@ -110,6 +134,16 @@ TINY: dict[str, dict[str, Any]] = {
     "mixtral": {**_GATED, **_LOCAL, "sliding_window": None},
     "nanochat": {**_GATED, "final_logit_softcapping": 4.0, "attention_bias": True},
     "nemotron": _GATED,
+    "nemotron_h": {
+        **_HEADS,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 20,
+        "n_groups": 4,
+        "ssm_state_size": 12,
+        "chunk_size": 16,
+        "time_step_min": 0.4,
+    },
     "olmo": _GATED,
     "olmo2": _GATED,
     "olmo3": {**_GATED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
@@ -152,7 +186,10 @@ DESCRIBED = tuple(fused.FAMILIES)
 """Those of the fused decoder."""
 FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
-ONLY_FUSED = {"falcon", "lfm2", "lfm3", "olmo_hybrid", "qwen3_5_text", "qwen3_next"}
+ONLY_FUSED = {
+    *("bamba", "falcon", "granitemoehybrid", "lfm2", "lfm3", "mamba2", "nemotron_h", "olmo_hybrid"),
+    *("qwen3_5_text", "qwen3_next"),
+}
 """Those that the general decoder refuses."""
 SCANNED = {"olmo_hybrid", "qwen3_5_text", "qwen3_next"}
 """Those whose states Transformers computes in float32, whatever the model's type."""
@@ -180,7 +217,7 @@ def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
                 parameter.normal_(0, 0.12)
             elif "sinks" in key or "bias" in key or "alpha" in key:
                 parameter.normal_(0, 0.3)
-            elif "norm" in key:
+            elif "norm" in key or key.endswith(("A_log", ".D")):
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     model.generation_config.eos_token_id = None
     return model.eval()

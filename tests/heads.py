@@ -219,16 +219,21 @@ def _row(config: EagleConfig, weight: dict[str, Tensor], inputs: list[tuple[Tens
     for head in range(config.num_heads):
         group = head // (config.num_heads // config.num_kv_heads)
 
-        def part(name: str, row: int, index: int) -> Tensor:
+        def part(name: str, row: int, place: int) -> Tensor:
             width = config.head_dim
-            return (weight[f"{layer}.self_attn.{name}_proj.weight"] @ inputs[row][0])[index * width :][:width]
+            x = (weight[f"{layer}.self_attn.{name}_proj.weight"] @ inputs[row][0])[place * width :][:width]
+            norm = weight.get(f"{layer}.self_attn.{name}_norm.weight")
+            return x if norm is None else _norm(x, norm, config)
 
-        query = _rotated(config, part("q", last, head), last)
+        place = 2 * head if config.attention_gate else head
+        query = _rotated(config, part("q", last, place), last)
         scores = torch.stack([query @ _rotated(config, part("k", row, group), row) for row in seen])
         accept_probs = (scores * config.head_dim**-0.5).softmax(0)
-        heads.append(
-            sum(accept_prob * part("v", row, group) for accept_prob, row in zip(accept_probs, seen, strict=True))
-        )
+        mixed = sum(accept_prob * part("v", row, group) for accept_prob, row in zip(accept_probs, seen, strict=True))
+        if config.attention_gate:
+            gates = weight[f"{layer}.self_attn.q_proj.weight"] @ inputs[last][0]
+            mixed = mixed * gates[(place + 1) * config.head_dim :][: config.head_dim].sigmoid()
+        heads.append(mixed)
     x = inputs[last][1] + weight[f"{layer}.self_attn.o_proj.weight"] @ torch.cat(heads)  # type: ignore[arg-type]
     h = _norm(x, weight[f"{layer}.post_attention_layernorm.weight"], config)
     gate, up = (weight[f"{layer}.mlp.{name}_proj.weight"] @ h for name in ("gate", "up"))
@@ -241,11 +246,11 @@ def _passed_on(config: EagleConfig, weight: dict[str, Tensor], output: Tensor) -
 
 
 def _rotated(config: EagleConfig, x: Tensor, position: int) -> Tensor:
-    """Numbers i and i + D/2 turned by position * theta^(-2i/D)."""
-    half = config.head_dim // 2
+    """Numbers i and i + R/2 turned by position * theta^(-2i/R), of the first R numbers."""
+    half = (config.rotated or config.head_dim) // 2
     angles = position * config.rope_theta ** -(torch.arange(half).double() / half)
-    a, b = x[:half], x[half:]
-    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()])
+    a, b, rest = x[:half], x[half : 2 * half], x[2 * half :]
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest])
 
 
 def _norm(x: Tensor, weight: Tensor, config: EagleConfig) -> Tensor:

@@ -150,7 +150,8 @@ class NamedModel:
         name: "bundled-draft", a folder, a file or a hub id.
         dtype: of its weights; None: as `models.inherited_dtype` has it.
         quantize: what its weights are kept in; None: as its files are.
-        is_head: it is the folder of a head, whose weights are kept as the target's are.
+        is_head: it is the folder of a head, or the target's own name for the head that its checkpoint carries, whose
+            weights are kept as the target's are.
     """
 
     name: str | Path

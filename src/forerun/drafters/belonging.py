@@ -1,7 +1,8 @@
 """Finds the heads and draft models on this machine that belong to a target.
 
-Looked at are the heads that forerun ships, the folder in which the target lies, and the Hub's local cache. Nothing is
-fetched. Only headers, configurations and tokenizers are read, and the target's embedding where a head names its target.
+Looked at are the target's own checkpoint, the heads that forerun ships, the folder in which the target lies, and the
+Hub's local cache. Nothing is fetched. Only headers, configurations and tokenizers are read, and the target's embedding
+where a head names its target.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import HeadConfig
 from forerun.drafters.heads.fingerprint import embedding_fingerprint, same_target
 from forerun.drafters.heads.folder import head_header, head_settings, is_head
+from forerun.drafters.mtp.checkpoint_format import claims_mtp, find_mtp
 from forerun.errors import ForerunError, ModelLoadError
 from forerun.models.loading.find_source import find_source, gguf_models
 from forerun.models.loading.folder import CONFIG, local_path
@@ -78,10 +80,22 @@ def belonging(name: str | Path) -> list[Belonging]:
         with suppress(ForerunError, OSError):  # what cannot be read belongs to nobody
             if not folder.samefile(path) and (each := _fitting(folder, place, target)) is not None:
                 found.append((-(each[0].predicted_speedup or 0), each[1], each[0]))
+    found += [(0, -1, each) for each in carried(name)]
     ranked = [each for _, _, each in sorted(found, key=lambda each: each[:2])]
     if str(name) == BUNDLED_TARGET:
         ranked.insert(0, Belonging("draft-model", f"the model {BUNDLED_DRAFT}", SHIPPED))
     return ranked
+
+
+def carried(name: str | Path) -> list[Belonging]:
+    """Return the MTP layer that the checkpoint of a target carries, if it can be served. Of a hub id that is not in the
+    cache, nothing is known."""
+    with suppress(ForerunError, OSError):
+        path = _path(str(name))
+        if path is not None and path.is_dir() and claims_mtp(find_source(path).plain_config()):  # GGUF's are not mapped
+            size = sum(prod(shape) for shape in find_mtp(path).config.tensors().values())
+            return [Belonging("mtp", f"MTP layer, {_millions(size)}", "in its checkpoint")]
+    return []
 
 
 class _Target:

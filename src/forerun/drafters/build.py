@@ -27,7 +27,8 @@ from forerun.models.loading.gguf.file import SUFFIX
 from forerun.utils import fetch as store
 
 AUTO_IS_HYBRID = False
-"""Whether AUTO takes what belongs to the target: only where that is measured to be no slower than plain decoding."""
+"""Whether AUTO takes what belongs to the target beside the layer that its checkpoint carries: only where that is
+measured to be no slower than plain decoding."""
 
 
 def build_drafter(spec: str | Path | Drafter) -> tuple[Drafter, NumDraftTokens | None]:
@@ -145,15 +146,14 @@ def chosen_drafter(
 
 
 def automatic_drafter(target: str) -> str:
-    """Return what AUTO stands for: the bundled draft model for the bundled target, else suffix matches; with
-    `AUTO_IS_HYBRID`, their hybrid with the best head or draft model that belongs to the target of this name."""
+    """Return what AUTO stands for: the bundled draft model for the bundled target, else suffix matches, in a hybrid
+    with the MTP layer that the checkpoint of the target of this name carries; with `AUTO_IS_HYBRID`, with the best that
+    belongs to it."""
     if target == BUNDLED_TARGET:
         return "draft-model"
-    if not AUTO_IS_HYBRID:
-        return DEFAULT_DRAFTER
-    from forerun.drafters.belonging import belonging  # what drafts alone reads no head
+    from forerun.drafters.belonging import belonging, carried  # what drafts alone reads no head
 
-    found = belonging(target)
+    found = (belonging if AUTO_IS_HYBRID else carried)(target)
     return f"hybrid:sources={DEFAULT_DRAFTER}+{found[0].text}" if found else DEFAULT_DRAFTER
 
 

@@ -16,8 +16,8 @@ from forerun.kv_cache.sequence_cache import SequenceCache
 
 
 def bytes_per_page(shapes: Sequence[Shape], dtype: torch.dtype) -> int:
-    """Return the bytes of PAGE positions in a contiguous cache."""
-    return PAGE * dtype.itemsize * sum(heads * (key + value) for heads, key, value in shapes)
+    """Return the bytes of PAGE positions in a contiguous cache; without a layer one a position, so that they count."""
+    return PAGE * (dtype.itemsize * sum(heads * (key + value) for heads, key, value in shapes) or 1)
 
 
 class ContiguousCache(SequenceCache):

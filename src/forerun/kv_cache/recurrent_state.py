@@ -66,7 +66,7 @@ class RecurrentState(ABC):
         """
         if num_new == len(parents):
             certain = num_new - min(num_wanted, MOST_RECORDED)
-            self.num_whole = certain if certain > _WHOLE else 0
+            self.num_whole = certain if certain > _WHOLE or num_new > MOST_RECORDED else 0
         if len(parents) - self.num_whole > MOST_RECORDED:
             raise ValueError(f"{len(parents)} rows have been fed, but a recurrent layer keeps {MOST_RECORDED} apart")
         if list(parents[: self.num_whole]) != list(range(-1, self.num_whole - 1)):
@@ -227,16 +227,16 @@ class RecordedState(RecurrentState):
         elif self._tip is None:
             self._tip = torch.empty(self._layout.state_size)
         if num_new == len(parents):  # nothing but pending records is kept
-            self._base = int(self._pending.slots.max(initial=-1)) + 1
+            self._base = self._behind_pending()
         count = self._base + len(parents) - self.num_whole
         if not count <= len(self._records) <= 8 * max(8, count):
             records = torch.empty(1 << max(3, (count - 1).bit_length()), self._layout.record_size)
-            kept = min(self._base + len(parents) - num_new, len(self._records))
+            kept = min(count, len(self._records))
             records[:kept] = self._records[:kept]
             self._records = records
-        behind = np.asarray(parents[self.num_whole :], np.int32) - self.num_whole
+        followed = np.asarray(parents[self.num_whole :], np.int32) - self.num_whole
         self._parents = np.full(count, -1, np.int32)
-        self._parents[self._base :] = np.where(behind >= 0, behind + self._base, -1)
+        self._parents[self._base :] = np.where(followed >= 0, followed + self._base, -1)
 
     def fields(self, first: int) -> tuple[int, ...]:
         """Return the fields of a forward's `StateStruct`. first: the first row of the scratch that is computed."""
@@ -258,6 +258,18 @@ class RecordedState(RecurrentState):
             self._base + max(0, first - self.num_whole),
             0,
         )
+
+    def _behind_pending(self) -> int:
+        """Return the first slot behind the pending records, which are brought to the front now and then."""
+        slots = self._pending.slots
+        end = int(slots.max(initial=-1)) + 1
+        if end <= 2 * len(slots) + 8:
+            return end
+        records = torch.empty_like(self._records)
+        records[: len(slots)] = self._records[torch.from_numpy(slots).long()]
+        self._records = records
+        self._pending = _Pending(np.arange(len(slots), dtype=np.int32), self._pending.folded)
+        return len(slots)
 
     def _commit(self, rows: Sequence[int]) -> None:
         earlier = self._unfolded()

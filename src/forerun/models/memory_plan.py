@@ -334,11 +334,13 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
 
 def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
-    heads, kv_heads, key_width, value_width = attention_widths(config)
     count, states = config.num_hidden_layers, None
     if storage.is_fused:
         spec = spec_of(config)
-        heads, kv_heads, count, states = spec.num_heads, spec.num_kv_heads, spec.num_attending, state_layout(spec)
+        heads, kv_heads, key_width, value_width = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim
+        count, states = spec.num_attending, state_layout(spec)
+    else:
+        heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))

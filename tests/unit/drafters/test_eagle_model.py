@@ -17,11 +17,13 @@ from forerun.errors import IncompatibleDrafterError
 from forerun.models import Model, Rows, load_model
 from heads import random_head, reference_logits, states_of
 
+GATED = {"version": 1, "is_mtp": True, "norm_output": True, "attention_gate": True, "head_norms": True, "rotated": 8}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "first version": {"version": 1},
     "mtp": {"version": 1, "is_mtp": True},
     "mtp with output rows": {"version": 1, "is_mtp": True, "norm_output": True, "own_output_rows": True},
+    "mtp with gates": GATED,
     "reduced": {"draft_vocab_size": 40, "own_output_rows": True},
     "everything": {
         "draft_vocab_size": 40,
@@ -113,13 +115,16 @@ def test_every_path_of_a_tree_is_a_chain(target: Model) -> None:
         assert difference(model.widened(logits[None])[0], expected) < 1e-5
 
 
+@pytest.mark.parametrize("form", [{"norm_before_fc": True}, GATED], ids=["eagle", "mtp"])
 @pytest.mark.parametrize(
     "options", [{"dtype": "bfloat16"}, {"dtype": "float32"}, {"dtype": "bfloat16", "quantize": "int8"}]
 )
-def test_other_number_formats_are_near(options: dict[str, str], folder: Path, target: Model) -> None:
+def test_other_number_formats_are_near(
+    options: dict[str, str], form: dict[str, Any], folder: Path, target: Model
+) -> None:
     """Compare dtypes, and check that rows have the same bits alone and in a batch."""
     other = load_model(folder, **options)  # type: ignore[arg-type]
-    head = random_head(target, draft_vocab_size=40, norm_before_fc=True)
+    head = random_head(target, draft_vocab_size=40, **form)
     text = tokens(20, 4)
     rows = []
     for each in (target, other):

@@ -53,7 +53,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("biogpt", {"scale_embedding": False}),
     ("gpt_bigcode", {"multi_query": False}),
     ("opt", {"enable_bias": False, "activation_function": "gelu"}),
-    ("granitemoehybrid", {"position_embedding_type": None}),
+    ("granitemoehybrid", {"position_embedding_type": None, "layer_types": ["attention", "attention"]}),
+    ("granitemoehybrid", {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_n_groups": 1}),
     ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}}),
     ("hyperclovax", {"use_post_norm": False, "mlp_bias": True}),
     ("olmo3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 500.0}}}),
@@ -62,6 +63,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("helium", {"attention_bias": True, "mlp_bias": True}),
     ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     ("apertus", {"hidden_act": "relu2", "attention_bias": True}),
+    ("bamba", {"mamba_n_groups": 4, "mlp_bias": True, "attention_bias": True}),
+    ("mamba2", {"use_bias": True, "use_conv_bias": False, "n_groups": 1, "tie_word_embeddings": True}),
+    ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp"]}),
     ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
     ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "layer_types": ["full_attention", "conv"]}),
     ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": True}),
@@ -85,11 +90,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
     ("gpt_bigcode", {"add_cross_attention": True, "multi_query": False}, "add_cross_attention=True"),
     ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts=4"),
-    ("granitemoehybrid", {"layer_types": ["linear_attention", "attention"]}, "layers of type linear_attention"),
+    ("granitemoehybrid", CHUNKED, "layers of type chunked_attention"),
+    ("granitemoehybrid", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("llama", {"rope_parameters": {**YARN, "rope_type": "dynamic"}}, "rope type 'dynamic'"),
     ("lfm2", {"layer_types": ["mamba", "full_attention"]}, "layers of type linear_attention"),
     ("lfm2", {"conv_L_cache": 18}, "a convolution of 18 inputs"),
     ("lfm3", {"layer_types": ["conv", "linear_attention", "full_attention"]}, "layers of type linear_attention"),
+    ("mamba2", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ("nemotron_h", {"layers_block_type": ["linear_attention", "moe"]}, "layers of type moe"),
+    ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act='gelu'"),
+    ("nemotron_h", {"mlp_hidden_act": "tanh"}, "activation 'tanh'"),
     ("olmo", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("olmo_hybrid", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False"),
@@ -147,9 +157,9 @@ def test_logits_are_those_of_transformers(dtype: str, tolerance: float, made: tu
     model = load_model(folder, dtype)
     assert model.kind == "fused"
     text = tokens(70)
-    tolerance *= 10 if reference.config.model_type in SCANNED else 1
+    tolerance = max(1e-4, 3 * tolerance) if reference.config.model_type in SCANNED else tolerance
     with torch.inference_mode():
-        expected = reference.to(getattr(torch, dtype))(torch.tensor([text])).logits[0]
+        expected = reference.to(getattr(torch, dtype))(torch.tensor([text]), use_cache=False).logits[0].to(model.dtype)
     torch.testing.assert_close(in_parts(model, text, [50, 1, 4, 15]), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -196,7 +206,9 @@ def test_a_quantized_folder_computes_what_quantizing_at_load_does(
 @pytest.mark.sampled(4)
 def test_an_adapter_is_merged(made: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
     reference, folder = made
-    config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    is_refused = reference.config.model_type in ("falcon_h1", "mamba2", "nemotron_h")  # by PEFT
+    but = ["out_proj"] if is_refused else None
+    config = peft.LoraConfig(r=4, target_modules="all-linear", exclude_modules=but, init_lora_weights=False)
     wrapped = peft.get_peft_model(reference.to(torch.float32), config)
     wrapped.save_pretrained(tmp_path / "adapter")
     if reference.config.model_type == "qwen3_next":  # PEFT adds experts, which these models have not
@@ -205,7 +217,7 @@ def test_an_adapter_is_merged(made: tuple[PreTrainedModel, Path], tmp_path: Path
         return
     model, text = load_model(folder, "float32", adapter=tmp_path / "adapter"), tokens(30)
     with torch.inference_mode():
-        expected = wrapped(torch.tensor([text])).logits[0]
+        expected = wrapped(torch.tensor([text]), use_cache=False).logits[0]
     assert model.kind == "fused"
     torch.testing.assert_close(in_parts(model, text, [30]), expected, atol=2e-3, rtol=2e-3)
 

@@ -23,7 +23,8 @@ class EagleConfig:
     Version 1: x = fc([embedding; state]) is the input and the residual of a layer without input_layernorm, there is no
     final norm, and the output layer is the target's.
     An MTP layer (DeepSeek-V3, 2412.19437) is a version 1 whose x = fc([enorm(embedding); hnorm(state)]) enters a whole
-    decoder layer, and whose logits are those of norm(output).
+    decoder layer, and whose logits are those of norm(output). Its attention may be that of Qwen3-Next: gated, and with
+    norms of queries and keys before a part of each head is rotated.
 
     Attributes:
         version: 1 or 3.
@@ -45,6 +46,10 @@ class EagleConfig:
         rms_norm_eps: of all norms.
         max_positions: rows that it was made for.
         is_mtp: it is an MTP layer.
+        attention_gate: what attention gives is multiplied by a sigmoid; q_proj has the query and the gate of each head
+            side by side.
+        head_norms: queries and keys of each head are normalised.
+        rotated: numbers of each head that are rotated; None for all.
     """
 
     version: int
@@ -67,6 +72,9 @@ class EagleConfig:
     rms_norm_eps: float = 1e-5
     max_positions: int = 2048
     is_mtp: bool = False
+    attention_gate: bool = False
+    head_norms: bool = False
+    rotated: int | None = None
 
     def __post_init__(self) -> None:
         check_positive(
@@ -85,6 +93,12 @@ class EagleConfig:
             raise ConfigError(f"version of the head is {self.version}, but must be 1 or 3.")
         if self.is_mtp and self.version != 1:
             raise ConfigError(f"an MTP layer is a head of version 1, not {self.version}.")
+        if not self.is_mtp and (self.attention_gate or self.head_norms or self.rotated is not None):
+            raise ConfigError(
+                "attention_gate, head_norms and rotated are those of an MTP layer, which this head is not."
+            )
+        if not 2 <= self.num_rotated <= self.head_dim or self.num_rotated % 2:
+            raise ConfigError(f"rotated is {self.rotated}, but must be even, and from 2 to head_dim, {self.head_dim}.")
         check_vocabulary(self.draft_vocab_size, self.vocab_size)
         check_attention(self.num_heads, self.num_kv_heads, self.head_dim)
         check_layers(self.layers)
@@ -116,7 +130,7 @@ class EagleConfig:
         states = 2 if self.version == 1 else len(self.layers)
         tensors: dict[str, tuple[int, ...]] = {
             "fc.weight": (hidden, states * target),
-            f"{layer}.self_attn.q_proj.weight": (wide, self.attention_input),
+            f"{layer}.self_attn.q_proj.weight": (wide * (2 if self.attention_gate else 1), self.attention_input),
             f"{layer}.self_attn.k_proj.weight": (narrow, self.attention_input),
             f"{layer}.self_attn.v_proj.weight": (narrow, self.attention_input),
             f"{layer}.self_attn.o_proj.weight": (hidden, wide),
@@ -138,6 +152,8 @@ class EagleConfig:
                 f"{layer}.input_layernorm.weight": (hidden,),
                 "norm.weight": (hidden,),
             }
+        if self.head_norms:
+            tensors |= {f"{layer}.self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
         if self.norm_before_fc:
             tensors |= {f"fc_norm.{i}.weight": (target,) for i in range(len(self.layers))}
         if self.embedding_residual:
@@ -154,8 +170,16 @@ class EagleConfig:
             "residual of the embedding": self.embedding_residual,
             "output rows of its own": self.own_output_rows,
             f"window of {self.sliding_window or 0:,}": self.sliding_window is not None,
+            "gated attention": self.attention_gate,
+            "norms of queries and keys": self.head_norms,
+            f"rotation of {self.num_rotated} of {self.head_dim} numbers": self.num_rotated < self.head_dim,
         }
         return [name for name, holds in found.items() if holds]
+
+    @property
+    def num_rotated(self) -> int:
+        """Return the numbers of each head that are rotated."""
+        return self.head_dim if self.rotated is None else self.rotated
 
     @property
     def layer_name(self) -> str:

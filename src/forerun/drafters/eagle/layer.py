@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.layers import HeadLayers, NativeHead, head_attention, state_norms
 from forerun.kernels.cpu.library import EagleStruct, Library, LinearStruct, RowsStruct
-from forerun.kernels.torch.elementwise import rms_norm
+from forerun.kernels.torch.elementwise import rms_norm, sigmoid
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import Rows
@@ -20,8 +21,30 @@ from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.linear import Linear
 from forerun.models.model import lay_out
-from forerun.models.rotation import Rotation, inverse_frequencies, rotate
+from forerun.models.rotation import HalfRotation, Rotation, inverse_frequencies, pair_halves, rotate
 from forerun.types import Cache
+
+
+def head_order(config: EagleConfig, *, in_pairs: bool) -> Tensor:
+    """Return the order of a head's numbers, [head_dim] int64.
+
+    in_pairs: those that are rotated together side by side; else as they are stored.
+    """
+    places, count = torch.arange(config.head_dim), config.num_rotated
+    return torch.cat([pair_halves(places[:count], count), places[count:]]) if in_pairs else places
+
+
+def attention_rows(config: EagleConfig, *, in_pairs: bool) -> dict[str, Tensor]:
+    """Return the rows of q_proj, k_proj and v_proj by their letter, and those of q_proj that are the gate's.
+
+    in_pairs: as of `head_order`.
+    """
+    width, order = config.head_dim, head_order(config, in_pairs=in_pairs)
+    apart = width * (2 if config.attention_gate else 1)
+    queries, keys = (torch.arange(count)[:, None] for count in (config.num_heads, config.num_kv_heads))
+    found = {"q": queries * apart + order, "k": keys * width + order, "v": keys * width + torch.arange(width)}
+    found["gate"] = queries * apart + width + torch.arange(width)
+    return {name: rows.reshape(-1) for name, rows in found.items()}
 
 
 class ReferenceEagleLayer:
@@ -39,8 +62,13 @@ class ReferenceEagleLayer:
         self._config, self._made, self._output = config, made, output
         layer = config.layer_name
         self._fuse = made.linear("fc")
-        projections = (f"{layer}.self_attn.{name}_proj" for name in "qkv")
-        self._qkv = made.linear(*projections, rotated=2, head_dim=config.head_dim)
+        rows = attention_rows(config, in_pairs=True)
+        self._qkv = made.product([made.rows(f"{layer}.self_attn.{name}_proj", rows[name]) for name in "qkv"])
+        gate = made.rows(f"{layer}.self_attn.q_proj", rows["gate"]) if config.attention_gate else None
+        self._gate = None if gate is None else made.product([gate])
+        order = head_order(config, in_pairs=True)
+        norms = (f"{layer}.self_attn.{name}_norm.weight" for name in "qk") if config.head_norms else ()
+        self._head_norms = [made.vector(name)[order] for name in norms]
         self._out = made.linear(f"{layer}.self_attn.o_proj")
         self._gate_up = made.linear(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj")
         self._down = made.linear(f"{layer}.mlp.down_proj")
@@ -52,7 +80,7 @@ class ReferenceEagleLayer:
         self._entry_norms = [made.vector(f"{name}.weight") for name in config.entry_norms]
         self._eps = torch.tensor(config.rms_norm_eps, dtype=made.compute, device=made.device)
         self._rotation = Rotation(
-            inverse_frequencies(config.rope_theta, config.head_dim), 1.0, made.compute, made.device
+            inverse_frequencies(config.rope_theta, config.num_rotated), 1.0, made.compute, made.device
         )
         self._form, attention = head_attention(config)
         self._attention = made.attention()
@@ -119,7 +147,10 @@ class ReferenceEagleLayer:
             x = normed if self._config.norm_before_residual else states
             if self._embedding_residual is not None:
                 x = x + multiply(self._embedding_residual, embedding)
-        x = x + multiply(self._out, self._attended(multiply(self._qkv, read), layout))
+        attended = self._attended(multiply(self._qkv, read), layout)
+        if self._gate is not None:
+            attended = attended * sigmoid(multiply(self._gate, read))
+        x = x + multiply(self._out, attended)
         h = multiply(self._gate_up, self._normed(x, self._mlp_norm))
         wide = self._config.intermediate_size
         return x + multiply(self._down, F.silu(h[:, :wide]).mul_(h[:, wide:]))
@@ -129,7 +160,11 @@ class ReferenceEagleLayer:
         config, rows = self._config, len(qkv)
         rotated = config.num_heads + config.num_kv_heads
         heads = qkv.view(rows, -1, config.head_dim)
-        rotate(heads[:, :rotated], self._rotation.turns(layout))
+        for norm, part in zip(
+            self._head_norms, (slice(config.num_heads), slice(config.num_heads, rotated)), strict=False
+        ):
+            heads[:, part] = F.rms_norm(heads[:, part], norm.shape, None, config.rms_norm_eps).mul_(norm)
+        rotate(heads[:, :rotated, : config.num_rotated], self._rotation.turns(layout))
         query, key, value = heads[:, : config.num_heads], heads[:, config.num_heads : rotated], heads[:, rotated:]
         return self._attention.forward(0, query, key, value, layout, self._form)
 
@@ -152,10 +187,10 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
 
     def __init__(self, made: HeadLayers, config: EagleConfig, output: Linear, library: Library) -> None:
         super().__init__(made, config, library)
-        input_norm = None if config.version == 3 else self._norm(f"{config.layer_name}.input_layernorm")
-        self._layer = self._layer_struct(config.layer_name, input_norm=input_norm)
-        form, attention = head_attention(config)
-        self._path_planner = PathPlanner([attention], made.dtype)
+        self._layer = self._layer_struct(config.layer_name, **self._queries())
+        self._rotation = HalfRotation(inverse_frequencies(config.rope_theta, config.num_rotated), 1.0)
+        form, shape = head_attention(config)
+        self._path_planner = PathPlanner([shape], made.dtype)
         self.planner: Planner = self._path_planner
         self._eagle = self._eagle_struct(output, form.scale)
 
@@ -199,13 +234,31 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
         )
         return logits, x
 
+    def _queries(self) -> dict[str, Any]:
+        """Return the fields of the layer that not every head has: norms, and queries beside a gate."""
+        config, layer = self._config, self._config.layer_name
+        query = f"{layer}.self_attn.q_proj"
+        found = {
+            "query_norm": self._norm(f"{layer}.self_attn.q_norm"),
+            "key_norm": self._norm(f"{layer}.self_attn.k_norm"),
+        }
+        if config.version == 1:  # that of a version 3 is of the embedding alone
+            found["input_norm"] = self._norm(f"{layer}.input_layernorm")
+        if not config.attention_gate:
+            return found
+        rows = attention_rows(config, in_pairs=False)
+        parts = (self._struct(self._made.product([self._made.rows(query, rows[name])])) for name in ("q", "gate"))
+        return {**found, **dict(zip(("query", "attention_gate"), parts, strict=True))}
+
     def _eagle_struct(self, output: Linear, scale: float) -> EagleStruct:
         config = self._config
         reads_pair = config.version == 3
         layer_norms = (f"{config.layer_name}.input_layernorm", f"{config.layer_name}.hidden_norm")
         norms = layer_norms if reads_pair else config.entry_norms or (None, None)
+        model = self._model_struct(ctypes.pointer(self._layer), 1, output, scale)
+        model.rotated = config.num_rotated
         return EagleStruct(
-            model=self._model_struct(ctypes.pointer(self._layer), 1, output, scale),
+            model=model,
             embedding_norm=self._norm(norms[0]),
             state_norm=self._norm(norms[1]),
             entry=LinearStruct() if reads_pair else self._fuse,

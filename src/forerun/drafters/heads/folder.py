@@ -24,7 +24,7 @@ from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.checkpoint_format import SPECULATORS
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.checkpoint_formats import WEIGHTS, open_slices, public_config_of, read_public
-from forerun.drafters.heads.config import FLOATS, HeadConfig, StoredHead, check_loaded, checked_d2t
+from forerun.drafters.heads.config import FLOATS, HeadConfig, StoredHead, TensorSpec, check_loaded, checked_d2t
 from forerun.drafters.heads.fingerprint import Fingerprint, FingerprintedTarget, same_target, target_fingerprint
 from forerun.drafters.medusa.checkpoint_format import is_medusa, medusa_config_of, read_medusa
 from forerun.drafters.medusa.config import MedusaConfig
@@ -202,11 +202,13 @@ def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
         config = medusa_config_of(settings, num_layers)
     else:
         config = public_config_of(settings, stored, str(folder), num_layers)
+    return HeadHeader(config, float_type(stored.values()), has_quantized(stored))
+
+
+def float_type(tensors: Iterable[TensorSpec]) -> torch.dtype:
+    """Return the type of the first of these tensors that are numbers; float32 if none is."""
     named = {name: dtype for dtype, name in FLOATS.items()}
-    dtypes = (each.get_dtype() for each in stored.values())
-    return HeadHeader(
-        config, next((named[each] for each in dtypes if each in named), torch.float32), has_quantized(stored)
-    )
+    return next((named[kind] for each in tensors if (kind := each.get_dtype()) in named), torch.float32)
 
 
 def head_settings(folder: Path) -> Fields:

@@ -79,13 +79,17 @@ class HeadLayers:
 
     def linear(self, *names: str, rotated: int = 0, head_dim: int = 0) -> Linear:
         """Return one layer of these matrices; the first `rotated` of them have heads of this width to be rotated."""
-        parts: list[Tensor | QuantizedWeight] = []
-        for number, name in enumerate(f"{name}.weight" for name in names):
-            numbers, quantized = self.head.tensors[name], self.head.quantized.get(name)
-            order = torch.arange(len(numbers))
-            order = pair_halves(order, head_dim) if number < rotated else order
-            parts.append(numbers[order] if quantized is None else quantized.rows(order))
+        parts = []
+        for number, name in enumerate(names):
+            order = torch.arange(len(self.head.tensors[f"{name}.weight"]))
+            parts.append(self.rows(name, pair_halves(order, head_dim) if number < rotated else order))
         return self.product(parts)
+
+    def rows(self, name: str, rows: Tensor) -> Tensor | QuantizedWeight:
+        """Return these rows of a matrix, in this order."""
+        name = f"{name}.weight"
+        quantized = self.head.quantized.get(name)
+        return self.head.tensors[name][rows] if quantized is None else quantized.rows(rows)
 
     def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
         """Return the output layer: the head's, or the target's rows of these tokens, quantized if the head is."""
@@ -289,16 +293,17 @@ class NativeHead(Generic[_Config]):
             scale=scale,
         )
 
-    def _layer_struct(self, prefix: str, **norms: int | None) -> LayerStruct:
+    def _layer_struct(self, prefix: str, query: LinearStruct | None = None, **others: Any) -> LayerStruct:
         """Fill the structure of a decoder layer.
 
         Args:
             prefix: how the names of its tensors begin.
-            norms: addresses of those that it has beside that of its feed-forward part.
+            query: of the queries; None: all of q_proj.
+            others: addresses of norms that it has beside that of its feed-forward part, and further fields.
         """
         return LayerStruct(
             mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
-            query=self._linear(f"{prefix}.self_attn.q_proj"),
+            query=self._linear(f"{prefix}.self_attn.q_proj") if query is None else query,
             key=self._linear(f"{prefix}.self_attn.k_proj"),
             value=self._linear(f"{prefix}.self_attn.v_proj"),
             out=self._linear(f"{prefix}.self_attn.o_proj"),
@@ -306,7 +311,7 @@ class NativeHead(Generic[_Config]):
             up=self._linear(f"{prefix}.mlp.up_proj"),
             down=self._linear(f"{prefix}.mlp.down_proj"),
             window=self._config.sliding_window or 0,
-            **norms,
+            **others,
         )
 
     def _linear(self, name: str) -> LinearStruct:

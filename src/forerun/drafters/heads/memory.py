@@ -8,7 +8,8 @@ from typing import Literal
 
 import torch
 
-from forerun.drafters.heads.folder import HeadHeader, head_header
+from forerun.drafters.heads.folder import HeadHeader, float_type, head_header
+from forerun.drafters.mtp.checkpoint_format import find_mtp
 from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
@@ -39,20 +40,24 @@ class HeadMemory:
 
 
 def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> HeadMemory:
-    """Estimate the memory of the head in a folder, which computes in the target's number format. Only the tensors'
-    header is read.
+    """Estimate the memory of a head, which computes in the target's number format. Only the tensors' header is read.
 
     Args:
+        folder: of the head; the target's name for the one that its checkpoint carries.
         target_name: that the target is loaded by.
 
     Raises:
         ModelLoadError, UnsupportedModelError: as `load_head`, as far as the header shows.
     """
-    header = head_header(folder, find_source(target_name).config().get_text_config().num_hidden_layers)
+    if is_carried := str(folder) == str(target_name):
+        carried = find_mtp(target_name)
+        header = HeadHeader(carried.config, float_type(carried.slices.values()), is_quantized=False)
+    else:
+        header = head_header(folder, find_source(target_name).config().get_text_config().num_hidden_layers)
     is_quantized = target.number_format != str(target.dtype).removeprefix("torch.")
     layers = _layers_nbytes(header, target, is_quantized=is_quantized)
     return HeadMemory(
-        name=str(folder),
+        name=f"the MTP layer of {target_name}" if is_carried else str(folder),
         number_format=_INT8 if is_quantized or header.is_quantized else target.number_format,
         device=target.device,
         weights=layers + header.nbytes,

@@ -1,10 +1,11 @@
 """The layer that a target's checkpoint carries to predict further tokens (MTP), read as a head.
 
 Transformers drops such layers when it loads a model, so they are read by name. Two ways of naming them are known:
-DeepSeek-V3's and GLM's, the layer after the last one (`enorm`, `hnorm`, `eh_proj`, `shared_head.norm`), and
-Qwen3-Next's (`mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`, `mtp.norm`). The
-block is supported if it is that of a Llama; mixtures of experts, latent attention, gates, biases and norms of queries
-are refused by name. Of several such layers the first drafts, again and again.
+DeepSeek-V3's and GLM's, the layer after the last one (`enorm`, `hnorm`, `eh_proj`, `shared_head.norm`), and that of
+Qwen3-Next and Qwen3.5 (`mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`, `mtp.norm`). The block is
+supported if it is that of a Llama, perhaps with norms of queries and keys, and with the gated attention and the partial
+rotation of its target; mixtures of experts, latent attention and biases are refused by name. Of several such layers the
+first drafts, again and again.
 """
 
 from __future__ import annotations
@@ -13,21 +14,28 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import StoredHead, check_forms, check_values
 from forerun.drafters.heads.fingerprint import Fingerprint, sampled_ids, sampled_signs, target_fingerprint
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.models.base import LanguageModel
+from forerun.models.fused.families import refusal, spec_of
+from forerun.models.fused.spec import DecoderSpec
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.foreign_errors import REMEDY
 
 _log = logging.getLogger(__name__)
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_QUERY_NORM = "self_attn.q_norm.weight"
+_CLAIMS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_FURTHER = re.compile(r"mtp\.layers\.[1-9]\d*\.")
 _MOST_NAMED = 3
 """Names of tensors that a message gives."""
 
@@ -69,17 +77,35 @@ def _namings(num_layers: int) -> tuple[_Naming, ...]:
                 "mtp.pre_fc_norm_hidden.weight": "hnorm.weight",
                 "mtp.fc.weight": "fc.weight",
                 "mtp.norm.weight": "norm.weight",
+                "mtp.embed_tokens.weight": _EMBEDDING,
             },
             norm_output=True,
         ),
     )
 
 
-def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
-    """Read the first MTP layer of a target's checkpoint.
+@dataclass(frozen=True, slots=True)
+class CarriedMtp:
+    """The first MTP layer of a checkpoint, which is not read yet.
 
-    Args:
-        name: that the target was loaded by.
+    Attributes:
+        config: its shape, with the target's output layer.
+        slices: its tensors by the names of `EagleConfig.tensors`, and its copies of the target's tables.
+        norm_offset: what is added to the weights of its norms.
+    """
+
+    config: EagleConfig
+    slices: Mapping[str, TensorSlice]
+    norm_offset: float
+
+
+def claims_mtp(config: Any) -> bool:
+    """Return whether a configuration speaks of MTP layers."""
+    return any(getattr(config, key, None) for key in _CLAIMS)
+
+
+def find_mtp(name: str | Path) -> CarriedMtp:
+    """Find the first MTP layer of the checkpoint of a target of this name. Only headers are read.
 
     Raises:
         ModelLoadError: the checkpoint has none, or claims one that it does not hold, or it is damaged.
@@ -93,17 +119,35 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
         (way for way in namings for each in slices if each in way.renamed or each.startswith(way.block)), None
     )
     if naming is None:
-        raise _missing(name, config, slices)
-    found = _tensors(slices, naming, name)
-    head = EagleConfig(**_sizes(config, found, target, name), norm_output=naming.norm_output)
-    found, head = _shared(found, head, target, name)
+        raise _missing(source.name, config, slices)
+    found = _tensors(slices, naming, source.name)
+    spec = spec_of(config) if refusal(config) is None else None
+    sizes, attention = _sizes(config, found, source.name), _attention(config, spec, found, source.name)
+    head = EagleConfig(**sizes, **attention, norm_output=naming.norm_output)
+    numbers = "|".join(str(config.num_hidden_layers + number) for number in range(1, 9))
+    pattern = re.compile(rf"model\.layers\.({numbers})\.|{_FURTHER.pattern}")
+    if later := sorted({match[0] for each in slices if (match := pattern.match(each))}):
+        message = "%s has further MTP layers (%s), which are not used: the first drafts again and again."
+        _log.info(message, source.name, later)
+    return CarriedMtp(head, found, 0.0 if spec is None else spec.norm_offset)
+
+
+def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
+    """Read the first MTP layer of a target's checkpoint.
+
+    Args:
+        name: that the target was loaded by.
+
+    Raises:
+        ModelLoadError, UnsupportedModelError: as `find_mtp`.
+    """
+    carried = find_mtp(name)
+    found, head = _shared(dict(carried.slices), carried.config, target, name)
     check_forms(head, found, name, ModelLoadError, REMEDY)
     tensors = {each: found[each][...] for each in head.tensors()}
+    if carried.norm_offset:
+        tensors |= {each: _wide(norm) + carried.norm_offset for each, norm in tensors.items() if norm.dim() == 1}
     check_values(tensors, name, ModelLoadError, REMEDY)
-    numbers = "|".join(str(config.num_hidden_layers + number) for number in range(1, 9))
-    pattern = re.compile(rf"model\.layers\.({numbers})\.|mtp\.layers\.[1-9]\d*\.")
-    if later := sorted({match[0] for each in slices if (match := pattern.match(each))}):
-        _log.info("%s has further MTP layers (%s), which are not used: the first drafts again and again.", name, later)
     return StoredHead(head, tensors, fingerprint=target_fingerprint(target), form="MTP")
 
 
@@ -114,12 +158,11 @@ def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> Model
         return UnsupportedModelError(
             f"{name}: its MTP layers ({_named(unknown)}) are of a form that is not known here. Take another drafter."
         )
-    claimed = getattr(config, "num_nextn_predict_layers", None) or 0
-    if claimed:
-        return ModelLoadError(
-            f"{name}: config.json speaks of {claimed} MTP layers (num_nextn_predict_layers), and the weights hold "
-            f"none. {REMEDY}"
-        )
+    for key in _CLAIMS:
+        if claimed := getattr(config, key, None):
+            return ModelLoadError(
+                f"{name}: config.json speaks of {claimed} MTP layers ({key}), and the weights hold none. {REMEDY}"
+            )
     return ModelLoadError(
         f"{name} carries no MTP layers. Train one and give its folder (forerun train mtp; mtp:model=FOLDER), or take "
         "another drafter."
@@ -129,6 +172,7 @@ def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> Model
 def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> dict[str, TensorSlice]:
     """Return the layer's tensors by the names of `EagleConfig.tensors`, with the copies of the target's tables."""
     known = {f"{part}_proj.weight" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")}
+    known |= {_QUERY_NORM, "self_attn.k_norm.weight"}
     known |= {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
     known |= {"input_layernorm.weight", "post_attention_layernorm.weight"}
     found, unknown = {}, []
@@ -141,23 +185,18 @@ def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> d
                 found[f"layers.0.{part}"] = tensor
             elif not part.endswith("rotary_emb.inv_freq"):
                 unknown.append(each)
+        elif each.startswith("mtp.") and not _FURTHER.match(each):
+            unknown.append(each)
     if unknown:
         raise UnsupportedModelError(
             f"{name}: its MTP layer has {_named(sorted(unknown))}, and the block of a Llama is served alone, without "
-            "experts, latent attention, gates, biases or norms of queries. Take another drafter."
+            "experts, latent attention or biases. Take another drafter."
         )
     return found
 
 
-def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel, name: str) -> dict[str, Any]:
+def _sizes(config: Any, found: Mapping[str, TensorSlice], name: str) -> dict[str, Any]:
     """Return the layer's sizes, which are the target's except for the width of its feed-forward part."""
-    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
-    partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)) or 1
-    if kind != "default" or partial != 1 or any(isinstance(each, Mapping) for each in rope.values()):
-        raise UnsupportedModelError(
-            f"{name}: its MTP layer rotates by {str(kind)[:40]!r} of a part of {partial}, and plain rotation is served."
-        )
     act = getattr(config, "hidden_act", "silu")
     if act != "silu":
         raise UnsupportedModelError(f"{name}: its MTP layer has hidden_act {str(act)[:40]!r}, and silu is served.")
@@ -168,8 +207,8 @@ def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel,
     return {
         "version": 1,
         "is_mtp": True,
-        "vocab_size": target.vocab_size,
-        "draft_vocab_size": target.vocab_size,
+        "vocab_size": int(config.vocab_size),
+        "draft_vocab_size": int(config.vocab_size),
         "hidden_size": hidden,
         "target_hidden_size": hidden,
         "num_heads": heads,
@@ -177,10 +216,32 @@ def _sizes(config: Any, found: Mapping[str, TensorSlice], target: LanguageModel,
         "head_dim": int(getattr(config, "head_dim", None) or hidden // heads),
         "intermediate_size": int(up.get_shape()[0]),
         "layers": (int(config.num_hidden_layers),),
-        "rope_theta": float(rope.get("rope_theta", 10_000.0)),
         "rms_norm_eps": float(config.rms_norm_eps),
         "max_positions": int(config.max_position_embeddings),
     }
+
+
+def _attention(config: Any, spec: DecoderSpec | None, found: Mapping[str, TensorSlice], name: str) -> dict[str, Any]:
+    """Return how the layer's attention differs from others, as its target's does. spec: of the target, if it is
+    known."""
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)) or 1
+    is_known = partial == 1 or (spec is not None and not spec.is_interleaved)
+    if kind != "default" or not is_known or any(isinstance(each, Mapping) for each in rope.values()):
+        raise UnsupportedModelError(
+            f"{name}: its MTP layer rotates by {str(kind)[:40]!r} of a part of {partial}, and plain rotation is served."
+        )
+    return {
+        "rope_theta": float(rope.get("rope_theta", 10_000.0)),
+        "attention_gate": spec is not None and "attention_gate" in spec.modules,
+        "head_norms": f"layers.0.{_QUERY_NORM}" in found,
+        "rotated": None if spec is None or partial == 1 else spec.rotated,
+    }
+
+
+def _wide(numbers: Tensor) -> Tensor:
+    return numbers if numbers.dtype == torch.float64 else numbers.float()
 
 
 def _shared(

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from pathlib import Path
 
-from forerun.drafters.base import Binding
+from forerun.drafters.base import Binding, NamedModel
 from forerun.drafters.draft_model.chain import DraftModel
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.drafter import EagleDrafter
 from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.drafters.heads.folder import shipped_head
-from forerun.drafters.mtp.checkpoint_format import read_mtp
-from forerun.errors import DrafterError, IncompatibleDrafterError, ModelLoadError, UnsupportedModelError
+from forerun.drafters.mtp.checkpoint_format import find_mtp, read_mtp
+from forerun.errors import (
+    DrafterError,
+    ForerunError,
+    IncompatibleDrafterError,
+    ModelLoadError,
+    UnsupportedModelError,
+)
 from forerun.models import LanguageModel
 from forerun.types import Draft, Sequence, Step
 
@@ -41,6 +48,14 @@ class Mtp(EagleDrafter, DraftModel):
     def __init__(self, model: str | Path | StoredHead[HeadConfig] | None = None) -> None:
         super().__init__(model)
         self._is_disabled = False
+
+    def models_to_load(self, target_name: str) -> tuple[NamedModel, ...]:
+        """Return the layer: the given one, the target's own, or the one that is shipped for a target of this name."""
+        if self._head is None and self._folder is None:
+            with suppress(ForerunError):
+                find_mtp(target_name)
+                return (NamedModel(target_name, is_head=True),)
+        return super().models_to_load(target_name)
 
     def bind(self, binding: Binding) -> None:
         """Read the layer and fit it to the target.

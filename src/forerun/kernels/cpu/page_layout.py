@@ -96,7 +96,7 @@ class PageLayout:
             self._positions += [(run, i) for i in range(run.num_layers)]
             self.layer_starts += [start + i * run.size // run.num_layers for i in range(run.num_layers)]
             start += run.size
-        self.size = start
+        self.size = start or _ALIGNMENT // dtype.itemsize  # without a layer, pages count positions
         self.nbytes = start * dtype.itemsize
 
     def new_page(self) -> Tensor:

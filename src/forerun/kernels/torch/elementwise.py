@@ -43,7 +43,8 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return x.div(cap).tanh_().mul_(cap)
 
 
-def _sigmoid(x: Tensor) -> Tensor:
+def sigmoid(x: Tensor) -> Tensor:
+    """Compute 1 / (1 + e^-x). x: floats of any shape."""
     return x.neg().exp_().add_(1).reciprocal_()
 
 
@@ -67,7 +68,7 @@ def _elu(x: Tensor, alpha: float = 1.0) -> Tensor:
 
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
     values, gates = x.chunk(2, dim)
-    return values * _sigmoid(gates)
+    return values * sigmoid(gates)
 
 
 def _like_pytorchs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -89,7 +90,7 @@ def _like_pytorchs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return computed
 
 
-_SIGMOID = _like_pytorchs(_sigmoid)
+_SIGMOID = _like_pytorchs(sigmoid)
 _OURS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     **dict.fromkeys((torch.sigmoid, Tensor.sigmoid, torch.special.expit), _SIGMOID),
     **dict.fromkeys((torch.sigmoid_, Tensor.sigmoid_), partial(_SIGMOID, inplace=True)),

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forerun.kernels.partition import AttentionShape
-from forerun.kernels.torch.elementwise import gelu, rms_norm, silu, softcap
+from forerun.kernels.torch.elementwise import gelu, rms_norm, sigmoid, silu, softcap
 from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
@@ -215,7 +215,7 @@ class FusedDecoder(LayerRangeDecoder):
             periods = (layout.positions // spec.query_period).to(self.compute_dtype)
             query = query * (1 + spec.query_growth * torch.log1p(periods))[:, None, None]
         mixed = self.attention.forward(layer.cached, query, key, value, layout, layer.form)
-        return mixed if gates is None else mixed * gates.neg().exp_().add_(1).reciprocal_()
+        return mixed if gates is None else mixed * sigmoid(gates)
 
     def _fed(self, layer: _Layer, x: Tensor) -> Tensor:
         """Return what the last product of the feed-forward layer reads, [T, intermediate]."""

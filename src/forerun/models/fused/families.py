@@ -1,7 +1,7 @@
 """The families that the fused decoder computes, each by how it differs from Llama.
 
-To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or `recurrent_families.py`,
-and add it to the table there.
+To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or
+`recurrent_families.py`, and add it to the table there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forerun.models.fused.spec import LLAMA_MODULES, DecoderSpec, LayerSpec
 def spec_of(config: Any) -> DecoderSpec:
     """Return the decoder of a configuration of one of FAMILIES."""
     difference = FAMILIES[config.model_type](config)
-    heads, kv_heads, width = head_shape(config)
+    heads, kv_heads, width = difference.pop("heads", None) or head_shape(config)
     kv_heads = difference.pop("num_kv_heads", kv_heads)
     modules = {**LLAMA_MODULES, **difference.pop("modules", {})}
     difference.pop("unserved", None)

@@ -60,7 +60,8 @@ def _phi3(config: Any) -> Difference:
     return {"modules": fused, "rotated_share": rotated_share(config)}
 
 
-def _granite(config: Any) -> Difference:
+def granite(config: Any) -> Difference:
+    """Return how Granite differs."""
     return {
         "biases": biases_of(config, "attention_bias", "mlp_bias"),
         "scale": config.attention_multiplier,
@@ -72,7 +73,7 @@ def _granite(config: Any) -> Difference:
 
 def _hyperclovax(config: Any) -> Difference:
     behind = {"attention_norm": "post_norm1", "feed_norm": "post_norm2"} if config.use_post_norm else {}
-    return {**_granite(config), "modules": behind, "logit_scale": config.logits_scaling}
+    return {**granite(config), "modules": behind, "logit_scale": config.logits_scaling}
 
 
 def _smollm3(config: Any) -> Difference:
@@ -205,17 +206,6 @@ def _apertus(config: Any) -> Difference:
     return {"modules": {"gate": None} | norms | HEAD_NORMS, "biases": biases, "curve": curve}
 
 
-def _granitemoehybrid(config: Any) -> Difference:
-    gate_up, is_turned = "shared_mlp.input_linear", config.position_embedding_type == "rope"
-    return {
-        **_granite(config),
-        "modules": {"gate": gate_up, "up": gate_up, "down": "shared_mlp.output_linear"},
-        "intermediate": config.shared_intermediate_size,
-        "turned": [is_turned] * config.num_hidden_layers,
-        "unserved": ["num_local_experts"] if config.num_local_experts else [],
-    }
-
-
 def _vaultgemma(config: Any) -> Difference:
     return {**_gemma2(config), "modules": {"mlp_norm": "pre_feedforward_layernorm"}}
 
@@ -237,8 +227,7 @@ LLAMA_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "gemma3_text": _gemma3,
     "glm": _glm,
     "glm4": _glm4,
-    "granite": _granite,
-    "granitemoehybrid": _granitemoehybrid,
+    "granite": granite,
     "helium": _helium,
     "hunyuan_v1_dense": _hunyuan,
     "hyperclovax": _hyperclovax,

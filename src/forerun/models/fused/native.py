@@ -104,7 +104,7 @@ class NativeDecoder(LayerRangeDecoder):
         kinds = []
         for layer in self._layers:
             each = (getattr(layer, name) for name in linear)
-            forms = ((struct.kind, struct.activation_bits) for struct in each)
+            forms = ((struct.kind, struct.activation_bits, struct.out_features > 0) for struct in each)
             kinds.append((layer.window, layer.rotation, bool(layer.recurrence), *forms))
         part = copy(self)
         part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
@@ -341,9 +341,7 @@ class NativeDecoder(LayerRangeDecoder):
         counts = [len(part.weight if part.rows is None else part.rows) for part in parts]
         shape, expected = (linear.out_features, linear.in_features), (sum(counts), parts[0].weight.shape[1])
         names = name = ", ".join(part.name for part in parts)
-        if (
-            parts[0].rows is not None
-        ):  # of a module with several roles, or an output layer that may be the embedding too
+        if parts[0].rows is not None:  # of a module with several roles, or of an output layer that may be the embedding
             name = f"{names} of {role}"
         if shape != expected:  # the library writes as many outputs as a layer has
             raise ValueError(f"{names} has the quantized shape {shape}, but must have {expected}")

@@ -6,8 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from forerun.models.fused.options import NO_ROTATION, Difference, biases_of, rotated_share
+from forerun.models.fused.llama_families import granite
+from forerun.models.fused.options import ACTIVATIONS, NO_ROTATION, Difference, biases_of, rotated_share
 from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, NORM_OWNERS, Recurrence
+
+_IN, _OUT = ("mixed_gate", "mixed", "decay"), "mixed_out"
+"""Roles of the modules of a state space."""
+_ONLY_RECURRENT = {"attends": False, "is_recurrent": True, "feeds": False}
+_ATTENTION = {"query": "q", "key": "k", "value": "v", "out": "o"}
+
+_FEED_FORWARD = {
+    "mlp_norm": "pre_ff_layernorm",
+    "gate": "feed_forward.gate_proj",
+    "up": "feed_forward.up_proj",
+    "down": "feed_forward.down_proj",
+}
 
 
 def _delta_rule(config: Any, norm: str = "linear_attn.norm", **differing: Any) -> Recurrence:
@@ -169,9 +182,133 @@ def _lfm3(config: Any) -> Difference:
     return {**found, "biases": biases, "gates_heads": config.use_attention_gate, "renamed": renamed}
 
 
+def _state_space(
+    module: str, heads: int, width: int, groups: int, size: int, taps: int, eps: float, limits: tuple[float, float]
+) -> Difference:
+    """Return modules and recurrence of Mamba 2's state space (2405.21060), in the layer's module of this name.
+
+    width: of a head. groups, size: of keys and queries. limits: of steps.
+    """
+    wide, channels = heads * width, heads * width + 2 * groups * size
+    numbers = {"taps": "conv1d", "rate": "A_log", "step_bias": "dt_bias", "skip": "D", "norm": "norm"}
+    recurrence = Recurrence(
+        kind="state_space",
+        num_taps=taps,
+        channels=channels,
+        heads=heads,
+        key_heads=groups,
+        key_width=size,
+        value_width=width,
+        order=("value", "key", "query"),
+        numbers={name: f"{module}.{path}" for name, path in numbers.items()},
+        places={
+            "mixed_gate": ((0, wide, 0, 1),),
+            "mixed": ((wide, channels, 0, 1),),
+            "decay": ((wide + channels, heads, 0, 1),),
+        },
+        norm_width=wide // groups,
+        norms_each=False,
+        gates_first=True,
+        norm_eps=eps,
+        step_limits=(limits[0], limits[1]),
+    )
+    modules = dict.fromkeys(_IN, f"{module}.in_proj") | {_OUT: f"{module}.out_proj"}
+    return {"modules": modules, "recurrence": recurrence}
+
+
+def _biases(in_products: bool, in_convolution: bool) -> frozenset[str]:
+    """Return the roles of a state space with biases."""
+    return frozenset({*_IN, _OUT} if in_products else ()) | frozenset({"taps"} if in_convolution else ())
+
+
+def _hybrid(config: Any) -> Difference:
+    """Return what Bamba and its successors have beside attention, without the roles of attention and feed-forward
+    layer."""
+    found = _state_space(
+        "mamba",
+        *(config.mamba_n_heads, config.mamba_d_head, config.mamba_n_groups, config.mamba_d_state, config.mamba_d_conv),
+        *(config.rms_norm_eps, config.time_step_limit),
+    )
+    biases = _biases(config.mamba_proj_bias, config.mamba_conv_bias)
+    is_silu = ACTIVATIONS.get(config.hidden_act) == "silu"  # of the convolution too
+    unserved = [] if is_silu or "linear_attention" not in config.layer_types else ["hidden_act"]
+    return {**found, "biases": biases_of(config, "attention_bias", "mlp_bias") | biases, "unserved": unserved}
+
+
+def _bamba(config: Any) -> Difference:
+    found = _hybrid(config)
+    return {
+        **found,
+        "modules": found["modules"] | _FEED_FORWARD,
+        "norm": "final_layernorm",
+        "rotated_share": rotated_share(config),
+    }
+
+
+def _granitemoehybrid(config: Any) -> Difference:
+    found, gate_up = _hybrid(config), "shared_mlp.input_linear"
+    return {
+        **granite(config),
+        **found,
+        "modules": found["modules"] | {"gate": gate_up, "up": gate_up, "down": "shared_mlp.output_linear"},
+        "intermediate": config.shared_intermediate_size,
+        "turned": [config.position_embedding_type == "rope"] * config.num_hidden_layers,
+        "unserved": found["unserved"] + (["num_local_experts"] if config.num_local_experts else []),
+    }
+
+
+def _nemotron_h(config: Any) -> Difference:
+    found = _state_space(
+        "mixer",
+        *(config.mamba_num_heads, config.mamba_head_dim, config.n_groups, config.ssm_state_size, config.conv_kernel),
+        *(config.layer_norm_epsilon, (config.time_step_min, float("inf"))),
+    )
+    attention = {role: f"mixer.{name}_proj" for role, name in _ATTENTION.items()}
+    feed = {"gate": None, "up": "mixer.up_proj", "down": "mixer.down_proj"}
+    blocks = {"full_attention": {"feeds": False}, "linear_attention": _ONLY_RECURRENT, "mlp": {"attends": False}}
+    is_silu = ACTIVATIONS.get(config.mamba_hidden_act) == "silu"
+    return {
+        "modules": found["modules"] | attention | feed | {"input_norm": "norm", "mlp_norm": "norm"},
+        "recurrence": found["recurrence"],
+        "biases": _biases(config.use_bias, config.use_conv_bias) | biases_of(config, "mlp_bias"),
+        "blocks": blocks,
+        "renamed": {"backbone.": "model."},  # as its parameters were named
+        "turned": [False] * config.num_hidden_layers,
+        "embedding": "embeddings",
+        "norm": "norm_f",
+        "eps": config.layer_norm_epsilon,
+        "unserved": [] if is_silu else ["mamba_hidden_act"],
+    }
+
+
+def _mamba2(config: Any) -> Difference:
+    found = _state_space(
+        "mixer",
+        *(config.num_heads, config.head_dim, config.n_groups, config.state_size, config.conv_kernel),
+        *(config.layer_norm_epsilon, config.time_step_limit),
+    )
+    return {
+        **found,
+        "modules": found["modules"] | {"input_norm": "norm"},
+        "biases": _biases(config.use_bias, config.use_conv_bias),
+        "blocks": {"linear_attention": _ONLY_RECURRENT},
+        "heads": (1, 1, 2),  # of no layer
+        "intermediate": 0,
+        "base": "backbone",
+        "embedding": "embeddings",
+        "norm": "norm_f",
+        "eps": config.layer_norm_epsilon,
+        "unserved": [] if ACTIVATIONS.get(config.hidden_act) == "silu" else ["hidden_act"],
+    }
+
+
 RECURRENT_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
+    "bamba": _bamba,
+    "granitemoehybrid": _granitemoehybrid,
     "lfm2": _lfm2,
     "lfm3": _lfm3,
+    "mamba2": _mamba2,
+    "nemotron_h": _nemotron_h,
     "olmo_hybrid": _olmo_hybrid,
     "qwen3_5_text": _qwen3_5,
     "qwen3_next": _qwen3_next,

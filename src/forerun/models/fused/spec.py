@@ -35,10 +35,10 @@ QKV = frozenset({"query", "key", "value", "attention_gate"})
 ATTENTION = QKV | {"out"}
 FEED = frozenset({"gate", "up", "down"})
 """The linear layers by place."""
-_MOST_TAPS = 16
-"""Of a convolution in the native kernels."""
 GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
 """Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
+_MOST_TAPS = 16
+"""Of a convolution in the native kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class DecoderSpec:
         if stored == "embed_out.weight":  # as Transformers' GPT-NeoX was formerly
             return self.head_weight
         for part, ours in self.renamed.items():
-            stored = stored.replace(part, ours)
+            stored = stored.replace(part, ours, 1)
         return stored if stored.startswith((f"{self.base}.", f"{self.head}.")) else f"{self.base}.{stored}"
 
     def dtype_in(self, name: str, dtype: torch.dtype) -> torch.dtype:

@@ -158,8 +158,9 @@ def sorted_tensors(tensors: Mapping[str, Tensor], path: Path) -> Tensors:
 
 
 def check_targets(fields: Fields, parts: Mapping[str, object]) -> None:
-    """Check that every module named in the settings has tensors; PEFT's expressions ("all-linear") are not checked."""
-    if not isinstance(fields.values.get("target_modules"), list):
+    """Check that every module named in the settings has tensors, unless some are excluded; PEFT's expressions
+    ("all-linear") are not checked."""
+    if not isinstance(fields.values.get("target_modules"), list) or fields.values.get("exclude_modules"):
         return
     for target in fields.list_of("target_modules", str):
         if not any(module == target or module.endswith(f".{target}") for module in parts):

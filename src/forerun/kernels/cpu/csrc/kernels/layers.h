@@ -397,7 +397,7 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
     plan_layers(space, c);
     space.allocate();
     forerun::run_in_parallel(layers_body, &c, threads);
-    for (int64_t s = 0; s < (int64_t)c.recurrent.first.size() - 1; s++) {
+    for (int32_t s = 0; rows->states && s <= rows->sequence[rows->num_rows - 1]; s++) {
         int32_t& folded = *rows->states[s].folded;
         if (rows->states[s].num_pending && first <= folded && last > folded) folded = last;
     }

@@ -1,0 +1,189 @@
+"""The MTP layer of Qwen3.5: against Transformers' modules, and through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from families import VOCAB, make_family
+from forerun import LLM, EagleTree, Hybrid, Mtp, Suffix
+from forerun.config import AUTO, EngineConfig
+from forerun.drafters import Drafter
+from forerun.drafters.belonging import belonging
+from forerun.drafters.build import automatic_drafter
+from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.eagle.model import EagleModel
+from forerun.drafters.heads.config import StoredHead
+from forerun.drafters.heads.folder import load_head, save_head
+from forerun.drafters.mtp.checkpoint_format import read_mtp
+from forerun.engine.memory_plan import MemoryPlan
+from forerun.errors import DrafterError
+from forerun.kernels.cpu.page_layout import PAGE
+from forerun.models import Model, Rows, load_model
+from forerun.types import Draft, Sequence
+from forerun.utils.machine import GIB
+from head_rig import GREEDY, Rig, cases
+from heads import states_of
+from mtp_layers import FAMILY, expected_logits, with_mtp
+
+DRAFTED = [5, 9, 2]
+LONG = replace(GREEDY, max_tokens=50)
+SEEDED = replace(LONG, temperature=0.9, seed=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_mtp(tmp_path_factory.mktemp("mtp"))
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def logits_of(target: Model, head: StoredHead[EagleConfig], text: list[int], drafted: list[int]) -> torch.Tensor:
+    """The layer's logits of a text in two chunks, and of drafted tokens row by row."""
+    model, found = EagleModel(head, target), []
+    cache, states = model.new_cache(), model.fuse(states_of(target, head, text[:-1]))
+    for part in (slice(0, 7), slice(7, None)):
+        result = model.forward([Rows(cache, text[1:][part], states=states[part])])
+        cache.commit(range(len(text[1:][part])))
+        found.append(result.logits)
+    for token in drafted:
+        assert result.hidden_outputs is not None
+        result = model.forward([Rows(cache, [token], states=result.hidden_outputs[-1])])
+        found.append(result.logits)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("kind", ["reference", "native"])
+def test_the_layer_is_that_of_the_checkpoint(kind: str, folder: Path) -> None:
+    text = tokens(23, 1)
+    target = load_model(folder, "float64" if kind == "reference" else "float32")
+    found = logits_of(target, read_mtp(target, str(folder)), text, DRAFTED).double()
+    expected = expected_logits(folder, text, DRAFTED)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < (1e-5 if kind == "reference" else 2e-4)
+
+
+def test_drafts_through_the_engine_are_those_of_the_formulas(folder: Path) -> None:
+    target, made = load_model(folder, "float64"), []
+
+    class Recording(Mtp):
+        def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+            drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
+            made.extend((list(each.token_ids), draft.ids) for each, draft in zip(sequences, drafts, strict=True))
+            return drafts
+
+    LLM(target, Recording(), num_draft_tokens=3, prefill_chunk=7).generate([tokens(20, 2), tokens(5, 3)], GREEDY)
+    assert len(made) > 12
+    for text, drafted in made[::9]:
+        logits = expected_logits(folder, text, drafted[:-1])
+        assert logits[len(text) - 2 :].argmax(-1).tolist() == drafted
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_quantized_layer_is_near(quantize: str | None, rig: Rig, folder: Path, tmp_path: Path) -> None:
+    """The layer with 8 bits, stored or made for a quantized target, by both kernels."""
+    target = load_model(folder, "float32", quantize=quantize)
+    head = read_mtp(target, str(folder))
+    save_head(tmp_path / "head", head.config, head.tensors, quantize="int8")
+    stored = load_head(tmp_path / "head").of(EagleConfig, "", "")
+    assert stored.config == head.config and "layers.0.self_attn.q_proj.weight" in stored.quantized
+    text = tokens(23, 1)
+    exact = expected_logits(folder, text, DRAFTED)
+    for each in (head, stored):
+        near = logits_of(target, each, text, DRAFTED).double()
+        assert (near - exact).norm() < (0.02 if quantize is None and each is head else 0.2) * exact.norm()
+    assert rig.answers(Mtp(stored)) == rig.expected
+
+
+MAKE: dict[str, Callable[[StoredHead[EagleConfig]], Drafter]] = {
+    "chain": Mtp,
+    "tree": EagleTree,
+    "behind suffix": lambda head: Hybrid([Suffix(), Mtp(head)]),
+}
+
+
+@pytest.fixture(scope="module")
+def rig(folder: Path) -> Rig:
+    return Rig(load_model(folder), lambda target: read_mtp(target, str(folder)))
+
+
+@pytest.mark.parametrize(("kind", "options"), cases(MAKE))
+def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str, options: dict[str, Any]) -> None:
+    assert rig.target.exactness.exact
+    assert rig.answers(MAKE[kind](rig.head), **options) == rig.expected
+    assert rig.drafted > 0
+
+
+def test_nobody_sees_who_lost_its_place(rig: Rig) -> None:
+    """The pool has room for the longest request and one page more."""
+    pool, longest, params = rig.target.pool, max(map(len, rig.prompts)) + LONG.max_tokens, [LONG, SEEDED] * 2 + [LONG]
+    room = rig.target.new_cache().pages_wanted(longest) + 1
+    plain: Any = LLM(rig.target, None).generate(rig.prompts, params)
+    llm = LLM(rig.target, Mtp(rig.head), num_draft_tokens=3, cache_memory=room * pool.page_nbytes / GIB)
+    try:
+        results: Any = llm.generate(rig.prompts, params)
+        assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+        assert sum(result.stats.num_preemptions for result in results) > 0
+        pool.check_integrity()
+    finally:
+        pool.limit(None)
+
+
+class Watched(Mtp):
+    """Keeps how many rows its sequences have taken over, and what it drafted first for each."""
+
+    def __init__(self, head: StoredHead[EagleConfig]) -> None:
+        super().__init__(head)
+        self.taken: list[int] = []
+        self.first: list[list[int]] = []
+
+    def start(self, sequence: Sequence) -> None:
+        super().start(sequence)
+        self.taken.append(self._states[sequence].cache.length)
+
+    def draft(self, sequences: Any, num_draft_tokens: Any, min_acceptance_prob: float = 0.0) -> list[Draft]:
+        drafts = super().draft(sequences, num_draft_tokens, min_acceptance_prob)
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            self.first += [draft.ids] if sequence.num_output == 1 else []
+        return drafts
+
+
+def test_a_prefix_that_is_reused_is_not_computed_again(rig: Rig) -> None:
+    """The second request takes over the target's pages and states and the layer's rows, and drafts the same."""
+    prompt, drafter = tokens(2 * PAGE + 9, 4), Watched(rig.head)
+    llm = LLM(rig.target, drafter, num_draft_tokens=4)
+    results: Any = [llm.generate(prompt, GREEDY) for _ in range(2)]
+    assert results[1].stats.num_cached_tokens == 2 * PAGE and drafter.taken == [0, 2 * PAGE]
+    assert results[0].token_ids == results[1].token_ids and drafter.first[0] == drafter.first[1] != []
+    for pool in (rig.target.pool, *drafter.pools):
+        pool.check_integrity()
+
+
+def test_auto_takes_the_layer_that_the_checkpoint_carries(folder: Path, tmp_path: Path) -> None:
+    text = "hybrid:sources=suffix+mtp"
+    assert [(each.text, each.place) for each in belonging(folder)] == [("mtp", "in its checkpoint")]
+    assert automatic_drafter(str(folder)) == text
+    plan = MemoryPlan.of(folder, AUTO, EngineConfig())
+    assert [draft.name for draft in plan.drafts] == [f"the MTP layer of {folder}"]
+    head = read_mtp(load_model(folder), str(folder))
+    assert plan.drafts[0].weights > head.nbytes and plan.drafts[0].page_nbytes > 0
+    without = make_family(FAMILY, tmp_path, mtp_num_hidden_layers=1)
+    assert belonging(without) == [] and automatic_drafter(str(without)) == "suffix"
+    with pytest.raises(DrafterError, match=r"speaks of 1 MTP layers \(mtp_num_hidden_layers\)"):
+        LLM(without, "mtp")
+
+
+def test_a_prefix_of_which_the_layer_lacks_rows_is_drafted_for(rig: Rig) -> None:
+    prompt = tokens(2 * PAGE + 9, 5)
+    plain: Any = LLM(rig.target, None).generate(prompt, GREEDY)
+    drafter = Watched(rig.head)
+    result: Any = LLM(rig.target, drafter, num_draft_tokens=4).generate(prompt, GREEDY)
+    assert result.stats.num_cached_tokens == 2 * PAGE and drafter.taken == [0]
+    assert result.token_ids == plain.token_ids and result.stats.num_draft_tokens > 0
