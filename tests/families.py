@@ -66,6 +66,20 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "ernie4_5": {**_HEADS, "use_bias": True},
     "exaone4": {**_GATED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "falcon_h1": {
+        **_HEADS,
+        **_MAMBA,
+        "mamba_d_ssm": 192,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.7,
+        "key_multiplier": 0.6,
+        "attention_in_multiplier": 1.3,
+        "attention_out_multiplier": 0.8,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.7,
+        "ssm_multipliers": [0.6, 1.4, 1.3, 0.8, 1.5],
+        "mlp_multipliers": [1.6, 0.7],
+    },
     "gemma": {**_HEADS, "tie_word_embeddings": False},
     "gemma2": _GEMMA2,
     "gemma3_text": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False},
@@ -187,7 +201,7 @@ DESCRIBED = tuple(fused.FAMILIES)
 FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
 ONLY_FUSED = {
-    *("bamba", "falcon", "granitemoehybrid", "lfm2", "lfm3", "mamba2", "nemotron_h", "olmo_hybrid"),
+    *("bamba", "falcon", "falcon_h1", "granitemoehybrid", "lfm2", "lfm3", "mamba2", "nemotron_h", "olmo_hybrid"),
     *("qwen3_5_text", "qwen3_next"),
 }
 """Those that the general decoder refuses."""

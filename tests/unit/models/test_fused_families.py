@@ -36,6 +36,7 @@ PROPORTIONAL = {
     "sliding_attention": YARN,
 }
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
+_UNSCALED = {"attention_in_multiplier": 1.0, "ssm_in_multiplier": 1.0}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in DESCRIBED),
     ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
@@ -67,6 +68,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("mamba2", {"use_bias": True, "use_conv_bias": False, "n_groups": 1, "tie_word_embeddings": True}),
     ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
     ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp"]}),
+    ("falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True}),
+    ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_conv_bias": False}),
+    ("falcon_h1", {"attention_bias": True, "mamba_proj_bias": True, **_UNSCALED}),
     ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
     ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "layer_types": ["full_attention", "conv"]}),
     ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": True}),
@@ -84,6 +88,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("cohere", {"use_qk_norm": True}, "use_qk_norm=True"),
     ("falcon", {"alibi": True}, "alibi=True"),
     ("falcon", {"parallel_attn": False}, "parallel_attn=False"),
+    ("falcon_h1", {"attention_bias": True}, "attention_bias=True"),
+    ("falcon_h1", {"mamba_proj_bias": True}, "mamba_proj_bias=True"),
+    ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     ("glm", {"rope_parameters": PROPORTIONAL["full_attention"]}, "a rotation of 1.0 of each head"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),

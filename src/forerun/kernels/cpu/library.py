@@ -62,6 +62,8 @@ class RecurrenceStruct(Structure):
         *((name, c_int32) for name in ("kind", "num_taps", "channels", "heads", "key_heads", "key_width")),
         *((name, c_int32) for name in ("value_width", "query_at", "key_at", "value_at", "norm_width", "gates_first")),
         *((name, c_float) for name in ("norm_eps", "beta_scale", "least_step", "most_step")),
+        *((name, c_float) for name in ("gate_scale", "step_scale", "out_scale")),
+        ("reserved", c_int32),
     ]
 
 
@@ -134,6 +136,8 @@ class ModelStruct(Structure):
         ("query_growth", c_float),
         ("query_period", c_int32),
         ("record_size", c_int64),
+        *((name, c_float) for name in ("attention_scale", "feed_scale", "activation_scale")),
+        ("reserved", c_int32),
     ]
 
 
@@ -207,7 +211,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 16
+ABI = 17
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

@@ -167,12 +167,12 @@ class FusedDecoder(LayerRangeDecoder):
             behind = layer.norms.get("attention_norm")
             if layer.recurrence is not None:
                 recalled = layer.recurrence.forward(h, layout.packed).to(x.dtype)
-                x = self._added(x, layer.linears["mixed_out"], recalled, behind)
+                x = self._added(x, layer.linears["mixed_out"], recalled, behind, layer.recurrence.out_scale)
             if attended is not None:
-                x = self._added(x, layer.linears["out"], attended, behind)
+                x = self._added(x, layer.linears["out"], attended, behind, self.spec.attention_scale)
             if layer.spec.feeds:
                 fed = self._fed(layer, x) if fed is None else fed
-                x = self._added(x, layer.linears["down"], fed, layer.norms.get("feed_norm"))
+                x = self._added(x, layer.linears["down"], fed, layer.norms.get("feed_norm"), self.spec.feed_scale)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
@@ -223,13 +223,15 @@ class FusedDecoder(LayerRangeDecoder):
         linear = layer.linears["gate" if is_gated else "up"]
         h = linear.forward(self._normed(x, layer.norms.get("mlp_norm")))
         act = _ACTIVATIONS[self.spec.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
-        return act(h[:, :size]).mul_(h[:, size:]) if is_gated else act(h)
+        read = h[:, :size] if self.spec.activation_scale == 1.0 else h[:, :size] * self.spec.activation_scale
+        return act(read).mul_(h[:, size:]) if is_gated else act(read)
 
-    def _added(self, x: Tensor, linear: Linear, h: Tensor, norm: Norm | None) -> Tensor:
-        """Return x + the product of h, normed and scaled."""
-        if norm is None and self.spec.residual_scale == 1.0:
+    def _added(self, x: Tensor, linear: Linear, h: Tensor, norm: Norm | None, factor: float) -> Tensor:
+        """Return x + the product of h, normed and scaled, by the decoder's factor and this one."""
+        scale = self.spec.residual_scale * factor
+        if norm is None and scale == 1.0:
             return linear.add_to(x, h)
-        return x + self._normed(linear.forward(h), norm) * self.spec.residual_scale
+        return x + self._normed(linear.forward(h), norm) * scale
 
     def _normed(self, x: Tensor, norm: Norm | None) -> Tensor:
         if norm is None:

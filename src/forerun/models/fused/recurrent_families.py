@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.models.fused.llama_families import granite
-from forerun.models.fused.options import ACTIVATIONS, NO_ROTATION, Difference, biases_of, rotated_share
+from forerun.models.fused.options import ACTIVATIONS, NO_ROTATION, Difference, biases_of, head_shape, rotated_share
 from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, NORM_OWNERS, Recurrence
 
 _IN, _OUT = ("mixed_gate", "mixed", "decay"), "mixed_out"
@@ -231,7 +231,7 @@ def _hybrid(config: Any) -> Difference:
     )
     biases = _biases(config.mamba_proj_bias, config.mamba_conv_bias)
     is_silu = ACTIVATIONS.get(config.hidden_act) == "silu"  # of the convolution too
-    unserved = [] if is_silu or "linear_attention" not in config.layer_types else ["hidden_act"]
+    unserved = [] if is_silu or not {"linear_attention", "hybrid"} & {*config.layer_types} else ["hidden_act"]
     return {**found, "biases": biases_of(config, "attention_bias", "mlp_bias") | biases, "unserved": unserved}
 
 
@@ -254,6 +254,32 @@ def _granitemoehybrid(config: Any) -> Difference:
         "intermediate": config.shared_intermediate_size,
         "turned": [config.position_embedding_type == "rope"] * config.num_hidden_layers,
         "unserved": found["unserved"] + (["num_local_experts"] if config.num_local_experts else []),
+    }
+
+
+def _falcon_h1(config: Any) -> Difference:
+    found = _hybrid(config)
+    shape, entering, attended = found["recurrence"], config.ssm_in_multiplier, config.attention_in_multiplier
+    parts = zip(("gate", "value", "key", "query", "step"), config.ssm_multipliers, strict=True)
+    scales = {part: entering * scale for part, scale in parts} | {"out": config.ssm_out_multiplier}
+    numbers = {name: path for name, path in shape.numbers.items() if name != "norm" or config.mamba_rms_norm}
+    is_behind = not config.mamba_norm_before_gate
+    activation, fed = config.mlp_multipliers
+    biased = {"mamba_proj_bias": entering, "attention_bias": attended}  # what enters is scaled behind the products
+    return {
+        **found,
+        "recurrence": replace(shape, numbers=numbers, gates_first=is_behind, scales=scales),
+        "modules": found["modules"] | _FEED_FORWARD,
+        "biases": found["biases"] - {_OUT} | ({_OUT} if config.projectors_bias else set()),
+        "blocks": {"hybrid": {"is_recurrent": True}},
+        "norm": "final_layernorm",
+        "scale": head_shape(config)[2] ** -0.5 * config.key_multiplier * attended**2,
+        "attention_scale": attended * config.attention_out_multiplier,
+        "activation_scale": activation,
+        "feed_scale": fed,
+        "embedding_scale": config.embedding_multiplier,
+        "logit_scale": config.lm_head_multiplier,
+        "unserved": found["unserved"] + [key for key, scale in biased.items() if getattr(config, key) and scale != 1.0],
     }
 
 
@@ -304,6 +330,7 @@ def _mamba2(config: Any) -> Difference:
 
 RECURRENT_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
     "granitemoehybrid": _granitemoehybrid,
     "lfm2": _lfm2,
     "lfm3": _lfm3,

@@ -59,6 +59,7 @@ class Recurrence:
         norm_width: numbers that one norm is over; norms_each: the norm's weights are those of one head.
         gates_first: the norm is behind the gate. norm_eps: of it.
         beta_scale: of the sigmoid of beta. step_limits: the least and the largest step.
+        scales: factors of what modules give for "query", "key" and "value", "gate" and "step", and "out".
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Recurrence:
     norm_eps: float = 1e-6
     beta_scale: float = 1.0
     step_limits: tuple[float, float] = (0.0, float("inf"))
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_taps <= _MOST_TAPS:
@@ -100,6 +102,16 @@ class Recurrence:
     def starts(self) -> dict[str, int]:
         """Return the first channel of queries, keys and values."""
         return {name: sum(self.sizes[:place]) for place, name in enumerate(self.order)}
+
+    def scale(self, name: str) -> float:
+        """Return one of `scales`."""
+        return self.scales.get(name, 1.0)
+
+    @property
+    def channel_scales(self) -> Tensor:
+        """Return the factors of the channels, [channels] float64."""
+        scales = torch.tensor([self.scale(name) for name in self.order], dtype=torch.float64)
+        return scales.repeat_interleave(torch.tensor(self.sizes))
 
     @property
     def state_size(self) -> int:
@@ -182,7 +194,8 @@ class DecoderSpec:
         scale, softcap: of attention's scores; None: not capped.
         gates_heads: the attention gate is one number of each head.
         query_growth, query_period: queries are multiplied by 1 + growth * log(1 + position // period).
-        embedding_scale, residual_scale, logit_scale: factors. logit_softcap: None: not capped.
+        embedding_scale, residual_scale, logit_scale: factors. attention_scale, feed_scale: of what these layers add,
+            besides residual_scale. activation_scale: of what the activation reads. logit_softcap: None: not capped.
         recurrence: of the layers that are recurrent.
     """
 
@@ -226,6 +239,9 @@ class DecoderSpec:
     query_period: int = 1
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
+    attention_scale: float = 1.0
+    feed_scale: float = 1.0
+    activation_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     recurrence: Recurrence | None = None

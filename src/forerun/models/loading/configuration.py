@@ -57,19 +57,20 @@ _ROPE, _ROPE_TYPES = ("rope_parameters", "rope_scaling"), {"default", "mrope", "
 """The last two are names that Transformers reads as others."""
 _LARGEST = 3.5e38
 """A larger number is infinite in float32."""
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+_STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
+"""Types of layers that keep nothing of a sequence but keys and values."""
 
 
 def refuse_unservable(config: Any, name: str) -> None:
     """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
-    refused = refusal(config)
-    if refused is None:
+    if (refused := refusal(config)) is None:
         return
-    foreign = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    if foreign:
+    foreign = set(getattr(config, "layer_types", None) or ()) - _STATELESS
+    if foreign and config.model_type in FAMILIES:
+        kinds = ", ".join(sorted(foreign))
+        reason = f"its layers of type {kinds} are computed by the fused decoder alone, which does not take {refused}"
+    elif foreign:
         reason = f"its layers of type {', '.join(sorted(foreign))} keep a state that cannot be rolled back"
-        if config.model_type in FAMILIES:  # by no other decoder than the one that refuses it
-            reason += f", but by forerun's own decoder, which refuses {refused}"
     elif getattr(config, "is_encoder_decoder", False):
         reason = "an encoder-decoder; forerun serves decoder-only models"
     else:

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 16
+#define FORERUN_ABI 17
 
 extern "C" {
 
@@ -75,6 +75,9 @@ struct ForerunRecurrence {
     int32_t norm_width;       // numbers that one norm is over
     int32_t gates_first;      // the norm is behind the gate
     float norm_eps, beta_scale, least_step, most_step;
+    float gate_scale, step_scale;  // of what gate and decay give
+    float out_scale;               // of what is added to the residual
+    int32_t reserved;
 };
 
 // What one sequence of a forward has kept in recurrent layers.
@@ -127,6 +130,9 @@ struct ForerunModel {
     float query_growth;          // queries are multiplied by 1 + this * log(1 + position / query_period, rounded down); 0: not
     int32_t query_period;
     int64_t record_size;         // floats of all recurrent layers
+    float attention_scale, feed_scale;  // of what these add to the residual, besides residual_scale; 0: 1
+    float activation_scale;      // of what the activation reads; 0: 1
+    int32_t reserved;
 };
 
 // The rows of one forward, as forerun/kernels/partition.py describes them.

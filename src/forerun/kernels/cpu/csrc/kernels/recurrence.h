@@ -100,7 +100,7 @@ INLINE void to_unit(float* x, int64_t n, float scale) {
 // How much of its state a row forgets, and how much it writes.
 FN void rates_of(const ForerunRecurrence& r, const float* steps, float* decays, float* betas) {
     for (int64_t h = 0; h < r.heads; h++) {
-        const float x = steps[h] + r.step_bias[h];
+        const float x = steps[h] * r.step_scale + r.step_bias[h];
         float step = x > 20.0f ? x : __builtin_log1pf(__builtin_expf(x));
         step = step < r.least_step ? r.least_step : step > r.most_step ? r.most_step : step;
         decays[h] = __builtin_expf(r.rate[h] * step);
@@ -230,17 +230,21 @@ FN void keep_inputs(const Recalled& q) {
         __builtin_memmove(q.state() + (back - 1 - i) * wide, before[i], wide * sizeof(float));
 }
 
-INLINE void multiply_silu(const float* gate, int64_t n, float* x) {
-    for (int64_t i = 0; i < n; i += 16) put(x + i, f_mul(get(x + i, n - i), f_silu(get(gate + i, n - i))), n - i);
+// x *= silu(gate * scale)
+INLINE void multiply_silu(const float* gate, float scale, int64_t n, float* x) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const F g = f_mul(get(gate + i, n - i), f_set(scale));
+        put(x + i, f_mul(get(x + i, n - i), f_silu(g)), n - i);
+    }
 }
 
 // Gate and norm of what a row has read, in place.
 FN void gate_row(const ForerunRecurrence& r, const float* gate, float* x) {
     const int64_t wide = r.gate.out;
-    if (r.gates_first || !r.norm) multiply_silu(gate, wide, x);
+    if (r.gates_first || !r.norm) multiply_silu(gate, r.gate_scale, wide, x);
     if (!r.norm) return;
     for (int64_t i = 0; i < wide; i += r.norm_width) rms_norm(x + i, r.norm + i, r.norm_eps, r.norm_width, x + i);
-    if (!r.gates_first) multiply_silu(gate, wide, x);
+    if (!r.gates_first) multiply_silu(gate, r.gate_scale, wide, x);
 }
 
 // The rows of `in` through a recurrence, up to the product that follows, which reads `out`.
