@@ -348,9 +348,7 @@ class NativeDecoder(LayerRangeDecoder):
         counts = [len(part.weight if part.rows is None else part.rows) for part in parts]
         shape, expected = (linear.out_features, linear.in_features), (sum(counts), parts[0].weight.shape[1])
         names = name = ", ".join(part.name for part in parts)
-        if (
-            parts[0].rows is not None
-        ):  # of a module with several roles, or an output layer that may be the embedding too
+        if parts[0].rows is not None:  # of a module with several roles, or of an output layer that may be the embedding
             name = f"{names} of {role}"
         if shape != expected:  # the library writes as many outputs as a layer has
             raise ValueError(f"{names} has the quantized shape {shape}, but must have {expected}")
