@@ -12,7 +12,7 @@ import torch
 
 from families import VOCAB, make_family
 from forerun import LLM, EagleTree, Hybrid, Mtp, Suffix
-from forerun.config import AUTO, EngineConfig
+from forerun.config import AUTO, REFERENCE, EngineConfig
 from forerun.drafters import Drafter
 from forerun.drafters.belonging import belonging
 from forerun.drafters.build import automatic_drafter
@@ -64,10 +64,11 @@ def logits_of(target: Model, head: StoredHead[EagleConfig], text: list[int], dra
 def test_the_layer_is_that_of_the_checkpoint(kind: str, folder: Path) -> None:
     text = tokens(23, 1)
     target = load_model(folder, "float64" if kind == "reference" else "float32")
-    found = logits_of(target, read_mtp(target, str(folder)), text, DRAFTED).double()
-    expected = expected_logits(folder, text, DRAFTED)
+    head = read_mtp(target, str(folder))
+    found = logits_of(target, head, text, DRAFTED).double()
+    expected = expected_logits(folder, text, DRAFTED, states_of(target, head, text[:-1])[:, 0].double())
     assert found.shape == expected.shape
-    assert (found - expected).abs().max() < (1e-5 if kind == "reference" else 2e-4)
+    assert (found - expected).abs().max() < (1e-5 if kind == "reference" else 1e-4)
 
 
 def test_drafts_through_the_engine_are_those_of_the_formulas(folder: Path) -> None:
@@ -88,7 +89,7 @@ def test_drafts_through_the_engine_are_those_of_the_formulas(folder: Path) -> No
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_a_quantized_layer_is_near(quantize: str | None, rig: Rig, folder: Path, tmp_path: Path) -> None:
-    """The layer with 8 bits, stored or made for a quantized target, by both kernels."""
+    """The layer with 8 bits: stored, or made for a quantized target."""
     target = load_model(folder, "float32", quantize=quantize)
     head = read_mtp(target, str(folder))
     save_head(tmp_path / "head", head.config, head.tensors, quantize="int8")
@@ -130,7 +131,8 @@ def test_nobody_sees_who_lost_its_place(rig: Rig) -> None:
     try:
         results: Any = llm.generate(rig.prompts, params)
         assert [result.token_ids for result in results] == [result.token_ids for result in plain]
-        assert sum(result.stats.num_preemptions for result in results) > 0
+        if rig.target.kernels != REFERENCE:  # whose caches double: one alone finds room
+            assert sum(result.stats.num_preemptions for result in results) > 0
         pool.check_integrity()
     finally:
         pool.limit(None)
