@@ -14,6 +14,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qw
 from families import make_family
 
 FAMILY = "qwen3_5_text"
+TINY = Path(__file__).parent / "data" / "tiny-qwen3.5"
+"""A trained one."""
 WEIGHTS = "model.safetensors"
 
 
