@@ -202,18 +202,6 @@ FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
 ONLY_FUSED = {"bamba", "falcon", "falcon_h1", "granitemoehybrid", "lfm2", "lfm3", "mamba2", "nemotron_h"}
 ONLY_FUSED |= {"olmo_hybrid", "qwen3_5_text", "qwen3_next"}
-    "bamba",
-    "falcon",
-    "falcon_h1",
-    "granitemoehybrid",
-    "lfm2",
-    "lfm3",
-    "mamba2",
-    "nemotron_h",
-    "olmo_hybrid",
-    "qwen3_5_text",
-    "qwen3_next",
-}
 """Those that the general decoder refuses."""
 SCANNED = {"olmo_hybrid", "qwen3_5_text", "qwen3_next"}
 """Those whose states Transformers computes in float32, whatever the model's type."""
