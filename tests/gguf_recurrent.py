@@ -13,6 +13,7 @@ SIZES: Mapping[str, dict[str, Any]] = {
     "bamba": _UNLIMITED,
     "falcon_h1": {**_UNLIMITED, "mamba_norm_before_gate": False},
     "granitemoehybrid": {**_UNLIMITED, "position_embedding_type": "nope"},
+    "lfm2": {"block_auto_adjust_ff_dim": False},
     "mamba2": {**_UNLIMITED, "expand": 2, "num_heads": 4},
     "nemotron_h": {"time_step_min": 1e-30},
     "qwen3_5_text": {
@@ -35,6 +36,7 @@ def metadata(config: Any) -> dict[str, Any]:
         "bamba": _granite,
         "granitemoehybrid": _granite,
         "falcon_h1": _falcon_h1,
+        "lfm2": _lfm2,
         "nemotron_h": _nemotron_h,
         "mamba2": _mamba2,
     }.get(config.model_type)
@@ -79,6 +81,14 @@ def _falcon_h1(config: Any) -> dict[str, Any]:
     return {**_hybrid(config), "embedding_scale": None, "rope.dimension_count": None}
 
 
+def _lfm2(config: Any) -> dict[str, Any]:
+    return {
+        "attention.head_count_kv": _key_heads(config),
+        "shortconv.l_cache": config.conv_L_cache,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+    }
+
+
 def _nemotron_h(config: Any) -> dict[str, Any]:
     heads, wide = config.mamba_num_heads, config.intermediate_size
     return {
@@ -103,7 +113,7 @@ def _mamba2(config: Any) -> dict[str, Any]:
 
 def is_exact(name: str) -> bool:
     """Whether a tensor is in float32 always."""
-    return "conv1d" in name or name.endswith(_NUMBERS)
+    return "conv1d" in name or ".conv.conv." in name or name.endswith(_NUMBERS)
 
 
 def written(name: str, tensor: Tensor, config: Any) -> dict[str, Tensor]:
@@ -119,7 +129,7 @@ def written(name: str, tensor: Tensor, config: Any) -> dict[str, Tensor]:
 
 def _converted(name: str, tensor: Tensor, config: Any) -> Tensor:
     tensor = -tensor.exp() if name.endswith(".A_log") else tensor
-    tensor = tensor.squeeze(1) if "conv1d.weight" in name else tensor
+    tensor = tensor.squeeze(1) if name.endswith(("conv1d.weight", "conv.conv.weight")) else tensor
     if ".linear_attn." in name:
         return _tiled(name, tensor, config, back=False)
     if name.endswith((".A_log", ".D")):

@@ -308,7 +308,19 @@ def model_memory(
         planner=_planner(config, storage, cache_dtype_of(kv_cache_dtype, target_device, served)),
         context_length=context_length(config),
         vocab_size=config.vocab_size,
-        width=4 * config.hidden_size + 2 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        width=_row_width(config, is_fused=is_fused),
+    )
+
+
+def _row_width(config: Any, *, is_fused: bool) -> int:
+    """Return the numbers of a row that are held together in the widest layer."""
+    residual: int = 4 * config.hidden_size
+    if not is_fused:
+        return residual + 2 * (getattr(config, "intermediate_size", None) or residual)
+    spec = spec_of(config)
+    recurrence = spec.recurrence if state_layout(spec) is not None else None
+    return (
+        residual + 2 * spec.intermediate + (0 if recurrence is None else 3 * recurrence.channels + 2 * recurrence.wide)
     )
 
 

@@ -45,7 +45,7 @@ def test_logits_match_transformers(family: str, kind: str, folders: dict[str, Pa
     )
     prompt = tokens(70)
     with torch.inference_mode():
-        expected = reference(torch.tensor([prompt])).logits[0]
+        expected = reference(torch.tensor([prompt])).logits[0].double()
     cache = model.new_cache()
     first = model.forward([Rows(cache, prompt[:50])]).logits
     cache.commit(range(50))

@@ -64,9 +64,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("helium", {"attention_bias": True, "mlp_bias": True}),
     ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     ("apertus", {"hidden_act": "relu2", "attention_bias": True}),
+    ("bamba", {"time_step_limit": [0.3, 1.2]}),  # which Transformers reads in prompts alone
     ("bamba", {"mamba_n_groups": 4, "mlp_bias": True, "attention_bias": True}),
     ("mamba2", {"use_bias": True, "use_conv_bias": False, "n_groups": 1, "tie_word_embeddings": True}),
     ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
+    ("nemotron_h", {"time_step_min": 0.4}),
     ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp"]}),
     ("falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True}),
     ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_conv_bias": False}),

@@ -43,6 +43,8 @@ def spec_of(config: Any) -> DecoderSpec:
         LayerSpec(window, places.get(kind, 0) if is_turned else None, **blocks.get(kind, {}))
         for window, kind, is_turned in zip(windows, kinds, turned, strict=True)
     )
+    if not layers:
+        raise ValueError("it has no layers")
     share = difference.pop("rotated_share", 1.0)
     return DecoderSpec(
         **{

@@ -48,6 +48,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     (r"^(rope_theta|rope_local_base_freq|rotary_emb_base)$", 1, math.inf),
     (r"^(partial_rotary_factor|rotary_pct)$", _SMALLEST, 1.0),
     (r"softcap|^(query_pre_attn_scalar|logits_scaling|factor|attention_factor)$", _SMALLEST, math.inf),
+    (r"_multiplier$", -1e9, 1e9),
     (r"^(beta_fast|beta_slow|low_freq_factor|high_freq_factor)$", _SMALLEST, 1e9),
 )
 """Pattern of a key, and the least and the largest number that a model can be computed with."""

@@ -46,6 +46,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("bamba", {"attention_bias": True, "mamba_conv_bias": False}),
     ("falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True}),
     ("granitemoehybrid", {"mamba_proj_bias": True, "mamba_conv_bias": False}),
+    ("lfm2", {**_TIED, "conv_bias": True}),
     ("mamba2", {**_TIED, "n_groups": 1}),
     ("nemotron_h", {"mlp_bias": True, "use_conv_bias": False}),
     ("cohere", {**_TIED, "attention_bias": True}),

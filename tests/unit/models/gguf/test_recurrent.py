@@ -95,6 +95,14 @@ def test_speculation_says_what_plain_decoding_says(family: str, type_name: str, 
     assert answers(Suffix()) == answers(None)
 
 
+@pytest.mark.parametrize("type_name", ["F32", "Q8_0"])
+def test_heads_stay_in_order_where_transformers_makes_the_modules(type_name: str, tmp_path: Path) -> None:
+    path, model = tmp_path / "it.gguf", tiny()
+    further = {"blk.3.attn_output.bias": np.zeros(64, np.float32)}  # zero, and so left out
+    model.load_state_dict(write_gguf(path, model, type_name, tensors=further), strict=False)
+    torch.testing.assert_close(ours(path, quantize="none"), theirs(model), atol=5e-4, rtol=5e-4)
+
+
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     path, model = tmp_path / "it.gguf", tiny()
     write_gguf(path, model)

@@ -1,4 +1,8 @@
-"""The architectures of GGUF files with recurrent layers (`architectures.py`)."""
+"""The architectures of GGUF files with recurrent layers (`architectures.py`).
+
+Files that llama.cpp's converter makes of tiny models of each (that of llama-cpp-python 0.3.36) give llama.cpp's logits
+in float32; but for a Bamba of whose heads a half is rotated, which gives Transformers'.
+"""
 
 from __future__ import annotations
 
@@ -112,6 +116,14 @@ def _falcon_h1(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[s
     }
 
 
+def _lfm2(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "layer_types": ["full_attention" if heads else "conv" for heads in _by_layer(fields, KEY_HEADS)],
+        "conv_L_cache": fields.integer("shortconv.l_cache", low=1, high=_MOST_TAPS),
+        "norm_eps": fields.number(RMS_NORM, low=0),
+    }
+
+
 def _nemotron_h(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     state, kinds = _state(fields), []
     for heads, wide in zip(_by_layer(fields, KEY_HEADS), _by_layer(fields, WIDTH), strict=True):
@@ -180,6 +192,14 @@ RECURRENT_ARCHITECTURES = {
         constants={"hidden_act": "silu"},
         options=_granitehybrid,
         reads=GRANITE_FACTORS,
+    ),
+    "lfm2": Architecture(
+        "lfm2",
+        biases={"conv_bias": "blk.0.shortconv.in_proj.bias"},
+        eps=None,
+        by_layer=(KEY_HEADS,),
+        constants={"block_auto_adjust_ff_dim": False},
+        options=_lfm2,
     ),
     "mamba2": Architecture(
         "mamba2",
