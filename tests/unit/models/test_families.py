@@ -58,7 +58,11 @@ def test_logits_match_transformers(family: str, kind: str, folders: dict[str, Pa
     ("family", "options", "reason"),
     [
         ("kimi_linear", {}, "layers of type linear_attention keep a state that cannot be rolled back"),
-        ("qwen3_next", {"num_experts": 4, "num_experts_per_tok": 2}, "own decoder, which refuses num_experts=4"),
+        (
+            "qwen3_next",
+            {"num_experts": 4, "num_experts_per_tok": 2},
+            "fused decoder alone, which does not take num_experts=4",
+        ),
     ],
 )
 def test_layers_that_keep_a_state_are_named(family: str, options: dict[str, Any], reason: str, tmp_path: Path) -> None:
