@@ -80,6 +80,16 @@ def test_heads_stay_in_the_order_of_the_file(type_name: str, quantize: str | Non
     assert served.packed_weights[out].content is not None  # as it lies in the file
 
 
+@pytest.mark.parametrize("type_name", ["Q4_K", "Q6_K"])
+def test_blocks_of_256_hold_several_heads(type_name: str, tmp_path: Path) -> None:
+    path = tmp_path / "it.gguf"
+    model = tiny(hidden_size=256, intermediate_size=256, head_dim=64, linear_value_head_dim=32)
+    model.load_state_dict(write_gguf(path, model, type_name), strict=False)
+    expected, stored = theirs(model), ours(path)
+    assert (stored - expected).norm() < 0.1 * expected.norm()
+    torch.testing.assert_close(ours(path, quantize="none"), expected, atol=5e-4, rtol=5e-4)
+
+
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("type_name", ["F32", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("family", SIZES)
