@@ -200,7 +200,7 @@ def library_path(
     Args:
         sources: the folder of the C++ files: *.cpp are compiled, headers may lie in folders below.
         prebuilt: the folder of a library that came with them; one of other sources is passed over.
-        limit: seconds that compiling may take.
+        limit: seconds that compiling, and then linking, may take.
         wait: seconds to wait for another process that is compiling.
 
     Raises:
@@ -253,14 +253,16 @@ def compile_into(
         NativeUnavailableError: the folder cannot be written.
     """
     recipe, files = _recipe(sources), sorted(sources.glob("*.cpp"))
-    flags, end = [*FLAGS, *extra], time.monotonic() + limit
+    flags = [*FLAGS, *extra]
     with whole_folder(folder, _unwritable) as new:
-        library, objects = new / LIBRARY, [str(new / f"{file.stem}.o") for file in files]
-        pairs = zip(files, objects, strict=True)
-        compiler.call([[*flags, "-c", "-o", made, str(file)] for file, made in pairs], limit)
-        compiler.call([[*flags, "-o", str(library), *objects]], max(1.0, end - time.monotonic()))
-        for made in objects:
-            Path(made).unlink()
+        library, objects = new / LIBRARY, [str(path) for path in files]
+        if len(files) > 1:
+            objects = [str(new / f"{path.stem}.o") for path in files]
+            pairs = zip(files, objects, strict=True)
+            compiler.call([[*flags, "-c", "-o", made, str(path)] for path, made in pairs], limit)
+        compiler.call([[*flags, "-o", str(library), *objects]], limit)
+        for left in new.glob("*.o"):
+            left.unlink()
         try:
             with library.open("rb") as file:
                 checksum = file_digest(file)
