@@ -122,6 +122,14 @@ TINY: dict[str, dict[str, Any]] = {
         "state_size": 20,
         "chunk_size": 16,
     },
+    "lfm2": {**_GATED, "layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},
+    "lfm3": {
+        **_HEADS,
+        **_WINDOW,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "sliding_attention", "full_attention"],
+        "tie_word_embeddings": False,
+    },
     "ministral": {**_HEADS, **_WINDOW},
     "ministral3": {
         **_HEADS,
@@ -150,6 +158,7 @@ TINY: dict[str, dict[str, Any]] = {
     "olmo": _GATED,
     "olmo2": _GATED,
     "olmo3": {**_GATED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo_hybrid": {**_GATED, **_LINEAR, "layer_types": ["linear_attention", "full_attention"]},
     "olmoe": {**_GATED, "num_experts": 4, "num_experts_per_tok": 2},
     "opt": {**_PLAIN, "ffn_dim": 128, "word_embed_proj_dim": 64},
     "phi": _GATED,
@@ -157,6 +166,7 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_GATED, **_EXPERTS, "shared_expert_intermediate_size": 64},
     "qwen3_5_text": {**_HEADS, **_LINEAR, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_moe": {**_HEADS, **_EXPERTS},
+    "qwen3_next": {**_HEADS, **_LINEAR, "layer_types": ["linear_attention", "full_attention"], "num_experts": 0},
     "seed_oss": {**_HEADS, "attention_bias": True},
     "smollm3": {**_GATED, "no_rope_layers": [1, 0]},
     "stablelm": _GATED,
@@ -170,8 +180,16 @@ TINY: dict[str, dict[str, Any]] = {
     | {"attention_types": [[["global", "local"], 1]]},
     "mpt": {"vocab_size": VOCAB, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 1024},
     "jamba": {**_GATED, "num_experts": 2},
+    "kimi_linear": {
+        **_WIDE,
+        **_LATENT,
+        "q_lora_rank": None,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "dense"],
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+    },
     "mamba": {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 4},
-    "qwen3_next": {**_HEADS, **_EXPERTS, "shared_expert_intermediate_size": 64},
     "recurrent_gemma": {**_WIDE, "lru_width": 64, "attention_window_size": 24},
 }
 """Arguments of a tiny configuration of each family in docs/models.md."""
@@ -179,9 +197,10 @@ DESCRIBED = tuple(fused.FAMILIES)
 """Those of the fused decoder."""
 FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
-ONLY_FUSED = {"bamba", "falcon", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_5_text"}
+ONLY_FUSED = {"bamba", "falcon", "falcon_h1", "granitemoehybrid", "lfm2", "lfm3", "mamba2", "nemotron_h"}
+ONLY_FUSED |= {"olmo_hybrid", "qwen3_5_text", "qwen3_next"}
 """Those that the general decoder refuses."""
-SCANNED = {"qwen3_5_text"}
+SCANNED = {"olmo_hybrid", "qwen3_5_text", "qwen3_next"}
 """Those whose states Transformers computes in float32, whatever the model's type."""
 MAY_BE_INEXACT = {"gpt_oss"}
 """Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,

@@ -14,6 +14,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qw
 from families import make_family
 
 FAMILY = "qwen3_5_text"
+TINY = Path(__file__).parent / "data" / "tiny-qwen3.5"
+"""A trained one."""
 WEIGHTS = "model.safetensors"
 
 
@@ -50,18 +52,21 @@ def with_mtp(folder: Path, seed: int = 0, **options: Any) -> Path:
 
 
 @torch.inference_mode()
-def expected_logits(path: Path, token_ids: list[int], drafted: list[int]) -> Tensor:
+def expected_logits(path: Path, token_ids: list[int], drafted: list[int], states: Tensor | None = None) -> Tensor:
     """Return the logits of an MTP layer in float64, [len(token_ids) - 1 + len(drafted), V].
 
     Args:
         token_ids: of a text; the model's states of all but the last are read.
         drafted: tokens behind it, each beside what the layer gave for the row before.
+        states: [n, H] of the text; None: those of Transformers' model, in whose recurrent layers numbers are float32.
     """
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
     layer = QwenMtp(model.config).double()
     stored = load_file(path / WEIGHTS)
     layer.load_state_dict({name.removeprefix("mtp."): each for name, each in stored.items() if name.startswith("mtp.")})
-    read = model.model(torch.tensor([token_ids[:-1]]), use_cache=False).last_hidden_state[0]
+    read = states
+    if read is None:
+        read = model.model(torch.tensor([token_ids[:-1]]), use_cache=False).last_hidden_state[0]
     embeddings = model.get_input_embeddings()(torch.tensor([*token_ids[1:], *drafted]))
     for count in range(len(read), len(embeddings) + 1):
         rotation = model.model.rotary_emb(embeddings[None], torch.arange(count)[None])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from forerun.config import REFERENCE
 from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.kernels.cpu.linear import NativeLinear
 from forerun.models.attention.base import Layout, Planner
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.types import Cache, Pool
@@ -243,6 +244,12 @@ class LanguageModel(ABC):
         Arguments and errors are those of `embedding_rows`."""
         raise UnsupportedModelError(f"{self.name} has no output layer that can be read.")
 
+    @property
+    def output_layer(self) -> NativeLinear | None:
+        """Return the output layer that a head can compute with in place of a copy of `output_rows`; None: there is
+        none."""
+        return None
+
 
 class StandIn(LanguageModel):
     """Base class of models that wrap another one: copies its attributes, and uses its caches unless overridden.
@@ -286,6 +293,11 @@ class StandIn(LanguageModel):
         """Return rows of the output layer's weight, whose product with the state after the final norm gives the logits
         (`LanguageModel.output_rows`)."""
         return self.model.output_rows(token_ids)
+
+    @property
+    def output_layer(self) -> NativeLinear | None:
+        """Return the output layer that a head can compute with (`LanguageModel.output_layer`)."""
+        return self.model.output_layer
 
 
 def number_format(model: LanguageModel) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import UnsupportedModelError
+from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import Layout, PackedRows, Planner, cache_of
 from forerun.models.base import (
@@ -238,6 +239,13 @@ class Model(LanguageModel):
                 "the rows of all. Take the model that it was made from."
             )
         return self.decoder.output_rows(token_ids.to(self.device))
+
+    @property
+    def output_layer(self) -> NativeLinear | None:
+        """Return the output layer of a native decoder, if it is of all tokens and has no bias
+        (`LanguageModel.output_layer`)."""
+        layer = getattr(self.decoder, "lm_head", None) if self.output_tokens is None else None
+        return layer if isinstance(layer, NativeLinear) and layer.bias is None else None
 
     @torch.inference_mode()
     def forward_first(self, batch: Sequence[Rows], num_layers: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 
 from families import VOCAB, make_family
 from forerun import LLM, EagleTree, Hybrid, Mtp, Suffix
-from forerun.config import AUTO, EngineConfig
+from forerun.config import AUTO, REFERENCE, EngineConfig
 from forerun.drafters import Drafter
 from forerun.drafters.belonging import belonging
 from forerun.drafters.build import automatic_drafter
@@ -24,12 +24,13 @@ from forerun.drafters.mtp.checkpoint_format import read_mtp
 from forerun.engine.memory_plan import MemoryPlan
 from forerun.errors import DrafterError
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.models import Model, Rows, load_model
+from forerun.models import Model, Rows, load_model, load_tokenizer
 from forerun.types import Draft, Sequence
+from forerun.utils import workloads
 from forerun.utils.machine import GIB
 from head_rig import GREEDY, Rig, cases
 from heads import states_of
-from mtp_layers import FAMILY, expected_logits, with_mtp
+from mtp_layers import FAMILY, TINY, expected_logits, with_mtp
 
 DRAFTED = [5, 9, 2]
 LONG = replace(GREEDY, max_tokens=50)
@@ -64,10 +65,11 @@ def logits_of(target: Model, head: StoredHead[EagleConfig], text: list[int], dra
 def test_the_layer_is_that_of_the_checkpoint(kind: str, folder: Path) -> None:
     text = tokens(23, 1)
     target = load_model(folder, "float64" if kind == "reference" else "float32")
-    found = logits_of(target, read_mtp(target, str(folder)), text, DRAFTED).double()
-    expected = expected_logits(folder, text, DRAFTED)
+    head = read_mtp(target, str(folder))
+    found = logits_of(target, head, text, DRAFTED).double()
+    expected = expected_logits(folder, text, DRAFTED, states_of(target, head, text[:-1])[:, 0].double())
     assert found.shape == expected.shape
-    assert (found - expected).abs().max() < (1e-5 if kind == "reference" else 2e-4)
+    assert (found - expected).abs().max() < (1e-5 if kind == "reference" else 1e-4)
 
 
 def test_drafts_through_the_engine_are_those_of_the_formulas(folder: Path) -> None:
@@ -87,8 +89,8 @@ def test_drafts_through_the_engine_are_those_of_the_formulas(folder: Path) -> No
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
-def test_a_quantized_layer_is_near(quantize: str | None, rig: Rig, folder: Path, tmp_path: Path) -> None:
-    """The layer with 8 bits, stored or made for a quantized target, by both kernels."""
+def test_a_quantized_layer_is_near(quantize: str | None, folder: Path, tmp_path: Path) -> None:
+    """The layer with 8 bits: stored, or made for a quantized target."""
     target = load_model(folder, "float32", quantize=quantize)
     head = read_mtp(target, str(folder))
     save_head(tmp_path / "head", head.config, head.tensors, quantize="int8")
@@ -99,7 +101,8 @@ def test_a_quantized_layer_is_near(quantize: str | None, rig: Rig, folder: Path,
     for each in (head, stored):
         near = logits_of(target, each, text, DRAFTED).double()
         assert (near - exact).norm() < (0.02 if quantize is None and each is head else 0.2) * exact.norm()
-    assert rig.answers(Mtp(stored)) == rig.expected
+    plain, drafted = (LLM(target, each, num_draft_tokens=3).generate([text], GREEDY) for each in (None, Mtp(stored)))
+    assert drafted[0].token_ids == plain[0].token_ids and drafted[0].stats.num_draft_tokens > 0  # type: ignore[index, union-attr]
 
 
 MAKE: dict[str, Callable[[StoredHead[EagleConfig]], Drafter]] = {
@@ -110,8 +113,8 @@ MAKE: dict[str, Callable[[StoredHead[EagleConfig]], Drafter]] = {
 
 
 @pytest.fixture(scope="module")
-def rig(folder: Path) -> Rig:
-    return Rig(load_model(folder), lambda target: read_mtp(target, str(folder)))
+def rig() -> Rig:
+    return Rig(load_model(TINY), lambda target: read_mtp(target, str(TINY)))
 
 
 @pytest.mark.parametrize(("kind", "options"), cases(MAKE))
@@ -119,6 +122,21 @@ def test_tokens_are_those_of_plain_decoding(rig: Rig, kind: str, options: dict[s
     assert rig.target.exactness.exact
     assert rig.answers(MAKE[kind](rig.head), **options) == rig.expected
     assert rig.drafted > 0
+
+
+def test_most_of_the_first_drafted_tokens_are_accepted(rig: Rig) -> None:
+    tokenizer = load_tokenizer(str(TINY))
+    prompts = [tokenizer(case.prompt)["input_ids"][:100] for case in workloads.load("code", 3)]
+    for params, least in ((replace(GREEDY, max_tokens=100), 0.7), (replace(SEEDED, max_tokens=100), 0.4)):
+        plain: Any = LLM(rig.target, None).generate(prompts, params)
+        results: Any = LLM(rig.target, "mtp", num_draft_tokens=2).generate(prompts, params)
+        assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+        stats = [result.stats for result in results]
+        first, tried = (
+            sum(each[0] for each in counts)
+            for counts in zip(*((each.accepted_per_position, each.reached_per_position) for each in stats), strict=True)
+        )
+        assert first / tried > least
 
 
 def test_nobody_sees_who_lost_its_place(rig: Rig) -> None:
@@ -130,7 +148,8 @@ def test_nobody_sees_who_lost_its_place(rig: Rig) -> None:
     try:
         results: Any = llm.generate(rig.prompts, params)
         assert [result.token_ids for result in results] == [result.token_ids for result in plain]
-        assert sum(result.stats.num_preemptions for result in results) > 0
+        if rig.target.kernels != REFERENCE:  # whose caches double: one alone finds room
+            assert sum(result.stats.num_preemptions for result in results) > 0
         pool.check_integrity()
     finally:
         pool.limit(None)

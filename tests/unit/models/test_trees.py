@@ -74,6 +74,8 @@ def check_tree(model: Model, length: int, tree: Bits, logits: Tensor, cache: Seq
     for leaf in sorted(leaves, key=lambda leaf: len(path_of(leaf, parents))):
         last, path = path, path_of(leaf, parents)
         shared = sum(node in last for node in path)  # from the root on; the cache holds these already
+        if plain.state is not None:  # whatever is rolled back, a state is computed anew
+            plain, shared = prefilled(model, length), 0
         plain.truncate(length + shared)
         new = path[shared:]
         known.update(zip(new, decode(model, plain, [tokens[node] for node in new]), strict=True))

@@ -92,9 +92,12 @@ class HeadLayers:
         return self.head.tensors[name][rows] if quantized is None else quantized.rows(rows)
 
     def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
-        """Return the output layer: the head's, or the target's rows of these tokens, quantized if the head is."""
+        """Return the output layer: the head's, the target's own, or the target's rows of these tokens, quantized if the
+        head is."""
         if is_of_head:
             return self.linear("lm_head")
+        if self.head.d2t is None and (shared := target.output_layer) is not None:
+            return shared
         rows = target.output_rows(token_ids)
         is_quantized = self.library is not None and self.head.quantized
         return self.product([quantize_int8(rows, "a head") if is_quantized else rows])

@@ -14,7 +14,8 @@ from forerun.kernels.partition import AttentionShape
 from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
-from forerun.models.decoders import library_for
+from forerun.models.decoders import library_for, served_kind
+from forerun.models.fused.families import spec_of
 from forerun.models.loading.find_source import find_source
 from forerun.models.memory_plan import ModelMemory, WeightStorage
 
@@ -55,7 +56,7 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
     else:
         header = head_header(folder, find_source(target_name).config().get_text_config().num_hidden_layers)
     is_quantized = target.number_format != str(target.dtype).removeprefix("torch.")
-    layers = _layers_nbytes(header, target, is_quantized=is_quantized)
+    layers = _layers_nbytes(header, target, is_quantized=is_quantized, may_share=_gives_output(target_name))
     return HeadMemory(
         name=f"the MTP layer of {target_name}" if is_carried else str(folder),
         number_format=_INT8 if is_quantized or header.is_quantized else target.number_format,
@@ -66,8 +67,15 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
     )
 
 
-def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantized: bool) -> int:
-    """Return the bytes of the layers that compute. Their vectors are in float32 at least."""
+def _gives_output(target_name: str | Path) -> bool:
+    """Return whether heads can compute with the output layer of a target, where the native kernels compute it."""
+    source = find_source(target_name)
+    config = source.plain_config()
+    return served_kind("auto", source, config) == "fused" and "head" not in spec_of(config).biases
+
+
+def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantized: bool, may_share: bool) -> int:
+    """Return the bytes of the layers that compute, vectors in float32 at least. may_share: as of `_gives_output`."""
     config = header.config
     numbers = _keeping(target, is_quantized=is_quantized)
     matrices = _keeping(target, is_quantized=is_quantized or header.is_quantized)
@@ -78,7 +86,8 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantized: boo
             nbytes += matrices.linear(name, torch.Size(shape), is_outer=False)
         else:
             nbytes += numbers.other(torch.empty(shape, dtype=header.dtype, device="meta"))
-    if not any(name.startswith("lm_head") for name in shapes):
+    is_shared = may_share and numbers.library is not None and config.draft_vocab_size == config.vocab_size
+    if not is_shared and not any(name.startswith("lm_head") for name in shapes):
         rows = torch.Size((config.draft_vocab_size, config.target_hidden_size))
         kept = matrices if header.is_quantized and numbers.library is not None else numbers  # as `HeadLayers.output`
         nbytes += kept.linear("lm_head.weight", rows, is_outer=False)

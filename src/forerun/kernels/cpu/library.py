@@ -61,6 +61,7 @@ class RecurrenceStruct(Structure):
         ("record_at", c_int64),
         *((name, c_int32) for name in ("kind", "num_taps", "channels", "heads", "key_heads", "key_width")),
         *((name, c_int32) for name in ("value_width", "query_at", "key_at", "value_at", "norm_width", "gates_first")),
+        ("heads_are_tiled", c_int32),
         *((name, c_float) for name in ("norm_eps", "beta_scale", "least_step", "most_step")),
         *((name, c_float) for name in ("gate_scale", "step_scale", "out_scale")),
         ("reserved", c_int32),

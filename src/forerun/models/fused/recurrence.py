@@ -114,14 +114,14 @@ class RecurrentLayer:
         after = after + self.numbers["taps_bias"] if "taps_bias" in self.numbers else after
         if decay is None or beta is None:
             return after, (inputs[1:], matrix)
-        after, starts, each = silu(after), shape.starts, shape.heads // shape.key_heads
+        after, starts = silu(after), shape.starts
         keys = {name: after[starts[name] :][: shape.key_heads * shape.key_width] for name in ("query", "key")}
         query, key = (part.view(shape.key_heads, shape.key_width) for part in (keys["query"], keys["key"]))
         value = after[starts["value"] :][: shape.heads * shape.value_width].view(shape.heads, shape.value_width)
         if shape.kind == "delta_rule":
             query, key = (part * (part.square().sum(-1, keepdim=True) + _EPS).rsqrt() for part in (query, key))
             query = query * shape.key_width**-0.5
-        query, key = (part.repeat_interleave(each, 0) for part in (query, key))
+        query, key = query[shape.key_of_head], key[shape.key_of_head]
         matrix, written = matrix * decay[:, None, None], value
         if shape.kind == "delta_rule":
             written = value - (matrix * key[:, :, None]).sum(1)

@@ -64,7 +64,8 @@ _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 
 def refuse_unservable(config: Any, name: str) -> None:
     """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
-    if (refused := refusal(config)) is None:
+    refused = refusal(config)
+    if refused is None:
         return
     foreign = set(getattr(config, "layer_types", None) or ()) - _STATELESS
     if foreign and config.model_type in FAMILIES:

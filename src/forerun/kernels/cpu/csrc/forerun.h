@@ -74,6 +74,7 @@ struct ForerunRecurrence {
     int32_t query_at, key_at, value_at;  // channels
     int32_t norm_width;       // numbers that one norm is over
     int32_t gates_first;      // the norm is behind the gate
+    int32_t heads_are_tiled;  // head h reads the key head h % key_heads, else h / (heads / key_heads)
     float norm_eps, beta_scale, least_step, most_step;
     float gate_scale, step_scale;  // of what gate and decay give
     float out_scale;               // of what is added to the residual
@@ -104,7 +105,8 @@ struct ForerunLayer {
     const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
     const float *input_bias, *mlp_bias;    // of layer norms, or null
     const float* curve;                    // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta
-    ForerunLinear attention_gate;          // [heads * head_dim], whose sigmoid multiplies what attention gives; out 0: none
+    ForerunLinear attention_gate;          // [heads * head_dim] or [heads], whose sigmoid multiplies what attention gives;
+                                           // out 0: none
     const ForerunRecurrence* recurrence;   // beside attention, or where query.out is 0 instead of it; or null
     int32_t num_before, reserved;          // layers without attention before it
 };

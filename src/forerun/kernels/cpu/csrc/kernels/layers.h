@@ -162,6 +162,20 @@ INLINE ForerunAttention layer_attention(const ForerunModel& m, int32_t index) {
             m.layers[index].window, 0, m.scale, m.softcap, nullptr};
 }
 
+// x [n] times the sigmoid of gates, of which there are n, or one for each head.
+INLINE void multiply_sigmoid(float* gates, int64_t count, float* x, int64_t n) {
+    for (int64_t i = 0; i < count; i += 16) {
+        const F gate = f_sigmoid(get(gates + i, count - i));
+        if (count == n)
+            put(x + i, f_mul(get(x + i, n - i), gate), n - i);
+        else
+            put(gates + i, gate, count - i);
+    }
+    const int64_t width = n / count;
+    for (int64_t h = 0; count < n && h < count; h++, x += width)
+        for (int64_t i = 0; i < width; i += 16) put(x + i, f_mul(get(x + i, width - i), f_set(gates[h])), width - i);
+}
+
 // Queries, keys and values of `in`, and attention: what the product that follows reads is c.mixed.x.
 FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
     const ForerunModel& m = *c.model;
@@ -194,9 +208,9 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
     product_rows(layer.attention_gate, in, n, nullptr, c.gates, member);
     member.open(n);
     while (member.claim(first, last))
-        for (int64_t i = first * c.mixed.width; i < last * c.mixed.width; i += 16) {
-            const int64_t rest = last * c.mixed.width - i;
-            put(c.mixed.x + i, f_mul(get(c.mixed.x + i, rest), f_sigmoid(get(c.gates + i, rest))), rest);
+        for (int64_t t = first; t < last; t++) {
+            const int64_t gates = layer.attention_gate.out;
+            multiply_sigmoid(c.gates + t * gates, gates, c.mixed.x + t * c.mixed.width, c.mixed.width);
         }
     member.close();
 }
@@ -369,6 +383,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.gated.x, n * m->intermediate);
     if (branch) space.want(c.branch, n * m->hidden);
     if (gates) space.want(c.gates, n * heads);
+    if (rows->states) find_sequences(c.recurrent, *rows);  // they pass layers that are not recurrent, too
     if (recalled) {
         forerun::plan_input(space, c.remembered, n, recalled, remembered);
         space.want(c.remembered.x, n * recalled);
