@@ -73,7 +73,7 @@ def write_model(family: str, folder: Path, **sizes: Any) -> Any:
     config_class = CONFIG_MAPPING[family]
     names, tiny = config_class().to_dict(), TINY[family]
     kept = {name: tiny[name] for name in tiny if name not in SIZES | OTHERS and name not in SMALL}
-    layers = {name: (each * 12)[:12] for name, each in kept.items() if isinstance(each, list)}
+    layers = {name: (each * 12)[:12] for name, each in kept.items() if isinstance(each, list) and "layer" in name}
     config = config_class(
         **{name: size for name, size in (SIZES | OTHERS).items() if name in names} | kept | layers | sizes
     )
@@ -85,6 +85,20 @@ def write_model(family: str, folder: Path, **sizes: Any) -> Any:
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return config
+
+
+def of_transformers(reference: Any, tokens: list[int], length: int) -> Callable[[], None]:
+    """Return the computation of a prompt of this length, or of one more token after a prefix: a state cannot be taken
+    back."""
+    cache = tf.DynamicCache(config=reference.model.config)
+    reference.model(torch.tensor([tokens[:PREFIX]]), past_key_values=cache, use_cache=True)
+
+    @torch.inference_mode()
+    def step() -> None:
+        given = {"past_key_values": cache} if length == 1 else {}
+        reference.model(torch.tensor([tokens[:length]]), use_cache=True, logits_to_keep=1, **given)
+
+    return step
 
 
 def measure(family: Path, llama: Path, number_format: str, rounds: int) -> tuple[Times, float]:
@@ -103,7 +117,7 @@ def measure(family: Path, llama: Path, number_format: str, rounds: int) -> tuple
             logits = rows if rows < PROMPT else 1
             steps[method, rows] = forward_step(model, cache, tokens[PREFIX : PREFIX + rows], logits)
     if number_format == "bfloat16":
-        steps["transformers", 1] = Reference(family, number_format).forward_step(tokens[:PREFIX], tokens[-1:], 1)
+        steps["transformers", 1] = of_transformers(Reference(family, number_format), tokens, 1)
     timed = interleave(steps, rounds, warmup=2)
     return {key: median(run.seconds for run in runs) for key, runs in timed.items()}, nbytes[0] / nbytes[1]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import transformers as tf
-from decoders import write_model
+from decoders import of_transformers, write_model
 
 from forerun import __version__
 from forerun.config import QUANTISATIONS, UNQUANTIZED
@@ -52,19 +52,6 @@ def prompt(model: Model, tokens: list[int]) -> Callable[[], None]:
         cache = model.new_cache()
         model.forward([Rows(cache, tokens[:PROMPT], num_logits=1)])
         cache.free()
-
-    return step
-
-
-def of_transformers(reference: Any, tokens: list[int], length: int) -> Callable[[], None]:
-    """Return the computation of a prompt of this length, or of one token after a prefix."""
-    cache = tf.DynamicCache(config=reference.model.config)
-    reference.model(torch.tensor([tokens[:PREFIX]]), past_key_values=cache, use_cache=True)
-
-    @torch.inference_mode()
-    def step() -> None:
-        given = {"past_key_values": cache} if length == 1 else {}
-        reference.model(torch.tensor([tokens[:length]]), use_cache=True, logits_to_keep=1, **given)
 
     return step
 

@@ -32,7 +32,7 @@ FEW = ("deepseek_v3", "granitemoe", "gpt_oss", "qwen2_moe", "codegen", "mpt", "b
 
 def without_module(row: str) -> str:
     """A row but for the module whose rows differ, which depends on the processor and its libraries."""
-    return re.sub(r"rows alone: .*", "rows alone", row)
+    return re.sub(r"rows (alone|computed together): .*", r"rows \1", row)
 
 
 VERSION = re.search(r"Transformers (\d+\.\d+)\.", PAGE.read_text(encoding="utf-8"))
