@@ -55,23 +55,27 @@ SIZES = {
     "head_dim": 64,
     "max_position_embeddings": 1024,
 }
-GPT = {"n_embd": 768, "n_inner": 2048, "n_layer": 12, "n_head": 12, "n_positions": 1024}
-GPT |= {"ffn_dim": 2048, "ffn_hidden_size": 2048, "shared_intermediate_size": 2048, "word_embed_proj_dim": 768}
-GPT |= {"num_kv_heads": 4, "rotary_dim": 32}
+OTHERS = {"n_embd": 768, "n_inner": 2048, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+OTHERS |= {"ffn_dim": 2048, "ffn_hidden_size": 2048, "shared_intermediate_size": 2048, "word_embed_proj_dim": 768}
+OTHERS |= {"num_kv_heads": 4, "rotary_dim": 32}
+OTHERS |= {"linear_num_key_heads": 12, "linear_num_value_heads": 12, "linear_key_head_dim": 128}
+OTHERS |= {"linear_value_head_dim": 128, "expand": 2, "mamba_expand": 2, "mamba_n_heads": 24, "mamba_d_head": 64}
+OTHERS |= {"mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_ssm": 1536, "mamba_num_heads": 24, "mamba_head_dim": 64}
+OTHERS |= {"ssm_state_size": 128, "n_groups": 1, "state_size": 128, "num_heads": 24}
 SMALL = ("sliding_window", "query_pre_attn_scalar")
 """Of the tests' tiny models, what fits no other size."""
 Times = dict[tuple[str, int], float]
 """Median seconds by method and rows."""
 
 
-def write_model(family: str, folder: Path, **sizes: int) -> Any:
+def write_model(family: str, folder: Path, **sizes: Any) -> Any:
     """Save a random model of the family in bfloat16, and return its configuration."""
     config_class = CONFIG_MAPPING[family]
     names, tiny = config_class().to_dict(), TINY[family]
-    kept = {name: tiny[name] for name in tiny if name not in SIZES | GPT and name not in SMALL}
+    kept = {name: tiny[name] for name in tiny if name not in SIZES | OTHERS and name not in SMALL}
     layers = {name: (each * 12)[:12] for name, each in kept.items() if isinstance(each, list)}
     config = config_class(
-        **{name: size for name, size in (SIZES | GPT).items() if name in names} | kept | layers | sizes
+        **{name: size for name, size in (SIZES | OTHERS).items() if name in names} | kept | layers | sizes
     )
     model = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]._from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():

@@ -35,7 +35,6 @@ _MAMBA = {
     "mamba_d_state": 12,
     "mamba_expand": 3,
     "mamba_chunk_size": 16,
-    "time_step_limit": [0.3, 1.2],
 }
 _LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 _GEMMA = {**_HEADS, **_WINDOW, "query_pre_attn_scalar": 16}
@@ -66,6 +65,20 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "ernie4_5": {**_HEADS, "use_bias": True},
     "exaone4": {**_GATED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "falcon_h1": {
+        **_HEADS,
+        **_MAMBA,
+        "mamba_d_ssm": 192,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.7,
+        "key_multiplier": 0.6,
+        "attention_in_multiplier": 0.9,
+        "attention_out_multiplier": 0.8,
+        "ssm_in_multiplier": 0.8,
+        "ssm_out_multiplier": 0.7,
+        "ssm_multipliers": [0.6, 0.9, 0.7, 0.5, 1.2],
+        "mlp_multipliers": [0.8, 0.7],
+    },
     "gemma": {**_HEADS, "tie_word_embeddings": False},
     "gemma2": _GEMMA2,
     "gemma3_text": {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False},
@@ -108,7 +121,14 @@ TINY: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "state_size": 20,
         "chunk_size": 16,
-        "time_step_limit": [0.3, 1.2],
+    },
+    "lfm2": {**_GATED, "layer_types": ["conv", "full_attention"], "tie_word_embeddings": False},
+    "lfm3": {
+        **_HEADS,
+        **_WINDOW,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "sliding_attention", "full_attention"],
+        "tie_word_embeddings": False,
     },
     "ministral": {**_HEADS, **_WINDOW},
     "ministral3": {
@@ -134,11 +154,11 @@ TINY: dict[str, dict[str, Any]] = {
         "n_groups": 4,
         "ssm_state_size": 12,
         "chunk_size": 16,
-        "time_step_min": 0.4,
     },
     "olmo": _GATED,
     "olmo2": _GATED,
     "olmo3": {**_GATED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo_hybrid": {**_GATED, **_LINEAR, "layer_types": ["linear_attention", "full_attention"]},
     "olmoe": {**_GATED, "num_experts": 4, "num_experts_per_tok": 2},
     "opt": {**_PLAIN, "ffn_dim": 128, "word_embed_proj_dim": 64},
     "phi": _GATED,
@@ -146,6 +166,7 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_GATED, **_EXPERTS, "shared_expert_intermediate_size": 64},
     "qwen3_5_text": {**_HEADS, **_LINEAR, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_moe": {**_HEADS, **_EXPERTS},
+    "qwen3_next": {**_HEADS, **_LINEAR, "layer_types": ["linear_attention", "full_attention"], "num_experts": 0},
     "seed_oss": {**_HEADS, "attention_bias": True},
     "smollm3": {**_GATED, "no_rope_layers": [1, 0]},
     "stablelm": _GATED,
@@ -159,8 +180,16 @@ TINY: dict[str, dict[str, Any]] = {
     | {"attention_types": [[["global", "local"], 1]]},
     "mpt": {"vocab_size": VOCAB, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 1024},
     "jamba": {**_GATED, "num_experts": 2},
+    "kimi_linear": {
+        **_WIDE,
+        **_LATENT,
+        "q_lora_rank": None,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "dense"],
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+    },
     "mamba": {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 4},
-    "qwen3_next": {**_HEADS, **_EXPERTS, "shared_expert_intermediate_size": 64},
     "recurrent_gemma": {**_WIDE, "lru_width": 64, "attention_window_size": 24},
 }
 """Arguments of a tiny configuration of each family in docs/models.md."""
@@ -168,9 +197,10 @@ DESCRIBED = tuple(fused.FAMILIES)
 """Those of the fused decoder."""
 FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
-ONLY_FUSED = {"bamba", "falcon", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_5_text"}
+ONLY_FUSED = {"bamba", "falcon", "falcon_h1", "granitemoehybrid", "lfm2", "lfm3", "mamba2", "nemotron_h"}
+ONLY_FUSED |= {"olmo_hybrid", "qwen3_5_text", "qwen3_next"}
 """Those that the general decoder refuses."""
-SCANNED = {"qwen3_5_text"}
+SCANNED = {"olmo_hybrid", "qwen3_5_text", "qwen3_next"}
 """Those whose states Transformers computes in float32, whatever the model's type."""
 MAY_BE_INEXACT = {"gpt_oss"}
 """Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,
@@ -180,6 +210,10 @@ and a test that returns early for another one would hide that it no longer does.
 def tiny_config(name: str, **options: Any) -> Any:
     """Make the configuration of a tiny model of the family."""
     return CONFIG_MAPPING[name](**{**TINY[name], **options})
+
+
+RECURRENT = [name for name in DESCRIBED if fused.spec_of(tiny_config(name)).recurrence is not None]
+"""Those with layers whose states only rows that are computed change."""
 
 
 def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+import gguf_recurrent
+
 MAGIC = b"GGUF"
 TINY: dict[str, Any] = {
     "num_hidden_layers": 2,
@@ -27,17 +29,21 @@ ARCHITECTURES = {
     "ministral3": "mistral3",
     "qwen2_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl",
+    "bamba": "granitehybrid",
     "cohere": "command-r",
+    "falcon_h1": "falcon-h1",
     "gemma3_text": "gemma3",
     "glm": "chatglm",
+    "granitemoehybrid": "granitehybrid",
     "gpt_neox": "gptneox",
     "hunyuan_v1_dense": "hunyuan-dense",
     "olmo3": "olmo2",
     "phi": "phi2",
+    "qwen3_5_text": "qwen35",
 }
 """Model type -> GGUF's architecture, where it is another name."""
-_PERMUTED = {"llama", "mistral3", "granite", "smollm3", "olmo", "arcee"}
-_WITH_ONE = {"gemma", "gemma2", "gemma3", "nemotron"}
+_PERMUTED = {"llama", "mistral3", "granite", "granitehybrid", "nemotron_h", "smollm3", "olmo", "arcee"}
+_WITH_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35"}
 """Architectures whose rows of queries and keys the converter permutes, and to whose norms it adds 1."""
 _SCALES = {
     **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
@@ -66,7 +72,8 @@ def write_gguf(
     """Write a model's weights as llama.cpp's converter does, matrices in a type of blocks and vectors in float32.
 
     Args:
-        type_name: of all matrices, or of the one with a name of Transformers'.
+        type_name: of all matrices, or of the one with a name of Transformers'; of a part of one, with a name that the
+            gguf package knows.
         keys: metadata beyond, or in place of, what the model's configuration says; None leaves a key out. Those of the
             architecture have no prefix.
         tensors: beyond the weights, in float32.
@@ -95,17 +102,23 @@ def write_gguf(
         if (name == "lm_head.weight" and model.config.tie_word_embeddings) or name.startswith("model.visual."):
             continue
         name = name.replace("model.language_model.", "model.")
-        own_type = type_name if isinstance(type_name, str) else type_name(name)
-        packed, meaning[name] = pack(tensor.float().numpy(), own_type)
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        if architecture in _PERMUTED and heads:
-            packed = _permuted(packed, getattr(config, heads))
-        if architecture in _WITH_ONE and name.endswith("norm.weight"):
-            packed = packed + 1
-        if "query_key_value" in name:
-            packed = _by_part(packed, config.num_attention_heads)
-        kind = gguf.GGMLQuantizationType[own_type if tensor.dim() > 1 else "F32"]
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), packed, raw_dtype=kind)
+        found, parts = [], gguf_recurrent.written(name, tensor.float(), config)
+        for their_name, part in parts.items():
+            own_type = type_name if isinstance(type_name, str) else type_name(name if len(parts) == 1 else their_name)
+            own_type = "F32" if tensor.dim() == 1 or gguf_recurrent.is_exact(name) else own_type
+            packed, means = pack(part.numpy(), own_type)
+            found.append(means)
+            heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+            if architecture in _PERMUTED and heads:
+                packed = _permuted(packed, getattr(config, heads))
+            if architecture in _WITH_ONE and name.endswith("norm.weight") and "linear_attn" not in name:
+                packed = packed + 1
+            if "query_key_value" in name:
+                packed = _by_part(packed, config.num_attention_heads)
+            kind = gguf.GGMLQuantizationType[own_type]
+            writer.add_tensor(names.get_name(their_name, (".weight", ".bias")), packed, raw_dtype=kind)
+        is_plain = tensor.dim() == 1 or gguf_recurrent.is_exact(name)
+        meaning[name] = tensor if is_plain else gguf_recurrent.read(name, torch.cat(found), config)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -164,7 +177,9 @@ def _metadata(config: Any) -> dict[str, Any]:
     def number(*names: str) -> float | None:
         return next((float(value) for name in names if (value := getattr(config, name, None)) is not None), None)
 
-    kinds = config.rope_parameters
+    if config.model_type == "mamba2":
+        return gguf_recurrent.metadata(config)
+    kinds = getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0}
     rope = kinds.get("full_attention", kinds)
     sections, layer_types = rope.get("mrope_section"), getattr(config, "layer_types", None)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -195,6 +210,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         "final_logit_softcapping": number("final_logit_softcapping"),
         "use_parallel_residual": getattr(config, "use_parallel_residual", None),
         "rope.dimension_sections": [*sections, 0] if sections else None,
+        **gguf_recurrent.metadata(config),
         **(_yarn(rope) if rope["rope_type"] == "yarn" else {}),
     }
 

@@ -68,8 +68,8 @@ def family(request: pytest.FixtureRequest, family_folder: Callable[[str], Path])
     import transformers
 
     folder = family_folder(request.param)
-    # Soft-capping and attention sinks exist in Transformers' eager form only.
-    attention = "eager" if request.param in ("gemma2", "gpt_oss") else "sdpa"
+    # Soft-capping and attention sinks exist in Transformers' eager form only; Mamba 2 has no other.
+    attention = "eager" if request.param in ("gemma2", "gpt_oss", "mamba2") else "sdpa"
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation=attention, experts_implementation="eager"
     )

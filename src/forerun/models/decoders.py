@@ -24,6 +24,7 @@ from forerun.models.attention.native import NativeAttention
 from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.native import NativeDecoder
+from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import GeneralDecoder
 from forerun.models.linear import FloatMaker, Maker
 from forerun.models.loading.configuration import OUTPUT_TOKENS, refuse_unservable
@@ -55,6 +56,11 @@ def served_kind(kind: Kind, source: ModelSource, config: Any) -> Kind:
     """
     refuse_unservable(config, source.name)
     reason = refusal(config)
+    if kind == "general" and reason is None and state_layout(spec_of(config)) is not None:
+        raise UnsupportedModelError(
+            f"{source.name} ({config.model_type}) has recurrent layers, which only the fused decoder rolls back. Leave "
+            "kind='general' out."
+        )
     if kind == "fused" and reason:
         raise ConfigError(f"forerun's decoder cannot serve {source.name}: {reason}. Use kind='general'.")
     if (kind == "general" or reason) and source.output_tokens(config) is not None:

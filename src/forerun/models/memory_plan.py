@@ -26,7 +26,7 @@ from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
-from forerun.models.fused.families import spec_of
+from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.options import head_shape
 from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import ATTENTION_NAME
@@ -308,8 +308,18 @@ def model_memory(
         planner=_planner(config, storage, cache_dtype_of(kv_cache_dtype, target_device, served)),
         context_length=context_length(config),
         vocab_size=config.vocab_size,
-        width=4 * config.hidden_size + 2 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        width=_row_width(config, is_fused=is_fused),
     )
+
+
+def _row_width(config: Any, *, is_fused: bool) -> int:
+    """Return the numbers of a row that are held together in the widest layer."""
+    residual: int = 4 * config.hidden_size
+    if not is_fused:
+        return residual + 2 * (getattr(config, "intermediate_size", None) or residual)
+    spec = spec_of(config)
+    shape = spec.recurrence if state_layout(spec) is not None else None
+    return residual + 2 * spec.intermediate + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
 
 
 def _stored_forms(
@@ -326,6 +336,9 @@ def _stored_forms(
 
 def attention_widths(config: Any) -> tuple[int, int, int, int]:
     """Return the query heads, key heads, and the widths of a key and of a value as they are cached."""
+    if refusal(config) is None:
+        spec = spec_of(config)
+        return spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim
     heads, kv_heads, width = head_shape(config)
     if getattr(config, "kv_lora_rank", None):  # of multi-head latent attention, what it is expanded to is kept
         return heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
@@ -334,13 +347,11 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
 
 def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
+    heads, kv_heads, key_width, value_width = attention_widths(config)
     count, states = config.num_hidden_layers, None
     if storage.is_fused:
         spec = spec_of(config)
-        heads, kv_heads, key_width, value_width = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim
         count, states = spec.num_attending, state_layout(spec)
-    else:
-        heads, kv_heads, key_width, value_width = attention_widths(config)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))

@@ -72,6 +72,7 @@ def _of_fused(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
             numbers = layer.recurrence.numbers
             parts += [(f"{spec.base}.{spec.layer_list}.{index}.{name}", each) for name, each in numbers.items()]
         shared = {"query": "query, key and value", "gate": "gate and up"}
+        shared |= {"mixed": "query, key and value"} if "mixed_key" in spec.modules else {}
         for role, each in (layer.norms | layer.linears).items():
             module = spec.modules[role]
             name = f"{module} ({shared[role]})" if role in shared else module

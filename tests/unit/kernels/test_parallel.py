@@ -81,7 +81,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("parallel") / "program.cpp"
     source.write_text(PROGRAM)
     made = source.with_suffix("")
-    compiler.call(["-std=c++17", "-pthread", f"-I{SOURCES}", "-o", str(made), str(source)], 120)
+    compiler.call([["-std=c++17", "-pthread", f"-I{SOURCES}", "-o", str(made), str(source)]], 120)
     return made
 
 

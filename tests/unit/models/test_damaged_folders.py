@@ -241,6 +241,23 @@ def test_weights_that_would_change_the_model_are_an_error(name: str, tensor: Ten
         load_model(folder, "float32")
 
 
+@pytest.mark.parametrize(
+    ("family", "tensor"),
+    [
+        ("lfm2", "conv.conv.weight"),
+        ("olmo_hybrid", "linear_attn.dt_bias"),
+        ("qwen3_5_text", "linear_attn.conv1d.weight"),
+        ("qwen3_next", "linear_attn.A_log"),
+    ],
+)
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_recurrent_layer_lacks_a_weight(family: str, tensor: str, quantize: str | None, tmp_path: Path) -> None:
+    folder, name = make_family(family, tmp_path), f"model.layers.0.{tensor}"
+    change_weights(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelLoadError, match=rf"lacks 1 weights, among them {re.escape(name)}"):
+        load_model(folder, quantize=quantize)
+
+
 def test_weights_for_other_tasks_are_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = ["mtp.0.weight", "vision_tower.layers.9.weight", "vision_tower.layers.9.bias", "v_head.summary.weight"]
     change_weights(folder, lambda tensors: tensors.update({name: torch.ones(2) for name in names}))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from families import FAMILIES, ONLY_FUSED, SCANNED, VOCAB, Folders
+from families import FAMILIES, ONLY_FUSED, SCANNED, VOCAB, Folders, make_family
 from forerun.errors import ConfigError, UnsupportedModelError
 from forerun.models import Model, Rows, load_model
 from forerun.models.fused.families import refusal
@@ -44,13 +45,30 @@ def test_logits_match_transformers(family: str, kind: str, folders: dict[str, Pa
     )
     prompt = tokens(70)
     with torch.inference_mode():
-        expected = reference(torch.tensor([prompt])).logits[0]
+        expected = reference(torch.tensor([prompt])).logits[0].double()
     cache = model.new_cache()
     first = model.forward([Rows(cache, prompt[:50])]).logits
     cache.commit(range(50))
     rest = model.forward([Rows(cache, prompt[50:])]).logits
     tolerance = 1e-4 if family in SCANNED else FLOAT64_TOLERANCE
     torch.testing.assert_close(torch.cat([first, rest]), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason"),
+    [
+        ("kimi_linear", {}, "layers of type linear_attention keep a state that cannot be rolled back"),
+        (
+            "qwen3_next",
+            {"num_experts": 4, "num_experts_per_tok": 2},
+            "fused decoder alone, which does not take num_experts=4",
+        ),
+    ],
+)
+def test_layers_that_keep_a_state_are_named(family: str, options: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    folder = make_family(family, tmp_path, **options)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load_model(folder)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2"])

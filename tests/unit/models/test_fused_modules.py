@@ -14,6 +14,7 @@ import torch
 import transformers as tf
 from transformers import PreTrainedModel
 
+from families import tiny_model
 from forerun.kernels.cpu import native_for
 from forerun.models import load_model
 from forerun.models.fused.families import frequencies, spec_of
@@ -37,6 +38,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "biases": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES, attention_bias=True, tie_word_embeddings=True)),
     "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**SIZES)),
     "qwen2": lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**SIZES)),
+    "lfm3": lambda: tiny_model("lfm3"),
     "qwen3": lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**SIZES, head_dim=16, attention_bias=True)),
 }
 ROTATIONS: dict[str, dict[str, Any]] = {

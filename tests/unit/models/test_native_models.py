@@ -64,7 +64,9 @@ def test_logits_are_near_those_of_the_references(
     reference = load_model(folder, quantize=quantize)
     assert not isinstance(reference.decoder, NativeDecoder)
     theirs = logits(reference)
-    assert (ours - theirs).norm() < 0.03 * theirs.norm()
+    # in bfloat16, what the references round at each step stays in a state
+    most = 0.1 if family in DESCRIBED and reference.decoder.spec.recurrence else 0.03  # type: ignore[attr-defined]
+    assert (ours - theirs).norm() < most * theirs.norm()
 
 
 @pytest.mark.parametrize(("family", "quantize"), [("llama", None), ("qwen3", "int4"), ("mistral", "int8-a8")])
@@ -90,8 +92,11 @@ def test_float32_logits_are_those_of_the_references_but_for_the_order_of_sums(fa
     assert (logits(model) - theirs).norm() < 1e-5 * theirs.norm()
 
 
-def test_float32_codes_give_nearly_the_bits_of_the_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_family("qwen3", tmp_path)
+@pytest.mark.parametrize("family", ["qwen3", "lfm3", "qwen3_next", "olmo_hybrid"])
+def test_float32_codes_give_nearly_the_bits_of_the_references(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_family(family, tmp_path)
     ours = logits(load_model(folder, "float32", quantize="int4"))
     monkeypatch.setenv("FORERUN_KERNELS", "reference")
     theirs = logits(load_model(folder, "float32", quantize="int4"))

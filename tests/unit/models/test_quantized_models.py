@@ -100,7 +100,7 @@ def test_what_each_weight_becomes(is_tied: bool, tmp_path: Path) -> None:
     model = load_model(tmp_path, quantize="int4")
     decoder = decoder_of(model)
     down = quantize_int4(tensors["model.layers.1.mlp.down_proj.weight"])
-    assert torch.equal(decoder.layers[1].down.weight.quantized, down.quantized)  # type: ignore[attr-defined]
+    assert torch.equal(decoder.layers[1].linears["down"].weight.quantized, down.quantized)  # type: ignore[attr-defined]
     outer = quantize_int8(tensors["model.embed_tokens.weight" if is_tied else "lm_head.weight"])
     assert torch.equal(numbers(decoder.lm_head), outer.dequantize(torch.float32))
     assert isinstance(decoder.embedding, QuantizedEmbedding)
@@ -165,10 +165,10 @@ def test_gguf_blocks_of_as_many_bits_are_taken_as_they_are(type_name: str, quant
     theirs = decoder_of(plain).layers[0]
     ours = decoder_of(model).layers[0]
     as_they_are = (type_name == "Q8_0") == (quantize == "int8")
-    for name in ("qkv", "out", "gate_up", "down"):
-        left, right = numbers(getattr(ours, name)), numbers(getattr(theirs, name))
+    for name in ("query", "out", "gate", "down"):
+        left, right = numbers(ours.linears[name]), numbers(theirs.linears[name])
         assert torch.equal(left, right) == as_they_are
-        assert getattr(ours, name).weight.bits == (8 if quantize == "int8" else 4)
+        assert ours.linears[name].weight.bits == (8 if quantize == "int8" else 4)
     # at 8 bits, or as the file has it
     assert torch.equal(numbers(decoder_of(model).lm_head), numbers(decoder_of(plain).lm_head)) == (
         type_name == "Q8_0" or quantize == "int4"
@@ -185,8 +185,8 @@ def test_parts_in_different_codes_are_kept_in_them(
     _with_another_type(path, "blk.0.attn_v.weight", other)
     model = load_model(path, "float32", quantize=quantize)
     assert model.exactness.exact
-    first, second = decoder_of(model).layers
-    assert isinstance(first.qkv, JoinedLinear) and not isinstance(second.qkv, JoinedLinear)
+    first, second = (layer.linears["query"] for layer in decoder_of(model).layers)
+    assert isinstance(first, JoinedLinear) and not isinstance(second, JoinedLinear)
     monkeypatch.setenv("FORERUN_KERNELS", "auto")
     if native() is not None:  # a rounding error may make a code its neighbour, one part of 32,767
         ours = logits(load_model(path, "float32", quantize=quantize))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families import DESCRIBED, VOCAB, Folders, make_family, tiny_config
+from families import RECURRENT, VOCAB, Folders, make_family
 from forerun import (
     LLM,
     DraftModel,
@@ -29,11 +29,9 @@ from forerun.errors import BatchError, NonFiniteError, OutOfPagesError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache.recurrent_state import MOST_RECORDED
 from forerun.models import Model, Rows, load_model
-from forerun.models.fused.families import spec_of
 from forerun.utils.machine import GIB
 from medusa_heads import random_medusa
 
-RECURRENT = [name for name in DESCRIBED if spec_of(tiny_config(name)).recurrence is not None]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 KINDS = ("float64", "float32", "bfloat16")
 DRAFTERS: dict[str, Callable[[Model], Drafter]] = {

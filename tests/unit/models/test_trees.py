@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from families import FAMILIES, MAY_BE_INEXACT, VOCAB, Folders
+from families import FAMILIES, MAY_BE_INEXACT, RECURRENT, VOCAB, Folders
 from forerun.kernels.partition import KV_BLOCK, MAX_LANES, AttentionShape
 from forerun.kv_cache import SequenceCache
 from forerun.models import Model, Rows, load_model
@@ -74,6 +74,8 @@ def check_tree(model: Model, length: int, tree: Bits, logits: Tensor, cache: Seq
     for leaf in sorted(leaves, key=lambda leaf: len(path_of(leaf, parents))):
         last, path = path, path_of(leaf, parents)
         shared = sum(node in last for node in path)  # from the root on; the cache holds these already
+        if plain.state is not None:  # whatever is rolled back, a state is computed anew
+            plain, shared = prefilled(model, length), 0
         plain.truncate(length + shared)
         new = path[shared:]
         known.update(zip(new, decode(model, plain, [tokens[node] for node in new]), strict=True))
@@ -90,7 +92,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in RECURRENT])
 def test_nodes_have_the_bits_of_their_paths(family: str, dtype: str, folders: dict[str, Path]) -> None:
     model = load_model(folders[family], dtype=dtype)
     if not model.exactness.exact:

@@ -9,7 +9,9 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +31,8 @@ INSTALL = "Install g++ or clang++ (on Debian and Ubuntu: apt install g++), or na
 _NAMES = ("c++", "g++", "clang++")
 _VERSION_SECONDS = 20.0
 _REASON_CHARACTERS = 300
+_POLL = 0.02
+"""Seconds after which running compilers are looked at again."""
 _MAX_OUTPUT = 1 << 20
 _DISK_FULL = (
     "Free disk space in the folder that FORERUN_HOME names and in that of temporary files, or set TMPDIR to another."
@@ -48,17 +52,17 @@ class Compiler:
     command: tuple[str, ...]
     version: str
 
-    def call(self, arguments: Sequence[str], limit: float) -> None:
-        """Run the compiler once, in a process of its own with a time limit.
+    def call(self, arguments: Sequence[Sequence[str]], limit: float) -> None:
+        """Run the compiler with each of these arguments, on as many cores as there are, with a time limit for all.
 
         Args:
-            limit: seconds after which the compiler and its child processes are killed.
+            limit: seconds after which the compilers and their child processes are killed.
 
         Raises:
-            CompilationError: it fails, or it takes longer.
-            NativeUnavailableError: it cannot be started, or the disk is full.
+            CompilationError: one fails, or they take longer.
+            NativeUnavailableError: one cannot be started, or the disk is full.
         """
-        code, output = _run([*self.command, *arguments], limit)
+        code, output = _run([[*self.command, *each] for each in arguments], limit)
         if code:
             reason = f"They could not be compiled: {self.command[0]} {_reason(code, output)}."
             if "No space left" in output:
@@ -80,7 +84,7 @@ def find_compiler() -> Compiler | None:
     for program, *arguments in commands:
         if (path := shutil.which(program)) is not None:
             command = (path, *arguments)
-            code, output = _run([*command, "--version"], _VERSION_SECONDS)
+            code, output = _run([[*command, "--version"]], _VERSION_SECONDS)
             if code:
                 raise NativeUnavailableError(f"{path} --version {_reason(code, output)}.", INSTALL)
             return Compiler(command, output.strip())
@@ -93,19 +97,19 @@ def _no_such(chosen: str, reason: str) -> NativeUnavailableError:
     return NativeUnavailableError(f"{VARIABLE} is {chosen!r}: {reason}.", f"Correct it, or unset it. {INSTALL}")
 
 
-def _run(command: Sequence[str], limit: float) -> tuple[int, str]:
-    """Run a command and return its exit code and output. Raises NativeUnavailableError if it cannot start or exceeds
-    `limit`."""
+def _run(commands: Sequence[Sequence[str]], limit: float) -> tuple[int, str]:
+    """Run commands, side by side, and return the exit code of one that fails, else 0, and their output. Raises
+    NativeUnavailableError if one cannot start, CompilationError if they exceed `limit`."""
     try:
         # Its temporary files lie in here, and go with it even where it is killed.
         with TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as scratch:
             log_file = Path(scratch) / "output"  # no pipe: whoever is left of its group could hold that open
             with log_file.open("wb") as file:
-                code = _exit_code(_start(command, file, scratch), command[0], limit)
+                code = _exit_code(commands, partial(_start, log_file=file, scratch=scratch), limit)
             with log_file.open("rb") as file:
                 return code, file.read(_MAX_OUTPUT).decode("utf-8", "replace")
     except OSError as failure:
-        reason = f"Temporary files of {command[0]} cannot be written: {failure.strerror or failure}."
+        reason = f"Temporary files of {commands[0][0]} cannot be written: {failure.strerror or failure}."
         raise NativeUnavailableError(reason, _DISK_FULL) from None
 
 
@@ -123,19 +127,32 @@ def _start(command: Sequence[str], log_file: IO[bytes], scratch: str) -> subproc
         raise NativeUnavailableError(f"{command[0]} cannot be run: {failure.strerror or failure}.", INSTALL) from None
 
 
-def _exit_code(process: subprocess.Popen[bytes], name: str, limit: float) -> int:
-    """Wait for the process to end. Any interruption, Ctrl-C included, kills its process group."""
+def _exit_code(
+    commands: Sequence[Sequence[str]], start: Callable[[Sequence[str]], subprocess.Popen[bytes]], limit: float
+) -> int:
+    """Wait for all commands to end, or one to fail. Whatever else ends this, Ctrl-C included, kills their process
+    groups."""
+    waiting, running = deque(commands), list[subprocess.Popen[bytes]]()
+    end = time.monotonic() + limit
     try:
-        return process.wait(limit)
-    except BaseException as failure:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if not isinstance(failure, subprocess.TimeoutExpired):
-            raise
-        reason = f"{name} took longer than {limit:g} seconds, and was ended."
-        remedy = "Try again when the machine has less to do, or name another compiler by the variable CXX."
-        raise CompilationError(reason, remedy) from None
+        while waiting or running:
+            while waiting and len(running) < machine.cores():
+                running.append(start(waiting.popleft()))
+            for process in [each for each in running if each.poll() is not None]:
+                running.remove(process)
+                if process.returncode:
+                    return int(process.returncode)
+            if running and time.monotonic() > end:
+                reason = f"{commands[0][0]} took longer than {limit:g} seconds, and was ended."
+                remedy = "Try again when the machine has less to do, or name another compiler by the variable CXX."
+                raise CompilationError(reason, remedy)
+            time.sleep(_POLL)
+        return 0
+    finally:
+        for process in running:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _reason(code: int, output: str) -> str:
@@ -183,7 +200,7 @@ def library_path(
     Args:
         sources: the folder of the C++ files: *.cpp are compiled, headers may lie in folders below.
         prebuilt: the folder of a library that came with them; one of other sources is passed over.
-        limit: seconds that compiling may take.
+        limit: seconds that compiling, and then linking, may take.
         wait: seconds to wait for another process that is compiling.
 
     Raises:
@@ -226,7 +243,7 @@ def library_path(
 def compile_into(
     folder: Path, compiler: Compiler, sources: Path = SOURCES, limit: float = TIME_LIMIT, extra: tuple[str, ...] = ()
 ) -> None:
-    """Compile with one compiler call, and replace `folder` by the library and its build facts at once.
+    """Compile each file on a core of its own, and replace `folder` by the library and its build facts at once.
 
     Args:
         extra: further arguments of the compiler.
@@ -235,10 +252,17 @@ def compile_into(
         CompilationError: it fails, or takes longer than `limit` seconds.
         NativeUnavailableError: the folder cannot be written.
     """
-    recipe, files = _recipe(sources), [str(path) for path in sorted(sources.glob("*.cpp"))]
+    recipe, files = _recipe(sources), sorted(sources.glob("*.cpp"))
+    flags = [*FLAGS, *extra]
     with whole_folder(folder, _unwritable) as new:
-        library = new / LIBRARY
-        compiler.call([*FLAGS, *extra, "-o", str(library), *files], limit)
+        library, objects = new / LIBRARY, [str(path) for path in files]
+        if len(files) > 1:
+            objects = [str(new / f"{path.stem}.o") for path in files]
+            pairs = zip(files, objects, strict=True)
+            compiler.call([[*flags, "-c", "-o", made, str(path)] for path, made in pairs], limit)
+        compiler.call([[*flags, "-o", str(library), *objects]], limit)
+        for left in new.glob("*.o"):
+            left.unlink()
         try:
             with library.open("rb") as file:
                 checksum = file_digest(file)

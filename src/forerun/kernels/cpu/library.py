@@ -61,7 +61,10 @@ class RecurrenceStruct(Structure):
         ("record_at", c_int64),
         *((name, c_int32) for name in ("kind", "num_taps", "channels", "heads", "key_heads", "key_width")),
         *((name, c_int32) for name in ("value_width", "query_at", "key_at", "value_at", "norm_width", "gates_first")),
+        ("heads_are_tiled", c_int32),
         *((name, c_float) for name in ("norm_eps", "beta_scale", "least_step", "most_step")),
+        *((name, c_float) for name in ("gate_scale", "step_scale", "out_scale")),
+        ("reserved", c_int32),
     ]
 
 
@@ -134,6 +137,8 @@ class ModelStruct(Structure):
         ("query_growth", c_float),
         ("query_period", c_int32),
         ("record_size", c_int64),
+        *((name, c_float) for name in ("attention_scale", "feed_scale", "activation_scale")),
+        ("reserved", c_int32),
     ]
 
 
@@ -207,7 +212,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 16
+ABI = 17
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

@@ -97,7 +97,7 @@ class PageLayout:
             self.layer_starts += [start + i * run.size // run.num_layers for i in range(run.num_layers)]
             start += run.size
         self.size = start or _ALIGNMENT // dtype.itemsize  # without a layer, pages count positions
-        self.nbytes = start * dtype.itemsize
+        self.nbytes = self.size * dtype.itemsize
 
     def new_page(self) -> Tensor:
         """Return a zeroed page, [size], aligned to 64 bytes."""

@@ -12,6 +12,7 @@ import torch
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ConfigError
+from forerun.models.fused.families import refusal, spec_of
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.transformers_modules import empty_model
@@ -109,6 +110,7 @@ def configured(name: str, config: Any) -> ModelShape:
     own = head is not None and head.weight is not embedding.weight
     heads, kv_heads, key_width, value_width = attention_widths(text)
     layers = int(text.num_hidden_layers)
+    attending = layers if refusal(text) else spec_of(text).num_attending
     return ModelShape(
         name,
         sum(sizes.values()),
@@ -117,8 +119,8 @@ def configured(name: str, config: Any) -> ModelShape:
         next((int(count) for key in _EXPERT_COUNTS if (count := getattr(text, key, None))), 1) if experts else 1,
         int(getattr(text, "num_experts_per_tok", None) or 1) if experts else 1,
         layers,
-        layers * kv_heads * (key_width + value_width),
-        layers * heads * (key_width + value_width),
+        attending * kv_heads * (key_width + value_width),
+        attending * heads * (key_width + value_width),
     )
 
 

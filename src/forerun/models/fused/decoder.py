@@ -7,7 +7,7 @@ else is served by `models/general.py`; both are tested against each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.fused.spec import RECURRENT_ROLES, LayerSpec
+from forerun.models.fused.spec import MIXED, RECURRENT_ROLES, DecoderSpec, LayerSpec
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
 from forerun.models.rotation import Rotation, rotate
 
@@ -37,8 +37,8 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-_TOGETHER = (("query", "key", "value"), ("gate", "up"), ("attention_gate",), ("out",), ("down",)) + tuple(
-    (role,) for role in RECURRENT_ROLES
+_TOGETHER = (("query", "key", "value"), ("gate", "up"), ("attention_gate",), ("out",), ("down",), MIXED) + tuple(
+    (role,) for role in RECURRENT_ROLES if role not in MIXED
 )
 """The roles whose products are one."""
 
@@ -58,6 +58,25 @@ def curve_of(module: Any) -> Tensor:
     return torch.stack([F.softplus(above), beta + F.softplus(below), beta])
 
 
+def parts_of(
+    spec: DecoderSpec, layer: Any, path: str, roles: Iterable[str], *, in_pairs: bool
+) -> tuple[list[Part], Tensor | None]:
+    """Return the parts of a product that has the outputs of these roles, one after another, and its bias.
+
+    Args:
+        layer: the modules of a layer. path: of it.
+        in_pairs: as of `DecoderSpec.rows`.
+    """
+    parts, biases = [], []
+    for role in roles:
+        module, rows = layer.get_submodule(spec.modules[role]), spec.rows(role, in_pairs=in_pairs)
+        rows = None if rows is None else rows.to(module.weight.device)
+        parts.append(Part(f"{path}.{spec.modules[role]}.weight", spec.weight(module), rows, spec.is_transposed))
+        biases.append(of_rows(module.bias, rows))
+    found = [each for each in biases if each is not None]
+    return parts, torch.cat(found) if found else None
+
+
 @dataclass(slots=True)
 class Norm:
     """The weight and bias of a norm, in the type they are multiplied in."""
@@ -72,7 +91,7 @@ class _Layer:
     norms: dict[str, Norm]
     """By role."""
     linears: dict[str, Linear]
-    """By their first role: of "query", "attention_gate", "out", "gate" or "up", "down" and "mixed_out" what it has."""
+    """By the first of the roles whose products are one."""
     recurrence: RecurrentLayer | None
     cached: int
     """The layer's place among those with keys and values."""
@@ -148,12 +167,12 @@ class FusedDecoder(LayerRangeDecoder):
             behind = layer.norms.get("attention_norm")
             if layer.recurrence is not None:
                 recalled = layer.recurrence.forward(h, layout.packed).to(x.dtype)
-                x = self._added(x, layer.linears["mixed_out"], recalled, behind)
+                x = self._added(x, layer.linears["mixed_out"], recalled, behind, layer.recurrence.out_scale)
             if attended is not None:
-                x = self._added(x, layer.linears["out"], attended, behind)
+                x = self._added(x, layer.linears["out"], attended, behind, self.spec.attention_scale)
             if layer.spec.feeds:
                 fed = self._fed(layer, x) if fed is None else fed
-                x = self._added(x, layer.linears["down"], fed, layer.norms.get("feed_norm"))
+                x = self._added(x, layer.linears["down"], fed, layer.norms.get("feed_norm"), self.spec.feed_scale)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
@@ -183,6 +202,7 @@ class FusedDecoder(LayerRangeDecoder):
         rows, heads, rotated = len(h), self.num_heads, self.num_heads + self.num_kv_heads
         gate = layer.linears.get("attention_gate")
         gates = None if gate is None else gate.forward(h)
+        gates = gates.repeat_interleave(self.head_dim, 1) if gates is not None and spec.gates_heads else gates
         h = layer.linears["query"].forward(h).to(self.compute_dtype).view(rows, -1, self.head_dim)
         if head_norms is not None and not spec.norms_rotated:
             h = self._normed_heads(h, head_norms)
@@ -203,13 +223,15 @@ class FusedDecoder(LayerRangeDecoder):
         linear = layer.linears["gate" if is_gated else "up"]
         h = linear.forward(self._normed(x, layer.norms.get("mlp_norm")))
         act = _ACTIVATIONS[self.spec.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
-        return act(h[:, :size]).mul_(h[:, size:]) if is_gated else act(h)
+        read = h[:, :size] if self.spec.activation_scale == 1.0 else h[:, :size] * self.spec.activation_scale
+        return act(read).mul_(h[:, size:]) if is_gated else act(read)
 
-    def _added(self, x: Tensor, linear: Linear, h: Tensor, norm: Norm | None) -> Tensor:
-        """Return x + the product of h, normed and scaled."""
-        if norm is None and self.spec.residual_scale == 1.0:
+    def _added(self, x: Tensor, linear: Linear, h: Tensor, norm: Norm | None, factor: float) -> Tensor:
+        """Return x + the product of h, normed and scaled, by the decoder's factor and this one."""
+        scale = self.spec.residual_scale * factor
+        if norm is None and scale == 1.0:
             return linear.add_to(x, h)
-        return x + self._normed(linear.forward(h), norm) * self.spec.residual_scale
+        return x + self._normed(linear.forward(h), norm) * scale
 
     def _normed(self, x: Tensor, norm: Norm | None) -> Tensor:
         if norm is None:
@@ -244,14 +266,8 @@ class FusedDecoder(LayerRangeDecoder):
 
         def linear(*wanted: str) -> Linear:
             """Make the layer of these roles; the rows of queries and keys are paired."""
-            parts, biases = [], []
-            for role in wanted:
-                module, rows = layer.get_submodule(spec.modules[role]), spec.rows(role, in_pairs=True)
-                rows = None if rows is None else rows.to(module.weight.device)
-                parts.append(Part(f"{path}.{spec.modules[role]}.weight", spec.weight(module), rows, spec.is_transposed))
-                biases.append(None if module.bias is None else of_rows(module.bias, rows))
-            found = [each for each in biases if each is not None]
-            return maker.linear(parts, torch.cat(found) if found else None)
+            there = [role for role in wanted if role in roles]
+            return maker.linear(*parts_of(spec, layer, path, there, in_pairs=True))
 
         def norm(role: str) -> Norm:
             return self._numbers(layer, spec.modules[role], spec.norm_width(role), spec.norm_order(role, in_pairs=True))

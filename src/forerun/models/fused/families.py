@@ -14,12 +14,16 @@ from torch import Tensor
 
 from forerun.models.fused.gpt_families import GPT_FAMILIES
 from forerun.models.fused.llama_families import LLAMA_FAMILIES
-from forerun.models.fused.options import ACTIVATIONS, Difference, activation_of, head_shape, layer_windows
+from forerun.models.fused.options import (
+    ACTIVATIONS,
+    NO_ROTATION,
+    Difference,
+    activation_of,
+    head_shape,
+    layer_windows,
+)
 from forerun.models.fused.recurrent_families import RECURRENT_FAMILIES
 from forerun.models.fused.spec import LLAMA_MODULES, DecoderSpec, LayerSpec
-
-_NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
-"""Of a configuration without rotations, of which no layer has any."""
 
 
 def spec_of(config: Any) -> DecoderSpec:
@@ -30,7 +34,7 @@ def spec_of(config: Any) -> DecoderSpec:
     modules = {**LLAMA_MODULES, **difference.pop("modules", {})}
     difference.pop("unserved", None)
     blocks = _blocks(difference)
-    windows, rope = layer_windows(config), getattr(config, "rope_parameters", None) or _NO_ROTATION
+    windows, rope = layer_windows(config), getattr(config, "rope_parameters", None) or NO_ROTATION
     turned = difference.pop("turned", [True] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
@@ -39,6 +43,8 @@ def spec_of(config: Any) -> DecoderSpec:
         LayerSpec(window, places.get(kind, 0) if is_turned else None, **blocks.get(kind, {}))
         for window, kind, is_turned in zip(windows, kinds, turned, strict=True)
     )
+    if not layers:
+        raise ValueError("it has no layers")
     share = difference.pop("rotated_share", 1.0)
     return DecoderSpec(
         **{
@@ -61,7 +67,7 @@ def spec_of(config: Any) -> DecoderSpec:
 
 def _blocks(difference: Difference) -> dict[str, dict[str, bool]]:
     """Take out what layers of each type have, as `LayerSpec` says it, where that is not attention and feed-forward."""
-    kinds = _RECURRENT if "recurrence" in difference else ()
+    kinds = _RECURRENT[difference["recurrence"].kind] if "recurrence" in difference else ()
     recurrent = {kind: {"attends": False, "is_recurrent": True} for kind in kinds}
     return {**recurrent, **difference.pop("blocks", {})}
 
@@ -83,15 +89,19 @@ def frequencies(config: Any, spec: DecoderSpec) -> list[tuple[Tensor, float]]:
 
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
-_RECURRENT = ("linear_attention", "conv", "mamba")
-"""Transformers' names of recurrent layers."""
+_RECURRENT = {
+    "short_convolution": ("conv",),
+    "delta_rule": ("linear_attention",),
+    "state_space": ("linear_attention", "mamba"),
+}
+"""Transformers' names of recurrent layers, by kind of recurrence."""
 _UNSERVED = (
     "qk_layernorm",
     "clip_qkv",
     "use_bidirectional_attention",
     "scale_attn_by_inverse_layer_idx",
 )
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 def refusal(config: Any) -> str | None:
@@ -116,7 +126,7 @@ def refusal(config: Any) -> str | None:
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
             return f"rope type {kind!r} depends on the sequence's length"
-        share = rope.get("partial_rotary_factor") or 1.0
+        share = 1.0 if kind == "proportional" else rope.get("partial_rotary_factor") or 1.0
         if kind != "default" and int(spec.head_dim * share) != spec.rotated:  # Llama's default type does not read it
             return f"a rotation of {share} of each head"
     if spec.head_dim % 2 or spec.rotated % 2 or spec.num_heads % max(1, spec.num_kv_heads):

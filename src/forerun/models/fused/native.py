@@ -32,10 +32,10 @@ from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
-from forerun.models.fused.decoder import curve_of
+from forerun.models.fused.decoder import curve_of, parts_of
 from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.fused.recurrence import numbers_of, state_layout
-from forerun.models.fused.spec import RECURRENT_ROLES, LayerSpec
+from forerun.models.fused.spec import MIXED, RECURRENT_ROLES, LayerSpec
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
@@ -216,9 +216,9 @@ class NativeDecoder(LayerRangeDecoder):
         is_tied = head_module.weight is table.weight
         part = embedding if is_tied else Part(self.spec.head_weight, head_module.weight)
         bias = of_rows(head_module.bias, output_tokens)
-        head = self._native(maker, part._replace(rows=output_tokens), bias, is_head=True)
+        head = self._native(maker, [part._replace(rows=output_tokens)], bias, is_head=True)
         is_shared = is_tied and output_tokens is None and bias is None
-        rows = head if is_shared else self._native(maker, embedding, is_head=True)
+        rows = head if is_shared else self._native(maker, [embedding], is_head=True)
         if not is_tied:
             head_module.to_empty(device="meta")
         table.to_empty(device="meta")
@@ -250,6 +250,9 @@ class NativeDecoder(LayerRangeDecoder):
             norms_rotated=spec.norms_rotated,
             softcap=spec.softcap or 0.0,
             residual_scale=spec.residual_scale,
+            attention_scale=spec.attention_scale,
+            feed_scale=spec.feed_scale,
+            activation_scale=spec.activation_scale,
             logit_scale=0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
             logit_softcap=spec.logit_softcap or 0.0,
             query_growth=spec.query_growth,
@@ -258,19 +261,17 @@ class NativeDecoder(LayerRangeDecoder):
         )
 
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
-        spec = self.spec
+        spec, roles = self.spec, self.spec.roles(own)
 
         def linear(role: str) -> LinearStruct:
-            name, rows = spec.modules[role], spec.rows(role, in_pairs=False)
-            module = layer.get_submodule(name)
-            part = Part(f"{path}.{name}.weight", spec.weight(module), rows, spec.is_transposed)
-            return self._native(maker, part, of_rows(module.bias, rows), role=role).struct
+            together = [each for each in MIXED if each in roles] if role == "mixed" else [role]
+            return self._native(maker, *parts_of(spec, layer, path, together, in_pairs=False), role=role).struct
 
         norms = dict[str, tuple[int, int | None]]()
         for role in spec.norms(own):
             order = spec.norm_order(role, in_pairs=False)
             norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
-        made = {role: linear(role) for role in spec.roles(own)}
+        made = {role: linear(role) for role in roles if role not in MIXED[1:]}
         biases = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
         return LayerStruct(
             window=own.window or 0,
@@ -309,8 +310,12 @@ class NativeDecoder(LayerRangeDecoder):
                 value_at=starts["value"],
                 norm_width=shape.norm_width,
                 gates_first=shape.gates_first,
+                heads_are_tiled=shape.heads_are_tiled,
                 norm_eps=shape.norm_eps,
                 beta_scale=shape.beta_scale,
+                gate_scale=shape.scale("gate"),
+                step_scale=shape.scale("step"),
+                out_scale=shape.scale("out"),
                 least_step=shape.step_limits[0],
                 most_step=shape.step_limits[1],
             )
@@ -332,20 +337,21 @@ class NativeDecoder(LayerRangeDecoder):
     def _native(
         self,
         maker: Maker,
-        part: Part,
+        parts: Sequence[Part],
         bias: Tensor | None = None,
         *,
         is_head: bool = False,
         role: str = "output tokens",
     ) -> NativeLinear:
-        linear = maker.linear([part], bias, is_head=is_head)
+        linear = maker.linear(parts, bias, is_head=is_head)
         assert isinstance(linear, NativeLinear)
-        shape, expected = (linear.out_features, linear.in_features), tuple(part.weight.shape)
-        name = part.name
-        if part.rows is not None:  # of a module with several roles, or of an output layer that may be the embedding too
-            name, expected = f"{name} of {role}", (len(part.rows), expected[1])
+        counts = [len(part.weight if part.rows is None else part.rows) for part in parts]
+        shape, expected = (linear.out_features, linear.in_features), (sum(counts), parts[0].weight.shape[1])
+        names = name = ", ".join(part.name for part in parts)
+        if parts[0].rows is not None:  # of a module with several roles, or of an output layer that may be the embedding
+            name = f"{names} of {role}"
         if shape != expected:  # the library writes as many outputs as a layer has
-            raise ValueError(f"{part.name} has the quantized shape {shape}, but must have {expected}")
+            raise ValueError(f"{names} has the quantized shape {shape}, but must have {expected}")
         self._kept[name] = linear
         return linear
 

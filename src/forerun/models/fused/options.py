@@ -24,6 +24,10 @@ which layers rotate; "rotated_share", the part of each head that is; "blocks", w
 described."""
 
 
+NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
+"""Of a configuration without rotations, of which no layer has any."""
+
+
 def head_shape(config: Any) -> tuple[int, int, int]:
     """Return the query heads, the key heads, and the width of a head."""
     heads: int = config.num_attention_heads

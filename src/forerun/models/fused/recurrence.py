@@ -34,6 +34,8 @@ def numbers_of(shape: Recurrence, layer: Any) -> dict[str, Tensor]:
         part = getattr(layer.get_submodule(parent), leaf)
         if name == "taps":
             found[name] = part.weight.detach().reshape(shape.channels, shape.num_taps).T
+            if shape.scales:  # the convolution is linear
+                found[name] = found[name].double() * shape.channel_scales.to(found[name].device)
             if part.bias is not None:
                 found["taps_bias"] = part.bias.detach()
         elif name == "norm":
@@ -54,6 +56,7 @@ class RecurrentLayer:
 
     Attributes:
         numbers: in that type.
+        out_scale: of what the product behind it gives.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class RecurrentLayer:
     ) -> None:
         self._shape, self._index, self._dtype = shape, index, dtype
         self._linears = linears
+        self.out_scale = shape.scale("out")
         self.numbers = {name: each.to(dtype) for name, each in numbers.items()}
         self._eps = torch.tensor(shape.norm_eps, dtype=dtype, device=numbers["taps"].device)
 
@@ -96,7 +100,7 @@ class RecurrentLayer:
     def _rates(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return what a row keeps of each head's state, and how much it writes, [heads]."""
         shape = self._shape
-        step = F.softplus(given["decay"] + self.numbers["step_bias"]).clamp(*shape.step_limits)
+        step = F.softplus(given["decay"] * shape.scale("step") + self.numbers["step_bias"]).clamp(*shape.step_limits)
         decay = (self.numbers["rate"] * step).exp()
         return decay, given["beta"].sigmoid() * shape.beta_scale if "beta" in given else step
 
@@ -110,14 +114,14 @@ class RecurrentLayer:
         after = after + self.numbers["taps_bias"] if "taps_bias" in self.numbers else after
         if decay is None or beta is None:
             return after, (inputs[1:], matrix)
-        after, starts, each = silu(after), shape.starts, shape.heads // shape.key_heads
+        after, starts = silu(after), shape.starts
         keys = {name: after[starts[name] :][: shape.key_heads * shape.key_width] for name in ("query", "key")}
         query, key = (part.view(shape.key_heads, shape.key_width) for part in (keys["query"], keys["key"]))
         value = after[starts["value"] :][: shape.heads * shape.value_width].view(shape.heads, shape.value_width)
         if shape.kind == "delta_rule":
             query, key = (part * (part.square().sum(-1, keepdim=True) + _EPS).rsqrt() for part in (query, key))
             query = query * shape.key_width**-0.5
-        query, key = (part.repeat_interleave(each, 0) for part in (query, key))
+        query, key = query[shape.key_of_head], key[shape.key_of_head]
         matrix, written = matrix * decay[:, None, None], value
         if shape.kind == "delta_rule":
             written = value - (matrix * key[:, :, None]).sum(1)
@@ -129,12 +133,12 @@ class RecurrentLayer:
 
     def _gated(self, read: Tensor, gate: Tensor) -> Tensor:
         """Return the rows that the states gave, gated and normed, [T, wide]."""
-        shape = self._shape
+        shape, gate = self._shape, silu(gate * self._shape.scale("gate"))
         if shape.gates_first or "norm" not in self.numbers:
-            read = read * silu(gate)
+            read = read * gate
         if "norm" not in self.numbers:
             return read
         weight = self.numbers["norm"].view(-1, shape.norm_width)
         parts = read.view(len(read), -1, shape.norm_width)
         read = rms_norm(parts, torch.ones_like(weight[0]), self._eps).mul_(weight).reshape(read.shape)
-        return read if shape.gates_first else read * silu(gate)
+        return read if shape.gates_first else read * gate

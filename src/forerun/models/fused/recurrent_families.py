@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from forerun.models.fused.llama_families import granite
-from forerun.models.fused.options import ACTIVATIONS, Difference, biases_of, rotated_share
-from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, Recurrence
+from forerun.models.fused.options import ACTIVATIONS, NO_ROTATION, Difference, biases_of, head_shape, rotated_share
+from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, NORM_OWNERS, Recurrence
 
+TILED = "linear_heads_are_tiled"
+"""Key of forerun's: value heads lie as in llama.cpp's files (`Recurrence.heads_are_tiled`)."""
 _IN, _OUT = ("mixed_gate", "mixed", "decay"), "mixed_out"
 """Roles of the modules of a state space."""
 _ONLY_RECURRENT = {"attends": False, "is_recurrent": True, "feeds": False}
@@ -22,7 +25,7 @@ _FEED_FORWARD = {
 }
 
 
-def _delta_rule(config: Any, **differing: Any) -> Recurrence:
+def _delta_rule(config: Any, norm: str = "linear_attn.norm", **differing: Any) -> Recurrence:
     """Return the gated delta rule (2412.06464) as Qwen3-Next and its successors have it."""
     heads, key_heads = config.linear_num_value_heads, config.linear_num_key_heads
     key_width, value_width = config.linear_key_head_dim, config.linear_value_head_dim
@@ -35,11 +38,12 @@ def _delta_rule(config: Any, **differing: Any) -> Recurrence:
             "key_heads": key_heads,
             "key_width": key_width,
             "value_width": value_width,
+            "heads_are_tiled": getattr(config, TILED, False),
             "numbers": {
                 "taps": "linear_attn.conv1d",
                 "rate": "linear_attn.A_log",
                 "step_bias": "linear_attn.dt_bias",
-                "norm": "linear_attn.norm",
+                "norm": norm,
             },
             "norm_width": value_width,
             "norm_eps": config.rms_norm_eps,
@@ -121,7 +125,7 @@ def _hybrid(config: Any) -> Difference:
     )
     biases = _biases(config.mamba_proj_bias, config.mamba_conv_bias)
     is_silu = ACTIVATIONS.get(config.hidden_act) == "silu"  # of the convolution too
-    unserved = [] if is_silu or "linear_attention" not in config.layer_types else ["hidden_act"]
+    unserved = [] if is_silu or not {"linear_attention", "hybrid"} & {*config.layer_types} else ["hidden_act"]
     return {**found, "biases": biases_of(config, "attention_bias", "mlp_bias") | biases, "unserved": unserved}
 
 
@@ -147,6 +151,32 @@ def _granitemoehybrid(config: Any) -> Difference:
     }
 
 
+def _falcon_h1(config: Any) -> Difference:
+    found = _hybrid(config)
+    shape, entering, attended = found["recurrence"], config.ssm_in_multiplier, config.attention_in_multiplier
+    parts = zip(("gate", "value", "key", "query", "step"), config.ssm_multipliers, strict=True)
+    scales = {part: entering * scale for part, scale in parts} | {"out": config.ssm_out_multiplier}
+    numbers = {name: path for name, path in shape.numbers.items() if name != "norm" or config.mamba_rms_norm}
+    is_behind = not config.mamba_norm_before_gate
+    activation, fed = config.mlp_multipliers
+    biased = {"mamba_proj_bias": entering, "attention_bias": attended}  # what enters is scaled behind the products
+    return {
+        **found,
+        "recurrence": replace(shape, numbers=numbers, gates_first=is_behind, scales=scales),
+        "modules": found["modules"] | _FEED_FORWARD,
+        "biases": found["biases"] - {_OUT} | ({_OUT} if config.projectors_bias else set()),
+        "blocks": {"hybrid": {"is_recurrent": True}},
+        "norm": "final_layernorm",
+        "scale": head_shape(config)[2] ** -0.5 * config.key_multiplier * attended**2,
+        "attention_scale": attended * config.attention_out_multiplier,
+        "activation_scale": activation,
+        "feed_scale": fed,
+        "embedding_scale": config.embedding_multiplier,
+        "logit_scale": config.lm_head_multiplier,
+        "unserved": found["unserved"] + [key for key, scale in biased.items() if getattr(config, key) and scale != 1.0],
+    }
+
+
 def _nemotron_h(config: Any) -> Difference:
     found = _state_space(
         "mixer",
@@ -166,6 +196,7 @@ def _nemotron_h(config: Any) -> Difference:
         "embedding": "embeddings",
         "norm": "norm_f",
         "eps": config.layer_norm_epsilon,
+        "renamed": {"backbone.": "model."},  # as it was formerly
         "unserved": [] if is_silu else ["mamba_hidden_act"],
     }
 
@@ -191,10 +222,124 @@ def _mamba2(config: Any) -> Difference:
     }
 
 
+def _experts(config: Any) -> list[str]:
+    """Return the option by which a layer of Qwen3-Next has experts."""
+    places = set(range(config.num_hidden_layers)) - set(config.mlp_only_layers)
+    step = config.decoder_sparse_step
+    return ["num_experts"] if config.num_experts > 0 and any((place + 1) % step == 0 for place in places) else []
+
+
+def _qwen3_next(config: Any) -> Difference:
+    """Return Qwen3.5 with two modules of all projections, in which each head of keys has its own side by side."""
+    found = _qwen3_5(config)
+    groups, key = config.linear_num_key_heads, config.linear_key_head_dim
+    each = config.linear_num_value_heads // groups
+    value = each * config.linear_value_head_dim
+    stride, all_four, rates = 2 * (key + value), "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"
+    places = {
+        "mixed": (
+            (0, key, stride, groups),
+            (key, key, stride, groups),
+            (2 * key, value, stride, groups),
+        ),
+        "mixed_gate": ((2 * key + value, value, stride, groups),),
+        "beta": ((0, each, 2 * each, groups),),
+        "decay": ((each, each, 2 * each, groups),),
+    }
+    modules = {"mixed": all_four, "mixed_gate": all_four, "beta": rates, "decay": rates}
+    return {
+        **found,
+        "modules": found["modules"] | modules,
+        "recurrence": replace(found["recurrence"], places=places),
+        "unserved": found["unserved"] + _experts(config),
+    }
+
+
+def _olmo_hybrid(config: Any) -> Difference:
+    recurrent = {
+        "mixed": "linear_attn.q_proj",
+        "mixed_key": "linear_attn.k_proj",
+        "mixed_value": "linear_attn.v_proj",
+        "mixed_gate": "linear_attn.g_proj",
+        "beta": "linear_attn.b_proj",
+        "decay": "linear_attn.a_proj",
+        "mixed_out": "linear_attn.o_proj",
+        "input_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+    }
+    attending = {"attention_norm": "post_attention_layernorm", "feed_norm": "post_feedforward_layernorm"}
+    beta_scale = 2.0 if config.linear_allow_neg_eigval else 1.0
+    is_turned = config.rope_parameters.get("rope_theta") is not None
+    return {
+        "modules": recurrent | attending | HEAD_NORMS,
+        "norm_owners": NORM_OWNERS
+        | {
+            "input_norm": "is_recurrent",
+            "mlp_norm": "is_recurrent",
+            "attention_norm": "attends",
+            "feed_norm": "attends",
+        },
+        "biases": biases_of(config, "attention_bias"),
+        "has_wide_norms": True,
+        "recurrence": _delta_rule(
+            config, "linear_attn.o_norm", norm_eps=1e-5, beta_scale=beta_scale, unrounded=frozenset({"rate"})
+        ),
+        "unserved": _unserved(config),
+        **({} if is_turned else {"turned": [False] * config.num_hidden_layers, "rotations": ((None, NO_ROTATION),)}),
+    }
+
+
+def _lfm(config: Any, **modules: str) -> Difference:
+    """Return what the successors of LFM2 (2511.23404) have in common. modules: of attention, by role."""
+    wide, entry = config.hidden_size, "conv.in_proj"
+    recurrent = {"mixed": entry, "beta": entry, "mixed_gate": entry, "mixed_out": "conv.out_proj"}
+    around = {"input_norm": "operator_norm", "mlp_norm": "ffn_norm"}
+    feed = {"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"}
+    starts = {"beta": 0, "mixed_gate": wide, "mixed": 2 * wide}
+    return {
+        "modules": {**recurrent, **around, **feed, **modules},
+        "biases": frozenset({*recurrent, "taps"} if config.conv_bias else ()),
+        "norm": "embedding_norm",
+        "eps": config.norm_eps,
+        "activation": "silu",
+        "recurrence": Recurrence(
+            kind="short_convolution",
+            num_taps=config.conv_L_cache,
+            channels=wide,
+            numbers={"taps": "conv.conv"},
+            places={role: ((start, wide, wide, 1),) for role, start in starts.items()},
+        ),
+    }
+
+
+def _lfm2(config: Any) -> Difference:
+    norms = {"query_norm": "self_attn.q_layernorm", "key_norm": "self_attn.k_layernorm"}
+    width = config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        factor, multiple = config.block_ffn_dim_multiplier, config.block_multiple_of
+        width = int((1 if factor is None else factor) * int(2 * width / 3))
+        width = width if factor is None else multiple * -(-width // multiple)
+    return {**_lfm(config, out="self_attn.out_proj", **norms), "intermediate": width}
+
+
+def _lfm3(config: Any) -> Difference:
+    gate = {"attention_gate": "self_attn.g_proj"} if config.use_attention_gate else {}
+    behind = {"attention_norm": "post_operator_norm", "feed_norm": "post_ffn_norm"} if config.use_sandwich_norm else {}
+    found = _lfm(config, **HEAD_NORMS, **gate, **behind)
+    biases = found["biases"] | biases_of(config, "attention_bias") - {"attention_gate"}
+    renamed = {".self_attn.gate_proj.": ".self_attn.g_proj."}
+    return {**found, "biases": biases, "gates_heads": config.use_attention_gate, "renamed": renamed}
+
+
 RECURRENT_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
     "granitemoehybrid": _granitemoehybrid,
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
+    "lfm2": _lfm2,
+    "lfm3": _lfm3,
+    "olmo_hybrid": _olmo_hybrid,
     "qwen3_5_text": _qwen3_5,
+    "qwen3_next": _qwen3_next,
 }

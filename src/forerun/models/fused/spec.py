@@ -11,10 +11,14 @@ from torch import Tensor
 
 ROLES = ("query", "attention_gate", "key", "value", "out", "gate", "up", "down")
 """Linear layers of a decoder's layer that attends."""
-RECURRENT_ROLES = ("mixed", "mixed_gate", "beta", "decay", "mixed_out")
-"""Of one that is recurrent, as csrc/forerun.h has them in `ForerunRecurrence`."""
+MIXED = ("mixed", "mixed_key", "mixed_value")
+"""Of one that is recurrent, what is convolved: of one module, or queries, keys and values of three."""
+RECURRENT_ROLES = (*MIXED, "mixed_gate", "beta", "decay", "mixed_out")
+"""All of these, as csrc/forerun.h has them in `ForerunRecurrence`."""
 NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
 """Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer."""
+NORM_OWNERS = {"query_norm": "attends", "key_norm": "attends", "mlp_norm": "feeds", "feed_norm": "feeds"}
+"""Norm -> the field of `LayerSpec` that is true of layers with this norm. Others are of all that attend or recur."""
 LLAMA_MODULES = {
     "input_norm": "input_layernorm",
     "query": "self_attn.q_proj",
@@ -31,10 +35,10 @@ QKV = frozenset({"query", "key", "value", "attention_gate"})
 ATTENTION = QKV | {"out"}
 FEED = frozenset({"gate", "up", "down"})
 """The linear layers by place."""
-GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
-"""Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
 _MOST_TAPS = 16
 """Of a convolution in the native kernels."""
+GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
+"""Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +50,17 @@ class Recurrence:
         num_taps: inputs of the convolution, that of the row itself included.
         channels: numbers that are convolved.
         heads, key_heads, key_width, value_width: of the states; 0 of a short convolution.
+        heads_are_tiled: head h reads the key head h % key_heads, else h // (heads / key_heads).
         order: of queries, keys and values among the channels.
         numbers: names of parameters and modules in a layer: "taps" (a convolution), "rate" (the logarithm of -rate),
             "step_bias", "skip", "norm".
+        unrounded: those of them that are float32 in a model of a narrower type.
         places: role -> the outputs of its module that are its: (start, count, stride, repeats) of each run. A role that
             is left out has all of them.
         norm_width: numbers that one norm is over; norms_each: the norm's weights are those of one head.
         gates_first: the norm is behind the gate. norm_eps: of it.
         beta_scale: of the sigmoid of beta. step_limits: the least and the largest step.
+        scales: factors of what modules give for "query", "key" and "value", "gate" and "step", and "out".
     """
 
     kind: str
@@ -64,18 +71,23 @@ class Recurrence:
     key_heads: int = 1
     key_width: int = 0
     value_width: int = 0
+    heads_are_tiled: bool = False
     order: tuple[str, str, str] = ("query", "key", "value")
     places: Mapping[str, tuple[tuple[int, int, int, int], ...]] = field(default_factory=dict)
     norm_width: int = 0
+    unrounded: frozenset[str] = frozenset()
     norms_each: bool = True
     gates_first: bool = False
     norm_eps: float = 1e-6
     beta_scale: float = 1.0
     step_limits: tuple[float, float] = (0.0, float("inf"))
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.heads % self.key_heads or not 1 <= self.num_taps <= _MOST_TAPS:
-            raise ValueError(f"{self.heads} heads of {self.key_heads} keys, {self.num_taps} taps")
+        if not 1 <= self.num_taps <= _MOST_TAPS:
+            raise ValueError(f"a convolution of {self.num_taps} inputs")
+        if self.heads % self.key_heads or (self.heads and min(self.key_heads, self.key_width, self.value_width) < 1):
+            raise ValueError(f"{self.heads} heads, {self.key_heads} key heads, {self.key_width} x {self.value_width}")
 
     @property
     def wide(self) -> int:
@@ -83,11 +95,31 @@ class Recurrence:
         return self.heads * self.value_width or self.channels
 
     @property
+    def key_of_head(self) -> Tensor:
+        """Return the key head that each head reads, [heads] int64."""
+        heads = torch.arange(self.heads)
+        return heads % self.key_heads if self.heads_are_tiled else heads // (self.heads // self.key_heads)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the channels of queries, keys and values, in their order."""
+        keys, values = self.key_heads * self.key_width, self.heads * self.value_width
+        return [values if name == "value" else keys for name in self.order]
+
+    @property
     def starts(self) -> dict[str, int]:
         """Return the first channel of queries, keys and values."""
-        widths = {"query": self.key_heads * self.key_width, "value": self.heads * self.value_width}
-        sizes = [widths.get(name, widths["query"]) for name in self.order]
-        return {name: sum(sizes[:place]) for place, name in enumerate(self.order)}
+        return {name: sum(self.sizes[:place]) for place, name in enumerate(self.order)}
+
+    def scale(self, name: str) -> float:
+        """Return one of `scales`."""
+        return self.scales.get(name, 1.0)
+
+    @property
+    def channel_scales(self) -> Tensor:
+        """Return the factors of the channels, [channels] float64."""
+        scales = torch.tensor([self.scale(name) for name in self.order], dtype=torch.float64)
+        return scales.repeat_interleave(torch.tensor(self.sizes))
 
     @property
     def state_size(self) -> int:
@@ -99,10 +131,10 @@ class Recurrence:
         """Return the numbers of a row's record in a layer."""
         return 2 * (self.channels + self.heads) if self.heads else self.channels
 
-    def out_features(self, role: str) -> int:
-        """Return the outputs of a linear layer, but of "mixed_out"."""
-        if role == "mixed":
-            return self.channels
+    def out_features(self, role: str, *, are_apart: bool) -> int:
+        """Return the outputs of a linear layer, but of "mixed_out". are_apart: the roles MIXED have three modules."""
+        if role in MIXED:
+            return self.sizes[MIXED.index(role)] if are_apart else self.channels
         return self.wide if role == "mixed_gate" or not self.heads else self.heads
 
     def rows(self, role: str) -> Tensor | None:
@@ -132,6 +164,11 @@ class LayerSpec:
     is_recurrent: bool = False
     feeds: bool = True
 
+    @property
+    def mixes(self) -> bool:
+        """Return whether it has attention or a recurrence."""
+        return self.attends or self.is_recurrent
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
@@ -153,16 +190,20 @@ class DecoderSpec:
         base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`.
         positions, first_position: of a table of what is added to the embeddings, below `base`, and its row for the
             first position; None: nothing is.
+        renamed: parts of the names of parameters that files have, and what they are in Transformers.
         norms_embeddings: the final norm is applied to embeddings too.
         eps: of all norms.
         norm_kind: "rms" or "layer"; norm_offset: what is added to their weights; has_norm_weights: else these are 1.
+        norm_owners: which layers have a norm, as NORM_OWNERS.
         has_wide_norms: norms of queries and keys are over all heads; norms_rotated: they come after the rotation.
         activation: "silu", "gelu", "gelu_tanh", "relu2", "relu" or "xielu".
         curve: the module of a layer with the numbers of "xielu".
         is_parallel: attention and feed-forward layer read, and add to, the same residual.
         scale, softcap: of attention's scores; None: not capped.
+        gates_heads: the attention gate is one number of each head.
         query_growth, query_period: queries are multiplied by 1 + growth * log(1 + position // period).
-        embedding_scale, residual_scale, logit_scale: factors. logit_softcap: None: not capped.
+        embedding_scale, residual_scale, logit_scale: factors. attention_scale, feed_scale: of what these layers add,
+            besides residual_scale. activation_scale: of what the activation reads. logit_softcap: None: not capped.
         recurrence: of the layers that are recurrent.
     """
 
@@ -189,20 +230,26 @@ class DecoderSpec:
     head: str = "lm_head"
     positions: str | None = None
     first_position: int = 0
+    renamed: Mapping[str, str] = field(default_factory=dict)
     norms_embeddings: bool = False
     norm_kind: str = "rms"
     norm_offset: float = 0.0
     has_norm_weights: bool = True
+    norm_owners: Mapping[str, str] = field(default_factory=lambda: NORM_OWNERS)
     has_wide_norms: bool = False
     norms_rotated: bool = False
     activation: str = "silu"
     curve: str | None = None
     is_parallel: bool = False
+    gates_heads: bool = False
     softcap: float | None = None
     query_growth: float = 0.0
     query_period: int = 1
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
+    attention_scale: float = 1.0
+    feed_scale: float = 1.0
+    activation_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     recurrence: Recurrence | None = None
@@ -246,10 +293,8 @@ class DecoderSpec:
 
     def norms(self, layer: LayerSpec) -> list[str]:
         """Return the norms of a layer, but for that of a recurrence."""
-        mixes = layer.attends or layer.is_recurrent
-        wanted = {"query_norm": layer.attends, "key_norm": layer.attends}
-        wanted |= {"mlp_norm": layer.feeds, "feed_norm": layer.feeds}
-        return [role for role in NORMS if role in self.modules and wanted.get(role, mixes)]
+        owners = self.norm_owners
+        return [role for role in NORMS if role in self.modules and getattr(layer, owners.get(role, "mixes"))]
 
     @property
     def num_attending(self) -> int:
@@ -260,9 +305,15 @@ class DecoderSpec:
         """Return the name of the parameter that files have under this name: some leave `base` out."""
         if stored == "embed_out.weight":  # as Transformers' GPT-NeoX was formerly
             return self.head_weight
-        if stored.startswith("backbone.") and self.base == "model":  # as Nemotron-H was
-            return stored.replace("backbone", "model", 1)
+        for part, ours in self.renamed.items():
+            stored = stored.replace(part, ours)
         return stored if stored.startswith((f"{self.base}.", f"{self.head}.")) else f"{self.base}.{stored}"
+
+    def dtype_in(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the type of a parameter in a model of this type."""
+        shape = self.recurrence
+        ends = () if shape is None else tuple(f".{shape.numbers[each]}" for each in shape.unrounded)
+        return torch.promote_types(dtype, torch.float32) if name.endswith(ends) else dtype
 
     def embedding_scale_in(self, dtype: torch.dtype) -> float:
         """Return the factor of embeddings as a model of this type has it."""
@@ -271,9 +322,10 @@ class DecoderSpec:
     def out_features(self, role: str) -> int:
         """Return the outputs of a linear layer."""
         if self.recurrence is not None and role in RECURRENT_ROLES[:-1]:
-            return self.recurrence.out_features(role)
+            return self.recurrence.out_features(role, are_apart="mixed_key" in self.modules)
         widths = {"query": self.num_heads, "key": self.num_kv_heads, "value": self.num_kv_heads}
-        widths["attention_gate"] = self.num_heads
+        if role == "attention_gate":
+            return self.num_heads * (1 if self.gates_heads else self.head_dim)
         if role in widths:
             return widths[role] * self.head_dim
         return self.intermediate if role in ("gate", "up") else self.hidden

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from forerun.errors import UnsupportedModelError
-from forerun.models.fused.families import refusal
+from forerun.models.fused.families import FAMILIES, refusal
 from forerun.models.fused.options import ACTIVATIONS
 from forerun.utils.json_file import Fields
 
@@ -48,6 +48,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     (r"^(rope_theta|rope_local_base_freq|rotary_emb_base)$", 1, math.inf),
     (r"^(partial_rotary_factor|rotary_pct)$", _SMALLEST, 1.0),
     (r"softcap|^(query_pre_attn_scalar|logits_scaling|factor|attention_factor)$", _SMALLEST, math.inf),
+    (r"_multiplier$", -1e9, 1e9),
     (r"^(beta_fast|beta_slow|low_freq_factor|high_freq_factor)$", _SMALLEST, 1e9),
 )
 """Pattern of a key, and the least and the largest number that a model can be computed with."""
@@ -57,15 +58,20 @@ _ROPE, _ROPE_TYPES = ("rope_parameters", "rope_scaling"), {"default", "mrope", "
 """The last two are names that Transformers reads as others."""
 _LARGEST = 3.5e38
 """A larger number is infinite in float32."""
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+_STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
+"""Types of layers that keep nothing of a sequence but keys and values."""
 
 
 def refuse_unservable(config: Any, name: str) -> None:
     """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
-    if refusal(config) is None:
+    refused = refusal(config)
+    if refused is None:
         return
-    foreign = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    if foreign:
+    foreign = set(getattr(config, "layer_types", None) or ()) - _STATELESS
+    if foreign and config.model_type in FAMILIES:
+        kinds = ", ".join(sorted(foreign))
+        reason = f"its layers of type {kinds} are computed by the fused decoder alone, which does not take {refused}"
+    elif foreign:
         reason = f"its layers of type {', '.join(sorted(foreign))} keep a state that cannot be rolled back"
     elif getattr(config, "is_encoder_decoder", False):
         reason = "an encoder-decoder; forerun serves decoder-only models"

@@ -72,7 +72,8 @@ class FusedModules(nn.Module):
                 base.add_module(spec.norm, _Norm(spec.hidden, has_bias="norms" in spec.biases))
             _place(self, spec.base, base)  # first: a tied weight has its name from the embedding
             self.add_module(spec.head, _Linear(spec.hidden, config.vocab_size, bias="head" in spec.biases))
-            self.to(dtype)
+            for name, each in self.named_parameters():
+                each.data = each.data.to(spec.dtype_in(name, dtype))
         if config.tie_word_embeddings:
             self.tie()
 
@@ -180,7 +181,8 @@ def read_fused(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
         for stored, tensor in checkpoint.state_dict(dtype).items():
             key = spec.parameter(stored)
             path, _, leaf = key.rpartition(".")
-            setattr(model.get_submodule(path), leaf, nn.Parameter(tensor[...].to(dtype), requires_grad=False))
+            numbers = tensor[...].to(expected[key].dtype)
+            setattr(model.get_submodule(path), leaf, nn.Parameter(numbers, requires_grad=False))
     if config.tie_word_embeddings:
         model.tie()
     return model

@@ -16,6 +16,7 @@ from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.decoders import Kind, library_for, make_decoder, mixture_as_stored, served_kind
 from forerun.models.fused.families import refusal
+from forerun.models.fused.recurrent_families import TILED
 from forerun.models.general import ATTENTION_NAME, register_attention
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
@@ -434,5 +435,8 @@ def _modules(
         found = read_fused(source.name, config, checkpoint, dtype)
         if found is not None:
             return found
-        config, attention = source.config(), None
+        theirs = source.config()
+        if getattr(config, TILED, False):  # the checkpoint is in the order of this configuration
+            setattr(theirs, TILED, True)
+        config, attention = theirs, None
     return read_model(source.name, config, checkpoint, dtype, attention)

@@ -16,7 +16,7 @@ import torch
 
 from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.models.fused.families import refusal
+from forerun.models.fused.families import refusal, spec_of
 from forerun.models.general import register_attention
 from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
 from forerun.models.loading.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
@@ -95,12 +95,12 @@ def empty_model(name: str, config: Any, dtype: torch.dtype, attention: str | Non
 
 
 def rounded(model: Any, dtype: torch.dtype, leave: Collection[str] = ()) -> Any:
-    """Round the model's parameters to this dtype, except those that its class keeps in float32, and those named in
-    `leave`."""
+    """Round the model's parameters to this dtype, except those that are kept in float32, and those named in `leave`."""
     kept = tuple(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    spec = spec_of(model.config) if refusal(model.config) is None else None
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and name not in leave and not any(part in name for part in kept):
-            parameter.data = parameter.data.to(dtype)
+            parameter.data = parameter.data.to(dtype if spec is None else spec.dtype_in(name, dtype))
     model.config.dtype = dtype
     return model
 

@@ -7,68 +7,24 @@
 #endif
 
 #include "block_packing.h"
+#include "instructions.h"
 #include "packing.h"
-#include "parallel.h"
-#include "step.h"
 
-namespace forerun {
-// What one instruction set offers.
-struct Entries {
-    void (*linear)(const ForerunLinear*, const float*, int64_t, const float*, float*, int);
-    void (*layers)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, float*, const int32_t*, int32_t, float*, int);
-    void (*head)(const ForerunModel*, int64_t, float*, float*, int);
-    void (*attention)(const ForerunAttention*, const ForerunRows*, const float*, const float*, const float*, float*, int);
-    void (*eagle)(const ForerunEagle*, const ForerunRows*, const float*, const float*, const int64_t*, int64_t, float*,
-                  float*, int);
-    void (*fuse)(const ForerunLinear*, const float*, int32_t, float, const float*, int64_t, float*, int);
-    void (*context)(const ForerunModel*, const float*, const ForerunRows*, const float*, int);
-    void (*greedy_chains)(const ForerunLinear*, const float*, const int64_t*, const float*, const int64_t*, const int64_t*,
-                          int64_t, int64_t*, int);
-    void (*pick)(const float*, int64_t, int64_t, int64_t, int64_t*, float*);
-    void (*top)(const float*, int64_t, int64_t, int64_t, int64_t*);
-};
-}  // namespace forerun
 using forerun::Entries;
 using forerun::half_power;
 using forerun::half_to_float;
 
+#define OF_INSTRUCTIONS(name)         \
+    namespace name {                  \
+    extern const Entries ENTRIES;     \
+    }
 #if defined(__x86_64__)
-#define AVX512_BF16
-namespace avx512bf16 {
-#include "isa/avx512.h"
-#include "kernels/all.h"
-}  // namespace avx512bf16
-#undef AVX512_BF16
-#undef INSTRUCTIONS
-#undef INLINE
-#undef FN
-namespace avx512 {
-#include "isa/avx512.h"
-#include "kernels/all.h"
-}  // namespace avx512
-#undef INSTRUCTIONS
-#undef INLINE
-#undef FN
-#define AVX_VNNI
-namespace avxvnni {
-#include "isa/avx2.h"
-#include "kernels/all.h"
-}  // namespace avxvnni
-#undef AVX_VNNI
-#undef INSTRUCTIONS
-#undef INLINE
-#undef FN
-namespace avx2 {
-#include "isa/avx2.h"
-#include "kernels/all.h"
-}  // namespace avx2
-#undef INLINE
-#undef FN
+OF_INSTRUCTIONS(avx512bf16)
+OF_INSTRUCTIONS(avx512)
+OF_INSTRUCTIONS(avxvnni)
+OF_INSTRUCTIONS(avx2)
 #endif
-namespace portable {
-#include "isa/portable.h"
-#include "kernels/all.h"
-}  // namespace portable
+OF_INSTRUCTIONS(portable)
 
 namespace {
 

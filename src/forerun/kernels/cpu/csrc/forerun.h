@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 16
+#define FORERUN_ABI 17
 
 extern "C" {
 
@@ -74,7 +74,11 @@ struct ForerunRecurrence {
     int32_t query_at, key_at, value_at;  // channels
     int32_t norm_width;       // numbers that one norm is over
     int32_t gates_first;      // the norm is behind the gate
+    int32_t heads_are_tiled;  // head h reads the key head h % key_heads, else h / (heads / key_heads)
     float norm_eps, beta_scale, least_step, most_step;
+    float gate_scale, step_scale;  // of what gate and decay give
+    float out_scale;               // of what is added to the residual
+    int32_t reserved;
 };
 
 // What one sequence of a forward has kept in recurrent layers.
@@ -101,7 +105,8 @@ struct ForerunLayer {
     const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
     const float *input_bias, *mlp_bias;    // of layer norms, or null
     const float* curve;                    // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta
-    ForerunLinear attention_gate;          // [heads * head_dim], whose sigmoid multiplies what attention gives; out 0: none
+    ForerunLinear attention_gate;          // [heads * head_dim] or [heads], whose sigmoid multiplies what attention gives;
+                                           // out 0: none
     const ForerunRecurrence* recurrence;   // beside attention, or where query.out is 0 instead of it; or null
     int32_t num_before, reserved;          // layers without attention before it
 };
@@ -126,6 +131,9 @@ struct ForerunModel {
     float query_growth;          // queries are multiplied by 1 + this * log(1 + position / query_period, rounded down); 0: not
     int32_t query_period;
     int64_t record_size;         // floats of all recurrent layers
+    float attention_scale, feed_scale;  // of what these add to the residual, besides residual_scale; 0: 1
+    float activation_scale;      // of what the activation reads; 0: 1
+    int32_t reserved;
 };
 
 // The rows of one forward, as forerun/kernels/partition.py describes them.

@@ -6,66 +6,22 @@ an architecture of a family that is described (`fused/families.py`), add an entr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
-from forerun.errors import UnsupportedModelError
+from forerun.models.loading.gguf.architecture import (
+    GRANITE_FACTORS,
+    LAYER_NORM,
+    NEXT_TOKENS,
+    SECTIONS,
+    TEMPERATURE,
+    Architecture,
+    Options,
+    granite_factors,
+    refuse,
+)
+from forerun.models.loading.gguf.recurrent_architectures import RECURRENT_ARCHITECTURES
 from forerun.utils.json_file import REQUIRED, Fields
-
-SECTIONS, TEMPERATURE = "rope.dimension_sections", "attention.temperature_scale"
-WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
-_LAYER_NORM = "attention.layer_norm_epsilon"
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-Options = Callable[[Fields, int, Mapping[str, Any]], dict[str, Any]]
-"""A function of a file's keys, the width of a head, and the tensors by name."""
-
-
-class Architecture(NamedTuple):
-    """What a GGUF file of an architecture is in Transformers.
-
-    Attributes:
-        model_type: Transformers' name.
-        is_permuted: llama.cpp's converter permutes rows of queries and keys: there, one rotation turns rows that lie
-            side by side, and in Transformers rows that lie half a head apart.
-        biases: option of the configuration -> the tensor whose presence sets it.
-        windowed: the model type whose layers have the file's sliding window; None: windows are refused.
-        period: every so many layers one has no window, where the file says nothing else; None: all layers have it.
-        window: that of a file that says none; 0: none.
-        local_base: base of the rotation of layers with a window where the file says none, 0: that of the others; None:
-            all layers are rotated alike.
-        eps: option of the norms' epsilon; None: a constant.
-        is_partly_rotated: files say how much of a head is rotated.
-        constants: options that files do not say.
-        options: returns further options.
-        reads: keys among NEUTRAL that may have any value.
-    """
-
-    model_type: str
-    is_permuted: bool = False
-    biases: Mapping[str, str] = _NOTHING
-    windowed: str | None = None
-    period: int | None = None
-    window: int = 0
-    local_base: float | None = None
-    eps: str | None = "rms_norm_eps"
-    is_partly_rotated: bool = False
-    constants: Mapping[str, Any] = _NOTHING
-    options: Options = lambda fields, width, tensors: {}
-    reads: tuple[str, ...] = ()
-
-    @property
-    def eps_key(self) -> str:
-        """Return the key of the norms' epsilon."""
-        return "attention.layer_norm_rms_epsilon" if self.eps == "rms_norm_eps" else _LAYER_NORM
-
-
-def refuse(fields: Fields, what: str) -> NoReturn:
-    """Raise UnsupportedModelError for a valid value that no Transformers model of the architecture computes."""
-    raise UnsupportedModelError(
-        f"{fields.place}: {what}, which Transformers' model does not compute. Serve it with llama.cpp, or give the "
-        "model's Transformers folder or hub id."
-    )
 
 
 def _gemma(layers_of_27b: int) -> Options:
@@ -91,12 +47,7 @@ def _caps(fields: Fields, attention: float, final: float) -> dict[str, Any]:
 def _granite(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     if not fields.flag("rope.scaling.finetuned", True):  # Granite's models without positions
         refuse(fields, "rope.scaling.finetuned is False")
-    return {
-        "attention_multiplier": fields.number("attention.scale", 0.0) or width**-0.5,
-        "embedding_multiplier": fields.number("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": fields.number("residual_scale", 0.0) or 1.0,
-        "logits_scaling": fields.number("logit_scale"),
-    }
+    return granite_factors(fields, width)
 
 
 def _smollm3(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,8 +56,8 @@ def _smollm3(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str
 
 
 def _olmo(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    if (eps := fields.number(_LAYER_NORM, 1e-5)) != 1e-5:
-        refuse(fields, f"{_LAYER_NORM} is {eps}")
+    if (eps := fields.number(LAYER_NORM, 1e-5)) != 1e-5:
+        refuse(fields, f"{LAYER_NORM} is {eps}")
     return {"clip_qkv": fields.number("attention.clamp_kqv", 0.0, low=0) or None}
 
 
@@ -127,7 +78,7 @@ _CAPS = "attn_logit_softcapping", "final_logit_softcapping"
 _GELU = "gelu_pytorch_tanh"
 _ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 _UP_BIAS = {**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"}
-ARCHITECTURES = {
+ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", True, _UP_BIAS, windowed="mistral"),
     "mistral3": Architecture(
         "mistral", True, windowed="mistral", constants={"sliding_window": None}, reads=(TEMPERATURE,)
@@ -187,7 +138,7 @@ ARCHITECTURES = {
         True,
         _UP_BIAS,
         options=_granite,
-        reads=("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+        reads=GRANITE_FACTORS,
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", biases=_ATTENTION_BIAS),
     "nemotron": Architecture(
@@ -217,10 +168,11 @@ ARCHITECTURES = {
         eps="norm_epsilon",
         constants={"hidden_act": _GELU},
     ),
+    **RECURRENT_ARCHITECTURES,
 }
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_count": (0,),
-    "nextn_predict_layers": (0,),
+    NEXT_TOKENS: (0,),
     "attention.causal": (True,),
     "attention.scale": (0,),
     "attention.clamp_kqv": (0,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,21 +11,24 @@ import numpy as np
 import torch
 
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.models.fused.recurrent_families import TILED
 from forerun.models.loading.configuration import PlainConfig, check_values
-from forerun.models.loading.gguf.architectures import (
-    ARCHITECTURES,
-    NEUTRAL,
+from forerun.models.loading.gguf.architecture import (
+    HEADS,
+    KEY_HEADS,
     PATTERN,
     TEMPERATURE,
+    WIDTH,
     WINDOW,
     Architecture,
     refuse,
 )
+from forerun.models.loading.gguf.architectures import ARCHITECTURES, NEUTRAL
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
-from forerun.utils.json_file import Fields
+from forerun.utils.json_file import REQUIRED, Fields
 
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -77,38 +81,59 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
     _check_keys(fields, architecture)
     if EMBEDDING not in file.tensors:
         raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
-    num_layers, heads = (fields.integer(key, low=1) for key in ("block_count", "attention.head_count"))
+    num_layers = fields.integer("block_count", low=1)
     if num_layers > len(file.tensors):  # configurations make lists of this length
         raise ModelLoadError(
             f"the metadata of {file.path} speaks of {num_layers} layers, and it has {len(file.tensors)} tensors. "
             f"{REMEDY}"
         )
-    head_dim = _head_dim(fields, heads)
-    options = _options(fields, architecture, file, head_dim)
-    rope = _rope_by_kind(fields, file.tensors, architecture, head_dim, options)
-    if "long_factor" in rope:  # Phi3's own option comes before this one of the rotation
-        options["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     values = {
         "vocab_size": len(tokens) if isinstance(tokens, list) else file.tensors[EMBEDDING].shape[0],
         "hidden_size": fields.integer("embedding_length", low=1),
-        "intermediate_size": fields.integer("feed_forward_length", low=1),
         "num_hidden_layers": num_layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.integer("attention.head_count_kv", heads, low=1),
-        "head_dim": head_dim,
         "max_position_embeddings": fields.integer("context_length", low=1),
         **({architecture.eps: fields.number(architecture.eps_key, low=0)} if architecture.eps else {}),
-        "rope_parameters": rope,
         "tie_word_embeddings": HEAD not in file.tensors,  # the embedding, stored once, is the output layer as well
         "bos_token_id": file.fields.integer("tokenizer.ggml.bos_token_id", None, low=0),
         "eos_token_id": sorted(eos_ids) or None,
         "pad_token_id": None,  # Transformers' defaults are ids of the families' larger vocabularies
         "model_type": architecture.model_type,
-        **options,
+        **(_attention(fields, architecture, file) if architecture.attends else _options(fields, architecture, file, 0)),
     }
     check_values(Fields.of(values, f"{file.path}: its metadata", ModelLoadError, remedy=REMEDY))
     return values
+
+
+def _attention(fields: Fields, architecture: Architecture, file: GgufFile) -> dict[str, Any]:
+    """Return the sizes of attention and feed-forward layers, the rotation, and the options of the model's type."""
+    heads = _count(fields, architecture, HEADS)
+    head_dim = _head_dim(fields, heads)
+    options = _options(fields, architecture, file, head_dim)
+    rope = _rope_by_kind(fields, file.tensors, architecture, head_dim, options)
+    if "long_factor" in rope:  # Phi3's own option comes before this one of the rotation
+        options["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": _count(fields, architecture, KEY_HEADS, heads),
+        "head_dim": head_dim,
+        "intermediate_size": _count(fields, architecture, WIDTH),
+        "rope_parameters": rope,
+        **options,
+    }
+
+
+def _count(fields: Fields, architecture: Architecture, key: str, default: Any = REQUIRED) -> int:
+    """Return a count of the layers that have what is counted; 1 if none has."""
+    value = fields.values.get(key)
+    if key not in architecture.by_layer or value is None:
+        return fields.integer(key, default, low=1)
+    counts = {*fields.list_of(key, int)} - {0} if isinstance(value, list) else {fields.integer(key, low=0)} - {0}
+    if len(counts) > 1:
+        refuse(fields, f"{key} differs from layer to layer")
+    if min(counts, default=1) < 1:
+        raise fields.wrong(key, "a list of counts")
+    return min(counts, default=1)
 
 
 def _check_keys(fields: Fields, architecture: Architecture) -> None:
@@ -117,21 +142,24 @@ def _check_keys(fields: Fields, architecture: Architecture) -> None:
         value: Any = fields.values.get(key)
         if value is not None and value not in neutral and key not in architecture.reads:
             refuse(fields, f"{key} is {value!r:.60}")
-    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
-        if isinstance(fields.values.get(key), list):
+    for key in (HEADS, KEY_HEADS, WIDTH):
+        if isinstance(fields.values.get(key), list) and key not in architecture.by_layer:
             refuse(fields, f"{key} differs from layer to layer")
 
 
 def _options(fields: Fields, architecture: Architecture, file: GgufFile, head_dim: int) -> dict[str, Any]:
-    """Return the options of the model's type alone, and the type where they decide it."""
+    """Return the options of the model's type alone, and the type and others where they decide these."""
     windows = _windows(fields, architecture)
     if architecture.period is None and not windows and fields.values.get(TEMPERATURE):
         return {"model_type": "ministral3"}
+    there = {re.sub(r"^blk\.\d+\.", "blk.0.", each) for each in file.tensors}
     is_there = {
-        option: tensor in file.tensors or tensor.replace("attn_q.", "attn_qkv.") in file.tensors
+        option: tensor in there or tensor.replace("attn_q.", "attn_qkv.") in there
         for option, tensor in architecture.biases.items()
     }
-    return {**architecture.constants, **is_there, **architecture.options(fields, head_dim, file.tensors), **windows}
+    order = {TILED: True} if architecture.heads_are_tiled else {}
+    own = architecture.options(fields, head_dim, file.tensors)
+    return {**architecture.constants, **is_there, **order, **own, **windows}
 
 
 def _windows(fields: Fields, architecture: Architecture) -> dict[str, Any]:
@@ -156,7 +184,8 @@ def _windows(fields: Fields, architecture: Architecture) -> dict[str, Any]:
 
 
 def transformers_config(config: PlainConfig, place: str) -> Any:
-    """Return the configuration as Transformers' class of its type. place: the file, for messages.
+    """Return the configuration as Transformers' class of its type, without keys of forerun's. place: the file, for
+    messages.
 
     Raises:
         ModelLoadError: it describes no such model.
@@ -164,7 +193,15 @@ def transformers_config(config: PlainConfig, place: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     with as_load_errors(f"{place}: its metadata describes no {config.model_type} model", REMEDY):
-        return CONFIG_MAPPING[config.model_type].from_dict(dict(vars(config)))
+        kind = CONFIG_MAPPING[config.model_type]
+        values = {key: each for key, each in vars(config).items() if key != TILED and not _is_derived(kind, key)}
+        return kind.from_dict(values)
+
+
+def _is_derived(kind: type, key: str) -> bool:
+    """Return whether a configuration of Transformers makes the value of a key of others."""
+    found = getattr(kind, getattr(kind, "attribute_map", {}).get(key, key), None)
+    return isinstance(found, property) and found.fset is None
 
 
 def _head_dim(fields: Fields, heads: int) -> int:

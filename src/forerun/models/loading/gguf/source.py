@@ -106,7 +106,7 @@ class GgufSource(ModelSource):
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
         (`ModelSource.quantized_format`)."""
         packed = self.packed_weights(config)
-        return lambda name: form_to_keep(packed.stored(name)) if name in packed else None
+        return lambda name: form_to_keep(packed.type_name(name), packed.shape(name)) if packed.in_blocks(name) else None
 
     def blocks(self, config: Any) -> Callable[[str], BlockWeight | None]:
         """Return a function that returns a matrix of the file in blocks by Transformers' name, with rows in
@@ -115,7 +115,7 @@ class GgufSource(ModelSource):
 
         def block(name: str) -> BlockWeight | None:
             self.file.release()  # what was read before
-            return block_weight(packed.stored(name), packed.order(name)) if name in packed else None
+            return block_weight(packed.stored(name), packed.order(name)) if packed.in_blocks(name) else None
 
         return block
 

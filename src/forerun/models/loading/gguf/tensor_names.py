@@ -3,26 +3,62 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from forerun.errors import UnsupportedModelError
 from forerun.models.fused.families import spec_of
-from forerun.models.fused.spec import NORMS
+from forerun.models.fused.spec import NORMS, RECURRENT_ROLES, DecoderSpec
+from forerun.models.loading.gguf.architecture import NEXT_TOKENS
 from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import HEAD, architecture_of
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import brief
-from forerun.models.loading.gguf.tensors import GgufTensor
+from forerun.models.loading.gguf.recurrent_tensors import RecurrentTensors
+from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
 
-_NAME = re.compile(r"(?:blk\.(?P<index>0|[1-9]\d{0,5})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.")
 _COMPUTED = re.compile(r"rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that are no weights: they belong to the rotary embedding, and older converters wrote its tables too."""
+_ROLES = {
+    "query": "attn_q",
+    "key": "attn_k",
+    "value": "attn_v",
+    "out": "attn_output",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+"""Names of tensors by role, as all architectures with recurrent layers have them."""
+_FUSED = ("blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias")
+
+
+def _of_first(parameter: str) -> str:
+    """Return the name of the parameter of layer 0 that is one of any layer."""
+    return re.sub(r"\d+", "0", parameter, count=1)
+
+
+def _parameters(names: Any, spec: DecoderSpec, layer: str, own: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """Return the parameters of what is not recurrent by the names of their tensors, each with the tensor's place among
+    those that are one parameter.
+
+    Args:
+        names: of `name_map`. layer: the path of layer 0, with a dot behind it. own: modules outside of layers.
+    """
+    found, kinds = dict[str, tuple[str, int]](), (".weight", ".bias")
+    for path in (*own, *(layer + each for role, each in spec.modules.items() if role not in RECURRENT_ROLES)):
+        found |= {name: (path + kind, 0) for kind in kinds if (name := names.get_name(path + kind, kinds)) is not None}
+    for role, name in _ROLES.items() if spec.recurrence is not None else ():
+        if role in spec.modules:
+            place = [each for each in spec.sharing(role) if each in _ROLES].index(role)
+            found |= {f"blk.0.{name}{kind}": (f"{layer}{spec.modules[role]}{kind}", place) for kind in kinds}
+    return found
 
 
 def name_map(architecture: str, num_layers: int) -> Any:
@@ -39,59 +75,76 @@ class PackedWeights(Mapping[str, GgufTensor]):
     """The packed tensors by the names of Transformers' parameters. A tied output layer has its name too.
 
     Rows that the converter has permuted are brought back into Transformers' order: their packed rows are copied for
-    that, all others lie in the file. Norms to whose weights Transformers adds a number have it in the file, and it is
-    taken out.
+    that, all others lie in the file. So are value heads of recurrent layers, and the columns of the product behind
+    them, which are numbers then, unless the configuration says that heads are tiled (`recurrent_families.TILED`). Norms
+    to whose weights Transformers adds a number have it in the file, and it is taken out; of rates of decay Transformers
+    has the logarithm.
 
     Raises:
         UnsupportedModelError: a tensor has no place in such a model.
     """
 
     def __init__(self, file: GgufFile, config: Any) -> None:
-        architecture, self._decoder = architecture_of(file), spec_of(config)
-        spec = self._decoder
+        name, self._decoder = architecture_of(file), spec_of(config)
+        architecture, spec = ARCHITECTURES[name], self._decoder
         self.head = spec.head_weight
-        is_permuted = ARCHITECTURES[architecture].is_permuted
-        self._heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads} if is_permuted else {}
-        names = name_map(architecture, 1)  # what a file says of its number of layers decides nothing here
-        layer = f"{spec.base}.{spec.layer_list}.0."
+        self._heads = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads} if architecture.is_permuted else {}
+        self._base = layer = f"{spec.base}.{spec.layer_list}.0."
         own = (f"{spec.base}.{spec.embedding}", f"{spec.base}.{spec.norm}", spec.head)
-        modules = {names.get_name(each): each for each in (*own, *(layer + each for each in spec.modules.values()))}
         self._norms = {layer + spec.modules[role] for role in NORMS if role in spec.modules} | {own[1]}
-        self._tensors: dict[str, GgufTensor] = {}
+        self._recurrence = RecurrentTensors.of(spec, layer, is_tiled=architecture.heads_are_tiled)
+        names = name_map(name, 1)  # what a file says of its number of layers decides nothing here
+        attending = _parameters(names, spec, layer, own)
+        recurrent = attending | {each: (parameter, 0) for each, parameter in self._recurrence.names.items()}
+        self._tensors: dict[str, dict[int, GgufTensor]] = {}
         for tensor in (each for each in file.tensors.values() if not _COMPUTED.fullmatch(each.name)):
-            found = _NAME.fullmatch(tensor.name)
-            index = "" if found is None or found["index"] is None else found["index"]
-            theirs = "" if found is None else ("blk.0." if index else "") + found["part"]
-            placed = {modules[theirs]: tensor} if theirs in modules else self._taken_apart(theirs, layer, tensor)
-            if found is None or not placed:
+            found = _LAYER.match(tensor.name)
+            index = -1 if found is None else int(found[1])
+            if index >= len(spec.layers) and NEXT_TOKENS in architecture.reads:
+                continue  # it predicts further tokens
+            is_recurrent = 0 <= index < len(spec.layers) and spec.layers[index].is_recurrent
+            theirs = _LAYER.sub("blk.0.", tensor.name)
+            parameter, place = (recurrent if is_recurrent else attending).get(theirs, ("", 0))
+            placed = {parameter: tensor} if parameter else self._taken_apart(theirs, tensor)
+            if not placed:
                 raise UnsupportedModelError(
                     f"{file.path}: the tensor {brief(tensor.name)} has no place in a model of the architecture "
-                    f"{architecture} as forerun supports it. Serve it with llama.cpp."
+                    f"{name} as forerun supports it. Serve it with llama.cpp."
                 )
-            for module, part in placed.items():
-                self._tensors[module.replace("0", index, 1) + f".{found['kind']}"] = part
+            for parameter, part in placed.items():
+                parts = self._tensors.setdefault(parameter.replace("0", str(index), 1), {})
+                parts[place] = self._recurrence.shaped(parameter, part)
         if HEAD not in file.tensors:
             self._tensors[self.head] = self._tensors[spec.embedding_weight]
 
-    def _taken_apart(self, name: str, layer: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
-        """Return the modules of queries, keys and values, of a tensor that holds all three; empty if it does not."""
-        spec = self._decoder
-        sizes = {layer + spec.modules[role]: spec.out_features(role) for role in ("query", "key", "value")}
-        if name != "blk.0.attn_qkv" or len(sizes) != 3 or tensor.shape[:1] != (sum(sizes.values()),):
+    def _taken_apart(self, name: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
+        """Return the parameters of queries, keys and values, of a tensor that holds all three; empty if it does not."""
+        spec, (_, _, kind) = self._decoder, name.rpartition(".")
+        roles = [role for role in ("query", "key", "value") if role in spec.modules]
+        sizes = {
+            f"{self._base}{spec.modules[role]}.{kind}": sum(map(spec.out_features, spec.sharing(role)))
+            for role in roles
+        }
+        if name not in _FUSED or len(sizes) != 3 or tensor.shape[:1] != (sum(sizes.values()),):
             return {}
         parts, first, rows = {}, 0, tensor.blocks.reshape(tensor.shape[0], -1)
-        for module, size in sizes.items():
+        for parameter, size in sizes.items():
             blocks = rows[first : first + size]
             blocks = blocks if tensor.blocks.ndim > 1 else blocks.reshape(-1)
-            parts[module] = replace(tensor, shape=(size, *tensor.shape[1:]), blocks=blocks)
+            parts[parameter] = replace(tensor, shape=(size, *tensor.shape[1:]), blocks=blocks)
             first += size
         return parts
 
     def __getitem__(self, name: str) -> GgufTensor:
-        tensor, order = self._tensors[name], self.order(name)
-        if self._decoder.norm_offset and re.sub(r"\d+", "0", name, count=1).removesuffix(".weight") in self._norms:
-            numbers = tensor.dequantize(torch.float32) - self._decoder.norm_offset
-            return replace(tensor, type_name="F32", blocks=numbers.numpy().view(np.uint8), content=None)
+        tensor, order, own = self.stored(name), self.order(name), _of_first(name)
+        columns, is_rate = self._recurrence.columns.get(own), own in self._recurrence.rates
+        offset = self._decoder.norm_offset if own.removesuffix(".weight") in self._norms else 0.0
+        if columns is not None or is_rate or offset:
+            numbers = tensor.dequantize(torch.float32) - offset
+            numbers = numbers if columns is None else numbers[:, columns]
+            numbers = numbers if order is None else numbers[order]
+            numbers = numbers.double().neg().log().float() if is_rate else numbers
+            return replace(tensor, type_name="F32", blocks=_numbers(numbers), content=None)
         if order is None:
             return tensor
         blocks = tensor.blocks.reshape(len(order), -1)[order.numpy()].reshape(tensor.blocks.shape)
@@ -100,10 +153,13 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     def order(self, name: str) -> torch.Tensor | None:
         """Return the rows of the file's tensor in Transformers' order, [out] int64; None: as they lie."""
-        rows, spec = torch.arange(self._tensors[name].shape[0]), self._decoder
-        module = name.rpartition(".")[0]
-        if spec.qkv_groups > 1 and module.endswith(spec.modules["query"]):  # the converter puts all queries first
-            return rows.view(3, spec.qkv_groups, -1).transpose(0, 1).reshape(-1)
+        rows, spec = torch.arange(self.shape(name)[0]), self._decoder
+        module, own = name.rpartition(".")[0], _of_first(name)
+        if own in self._recurrence.rows:
+            return self._recurrence.rows[own]
+        is_joined = {"key", "value"} <= {*spec.sharing("query")} if "query" in spec.modules else False
+        if spec.qkv_groups > 1 and is_joined and module.endswith(spec.modules["query"]):
+            return rows.view(3, spec.qkv_groups, -1).transpose(0, 1).reshape(-1)  # the converter puts all queries first
         heads = self._heads.get(module.rpartition(".")[2])
         return None if heads is None else rows.view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
@@ -113,9 +169,40 @@ class PackedWeights(Mapping[str, GgufTensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter."""
+        parts = self._in_order(name)
+        return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+    def nbytes(self, name: str) -> int:
+        """Return the bytes that a parameter takes in the file."""
+        return sum(part.blocks.nbytes for part in self._in_order(name))
+
+    def type_name(self, name: str) -> str:
+        """Return the type of the tensor that `stored` returns."""
+        return next(iter(types)) if len(types := {part.type_name for part in self._in_order(name)}) == 1 else "F32"
+
     def stored(self, name: str) -> GgufTensor:
-        """Return the tensor as it lies in the file, with rows in the file's order."""
-        return self._tensors[name]
+        """Return the tensor as it lies in the file, with rows in the file's order; if it is several, these joined."""
+        first, *others = parts = self._in_order(name)
+        if not others:
+            return first
+        kind = self.type_name(name)
+        rows = [part.blocks if part.type_name == kind else _numbers(part.dequantize(torch.float32)) for part in parts]
+        return replace(first, shape=self.shape(name), type_name=kind, blocks=np.concatenate(rows), content=None)
+
+    def in_blocks(self, name: str) -> bool:
+        """Return whether there is such a tensor whose blocks, as of `stored`, are the model's but for the order of
+        rows."""
+        return name in self._tensors and _of_first(name) not in self._recurrence.columns
+
+    def _in_order(self, name: str) -> list[GgufTensor]:
+        return [part for _, part in sorted(self._tensors[name].items())]
+
+
+def _numbers(numbers: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return the blocks of numbers in float32."""
+    return numbers.contiguous().numpy().view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +214,17 @@ class _Slice:
     dtype: torch.dtype
 
     def get_shape(self) -> list[int]:
-        return list(self.weights.stored(self.name).shape)
+        return list(self.weights.shape(self.name))
 
     def get_dtype(self) -> str:
         """Return the dtype that its numbers are read as: "F32" for packed ones."""
-        tensor = self.weights.stored(self.name)
-        return "F32" if tensor.is_quantized else tensor.type_name
+        kind = self.weights.type_name(self.name)
+        return kind if kind in PLAIN_TYPES else "F32"
 
     @property
     def nbytes(self) -> int:
         """Return the bytes that it takes in the file."""
-        return self.weights.stored(self.name).blocks.nbytes
+        return self.weights.nbytes(self.name)
 
     def __getitem__(self, index: EllipsisType) -> torch.Tensor:
         return self.weights[self.name].dequantize(self.dtype)

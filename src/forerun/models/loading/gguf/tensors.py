@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ _PART = (1 << 15) - 256
 those from which torch converts with all threads, whose waiting for each other takes seconds on a busy machine."""
 _LARGE = 1 << 16
 """Bytes from which a dequantized tensor has a memory mapping of its own."""
+PLAIN_TYPES = ("F32", "F16", "BF16")
 _KEPT = {"Q8_0", "Q4_0", "Q4_1"}
 """Types that `quantize` takes as they are where they have the wanted bits."""
 
@@ -59,7 +61,7 @@ class GgufTensor:
     @property
     def is_quantized(self) -> bool:
         """Return whether a block holds several numbers with shared scales."""
-        return self.type_name not in ("F32", "F16", "BF16")
+        return self.type_name not in PLAIN_TYPES
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the numbers, converted to `dtype`, in `shape`. They are computed in float32, as in llama.cpp, part by
@@ -91,11 +93,11 @@ def _empty_tensor(count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype)
 
 
-def form_to_keep(tensor: GgufTensor) -> QuantizedFormat | None:
-    """Return the format of what `weight_to_keep` returns."""
-    if tensor.type_name not in _KEPT or len(tensor.shape) != 2:
+def form_to_keep(type_name: str, shape: Sequence[int]) -> QuantizedFormat | None:
+    """Return the format of what `weight_to_keep` returns for a tensor of this type and shape."""
+    if type_name not in _KEPT or len(shape) != 2:
         return None
-    form = BLOCK_TYPES[tensor.type_name]
+    form = BLOCK_TYPES[type_name]
     return QuantizedFormat(form.bits, form.zero, form.group, form.has_minimum)
 
 
@@ -105,7 +107,7 @@ def weight_to_keep(tensor: GgufTensor) -> QuantizedWeight | None:
     Raises:
         ModelLoadError: a scale is NaN or infinite.
     """
-    if form_to_keep(tensor) is None:
+    if form_to_keep(tensor.type_name, tensor.shape) is None:
         return None
     weight = block_weight(tensor)
     assert weight is not None

@@ -43,4 +43,5 @@ static void attention(const ForerunAttention* shape, const ForerunRows* rows, co
     forerun::run_in_parallel(attention_body, &c, threads);
 }
 
-constexpr Entries ENTRIES{linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, top};
+extern const Entries ENTRIES;
+const Entries ENTRIES{linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, top};

@@ -162,6 +162,20 @@ INLINE ForerunAttention layer_attention(const ForerunModel& m, int32_t index) {
             m.layers[index].window, 0, m.scale, m.softcap, nullptr};
 }
 
+// x [n] times the sigmoid of gates, of which there are n, or one for each head.
+INLINE void multiply_sigmoid(float* gates, int64_t count, float* x, int64_t n) {
+    for (int64_t i = 0; i < count; i += 16) {
+        const F gate = f_sigmoid(get(gates + i, count - i));
+        if (count == n)
+            put(x + i, f_mul(get(x + i, n - i), gate), n - i);
+        else
+            put(gates + i, gate, count - i);
+    }
+    const int64_t width = n / count;
+    for (int64_t h = 0; count < n && h < count; h++, x += width)
+        for (int64_t i = 0; i < width; i += 16) put(x + i, f_mul(get(x + i, width - i), f_set(gates[h])), width - i);
+}
+
 // Queries, keys and values of `in`, and attention: what the product that follows reads is c.mixed.x.
 FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
     const ForerunModel& m = *c.model;
@@ -194,9 +208,9 @@ FN void attention_behind_norm(const LayersCall& c, int32_t index, const Input& i
     product_rows(layer.attention_gate, in, n, nullptr, c.gates, member);
     member.open(n);
     while (member.claim(first, last))
-        for (int64_t i = first * c.mixed.width; i < last * c.mixed.width; i += 16) {
-            const int64_t rest = last * c.mixed.width - i;
-            put(c.mixed.x + i, f_mul(get(c.mixed.x + i, rest), f_sigmoid(get(c.gates + i, rest))), rest);
+        for (int64_t t = first; t < last; t++) {
+            const int64_t gates = layer.attention_gate.out;
+            multiply_sigmoid(c.gates + t * gates, gates, c.mixed.x + t * c.mixed.width, c.mixed.width);
         }
     member.close();
 }
@@ -218,6 +232,8 @@ FN void keys_behind_norm(const LayersCall& c, int32_t index, const Input& in, fo
     member.close();
 }
 
+static inline float or_one(float scale) { return scale ? scale : 1.0f; }
+
 // The feed-forward layer of c.x up to the product that gives it back: c.gated.x.
 FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
@@ -228,23 +244,25 @@ FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) 
     norm_rows(m, c.x, layer.mlp_norm, layer.mlp_bias, limit, c.normed, n, member);
     member.open((m.intermediate + 15) / 16);
     while (member.claim(first, last))
-        gated_blocks(layer.gate, layer.up, m.activation, layer.curve, c.normed, n, first, last, c.gated.x, m.intermediate);
+        gated_blocks(layer.gate, layer.up, m.activation, layer.curve, or_one(m.activation_scale), c.normed, n, first, last,
+                     c.gated.x, m.intermediate);
     member.close();
 }
 
 // Whether what a layer adds to the residual is normed or scaled before.
-static inline bool has_branch(const ForerunModel& m, const float* norm) {
-    return norm || (m.residual_scale != 0.0f && m.residual_scale != 1.0f);
+static inline bool has_branch(const ForerunModel& m, const float* norm, float scale) {
+    return norm || or_one(m.residual_scale) * or_one(scale) != 1.0f;
 }
 
-// c.x += a product of `in`, normed by `norm` if there is one, and scaled.
-FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, const float* norm, forerun::Member& member) {
+// c.x += a product of `in`, normed by `norm` if there is one, and scaled, by the model's factor and this one.
+FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, const float* norm, float factor,
+                 forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const int64_t n = c.rows->num_rows, wide = m.hidden;
     prepare_rows(w, in, n, member);
-    if (!has_branch(m, norm)) return product_rows(w, in, n, c.x, c.x, member);
+    if (!has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
     product_rows(w, in, n, nullptr, c.branch, member);
-    const F scale = f_set(m.residual_scale ? m.residual_scale : 1.0f);
+    const F scale = f_set(or_one(m.residual_scale) * or_one(factor));
     int64_t first, last;
     member.open(n);
     while (member.claim(first, last))
@@ -258,16 +276,18 @@ FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, c
 
 // A layer from its queries, keys and values on, which read `in`; the residual, and what comes out, is c.x.
 FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
-    const ForerunLayer& layer = c.model->layers[index];
+    const ForerunModel& m = *c.model;
+    const ForerunLayer& layer = m.layers[index];
+    const ForerunRecurrence* r = layer.recurrence;
     const bool attends = layer.query.out, feeds = layer.up.out;
-    if (layer.recurrence)
-        recurrent_rows(c.recurrent, *layer.recurrence, *c.model, *c.rows, index, in, c.remembered, member);
+    if (r)
+        recurrent_rows(c.recurrent, *r, m, *c.rows, index, in, c.remembered, member);
     if (attends) attention_behind_norm(c, index, in, member, scratch);
-    if (c.model->is_parallel) gated_rows(c, index, member);
-    if (layer.recurrence) add_rows(c, layer.recurrence->out, c.remembered, layer.attention_norm, member);
-    if (attends) add_rows(c, layer.out, c.mixed, layer.attention_norm, member);
-    if (!c.model->is_parallel && feeds) gated_rows(c, index, member);
-    if (feeds) add_rows(c, layer.down, c.gated, layer.feed_norm, member);
+    if (m.is_parallel) gated_rows(c, index, member);
+    if (r) add_rows(c, r->out, c.remembered, layer.attention_norm, r->out_scale, member);
+    if (attends) add_rows(c, layer.out, c.mixed, layer.attention_norm, m.attention_scale, member);
+    if (!m.is_parallel && feeds) gated_rows(c, index, member);
+    if (feeds) add_rows(c, layer.down, c.gated, layer.feed_norm, m.feed_scale, member);
 }
 
 // The largest code that queries, keys and values take.
@@ -341,9 +361,10 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
             remembered.add({&r->out});
             recalled = r->out.in;
             plan_recurrence(c.recurrent, *r);
+            branch |= has_branch(*m, l.attention_norm, r->out_scale);
         }
         gates |= l.attention_gate.out != 0;
-        branch |= has_branch(*m, l.attention_norm) || has_branch(*m, l.feed_norm);
+        branch |= has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, m->feed_scale);
         mixed.add({&l.out});
         gated.add({&l.down});
         window = l.window ? l.window : window;  // all windows of a model are alike
@@ -362,6 +383,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.gated.x, n * m->intermediate);
     if (branch) space.want(c.branch, n * m->hidden);
     if (gates) space.want(c.gates, n * heads);
+    if (rows->states) find_sequences(c.recurrent, *rows);  // they pass layers that are not recurrent, too
     if (recalled) {
         forerun::plan_input(space, c.remembered, n, recalled, remembered);
         space.want(c.remembered.x, n * recalled);

@@ -267,9 +267,10 @@ FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_
     }
 }
 
-// out = activation(gate) * up, or without a gate activation(up), for blocks first..last. curve: of f_activation.
+// out = activation(gate * scale) * up, or without a gate activation(up * scale), for blocks first..last. curve: of
+// f_activation.
 FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, int32_t activation, const float* curve,
-                     const Input& in, int64_t n, int64_t first, int64_t last, float* out, int64_t stride) {
+                     float scale, const Input& in, int64_t n, int64_t first, int64_t last, float* out, int64_t stride) {
     F g[INTEGER_ROWS], u[INTEGER_ROWS];
     const bool has_gate = gate.out;
     const int64_t of_gate = rows_at_once(has_gate ? gate : up, n), of_up = rows_at_once(up, n);
@@ -280,7 +281,7 @@ FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, int32_t
             if (has_gate) products(gate, in, block, row, rows, g);
             products(up, in, block, row, rows, u);
             for (int64_t r = 0; r < rows; r++) {
-                const F y = f_activation(has_gate ? g[r] : u[r], activation, curve);
+                const F y = f_activation(f_mul(has_gate ? g[r] : u[r], f_set(scale)), activation, curve);
                 put(out + (row + r) * stride + 16 * block, has_gate ? f_mul(y, u[r]) : y, up.out - 16 * block);
             }
         }

@@ -23,11 +23,14 @@ static void plan_recurrence(RecurrentCall& c, const ForerunRecurrence& r) {
     more(c.wide, r.gate.out);
 }
 
+static void find_sequences(RecurrentCall& c, const ForerunRows& rows) {
+    for (int32_t t = 0; t < rows.num_rows; t++)
+        if (!t || rows.sequence[t] != rows.sequence[t - 1]) c.first.push_back(t);
+    c.first.push_back(rows.num_rows);
+}
+
 static void want_recurrence(forerun::Workspace& space, RecurrentCall& c, const ForerunRows& rows, int threads) {
     const int64_t n = rows.num_rows;
-    for (int32_t t = 0; t < n; t++)
-        if (!t || rows.sequence[t] != rows.sequence[t - 1]) c.first.push_back(t);
-    c.first.push_back((int32_t)n);
     space.want(c.raw, n * c.channels);
     space.want(c.after, n * c.channels);
     space.want(c.gates, n * c.wide);
@@ -83,6 +86,11 @@ FN void inputs_before(const Recalled& q, int32_t row, int64_t count, const float
 
 constexpr int32_t MOST_TAPS = 16;
 
+// The first number of the key and query of a head, among all keys or queries.
+INLINE int64_t key_of(const ForerunRecurrence& r, int64_t head) {
+    return (r.heads_are_tiled ? head % r.key_heads : head / (r.heads / r.key_heads)) * r.key_width;
+}
+
 // y = x / |x| * scale
 INLINE void to_unit(float* x, int64_t n, float scale) {
     F squares = f_zero();
@@ -97,7 +105,7 @@ INLINE void to_unit(float* x, int64_t n, float scale) {
 // How much of its state a row forgets, and how much it writes.
 FN void rates_of(const ForerunRecurrence& r, const float* steps, float* decays, float* betas) {
     for (int64_t h = 0; h < r.heads; h++) {
-        const float x = steps[h] + r.step_bias[h];
+        const float x = steps[h] * r.step_scale + r.step_bias[h];
         float step = x > 20.0f ? x : __builtin_log1pf(__builtin_expf(x));
         step = step < r.least_step ? r.least_step : step > r.most_step ? r.most_step : step;
         decays[h] = __builtin_expf(r.rate[h] * step);
@@ -174,7 +182,7 @@ FN void take_in(const ForerunRecurrence& r, float* tile, const float* query, con
 template <int C> FN void replay(const Recalled& q, int32_t slot, int64_t head, int64_t column, float* tile) {
     const ForerunRecurrence& r = q.r;
     const float *after = q.record(slot) + r.channels, *rates = after + r.channels + head;
-    const float* key = after + r.key_at + head / (r.heads / r.key_heads) * r.key_width;
+    const float* key = after + r.key_at + key_of(r, head);
     const float* value = after + r.value_at + head * r.value_width + column;
     take_in<C, false>(r, tile, nullptr, key, value, rates[0], rates[r.heads], r.value_width - column, nullptr);
 }
@@ -183,7 +191,7 @@ template <int C> FN void replay(const Recalled& q, int32_t slot, int64_t head, i
 template <int C> FN void scan_columns(const Recalled& q, int64_t head, int64_t column, float* tile, float* out) {
     const ForerunRecurrence& r = q.r;
     const int64_t wide = r.channels, room = r.value_width - column, bytes = C * 16 * (int64_t)r.key_width * sizeof(float);
-    const int64_t key = head / (r.heads / r.key_heads) * r.key_width, value = r.value_at + head * r.value_width + column;
+    const int64_t key = key_of(r, head), value = r.value_at + head * r.value_width + column;
     float *kept = q.matrix(q.state(), head) + column * r.key_width, *tip = nullptr;
     if (q.s.num_whole) tip = q.matrix(q.tip(), head) + column * r.key_width;
     __builtin_memcpy(tile, kept, bytes);
@@ -227,17 +235,21 @@ FN void keep_inputs(const Recalled& q) {
         __builtin_memmove(q.state() + (back - 1 - i) * wide, before[i], wide * sizeof(float));
 }
 
-INLINE void multiply_silu(const float* gate, int64_t n, float* x) {
-    for (int64_t i = 0; i < n; i += 16) put(x + i, f_mul(get(x + i, n - i), f_silu(get(gate + i, n - i))), n - i);
+// x *= silu(gate * scale)
+INLINE void multiply_silu(const float* gate, float scale, int64_t n, float* x) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const F g = f_mul(get(gate + i, n - i), f_set(scale));
+        put(x + i, f_mul(get(x + i, n - i), f_silu(g)), n - i);
+    }
 }
 
 // Gate and norm of what a row has read, in place.
 FN void gate_row(const ForerunRecurrence& r, const float* gate, float* x) {
     const int64_t wide = r.gate.out;
-    if (r.gates_first || !r.norm) multiply_silu(gate, wide, x);
+    if (r.gates_first || !r.norm) multiply_silu(gate, r.gate_scale, wide, x);
     if (!r.norm) return;
     for (int64_t i = 0; i < wide; i += r.norm_width) rms_norm(x + i, r.norm + i, r.norm_eps, r.norm_width, x + i);
-    if (!r.gates_first) multiply_silu(gate, wide, x);
+    if (!r.gates_first) multiply_silu(gate, r.gate_scale, wide, x);
 }
 
 // The rows of `in` through a recurrence, up to the product that follows, which reads `out`.

@@ -1,0 +1,29 @@
+// What the kernels of each instruction set include, which are compiled apart, beside one another.
+#pragma once
+#include "forerun.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "packing.h"
+#include "parallel.h"
+#include "step.h"
+
+namespace forerun {
+// What one instruction set offers.
+struct Entries {
+    void (*linear)(const ForerunLinear*, const float*, int64_t, const float*, float*, int);
+    void (*layers)(const ForerunModel*, const ForerunRows*, int32_t, int32_t, float*, const int32_t*, int32_t, float*, int);
+    void (*head)(const ForerunModel*, int64_t, float*, float*, int);
+    void (*attention)(const ForerunAttention*, const ForerunRows*, const float*, const float*, const float*, float*, int);
+    void (*eagle)(const ForerunEagle*, const ForerunRows*, const float*, const float*, const int64_t*, int64_t, float*,
+                  float*, int);
+    void (*fuse)(const ForerunLinear*, const float*, int32_t, float, const float*, int64_t, float*, int);
+    void (*context)(const ForerunModel*, const float*, const ForerunRows*, const float*, int);
+    void (*greedy_chains)(const ForerunLinear*, const float*, const int64_t*, const float*, const int64_t*, const int64_t*,
+                          int64_t, int64_t*, int);
+    void (*pick)(const float*, int64_t, int64_t, int64_t, int64_t*, float*);
+    void (*top)(const float*, int64_t, int64_t, int64_t, int64_t*);
+};
+}  // namespace forerun

@@ -1,0 +1,86 @@
+"""What a GGUF file of an architecture says in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+from forerun.errors import UnsupportedModelError
+from forerun.utils.json_file import Fields
+
+SECTIONS, TEMPERATURE = "rope.dimension_sections", "attention.temperature_scale"
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+NEXT_TOKENS = "nextn_predict_layers"
+HEADS, KEY_HEADS, WIDTH = "attention.head_count", "attention.head_count_kv", "feed_forward_length"
+RMS_NORM, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+Options = Callable[[Fields, int, Mapping[str, Any]], dict[str, Any]]
+"""A function of a file's keys, the width of a head, and the tensors by name."""
+
+
+class Architecture(NamedTuple):
+    """What a GGUF file of an architecture is in Transformers.
+
+    Attributes:
+        model_type: Transformers' name.
+        is_permuted: llama.cpp's converter permutes rows of queries and keys: there, one rotation turns rows that lie
+            side by side, and in Transformers rows that lie half a head apart.
+        biases: option of the configuration -> the tensor whose presence, in any layer, sets it.
+        windowed: the model type whose layers have the file's sliding window; None: windows are refused.
+        period: every so many layers one has no window, where the file says nothing else; None: all layers have it.
+        window: that of a file that says none; 0: none.
+        local_base: base of the rotation of layers with a window where the file says none, 0: that of the others; None:
+            all layers are rotated alike.
+        eps: option of the norms' epsilon; None: a constant.
+        is_partly_rotated: files say how much of a head is rotated.
+        by_layer: counts that may be 0 in layers which lack what is counted; all others have the same.
+        attends: there are heads of attention, and feed-forward layers.
+        constants: options that files do not say.
+        options: returns further options.
+        heads_are_tiled: the converter puts the value heads of recurrent layers into the order of
+            `Recurrence.heads_are_tiled`.
+        reads: keys among NEUTRAL that may have any value.
+    """
+
+    model_type: str
+    is_permuted: bool = False
+    biases: Mapping[str, str] = _NOTHING
+    windowed: str | None = None
+    period: int | None = None
+    window: int = 0
+    local_base: float | None = None
+    eps: str | None = "rms_norm_eps"
+    is_partly_rotated: bool = False
+    by_layer: tuple[str, ...] = ()
+    attends: bool = True
+    constants: Mapping[str, Any] = _NOTHING
+    options: Options = lambda fields, width, tensors: {}
+    heads_are_tiled: bool = False
+    reads: tuple[str, ...] = ()
+
+    @property
+    def eps_key(self) -> str:
+        """Return the key of the norms' epsilon."""
+        return RMS_NORM if self.eps == "rms_norm_eps" else LAYER_NORM
+
+
+def refuse(fields: Fields, what: str) -> NoReturn:
+    """Raise UnsupportedModelError for a valid value that no Transformers model of the architecture computes."""
+    raise UnsupportedModelError(
+        f"{fields.place}: {what}, which Transformers' model does not compute. Serve it with llama.cpp, or give the "
+        "model's Transformers folder or hub id."
+    )
+
+
+def granite_factors(fields: Fields, width: int) -> dict[str, Any]:
+    """Return the factors of Granite and its successors. width: of a head."""
+    return {
+        "attention_multiplier": fields.number("attention.scale", 0.0) or width**-0.5,
+        "embedding_multiplier": fields.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": fields.number("residual_scale", 0.0) or 1.0,
+        "logits_scaling": fields.number("logit_scale"),
+    }
+
+
+GRANITE_FACTORS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
