@@ -1,4 +1,4 @@
-"""The MTP layer of Qwen3.5's checkpoints by Transformers' own modules, and checkpoints that carry it."""
+"""The MTP layer of Qwen3.5 and Qwen3-Next by Transformers' own modules, and checkpoints that carry one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
 from families import make_family
 
@@ -22,13 +21,13 @@ WEIGHTS = "model.safetensors"
 class QwenMtp(nn.Module):
     """Its parameters have the names of the checkpoints below `mtp.`."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
+        config, norm, layer = model.config, type(model.model.norm), type(model.model.layers[0])
         wide, eps = config.hidden_size, config.rms_norm_eps
-        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = Qwen3_5RMSNorm(wide, eps), Qwen3_5RMSNorm(wide, eps)
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.norm = (norm(wide, eps) for _ in range(3))
         self.fc = nn.Linear(2 * wide, wide, bias=False)
-        self.layers = nn.ModuleList([Qwen3_5DecoderLayer(config, config.layer_types.index("full_attention"))])
-        self.norm = Qwen3_5RMSNorm(wide, eps)
+        self.layers = nn.ModuleList([layer(config, config.layer_types.index("full_attention"))])
 
     def forward(self, embeddings: Tensor, states: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return the normed states of rows, [n, H]. embeddings, states: [n, H], of token i + 1 and of token i."""
@@ -39,13 +38,13 @@ class QwenMtp(nn.Module):
         return normed[0]
 
 
-def with_mtp(folder: Path, seed: int = 0, **options: Any) -> Path:
-    """Save a tiny random Qwen3.5 whose checkpoint carries an MTP layer."""
-    path = make_family(FAMILY, folder, seed, mtp_num_hidden_layers=1, **options)
+def with_mtp(folder: Path, family: str = FAMILY, seed: int = 0, **options: Any) -> Path:
+    """Save a tiny random model whose checkpoint carries an MTP layer."""
+    path = make_family(family, folder, seed, **(options or {"mtp_num_hidden_layers": 1}))
     model = AutoModelForCausalLM.from_pretrained(path)
     generator = torch.Generator().manual_seed(seed + 2)
     tensors = load_file(path / WEIGHTS)
-    for name, tensor in QwenMtp(model.config).state_dict().items():
+    for name, tensor in QwenMtp(model).state_dict().items():
         tensors[f"mtp.{name}"] = 0.2 * torch.randn(tensor.shape, generator=generator)
     save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
     return path
@@ -61,7 +60,7 @@ def expected_logits(path: Path, token_ids: list[int], drafted: list[int], states
         states: [n, H] of the text; None: those of Transformers' model, in whose recurrent layers numbers are float32.
     """
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
-    layer = QwenMtp(model.config).double()
+    layer = QwenMtp(model).double()
     stored = load_file(path / WEIGHTS)
     layer.load_state_dict({name.removeprefix("mtp."): each for name, each in stored.items() if name.startswith("mtp.")})
     read = states

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.eagle.drafter import Eagle
+from forerun.errors import UnsupportedModelError
 from forerun.models import LanguageModel
 from forerun.train.accelerator import device_of
 from forerun.train.heads.evaluate import LogitParts
@@ -32,9 +33,20 @@ Keys = tuple[Tensor, Tensor]
 
 
 class EagleHead(HeadModule):
-    """The trained tensors of an EAGLE head."""
+    """The trained tensors of an EAGLE head.
+
+    Raises:
+        UnsupportedModelError: its attention is not a Llama's.
+    """
 
     config: EagleConfig
+
+    def __init__(self, config: EagleConfig) -> None:
+        if config.attention_gate or config.head_norms or config.rotated is not None:
+            raise UnsupportedModelError(
+                "A layer with gated attention, norms of queries, or a partial rotation is neither trained nor measured."
+            )
+        super().__init__(config)
 
 
 def unrolled(

@@ -72,6 +72,16 @@ def test_the_layer_is_that_of_the_checkpoint(kind: str, folder: Path) -> None:
     assert (found - expected).abs().max() < (1e-5 if kind == "reference" else 1e-4)
 
 
+def test_dense_qwen3_next_has_such_a_layer_too(tmp_path: Path) -> None:
+    folder = with_mtp(tmp_path, "qwen3_next", num_experts=0)
+    target = load_model(folder, "float64")
+    head, text = read_mtp(target, str(folder)), tokens(12, 6)
+    assert head.config.attention_gate and head.config.rotated == 4
+    expected = expected_logits(folder, text, DRAFTED, states_of(target, head, text[:-1])[:, 0].double())
+    assert (logits_of(target, head, text, DRAFTED) - expected).abs().max() < 1e-5
+    assert automatic_drafter(str(folder)) == "hybrid:sources=suffix+mtp"
+
+
 def test_drafts_through_the_engine_are_those_of_the_formulas(folder: Path) -> None:
     target, made = load_model(folder, "float64"), []
 

@@ -100,8 +100,8 @@ class CarriedMtp:
 
 
 def claims_mtp(config: Any) -> bool:
-    """Return whether a configuration speaks of MTP layers."""
-    return any(getattr(config, key, None) for key in _CLAIMS)
+    """Return whether a configuration speaks of MTP layers, or is of a family that has them in silence."""
+    return config.model_type == "qwen3_next" or any(getattr(config, key, None) for key in _CLAIMS)
 
 
 def find_mtp(name: str | Path) -> CarriedMtp:
