@@ -95,7 +95,7 @@ def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
         path: module
         for path, module in model.named_modules()
         if (is_fused and module is embedding)
-        or (type(module) in (nn.Linear, Conv1D) and not (is_tied and module is head))
+        or (isinstance(module, (nn.Linear, Conv1D)) and not (is_tied and module is head))
     }
 
 
