@@ -45,7 +45,8 @@ class Cache(Protocol):
         """Drop the rows fed since the last commit, but for the first `keep` of them."""
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` committed positions only, and no scratch."""
+        """Keep the first `length` committed positions only, and no scratch; fewer where recurrent layers have no state
+        after those."""
 
     def free(self) -> None:
         """Give the memory back."""

@@ -93,10 +93,8 @@ def num_pages(config: EngineConfig, wanted: int, page: int, draft_pages: Sequenc
                 requested,
                 memory.available,
             )
-        return max(1, requested // page) if page else wanted
+        return max(1, requested // page)
     most = wanted
-    if not page:  # no layer has keys and values
-        return wanted
     if memory.total is not None:
         most = min(most, int(memory.total * _AUTO_SHARE / page))
     if memory.available is not None:

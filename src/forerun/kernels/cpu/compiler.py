@@ -183,7 +183,8 @@ FACTS = "build.json"
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off")
 """Without -march and -ffast-math: the file serves any processor of its architecture, with the same bits."""
 TIME_LIMIT = 300.0
-"""Seconds that compiling may take: a minute on a free core, several times that on a busy machine."""
+"""Seconds that compiling may take: two or three minutes of one core, shared by those that there are; several times that
+on a busy machine."""
 _WAIT = TIME_LIMIT + 30
 """Seconds to wait for another process that compiles the same."""
 _OTHER_FOLDER = f"The variable {HOME_VARIABLE} names another folder."

@@ -272,7 +272,7 @@ class FusedDecoder(LayerRangeDecoder):
         def norm(role: str) -> Norm:
             return self._numbers(layer, spec.modules[role], spec.norm_width(role), spec.norm_order(role, in_pairs=True))
 
-        together = [role for role in _TOGETHER if role[0] in roles] + [("up",)] * ("gate" not in roles)
+        together = _TOGETHER if "gate" in roles else (*_TOGETHER, ("up",))
         linears = {each[0]: linear(*each) for each in together if each[0] in roles}
         recurrence, shape = None, spec.recurrence
         if own.is_recurrent and shape is not None:

@@ -85,6 +85,7 @@ class NativeDecoder(LayerRangeDecoder):
         self._recurrences: list[RecurrenceStruct] = []
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
+            self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
             layer.to_empty(device="meta")
         heads, group, width = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim
         self._cache_dtype = cache_dtype
@@ -156,8 +157,9 @@ class NativeDecoder(LayerRangeDecoder):
         x = x.to(torch.float32, copy=True).contiguous()
         rotation = self._rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
-        states = _states(layout.packed)
-        rows.states = None if states is None else ctypes.addressof(states)
+        if self.planner.new_state is not None:
+            states = _states(layout.packed)
+            rows.states = ctypes.addressof(states)
         tapped = [
             layer for layer in hidden_outputs.layers if first <= layer and (layer < last or last == self.num_layers)
         ]
@@ -280,7 +282,6 @@ class NativeDecoder(LayerRangeDecoder):
             if spec.curve is None
             else self._pointer(f"{path}.{spec.curve}", curve_of(layer.get_submodule(spec.curve))),
             recurrence=self._recurrence(layer, path, made) if own.is_recurrent else None,
-            num_before=sum(not each.attends for each in spec.layers[: int(path.rpartition(".")[2])]),
             **{role: address for role, (address, _) in norms.items()},
             **{biases[role]: bias for role, (_, bias) in norms.items() if role in biases},
             **{role: struct for role, struct in made.items() if role not in RECURRENT_ROLES},
@@ -364,11 +365,13 @@ class NativeDecoder(LayerRangeDecoder):
         return numbers.data_ptr()
 
 
-def _states(packed: Sequence[PackedRows]) -> ctypes.Array[StateStruct] | None:
-    """Return what the sequences of a forward have kept in recurrent layers; None: no layer is recurrent."""
-    states = [(rows.cache.state, rows.first) for rows in packed]
-    fields = [state.fields(first) for state, first in states if isinstance(state, RecordedState)]
-    return (StateStruct * len(fields))(*(StateStruct(*each) for each in fields)) if fields else None
+def _states(packed: Sequence[PackedRows]) -> ctypes.Array[StateStruct]:
+    """Return what the sequences of a forward have kept in recurrent layers."""
+    found = (StateStruct * len(packed))()
+    for place, rows in enumerate(packed):
+        assert isinstance(rows.cache.state, RecordedState)
+        found[place] = StateStruct(*rows.cache.state.fields(rows.first))
+    return found
 
 
 class NativeDecoderSession(NativeDraftSession):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.models.fused.llama_families import granite
-from forerun.models.fused.options import ACTIVATIONS, NO_ROTATION, Difference, biases_of, head_shape, rotated_share
+from forerun.models.fused.options import NO_ROTATION, Difference, biases_of, head_shape, rotated_share
 from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, NORM_OWNERS, Recurrence
 
 TILED = "linear_heads_are_tiled"
@@ -15,8 +15,6 @@ TILED = "linear_heads_are_tiled"
 _IN, _OUT = ("mixed_gate", "mixed", "decay"), "mixed_out"
 """Roles of the modules of a state space."""
 _ONLY_RECURRENT = {"attends": False, "is_recurrent": True, "feeds": False}
-_ATTENTION = {"query": "q", "key": "k", "value": "v", "out": "o"}
-
 _FEED_FORWARD = {
     "mlp_norm": "pre_ff_layernorm",
     "gate": "feed_forward.gate_proj",
@@ -52,9 +50,10 @@ def _delta_rule(config: Any, norm: str = "linear_attn.norm", **differing: Any) -
     )
 
 
-def _unserved(config: Any) -> list[str]:
-    """Return the options of a delta rule that are not described: the convolution has the activation too."""
-    return [] if config.hidden_act == "silu" else ["hidden_act"]
+def _unserved(config: Any, option: str = "hidden_act") -> list[str]:
+    """Return the option of the convolution's activation, perhaps that of the feed-forward layer too, if it is not the
+    one that the kernels have."""
+    return [] if getattr(config, option) == "silu" else [option]
 
 
 def _qwen3_5(config: Any) -> Difference:
@@ -124,8 +123,7 @@ def _hybrid(config: Any) -> Difference:
         *(config.rms_norm_eps, config.time_step_limit),
     )
     biases = _biases(config.mamba_proj_bias, config.mamba_conv_bias)
-    is_silu = ACTIVATIONS.get(config.hidden_act) == "silu"  # of the convolution too
-    unserved = [] if is_silu or not {"linear_attention", "hybrid"} & {*config.layer_types} else ["hidden_act"]
+    unserved = _unserved(config) if {"linear_attention", "hybrid"} & {*config.layer_types} else []
     return {**found, "biases": biases_of(config, "attention_bias", "mlp_bias") | biases, "unserved": unserved}
 
 
@@ -183,10 +181,9 @@ def _nemotron_h(config: Any) -> Difference:
         *(config.mamba_num_heads, config.mamba_head_dim, config.n_groups, config.ssm_state_size, config.conv_kernel),
         *(config.layer_norm_epsilon, (config.time_step_min, float("inf"))),
     )
-    attention = {role: f"mixer.{name}_proj" for role, name in _ATTENTION.items()}
+    attention = {"query": "mixer.q_proj", "key": "mixer.k_proj", "value": "mixer.v_proj", "out": "mixer.o_proj"}
     feed = {"gate": None, "up": "mixer.up_proj", "down": "mixer.down_proj"}
     blocks = {"full_attention": {"feeds": False}, "linear_attention": _ONLY_RECURRENT, "mlp": {"attends": False}}
-    is_silu = ACTIVATIONS.get(config.mamba_hidden_act) == "silu"
     return {
         "modules": found["modules"] | attention | feed | {"input_norm": "norm", "mlp_norm": "norm"},
         "recurrence": found["recurrence"],
@@ -197,7 +194,7 @@ def _nemotron_h(config: Any) -> Difference:
         "norm": "norm_f",
         "eps": config.layer_norm_epsilon,
         "renamed": {"backbone.": "model."},  # as it was formerly
-        "unserved": [] if is_silu else ["mamba_hidden_act"],
+        "unserved": _unserved(config, "mamba_hidden_act"),
     }
 
 
@@ -218,7 +215,7 @@ def _mamba2(config: Any) -> Difference:
         "embedding": "embeddings",
         "norm": "norm_f",
         "eps": config.layer_norm_epsilon,
-        "unserved": [] if ACTIVATIONS.get(config.hidden_act) == "silu" else ["hidden_act"],
+        "unserved": _unserved(config),
     }
 
 

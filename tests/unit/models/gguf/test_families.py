@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-import gguf_recurrent
-from families import DESCRIBED, SCANNED, VOCAB, tiny_model
+from families import DESCRIBED, SCANNED
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.cpu import native
 from forerun.models import Rows, load_model, load_transformers_model
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from gguf_files import write_gguf
+from gguf_models import TEXT, ours, theirs, tiny
 
-TEXT = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(0)).tolist()
 # llama.cpp has no output layer beside the embedding for these
 _TIED = {"tie_word_embeddings": True}
-_FOUR = {"num_hidden_layers": 4}
 _WINDOW = {"sliding_window": 24}
-_SIZES: Mapping[str, dict[str, Any]] = {
-    **dict.fromkeys(("gemma", "gemma2", "cohere"), _TIED),
-    "cohere2": {**_TIED, **_FOUR},
-    "gemma3_text": {"num_hidden_layers": 6, "layer_types": None},
-    "smollm3": {**_FOUR, "no_rope_layers": None},
-    "mistral": {},
-    **gguf_recurrent.SIZES,
-}
 _ELSEWHERE = {"llama", "qwen2", "qwen3"}  # tested in test_gguf.py
 _OF_FILES = {name for each in ARCHITECTURES.values() for name in (each.model_type, each.windowed)} - _ELSEWHERE
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
@@ -67,24 +55,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 def names(variant: tuple[str, dict[str, Any]]) -> str:
     return "-".join([variant[0], *variant[1]])
-
-
-def tiny(family: str, **options: Any) -> PreTrainedModel:
-    model = tiny_model(family, **{**_SIZES.get(family, {}), **options})
-    model.set_attn_implementation("eager")
-    return model
-
-
-def ours(path: Path, dtype: str = "float32", **options: Any) -> torch.Tensor:
-    model = load_model(path, dtype, **options)
-    assert model.kind == "fused"
-    return model.forward([Rows(model.new_cache(), TEXT)]).logits
-
-
-@torch.inference_mode()
-def theirs(model: Any) -> torch.Tensor:
-    logits: torch.Tensor = model(torch.tensor([TEXT])).logits[0]
-    return logits.to(model.dtype)  # Mamba 2's are float32
 
 
 @pytest.mark.sampled(20)

@@ -9,41 +9,24 @@ import numpy as np
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
-from families import VOCAB, tiny_model
+from families import VOCAB
 from forerun import LLM, SamplingParams, Suffix
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.export.quantized import export_quantized
 from forerun.kernels.cpu import native
 from forerun.models import Rows, load_model, load_transformers_model
 from gguf_files import write_gguf
+from gguf_models import TEXT, ours, theirs, tiny
 from gguf_recurrent import SIZES
 
-TEXT = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(0)).tolist()
-
-
-def tiny(family: str = "qwen3_5_text", **options: Any) -> PreTrainedModel:
-    model = tiny_model(family, **{**SIZES[family], **options})
-    model.set_attn_implementation("eager")
-    return model
-
-
-def ours(path: Path, dtype: str = "float32", **options: Any) -> torch.Tensor:
-    model = load_model(path, dtype, **options)
-    assert model.kind == "fused"
-    return model.forward([Rows(model.new_cache(), TEXT)]).logits
-
-
-@torch.inference_mode()
-def theirs(model: Any) -> torch.Tensor:
-    logits: torch.Tensor = model(torch.tensor([TEXT])).logits[0]
-    return logits
+QWEN = "qwen3_5_text"
 
 
 @pytest.mark.parametrize("heads", [2, 8])
 def test_a_file_computes_what_its_folder_does(heads: int, tmp_path: Path) -> None:
-    model = tiny(linear_num_value_heads=heads)
+    model = tiny(QWEN, linear_num_value_heads=heads)
     write_gguf(tmp_path / "it.gguf", model)
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(ours(tmp_path / "it.gguf"), ours(tmp_path), atol=1e-4, rtol=1e-4)
@@ -51,7 +34,7 @@ def test_a_file_computes_what_its_folder_does(heads: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("heads", [2, 8])
 def test_transformers_reads_the_same_numbers(heads: int, tmp_path: Path) -> None:
-    model = tiny(linear_num_value_heads=heads)
+    model = tiny(QWEN, linear_num_value_heads=heads)
     tokens = [f"t{token}" for token in range(VOCAB)]
     write_gguf(tmp_path / "it.gguf", model, tokens=tokens)
     read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="it.gguf", dtype=torch.float32).state_dict()
@@ -67,7 +50,7 @@ def test_transformers_reads_the_same_numbers(heads: int, tmp_path: Path) -> None
 def test_heads_stay_in_the_order_of_the_file(type_name: str, quantize: str | None, tmp_path: Path) -> None:
     if native() is None:
         pytest.skip("the native kernels are not available")
-    path, model = tmp_path / "it.gguf", tiny()
+    path, model = tmp_path / "it.gguf", tiny(QWEN)
     model.load_state_dict(write_gguf(path, model, type_name), strict=False)
     served, expected = load_model(path, "float32", quantize=quantize), theirs(model)
     assert served.decoder.spec.recurrence.heads_are_tiled
@@ -83,7 +66,7 @@ def test_heads_stay_in_the_order_of_the_file(type_name: str, quantize: str | Non
 @pytest.mark.parametrize("type_name", ["Q4_K", "Q6_K"])
 def test_blocks_of_256_hold_several_heads(type_name: str, tmp_path: Path) -> None:
     path = tmp_path / "it.gguf"
-    model = tiny(hidden_size=256, intermediate_size=256, head_dim=64, linear_value_head_dim=32)
+    model = tiny(QWEN, hidden_size=256, intermediate_size=256, head_dim=64, linear_value_head_dim=32)
     model.load_state_dict(write_gguf(path, model, type_name), strict=False)
     expected, stored = theirs(model), ours(path)
     assert (stored - expected).norm() < 0.1 * expected.norm()
@@ -107,14 +90,14 @@ def test_speculation_says_what_plain_decoding_says(family: str, type_name: str, 
 
 @pytest.mark.parametrize("type_name", ["F32", "Q8_0"])
 def test_heads_stay_in_order_where_transformers_makes_the_modules(type_name: str, tmp_path: Path) -> None:
-    path, model = tmp_path / "it.gguf", tiny()
+    path, model = tmp_path / "it.gguf", tiny(QWEN)
     further = {"blk.3.attn_output.bias": np.zeros(64, np.float32)}  # zero, and so left out
     model.load_state_dict(write_gguf(path, model, type_name, tensors=further), strict=False)
     torch.testing.assert_close(ours(path, quantize="none"), theirs(model), atol=5e-4, rtol=5e-4)
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
-    path, model = tmp_path / "it.gguf", tiny()
+    path, model = tmp_path / "it.gguf", tiny(QWEN)
     write_gguf(path, model)
     expected = ours(path)
     further = {f"blk.4.{name}.weight": np.ones(64, np.float32) for name in ("nextn.enorm", "nextn.hnorm", "attn_norm")}
@@ -124,7 +107,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
 
 
 def test_flags_by_layer(tmp_path: Path) -> None:
-    path, model = tmp_path / "it.gguf", tiny(layer_types=SIZES["qwen3_5_text"]["layer_types"][::-1])
+    path, model = tmp_path / "it.gguf", tiny(QWEN, layer_types=SIZES[QWEN]["layer_types"][::-1])
     flags = [False, True, True, True]
     write_gguf(path, model, keys={"full_attention_interval": None, "attention.recurrent_layers": flags})
     torch.testing.assert_close(ours(path), theirs(model), atol=5e-4, rtol=5e-4)
@@ -153,7 +136,7 @@ def test_a_quantized_folder_has_transformers_order(family: str, tmp_path: Path) 
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("type_name", ["F16", "Q8_0", "Q4_0", "Q5_1"])
-@pytest.mark.parametrize("family", [family for family in SIZES if family != "qwen3_5_text"])
+@pytest.mark.parametrize("family", [family for family in SIZES if family != QWEN])
 def test_blocks_are_computed_as_stored(family: str, type_name: str, tmp_path: Path) -> None:
     if native() is None:
         pytest.skip("the native kernels are not available")

@@ -2,10 +2,6 @@
 #include "instructions.h"
 #if defined(__x86_64__)
 #define AVX512_BF16
-using forerun::Entries;
-using forerun::half_power;
-using forerun::half_to_float;
-
 namespace avx512bf16 {
 #include "isa/avx512.h"
 #include "kernels/all.h"

@@ -10,10 +10,6 @@
 #include "instructions.h"
 #include "packing.h"
 
-using forerun::Entries;
-using forerun::half_power;
-using forerun::half_to_float;
-
 #define OF_INSTRUCTIONS(name)         \
     namespace name {                  \
     extern const Entries ENTRIES;     \

@@ -27,3 +27,6 @@ struct Entries {
     void (*top)(const float*, int64_t, int64_t, int64_t, int64_t*);
 };
 }  // namespace forerun
+using forerun::Entries;
+using forerun::half_power;
+using forerun::half_to_float;
