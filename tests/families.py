@@ -22,6 +22,16 @@ _WINDOW = {"sliding_window": 24}
 _GPT = {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024, **_NO_TOKENS}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
 _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -62,6 +72,49 @@ TINY: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
+    },
+    "dots1": {**_HEADS, **_ROUTED},
+    "ernie4_5_moe": {
+        **_HEADS,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 48,
+        "moe_layer_start_index": 1,
+        "moe_num_shared_experts": 1,
+        "use_bias": True,
+    },
+    "exaone_moe": {
+        **_HEADS,
+        **_WINDOW,
+        **_EXPERTS,
+        "n_group": 1,
+        "topk_group": 1,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "first_k_dense_replace": 1,
+    },
+    "glm4_moe": {**_HEADS, **_ROUTED, "use_qk_norm": True, "attention_bias": True},
+    "granitemoeshared": {
+        **_GATED,
+        **_LOCAL,
+        "shared_intermediate_size": 96,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.7,
+    },
+    "hunyuan_v1_moe": {**_HEADS, "num_experts": 4, "moe_topk": 2},
+    "lfm2_moe": {
+        **_GATED,
+        **_EXPERTS,
+        "layer_types": ["conv", "full_attention"],
+        "num_dense_layers": 1,
+        "tie_word_embeddings": False,
+    },
+    "minimax_m2": {**_HEADS, **_LOCAL},
+    "qwen3_5_moe_text": {
+        **_HEADS,
+        **_LINEAR,
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 48,
+        "layer_types": ["linear_attention", "full_attention"],
     },
     "ernie4_5": {**_HEADS, "use_bias": True},
     "exaone4": {**_GATED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
@@ -198,9 +251,9 @@ DESCRIBED = tuple(fused.FAMILIES)
 FAMILIES = tuple(dict.fromkeys((*DESCRIBED, "gpt2", "mixtral", "gpt_oss")))
 """Those that are tested in every way."""
 ONLY_FUSED = {"bamba", "falcon", "falcon_h1", "granitemoehybrid", "lfm2", "lfm3", "mamba2", "nemotron_h"}
-ONLY_FUSED |= {"olmo_hybrid", "qwen3_5_text", "qwen3_next"}
+ONLY_FUSED |= {"lfm2_moe", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
 """Those that the general decoder refuses."""
-SCANNED = {"olmo_hybrid", "qwen3_5_text", "qwen3_next"}
+SCANNED = {"olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
 """Those whose states Transformers computes in float32, whatever the model's type."""
 MAY_BE_INEXACT = {"gpt_oss"}
 """Families whose experts Transformers computes for all tokens at once; every other one keeps its bits in any company,

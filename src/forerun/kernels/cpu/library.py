@@ -77,6 +77,20 @@ class StateStruct(Structure):
     ]
 
 
+class ExpertsStruct(Structure):
+    """`ForerunExperts`."""
+
+    _fields_ = [
+        ("router", LinearStruct),
+        ("shared_switch", LinearStruct),
+        *((name, c_void_p) for name in ("gate", "up", "down", "bias", "curve", "num_read")),
+        *((name, c_int32) for name in ("count", "top", "width", "scoring", "groups", "top_groups", "adds_to_one")),
+        ("least_sum", c_float),
+        ("scale", c_float),
+        ("reserved", c_int32),
+    ]
+
+
 class LayerStruct(Structure):
     """`ForerunLayer`."""
 
@@ -103,6 +117,8 @@ class LayerStruct(Structure):
         ("recurrence", c_void_p),
         ("num_before", c_int32),
         ("reserved", c_int32),
+        ("experts", c_void_p),
+        ("sinks", c_void_p),
     ]
 
 
@@ -212,7 +228,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 17
+ABI = 18
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

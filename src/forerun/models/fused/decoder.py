@@ -22,10 +22,11 @@ from forerun.kv_cache.recurrent_state import StateMaker
 from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
+from forerun.models.fused.experts import ExpertLayer, bias_of, take_apart
 from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.fused.spec import MIXED, RECURRENT_ROLES, DecoderSpec, LayerSpec
-from forerun.models.linear import FloatMaker, Linear, Maker, Part, of_rows
+from forerun.models.fused.spec import EXPERT, MIXED, RECURRENT_ROLES, SHARED, DecoderSpec, LayerSpec
+from forerun.models.linear import FloatMaker, Linear, Maker, Part, make_linear, of_rows
 from forerun.models.rotation import Rotation, rotate
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -37,9 +38,8 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-_TOGETHER = (("query", "key", "value"), ("gate", "up"), ("attention_gate",), ("out",), ("down",), MIXED) + tuple(
-    (role,) for role in RECURRENT_ROLES if role not in MIXED
-)
+_TOGETHER = (("query", "key", "value"), ("gate", "up"), ("attention_gate",), ("out",), ("down",), MIXED)
+_TOGETHER += (SHARED[:2], SHARED[2:], *((role,) for role in RECURRENT_ROLES if role not in MIXED))
 """The roles whose products are one."""
 
 
@@ -58,20 +58,30 @@ def curve_of(module: Any) -> Tensor:
     return torch.stack([F.softplus(above), beta + F.softplus(below), beta])
 
 
+def sinks_of(spec: DecoderSpec, layer: Any) -> Tensor | None:
+    """Return the further logit of each head of a layer's attention, [num_heads]."""
+    if spec.sinks is None:
+        return None
+    parent, _, leaf = spec.sinks.rpartition(".")
+    found: Tensor = getattr(layer.get_submodule(parent), leaf)
+    return found.detach()
+
+
 def parts_of(
-    spec: DecoderSpec, layer: Any, path: str, roles: Iterable[str], *, in_pairs: bool
+    spec: DecoderSpec, layer: Any, path: str, roles: Iterable[str], *, in_pairs: bool, expert: int = 0
 ) -> tuple[list[Part], Tensor | None]:
     """Return the parts of a product that has the outputs of these roles, one after another, and its bias.
 
     Args:
         layer: the modules of a layer. path: of it.
-        in_pairs: as of `DecoderSpec.rows`.
+        in_pairs: as of `DecoderSpec.rows`. expert: whose they are, of the roles of experts.
     """
     parts, biases = [], []
     for role in roles:
-        module, rows = layer.get_submodule(spec.modules[role]), spec.rows(role, in_pairs=in_pairs)
+        name, rows = spec.module(role, expert), spec.rows(role, in_pairs=in_pairs)
+        module = layer.get_submodule(name)
         rows = None if rows is None else rows.to(module.weight.device)
-        parts.append(Part(f"{path}.{spec.modules[role]}.weight", spec.weight(module), rows, spec.is_transposed))
+        parts.append(Part(f"{path}.{name}.weight", spec.weight(module), rows, spec.is_transposed))
         biases.append(of_rows(module.bias, rows))
     found = [each for each in biases if each is not None]
     return parts, torch.cat(found) if found else None
@@ -93,6 +103,7 @@ class _Layer:
     linears: dict[str, Linear]
     """By the first of the roles whose products are one."""
     recurrence: RecurrentLayer | None
+    experts: ExpertLayer | None
     cached: int
     """The layer's place among those with keys and values."""
     form: AttentionShape
@@ -164,6 +175,7 @@ class FusedDecoder(LayerRangeDecoder):
             h = self._normed(x, layer.norms.get("input_norm"))
             attended = self._attended(layer, h, layout, turns) if layer.spec.attends else None
             fed = self._fed(layer, x) if self.spec.is_parallel else None
+            feed_norm = layer.norms.get("feed_norm")
             behind = layer.norms.get("attention_norm")
             if layer.recurrence is not None:
                 recalled = layer.recurrence.forward(h, layout.packed).to(x.dtype)
@@ -172,7 +184,8 @@ class FusedDecoder(LayerRangeDecoder):
                 x = self._added(x, layer.linears["out"], attended, behind, self.spec.attention_scale)
             if layer.spec.feeds:
                 fed = self._fed(layer, x) if fed is None else fed
-                x = self._added(x, layer.linears["down"], fed, layer.norms.get("feed_norm"), self.spec.feed_scale)
+                down = None if layer.experts is not None else layer.linears["down"]
+                x = self._added(x, down, fed, feed_norm, self.spec.feed_scale)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
@@ -218,17 +231,39 @@ class FusedDecoder(LayerRangeDecoder):
         return mixed if gates is None else mixed * sigmoid(gates)
 
     def _fed(self, layer: _Layer, x: Tensor) -> Tensor:
-        """Return what the last product of the feed-forward layer reads, [T, intermediate]."""
-        size, is_gated = self.spec.intermediate, "gate" in layer.linears
-        linear = layer.linears["gate" if is_gated else "up"]
-        h = linear.forward(self._normed(x, layer.norms.get("mlp_norm")))
+        """Return what the last product of the feed-forward layer reads, [T, intermediate]; of a mixture of experts,
+        what that gives, [T, hidden]."""
+        h = self._normed(x, layer.norms.get("mlp_norm"))
+        if layer.experts is not None:
+            mixed, shared = layer.experts.forward(h), layer.linears.get("shared_gate")
+            if shared is None:
+                return mixed
+            gate, up = shared.forward(h).chunk(2, 1)
+            own = layer.linears["shared_down"].forward(self._activated(gate, up))
+            return mixed + (own if (switch := layer.experts.switch) is None else own * sigmoid(switch.forward(h)))
+        if "gate" in layer.linears:
+            return self._activated(*layer.linears["gate"].forward(h).chunk(2, 1))
         act = _ACTIVATIONS[self.spec.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
-        read = h[:, :size] if self.spec.activation_scale == 1.0 else h[:, :size] * self.spec.activation_scale
-        return act(read).mul_(h[:, size:]) if is_gated else act(read)
+        return act(self._scaled(layer.linears["up"].forward(h)))
 
-    def _added(self, x: Tensor, linear: Linear, h: Tensor, norm: Norm | None, factor: float) -> Tensor:
-        """Return x + the product of h, normed and scaled, by the decoder's factor and this one."""
+    def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return what a gate and its partner give, [T, width]."""
+        if self.spec.activation == "clamped_swiglu":
+            assert self.spec.experts is not None and self.spec.experts.curve is not None
+            alpha, limit = self.spec.experts.curve
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            return gate * sigmoid(gate * alpha) * (up + 1)
+        return _ACTIVATIONS[self.spec.activation](self._scaled(gate)).mul_(up)
+
+    def _scaled(self, gate: Tensor) -> Tensor:
+        return gate if self.spec.activation_scale == 1.0 else gate * self.spec.activation_scale
+
+    def _added(self, x: Tensor, linear: Linear | None, h: Tensor, norm: Norm | None, factor: float) -> Tensor:
+        """Return x + the product of h, normed and scaled, by the decoder's factor and this one. linear: None where h is
+        added itself."""
         scale = self.spec.residual_scale * factor
+        if linear is None:
+            return x + self._normed(h, norm) * scale
         if norm is None and scale == 1.0:
             return linear.add_to(x, h)
         return x + self._normed(linear.forward(h), norm) * scale
@@ -283,7 +318,33 @@ class FusedDecoder(LayerRangeDecoder):
             norms={role: norm(role) for role in spec.norms(own)},
             linears=linears,
             recurrence=recurrence,
+            experts=self._experts(layer, path, maker) if own.has_experts else None,
             cached=sum(each.spec.attends for each in self.layers),
-            form=AttentionShape(spec.scale, own.window, spec.softcap),
+            form=AttentionShape(spec.scale, own.window, spec.softcap, sinks_of(spec, layer)),
             curve=None if spec.curve is None else curve_of(layer.get_submodule(spec.curve)).to(self.eps),
+        )
+
+    def _experts(self, layer: Any, path: str, maker: Maker) -> ExpertLayer:
+        """Return the experts of a layer. The router's weights stay numbers."""
+        spec, shape = self.spec, self.spec.experts
+        assert shape is not None
+        take_apart(spec, layer)
+
+        def linears(*roles: str) -> list[Linear]:
+            each = (parts_of(spec, layer, path, roles, in_pairs=True, expert=index) for index in range(shape.count))
+            return [maker.linear(*parts) for parts in each]
+
+        router = layer.get_submodule(shape.router)
+        reads, bias = torch.promote_types(router.weight.dtype, self.dtype), getattr(router, "bias", None)
+        switch = None if shape.shared_switch is None else layer.get_submodule(shape.shared_switch)
+        return ExpertLayer(
+            shape,
+            make_linear(router.weight.detach().to(reads), None if bias is None else bias.detach().to(reads)),
+            bias_of(shape, layer),
+            None if switch is None else make_linear(switch.weight.detach()),
+            linears(*EXPERT[:2]),
+            linears(*EXPERT[2:]),
+            self._activated,
+            reads,
+            self.compute_dtype,
         )

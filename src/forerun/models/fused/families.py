@@ -1,6 +1,6 @@
 """The families that the fused decoder computes, each by how it differs from Llama.
 
-To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py` or
+To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py`, `expert_families.py` or
 `recurrent_families.py`, and add it to the table there.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.models.fused.expert_families import EXPERT_FAMILIES
 from forerun.models.fused.gpt_families import GPT_FAMILIES
 from forerun.models.fused.llama_families import LLAMA_FAMILIES
 from forerun.models.fused.options import (
@@ -36,12 +37,13 @@ def spec_of(config: Any) -> DecoderSpec:
     blocks = _blocks(difference)
     windows, rope = layer_windows(config), getattr(config, "rope_parameters", None) or NO_ROTATION
     turned = difference.pop("turned", [True] * len(windows))
+    mixed = difference.pop("mixed", ["experts" in difference] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
     places = {kind: place for place, kind in enumerate(by_kind)}
     layers = tuple(
-        LayerSpec(window, places.get(kind, 0) if is_turned else None, **blocks.get(kind, {}))
-        for window, kind, is_turned in zip(windows, kinds, turned, strict=True)
+        LayerSpec(window, places.get(kind, 0) if is_turned else None, **{"has_experts": has_experts, **blocks.get(kind, {})})
+        for window, kind, is_turned, has_experts in zip(windows, kinds, turned, mixed, strict=True)
     )
     if not layers:
         raise ValueError("it has no layers")
@@ -148,6 +150,6 @@ def length_dependence(config: Any) -> str | None:
 
 
 FAMILIES: Mapping[str, Callable[[Any], Difference]] = dict(
-    sorted({**LLAMA_FAMILIES, **GPT_FAMILIES, **RECURRENT_FAMILIES}.items())
+    sorted({**LLAMA_FAMILIES, **GPT_FAMILIES, **EXPERT_FAMILIES, **RECURRENT_FAMILIES}.items())
 )
 """How each family differs from Llama, by Transformers' model type."""

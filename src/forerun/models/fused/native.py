@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.cpu.library import (
+    ExpertsStruct,
     LayerStruct,
     Library,
     LinearStruct,
@@ -32,16 +33,19 @@ from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
-from forerun.models.fused.decoder import curve_of, parts_of
+from forerun.models.fused.decoder import curve_of, parts_of, sinks_of
+from forerun.models.fused.experts import bias_of, take_apart
 from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.fused.recurrence import numbers_of, state_layout
-from forerun.models.fused.spec import MIXED, RECURRENT_ROLES, LayerSpec
+from forerun.models.fused.spec import EXPERT, MIXED, RECURRENT_ROLES, LayerSpec
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "xielu")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "xielu", "clamped_swiglu")
 """In the order of `ForerunActivation`."""
+SCORINGS = ("softmax", "sigmoid")
+"""In the order of `ForerunScoring`."""
 RECURRENCES = ("short_convolution", "delta_rule", "state_space")
 """In the order of `ForerunRecurrenceKind`."""
 
@@ -83,6 +87,9 @@ class NativeDecoder(LayerRangeDecoder):
         self.num_layers = len(spec.layers)
         self._layers = (LayerStruct * self.num_layers)()
         self._recurrences: list[RecurrenceStruct] = []
+        self._experts: list[ExpertsStruct] = []
+        self._arrays: list[ctypes.Array[LinearStruct]] = []
+        self.num_experts_read = ctypes.c_int64()
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
@@ -106,7 +113,7 @@ class NativeDecoder(LayerRangeDecoder):
         for layer in self._layers:
             each = (getattr(layer, name) for name in linear)
             forms = ((struct.kind, struct.activation_bits, struct.out_features > 0) for struct in each)
-            kinds.append((layer.window, layer.rotation, bool(layer.recurrence), *forms))
+            kinds.append((layer.window, layer.rotation, bool(layer.recurrence), bool(layer.experts), *forms))
         part = copy(self)
         part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
         part.planner = part._planner(part.num_layers)
@@ -131,7 +138,8 @@ class NativeDecoder(LayerRangeDecoder):
     def shapes(self) -> tuple[object, ...]:
         """Return all that the kernels are given besides addresses: shapes, formats, windows and constants."""
         layers = self._layers[: self.num_layers]
-        return plain_fields(self._model), *map(plain_fields, layers), *map(plain_fields, self._recurrences)
+        inner = (*self._recurrences, *self._experts)
+        return plain_fields(self._model), *map(plain_fields, layers), *map(plain_fields, inner)
 
     @property
     def weight_bytes(self) -> int:
@@ -274,18 +282,64 @@ class NativeDecoder(LayerRangeDecoder):
             order = spec.norm_order(role, in_pairs=False)
             norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
         made = {role: linear(role) for role in roles if role not in MIXED[1:]}
-        biases = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
+        biases, sinks = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}, sinks_of(spec, layer)
         return LayerStruct(
             window=own.window or 0,
             rotation=-1 if own.rotation is None else own.rotation,
+            experts=self._mixture(layer, path, maker) if own.has_experts else None,
+            sinks=None if sinks is None else self._pointer(f"{path}.{spec.sinks}", sinks),
             curve=None
             if spec.curve is None
             else self._pointer(f"{path}.{spec.curve}", curve_of(layer.get_submodule(spec.curve))),
             recurrence=self._recurrence(layer, path, made) if own.is_recurrent else None,
             **{role: address for role, (address, _) in norms.items()},
             **{biases[role]: bias for role, (_, bias) in norms.items() if role in biases},
-            **{role: struct for role, struct in made.items() if role not in RECURRENT_ROLES},
+            **{role.removeprefix("shared_"): each for role, each in made.items() if role not in RECURRENT_ROLES},
         )
+
+    def _mixture(self, layer: Any, path: str, maker: Maker) -> int:
+        """Keep the structure of a layer's experts, and return its address. The router's weights stay numbers."""
+        spec, shape = self.spec, self.spec.experts
+        assert shape is not None
+        take_apart(spec, layer)
+
+        def numbers(name: str) -> LinearStruct:
+            module = layer.get_submodule(name)
+            bias = getattr(module, "bias", None)
+            made = NativeLinear(self.library, _served(module.weight.detach()), bias)
+            self._kept[f"{path}.{name}.weight"] = made
+            return made.struct
+
+        def linears(role: str) -> ctypes.Array[LinearStruct]:
+            each = (parts_of(spec, layer, path, [role], in_pairs=False, expert=index) for index in range(shape.count))
+            found = (LinearStruct * shape.count)(*(self._native(maker, *parts, role=role).struct for parts in each))
+            if len({(struct.kind, struct.activation_bits) for struct in found}) > 1:
+                raise ValueError(f"the experts of {path} have weights of several forms")
+            return found
+
+        arrays, bias = [linears(role) for role in EXPERT], bias_of(shape, layer)
+        curve = None if shape.curve is None else torch.tensor(shape.curve)
+        self._arrays += arrays
+        self._experts.append(
+            ExpertsStruct(
+                numbers(shape.router),
+                LinearStruct() if shape.shared_switch is None else numbers(shape.shared_switch),
+                *map(ctypes.addressof, arrays),
+                bias=None if bias is None else self._pointer(f"{path}.{shape.bias}", bias),
+                curve=None if curve is None else self._pointer(f"{path}.curve", curve),
+                num_read=ctypes.addressof(self.num_experts_read),
+                count=shape.count,
+                top=shape.top,
+                width=shape.width,
+                scoring=SCORINGS.index(shape.scoring),
+                groups=shape.groups,
+                top_groups=shape.top_groups,
+                adds_to_one=shape.adds_to_one,
+                least_sum=shape.least_sum,
+                scale=shape.scale,
+            )
+        )
+        return ctypes.addressof(self._experts[-1])
 
     def _recurrence(self, layer: Any, path: str, linears: Mapping[str, LinearStruct]) -> int:
         """Keep the structure of a layer's recurrence, and return its address. linears: by role."""
@@ -363,6 +417,11 @@ class NativeDecoder(LayerRangeDecoder):
         numbers = self._kept[name]
         assert isinstance(numbers, Tensor)
         return numbers.data_ptr()
+
+
+def _served(numbers: Tensor) -> Tensor:
+    """Return numbers in a type that the kernels multiply."""
+    return numbers if numbers.dtype in (torch.float32, torch.bfloat16) else numbers.float()
 
 
 def _states(packed: Sequence[PackedRows]) -> ctypes.Array[StateStruct]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from forerun.models.fused.expert_families import experts_of_granite, experts_of_qwen
 from forerun.models.fused.llama_families import granite
 from forerun.models.fused.options import NO_ROTATION, Difference, biases_of, head_shape, rotated_share
-from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, NORM_OWNERS, Recurrence
+from forerun.models.fused.spec import EXPERT, GATED_QUERY, HEAD_NORMS, NORM_OWNERS, Experts, Recurrence
 
 TILED = "linear_heads_are_tiled"
 """Key of forerun's: value heads lie as in llama.cpp's files (`Recurrence.heads_are_tiled`)."""
@@ -57,6 +58,7 @@ def _unserved(config: Any, option: str = "hidden_act") -> list[str]:
 
 
 def _qwen3_5(config: Any) -> Difference:
+    mixture = experts_of_qwen(config) if hasattr(config, "num_experts") else {}
     recurrent = {
         "mixed": "linear_attn.in_proj_qkv",
         "mixed_gate": "linear_attn.in_proj_z",
@@ -65,7 +67,8 @@ def _qwen3_5(config: Any) -> Difference:
         "mixed_out": "linear_attn.out_proj",
     }
     return {
-        "modules": recurrent | GATED_QUERY | HEAD_NORMS,
+        **mixture,
+        "modules": recurrent | GATED_QUERY | HEAD_NORMS | mixture.get("modules", {}),
         "qkv_groups": config.num_attention_heads,
         "biases": biases_of(config, "attention_bias"),
         "norm_offset": 1.0,
@@ -139,13 +142,15 @@ def _bamba(config: Any) -> Difference:
 
 def _granitemoehybrid(config: Any) -> Difference:
     found, gate_up = _hybrid(config), "shared_mlp.input_linear"
+    mixture = experts_of_granite(config) if config.num_local_experts else {}
+    dense = {"gate": gate_up, "up": gate_up, "down": "shared_mlp.output_linear"}
     return {
         **granite(config),
         **found,
-        "modules": found["modules"] | {"gate": gate_up, "up": gate_up, "down": "shared_mlp.output_linear"},
+        **mixture,
+        "modules": found["modules"] | mixture.get("modules", dense),
         "intermediate": config.shared_intermediate_size,
         "turned": [config.position_embedding_type == "rope"] * config.num_hidden_layers,
-        "unserved": found["unserved"] + (["num_local_experts"] if config.num_local_experts else []),
     }
 
 
@@ -219,13 +224,6 @@ def _mamba2(config: Any) -> Difference:
     }
 
 
-def _experts(config: Any) -> list[str]:
-    """Return the option by which a layer of Qwen3-Next has experts."""
-    places = set(range(config.num_hidden_layers)) - set(config.mlp_only_layers)
-    step = config.decoder_sparse_step
-    return ["num_experts"] if config.num_experts > 0 and any((place + 1) % step == 0 for place in places) else []
-
-
 def _qwen3_next(config: Any) -> Difference:
     """Return Qwen3.5 with two modules of all projections, in which each head of keys has its own side by side."""
     found = _qwen3_5(config)
@@ -248,7 +246,6 @@ def _qwen3_next(config: Any) -> Difference:
         **found,
         "modules": found["modules"] | modules,
         "recurrence": replace(found["recurrence"], places=places),
-        "unserved": found["unserved"] + _experts(config),
     }
 
 
@@ -319,6 +316,25 @@ def _lfm2(config: Any) -> Difference:
     return {**_lfm(config, out="self_attn.out_proj", **norms), "intermediate": width}
 
 
+def _lfm2_moe(config: Any) -> Difference:
+    norms = {"query_norm": "self_attn.q_layernorm", "key_norm": "self_attn.k_layernorm"}
+    experts = Experts(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        router="feed_forward.gate",
+        modules={role: f"feed_forward.experts.{{}}.{name}" for role, name in zip(EXPERT, ("w1", "w3", "w2"), strict=True)},
+        stacked="feed_forward.experts",
+        bias="feed_forward.expert_bias" if config.use_expert_bias else None,
+        scoring="sigmoid",
+        adds_to_one=config.norm_topk_prob,
+        least_sum=1e-6,
+        scale=config.routed_scaling_factor,
+    )
+    mixed = [layer >= config.num_dense_layers for layer in range(config.num_hidden_layers)]
+    return {**_lfm(config, out="self_attn.out_proj", **norms), "experts": experts, "mixed": mixed}
+
+
 def _lfm3(config: Any) -> Difference:
     gate = {"attention_gate": "self_attn.g_proj"} if config.use_attention_gate else {}
     behind = {"attention_norm": "post_operator_norm", "feed_norm": "post_ffn_norm"} if config.use_sandwich_norm else {}
@@ -335,8 +351,10 @@ RECURRENT_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
     "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
     "lfm3": _lfm3,
     "olmo_hybrid": _olmo_hybrid,
+    "qwen3_5_moe_text": _qwen3_5,
     "qwen3_5_text": _qwen3_5,
     "qwen3_next": _qwen3_next,
 }

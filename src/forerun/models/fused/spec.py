@@ -35,8 +35,12 @@ QKV = frozenset({"query", "key", "value", "attention_gate"})
 ATTENTION = QKV | {"out"}
 FEED = frozenset({"gate", "up", "down"})
 """The linear layers by place."""
-_MOST_TAPS = 16
-"""Of a convolution in the native kernels."""
+SHARED = ("shared_gate", "shared_up", "shared_down")
+"""Of an expert that every row is given to; in the native kernels, the layer's own."""
+EXPERT = ("expert_gate", "expert_up", "expert_down")
+"""Of each of the other experts."""
+_MOST_TAPS, _MOST_GROUPS = 16, 64
+"""Of a convolution, and of experts, in the native kernels."""
 GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
 """Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
 
@@ -149,6 +153,56 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of a feed-forward layer: a row is given to those of its largest scores.
+
+    Attributes:
+        count, top, width: experts, those that a row is given to, and the intermediate numbers of each.
+        router: the module of a layer that scores them.
+        modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor, as Transformers has.
+        stacked: the module of Transformers that holds all of them. is_transposed: as [in, out], gate and up by turns.
+        shared_width: intermediate numbers of the expert of all rows.
+        shared_switch: the module whose sigmoid multiplies what that gives.
+        bias: a parameter that is added to scores for the choice alone, and its shape.
+        unrounded: the router is float32 in a model of a narrower type.
+        scoring: "softmax" or "sigmoid".
+        groups, top_groups: of experts, from which alone they are taken; 0: from all.
+        adds_to_one: the scores of the chosen are divided by their sum, or by least_sum. scale: of them.
+        curve: "alpha" and the limit of the activation "clamped_swiglu".
+    """
+
+    count: int
+    top: int
+    width: int
+    router: str = "mlp.gate"
+    modules: Mapping[str, str] = field(
+        default_factory=lambda: {role: f"mlp.experts.{{}}.{role[7:]}_proj" for role in EXPERT}
+    )
+    stacked: str = "mlp.experts"
+    is_transposed: bool = False
+    shared_width: int = 0
+    shared_switch: str | None = None
+    bias: str | None = None
+    bias_shape: tuple[int, ...] = ()
+    unrounded: bool = False
+    scoring: str = "softmax"
+    groups: int = 0
+    top_groups: int = 0
+    adds_to_one: bool = True
+    least_sum: float = 0.0
+    scale: float = 1.0
+    curve: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top <= self.count or self.width < 1:
+            raise ValueError(f"{self.top} of {self.count} experts of width {self.width}")
+        if self.groups and (self.count % self.groups or not 1 <= self.top_groups <= self.groups <= _MOST_GROUPS):
+            raise ValueError(f"{self.top_groups} of {self.groups} groups of {self.count} experts")
+        if self.groups and self.top > self.count // self.groups * self.top_groups:
+            raise ValueError(f"{self.top} experts of {self.top_groups} groups of {self.count // self.groups}")
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What differs from layer to layer.
 
@@ -156,6 +210,7 @@ class LayerSpec:
         window: positions that a row sees; None: all.
         rotation: which of the decoder's rotations turns queries and keys; None: none.
         attends, is_recurrent, feeds: whether it has attention, a recurrence, a feed-forward layer.
+        has_experts: the feed-forward layer is a mixture of experts.
     """
 
     window: int | None = None
@@ -163,6 +218,7 @@ class LayerSpec:
     attends: bool = True
     is_recurrent: bool = False
     feeds: bool = True
+    has_experts: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -205,6 +261,8 @@ class DecoderSpec:
         embedding_scale, residual_scale, logit_scale: factors. attention_scale, feed_scale: of what these layers add,
             besides residual_scale. activation_scale: of what the activation reads. logit_softcap: None: not capped.
         recurrence: of the layers that are recurrent.
+        experts: of the layers that have any.
+        sinks: the parameter of a layer with a further logit of each head's attention.
     """
 
     num_heads: int
@@ -253,6 +311,8 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     recurrence: Recurrence | None = None
+    experts: Experts | None = None
+    sinks: str | None = None
 
     @property
     def is_llama(self) -> bool:
@@ -279,17 +339,26 @@ class DecoderSpec:
         """Return the names of the weights that can be quantized."""
         base = f"{self.base}.{self.layer_list}"
         layers = {
-            f"{base}.{index}.{self.modules[role]}.weight"
+            f"{base}.{index}.{path}.weight"
             for index, layer in enumerate(self.layers)
-            for role in self.roles(layer)
+            for path in (*(self.modules[role] for role in self.roles(layer)), *self.expert_paths(layer))
         }
         return frozenset(layers | {self.embedding_weight, self.head_weight})
 
     def roles(self, layer: LayerSpec) -> list[str]:
         """Return the linear layers of a layer."""
         found = [*(RECURRENT_ROLES if layer.is_recurrent else ())]
-        found += [role for role in ROLES if (layer.feeds if role in FEED else layer.attends)]
+        is_dense = layer.feeds and not layer.has_experts
+        found += [role for role in ROLES if (is_dense if role in FEED else layer.attends)]
+        found += SHARED if layer.has_experts else ()
         return [role for role in found if role in self.modules]
+
+    def expert_paths(self, layer: LayerSpec) -> list[str]:
+        """Return the modules of a layer's experts, those of one after those of another."""
+        if self.experts is None or not layer.has_experts:
+            return []
+        paths = dict.fromkeys(self.experts.modules.values())
+        return [path.format(index) for index in range(self.experts.count) for path in paths]
 
     def norms(self, layer: LayerSpec) -> list[str]:
         """Return the norms of a layer, but for that of a recurrence."""
@@ -311,13 +380,22 @@ class DecoderSpec:
 
     def dtype_in(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """Return the type of a parameter in a model of this type."""
-        shape = self.recurrence
+        shape, experts = self.recurrence, self.experts
         ends = () if shape is None else tuple(f".{shape.numbers[each]}" for each in shape.unrounded)
+        if experts is not None:
+            ends += (f".{experts.router}.weight",) if experts.unrounded else ()
+            ends += () if experts.bias is None else (f".{experts.bias}",)
         return torch.promote_types(dtype, torch.float32) if name.endswith(ends) else dtype
 
     def embedding_scale_in(self, dtype: torch.dtype) -> float:
         """Return the factor of embeddings as a model of this type has it."""
         return float(torch.tensor(self.embedding_scale, dtype=torch.float64).to(dtype))
+
+    def module(self, role: str, expert: int = 0) -> str:
+        """Return the module of a layer with a role. expert: whose, of EXPERT."""
+        if role in EXPERT and self.experts is not None:
+            return self.experts.modules[role].format(expert)
+        return self.modules[role]
 
     def out_features(self, role: str) -> int:
         """Return the outputs of a linear layer."""
@@ -328,13 +406,21 @@ class DecoderSpec:
             return self.num_heads * (1 if self.gates_heads else self.head_dim)
         if role in widths:
             return widths[role] * self.head_dim
-        return self.intermediate if role in ("gate", "up") else self.hidden
+        return self.hidden if role in ("out", "down", "shared_down", "expert_down") else self._fed(role)
 
     def in_features(self, role: str) -> int:
         """Return the inputs of a linear layer."""
         if role == "mixed_out" and self.recurrence is not None:
             return self.recurrence.wide
-        return {"out": self.num_heads * self.head_dim, "down": self.intermediate}.get(role, self.hidden)
+        if role == "out":
+            return self.num_heads * self.head_dim
+        return self._fed(role) if role in ("down", "shared_down", "expert_down") else self.hidden
+
+    def _fed(self, role: str) -> int:
+        """Return the intermediate numbers of a feed-forward layer with this role."""
+        if self.experts is None or role in FEED:
+            return self.intermediate
+        return self.experts.width if role in EXPERT else self.experts.shared_width
 
     def norm_width(self, role: str) -> int:
         """Return the numbers that a norm is over."""
@@ -345,8 +431,8 @@ class DecoderSpec:
 
     def sharing(self, role: str) -> list[str]:
         """Return the roles whose outputs this role's module has, in order."""
-        names = self.modules
-        return [each for each in (*ROLES, *RECURRENT_ROLES) if each in names and names[each] == names[role]]
+        names = self.modules if self.experts is None else {**self.modules, **self.experts.modules}
+        return [each for each in (*ROLES, *RECURRENT_ROLES, *SHARED, *EXPERT) if names.get(each, "") == names[role]]
 
     def weight(self, module: Any) -> Tensor:
         """Return the weight of a layer's linear module, [out, in]."""

@@ -4,14 +4,18 @@ import takes seconds. Nothing computes with these modules: the decoders of `mode
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import torch
 from torch import nn
 
+from forerun.models.fused.experts import apart, part_of
 from forerun.models.fused.families import spec_of
-from forerun.models.fused.spec import NORMS, DecoderSpec, LayerSpec, Recurrence
-from forerun.models.loading.weights import FLOATS, Checkpoint
+from forerun.models.fused.spec import NORMS, DecoderSpec, Experts, LayerSpec, Recurrence
+from forerun.models.loading.weights import FLOATS, Checkpoint, TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 
 
@@ -30,6 +34,15 @@ class _Norm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width)) if has_bias else None
+
+
+class _Numbers(nn.Module):
+    """A linear layer that is never quantized."""
+
+    def __init__(self, out_features: int, in_features: int, *, has_bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if has_bias else None
 
 
 class Conv1D(nn.Module):
@@ -123,7 +136,32 @@ def _layer(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
         _place(layer, spec.curve, _Curve())
     if own.is_recurrent and spec.recurrence is not None:
         _recurrent_numbers(layer, spec.recurrence, has_bias="taps" in spec.biases)
+    if own.has_experts and spec.experts is not None:
+        _mixture(layer, spec, spec.experts)
+    if spec.sinks is not None and own.attends:
+        _register(layer, spec.sinks, spec.num_heads)
     return layer
+
+
+def _mixture(layer: nn.Module, spec: DecoderSpec, experts: Experts) -> None:
+    """Add the modules of a mixture of experts."""
+    _place(layer, experts.router, _Numbers(experts.count, spec.hidden, has_bias="router" in spec.biases))
+    if experts.shared_switch is not None:
+        _place(layer, experts.shared_switch, _Numbers(1, spec.hidden, has_bias=False))
+    for role, path in experts.modules.items():
+        for index in range(experts.count):
+            module = _Linear(spec.in_features(role), spec.out_features(role), bias=role in spec.biases)
+            _place(layer, path.format(index), module)
+    if experts.bias is not None:
+        _register(layer, experts.bias, *(experts.bias_shape or (experts.count,)))
+
+
+def _register(layer: nn.Module, path: str, *shape: int) -> None:
+    """Add a parameter at a path below a module, whose modules are made where there are none."""
+    parent, _, leaf = path.rpartition(".")
+    if parent not in dict(layer.named_modules()):
+        _place(layer, parent, nn.Module())
+    layer.get_submodule(parent).register_parameter(leaf, nn.Parameter(torch.empty(shape)))
 
 
 def _recurrent_numbers(layer: nn.Module, shape: Recurrence, *, has_bias: bool) -> None:
@@ -149,6 +187,35 @@ def _place(parent: nn.Module, path: str, module: nn.Module) -> None:
     parent.add_module(name, module)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one expert has of a tensor that holds all of them."""
+
+    stack: TensorSlice
+    index: int
+    role: str
+    experts: Experts
+
+    def get_shape(self) -> list[int]:
+        whole = torch.empty(self.stack.get_shape()[1:], device="meta")
+        return list(part_of(self.experts, whole, self.role).shape)
+
+    def get_dtype(self) -> str:
+        return self.stack.get_dtype()
+
+    def __getitem__(self, index: EllipsisType | int) -> torch.Tensor:
+        return part_of(self.experts, self.stack[self.index], self.role)
+
+
+def by_parameter(spec: DecoderSpec, slices: Mapping[str, TensorSlice]) -> dict[str, TensorSlice]:
+    """Return a checkpoint's tensors by the names of a decoder's parameters, those of experts apart."""
+    named = {spec.parameter(stored): each for stored, each in slices.items()}
+    experts = spec.experts
+    if experts is None:
+        return named
+    return apart(spec, named, lambda stack, index, role: _Part(stack, index, role, experts))
+
+
 def empty_fused(name: str, config: Any, dtype: torch.dtype) -> FusedModules:
     """Return the modules of a model of one of the families on the device "meta".
 
@@ -172,14 +239,13 @@ def read_fused(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtyp
         return None
     model = empty_fused(name, config, dtype)
     expected, spec = dict(model.named_parameters()), spec_of(config)
-    slices = {spec.parameter(stored): each for stored, each in checkpoint.slices.items()}
+    slices = by_parameter(spec, checkpoint.slices)
     if slices.keys() != expected.keys() or not all(
         each.get_shape() == list(expected[key].shape) and each.get_dtype() in FLOATS for key, each in slices.items()
     ):
         return None
     with as_load_errors(f"the weights of {name} cannot be read", REMEDY):
-        for stored, tensor in checkpoint.state_dict(dtype).items():
-            key = spec.parameter(stored)
+        for key, tensor in by_parameter(spec, checkpoint.state_dict(dtype)).items():
             path, _, leaf = key.rpartition(".")
             numbers = tensor[...].to(expected[key].dtype)
             setattr(model.get_submodule(path), leaf, nn.Parameter(numbers, requires_grad=False))

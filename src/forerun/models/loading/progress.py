@@ -63,7 +63,7 @@ class _Counted:
         self._slice, self._name, self._reading = slice_, name, reading
         self.get_shape, self.get_dtype = slice_.get_shape, slice_.get_dtype
 
-    def __getitem__(self, index: EllipsisType) -> Tensor:
+    def __getitem__(self, index: EllipsisType | int) -> Tensor:
         tensor = self._slice[index]
         self._reading.count(self._name)
         return tensor

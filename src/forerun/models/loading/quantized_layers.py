@@ -8,7 +8,7 @@ minimum. With 4 bits, embedding and output layer are kept at 8 bits, unless the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +23,10 @@ from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat, QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.quantized_linear import QuantizedEmbedding
 from forerun.kernels.triton.availability import is_triton_selected
+from forerun.models.fused.experts import apart
 from forerun.models.fused.families import spec_of
-from forerun.models.fused.spec import DecoderSpec
 from forerun.models.linear import Linear, Part, make_quantized_linear
+from forerun.models.loading.fused_modules import by_parameter
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.glibc import return_freed_memory
 
@@ -61,10 +62,12 @@ def streamed(names: Collection[str], config: Any) -> frozenset[str]:
 
     Where the files have a tied embedding as the output layer too, Transformers compares them.
     """
-    spec = spec_of(config)
-    found, outer = _coded(names, spec), {spec.embedding_weight, spec.head_weight}
-    if config.tie_word_embeddings and outer <= {*found.values()}:
-        return frozenset(name for name, parameter in found.items() if parameter not in outer)
+    spec, matrices = spec_of(config), spec_of(config).matrices()
+    outer = {spec.embedding_weight, spec.head_weight}
+    found = {name: {*apart(spec, {spec.parameter(name): None}, lambda *part: None)} for name in names}
+    found = {name: parameters for name, parameters in found.items() if parameters <= matrices}
+    if config.tie_word_embeddings and outer <= set[str]().union(*found.values()):
+        return frozenset(name for name, parameters in found.items() if not parameters & outer)
     return frozenset(found)
 
 
@@ -72,16 +75,11 @@ def stored_numbers(slices: Mapping[str, TensorSlice], config: Any) -> dict[str, 
     """Return the tensors, by parameter, of a fused decoder that are quantized from the numbers in the files, whatever
     dtype the model is read in. If the files have a tied embedding as the output layer alone, that tensor is used."""
     spec = spec_of(config)
-    found = {parameter: slices[name] for name, parameter in _coded(slices, spec).items()}
+    matrices = spec.matrices()
+    found = {parameter: each for parameter, each in by_parameter(spec, slices).items() if parameter in matrices}
     if config.tie_word_embeddings and spec.head_weight in found:
         found.setdefault(spec.embedding_weight, found[spec.head_weight])
     return found
-
-
-def _coded(names: Iterable[str], spec: DecoderSpec) -> dict[str, str]:
-    """Return the parameters that are quantized, by their names in the files."""
-    matrices = spec.matrices()
-    return {name: parameter for name in names if (parameter := spec.parameter(name)) in matrices}
 
 
 def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:

@@ -39,8 +39,8 @@ class TensorSlice(Protocol):
     def get_dtype(self) -> str:
         """Return the dtype as safetensors files write it, such as "BF16"."""
 
-    def __getitem__(self, index: EllipsisType) -> Tensor:
-        """Read and return the whole tensor."""
+    def __getitem__(self, index: EllipsisType | int) -> Tensor:
+        """Read and return the whole tensor, or the part of it at a place of its first dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class _Placeholder:
     def get_dtype(self) -> str:
         return self.slice.get_dtype()
 
-    def __getitem__(self, index: EllipsisType) -> Tensor:
-        return torch.zeros((), dtype=self.dtype).expand(self.get_shape())
+    def __getitem__(self, index: EllipsisType | int) -> Tensor:
+        return torch.zeros((), dtype=self.dtype).expand(self.get_shape())[index]
 
 
 def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: str) -> None:

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 17
+#define FORERUN_ABI 18
 
 extern "C" {
 
@@ -48,6 +48,7 @@ enum ForerunActivation : int32_t {
     FORERUN_RELU2 = 3,
     FORERUN_RELU = 4,
     FORERUN_XIELU = 5,  // with numbers of each layer
+    FORERUN_CLAMPED_SWIGLU = 6,  // g sigmoid(alpha g) (u + 1), g at most, and u in magnitude, a limit of each layer
 };
 
 enum ForerunRecurrenceKind : int32_t {
@@ -95,6 +96,26 @@ struct ForerunState {
     int32_t reserved;
 };
 
+enum ForerunScoring : int32_t { FORERUN_SOFTMAX = 0, FORERUN_SIGMOID = 1 };
+
+// A mixture of experts: a row is given to the `top` experts of its largest scores, the first of equal ones, whose results
+// are added times the scores. The layer's own gate, up and down are those of an expert that every row is given to.
+struct ForerunExperts {
+    ForerunLinear router;         // [count], whose weights are numbers
+    ForerunLinear shared_switch;  // [1], whose sigmoid multiplies what the layer's own down gives; out 0: none
+    const ForerunLinear *gate, *up, *down;  // [count] each, all of one form
+    const float* bias;            // [count], added to scores for the choice alone; or null
+    const float* curve;           // as a layer's
+    int64_t* num_read;            // to which the experts that rows were given to are added
+    int32_t count, top, width;    // width: outputs of up
+    int32_t scoring;              // ForerunScoring
+    int32_t groups, top_groups;   // experts stand in groups, and are taken of those of the largest sums of two scores; 0: all
+    int32_t adds_to_one;          // the scores of the chosen are divided by their sum
+    float least_sum;              // or by this
+    float scale;                  // of the scores
+    int32_t reserved;
+};
+
 // One layer of a decoder. Where all that is null or 0 in it and in the model is left out, it is one of the Llama family.
 struct ForerunLayer {
     const float *input_norm, *mlp_norm;    // before attention and feed-forward layer; null: they read what enters
@@ -104,11 +125,14 @@ struct ForerunLayer {
     int32_t window, rotation;              // positions that a row sees, 0: all; which of the rows' angles, -1: none
     const float *attention_norm, *feed_norm;  // of what is added to the residual; or null
     const float *input_bias, *mlp_bias;    // of layer norms, or null
-    const float* curve;                    // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta
+    const float* curve;                    // of FORERUN_XIELU [3]: alpha of positive and of negative numbers, beta; of
+                                           // FORERUN_CLAMPED_SWIGLU [2]: alpha and the limit
     ForerunLinear attention_gate;          // [heads * head_dim] or [heads], whose sigmoid multiplies what attention gives;
                                            // out 0: none
     const ForerunRecurrence* recurrence;   // beside attention, or where query.out is 0 instead of it; or null
     int32_t num_before, reserved;          // layers without attention before it
+    const ForerunExperts* experts;         // beside the feed-forward layer, or where up.out is 0 instead of it; or null
+    const float* sinks;                    // [num_heads], a further logit of attention; or null
 };
 
 struct ForerunModel {

@@ -226,8 +226,8 @@ class _Slice:
         """Return the bytes that it takes in the file."""
         return self.weights.nbytes(self.name)
 
-    def __getitem__(self, index: EllipsisType) -> torch.Tensor:
-        return self.weights[self.name].dequantize(self.dtype)
+    def __getitem__(self, index: EllipsisType | int) -> torch.Tensor:
+        return self.weights[self.name].dequantize(self.dtype)[index]
 
 
 def open_slices(weights: PackedWeights, config: Any, dtype: torch.dtype) -> dict[str, _Slice]:

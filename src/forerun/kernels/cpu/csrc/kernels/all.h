@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "run.h"
 #include "recurrence.h"
+#include "experts.h"
 #include "layers.h"
 #include "eagle.h"
 #include "pick.h"

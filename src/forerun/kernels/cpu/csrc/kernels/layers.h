@@ -69,6 +69,7 @@ struct LayersCall {
     Input remembered;  // what the product behind a recurrence reads
     RecurrentCall recurrent;
     float* gates;  // of what attention gives
+    ExpertsCall mixture;
 };
 
 // y may be x.
@@ -159,21 +160,7 @@ INLINE ForerunAttention layer_attention(const ForerunModel& m, int32_t index) {
     const int64_t wide = (int64_t)(m.head_dim + 15) / 16 * 16;
     return {(index - m.layers[index].num_before) * (int64_t)m.num_kv_heads * m.page * ((m.head_dim + wide) * bytes + scales),
             m.num_heads, m.num_kv_heads, m.head_dim, m.head_dim, m.page, m.cache_format,
-            m.layers[index].window, 0, m.scale, m.softcap, nullptr};
-}
-
-// x [n] times the sigmoid of gates, of which there are n, or one for each head.
-INLINE void multiply_sigmoid(float* gates, int64_t count, float* x, int64_t n) {
-    for (int64_t i = 0; i < count; i += 16) {
-        const F gate = f_sigmoid(get(gates + i, count - i));
-        if (count == n)
-            put(x + i, f_mul(get(x + i, n - i), gate), n - i);
-        else
-            put(gates + i, gate, count - i);
-    }
-    const int64_t width = n / count;
-    for (int64_t h = 0; count < n && h < count; h++, x += width)
-        for (int64_t i = 0; i < width; i += 16) put(x + i, f_mul(get(x + i, width - i), f_set(gates[h])), width - i);
+            m.layers[index].window, 0, m.scale, m.softcap, m.layers[index].sinks};
 }
 
 // Queries, keys and values of `in`, and attention: what the product that follows reads is c.mixed.x.
@@ -234,19 +221,28 @@ FN void keys_behind_norm(const LayersCall& c, int32_t index, const Input& in, fo
 
 static inline float or_one(float scale) { return scale ? scale : 1.0f; }
 
-// The feed-forward layer of c.x up to the product that gives it back: c.gated.x.
+// The largest code that the first products of a feed-forward layer take.
+INLINE float feeding_limit(const ForerunLayer& layer) {
+    const float most = layer.gate.out ? forerun::largest_code({&layer.gate, &layer.up}) : forerun::largest_code({&layer.up});
+    if (!layer.experts) return most;
+    const ForerunExperts& e = *layer.experts;
+    const float theirs = e.gate->out ? forerun::largest_code({e.gate, e.up}) : forerun::largest_code({e.up});
+    return most < theirs ? most : theirs;
+}
+
+// The feed-forward layer of c.x up to the product that gives it back, and all of its experts.
 FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) {
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
-    const int64_t n = c.rows->num_rows;
+    const int64_t n = c.rows->num_rows, width = layer.up.out;
     int64_t first, last;
-    const float limit = layer.gate.out ? forerun::largest_code({&layer.gate, &layer.up}) : forerun::largest_code({&layer.up});
-    norm_rows(m, c.x, layer.mlp_norm, layer.mlp_bias, limit, c.normed, n, member);
-    member.open((m.intermediate + 15) / 16);
+    norm_rows(m, c.x, layer.mlp_norm, layer.mlp_bias, feeding_limit(layer), c.normed, n, member);
+    member.open((width + 15) / 16);
     while (member.claim(first, last))
         gated_blocks(layer.gate, layer.up, m.activation, layer.curve, or_one(m.activation_scale), c.normed, n, first, last,
-                     c.gated.x, m.intermediate);
+                     c.gated.x, width);
     member.close();
+    if (layer.experts) expert_rows(c.mixture, *layer.experts, m, c.normed, n, member);
 }
 
 // Whether what a layer adds to the residual is normed or scaled before.
@@ -254,13 +250,14 @@ static inline bool has_branch(const ForerunModel& m, const float* norm, float sc
     return norm || or_one(m.residual_scale) * or_one(scale) != 1.0f;
 }
 
-// c.x += a product of `in`, normed by `norm` if there is one, and scaled, by the model's factor and this one.
+// c.x += a product of `in`, if there is one, and what experts give, normed by `norm` if there is one, and scaled, by the
+// model's factor and this one.
 FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, const float* norm, float factor,
-                 forerun::Member& member) {
+                 forerun::Member& member, const ForerunExperts* mixture = nullptr) {
     const ForerunModel& m = *c.model;
     const int64_t n = c.rows->num_rows, wide = m.hidden;
-    prepare_rows(w, in, n, member);
-    if (!has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
+    if (w.out) prepare_rows(w, in, n, member);
+    if (!mixture && !has_branch(m, norm, factor)) return product_rows(w, in, n, c.x, c.x, member);
     product_rows(w, in, n, nullptr, c.branch, member);
     const F scale = f_set(or_one(m.residual_scale) * or_one(factor));
     int64_t first, last;
@@ -268,6 +265,8 @@ FN void add_rows(const LayersCall& c, const ForerunLinear& w, const Input& in, c
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++) {
             float *y = c.branch + t * wide, *x = c.x + t * wide;
+            for (int64_t i = 0; !w.out && i < wide; i++) y[i] = 0.0f;
+            if (mixture) mix_row(c.mixture, *mixture, wide, t, y);
             norm_row(m, y, norm, nullptr, wide, y);
             for (int64_t i = 0; i < wide; i += 16) put(x + i, f_fma(get(y + i, wide - i), scale, get(x + i, wide - i)), wide - i);
         }
@@ -279,7 +278,7 @@ FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, f
     const ForerunModel& m = *c.model;
     const ForerunLayer& layer = m.layers[index];
     const ForerunRecurrence* r = layer.recurrence;
-    const bool attends = layer.query.out, feeds = layer.up.out;
+    const bool attends = layer.query.out, feeds = layer.up.out || layer.experts;
     if (r)
         recurrent_rows(c.recurrent, *r, m, *c.rows, index, in, c.remembered, member);
     if (attends) attention_behind_norm(c, index, in, member, scratch);
@@ -287,7 +286,8 @@ FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, f
     if (r) add_rows(c, r->out, c.remembered, layer.attention_norm, r->out_scale, member);
     if (attends) add_rows(c, layer.out, c.mixed, layer.attention_norm, m.attention_scale, member);
     if (!m.is_parallel && feeds) gated_rows(c, index, member);
-    if (feeds) add_rows(c, layer.down, c.gated, layer.feed_norm, m.feed_scale, member);
+    const Input gated = of_width(c.gated, layer.up.out);
+    if (feeds) add_rows(c, layer.down, gated, layer.feed_norm, m.feed_scale, member, layer.experts);
 }
 
 // The largest code that queries, keys and values take.
@@ -351,7 +351,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     forerun::Forms normed, mixed, gated, remembered;
     int32_t window = 0;
     bool branch = false, gates = false;
-    int64_t recalled = 0;
+    int64_t recalled = 0, fed = 0;
     for (int32_t i = c.first; i < c.last; i++) {
         const ForerunLayer& l = m->layers[i];
         for (const ForerunLinear* w : {&l.query, &l.key, &l.value, &l.up, &l.gate, &l.attention_gate})
@@ -363,6 +363,13 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
             plan_recurrence(c.recurrent, *r);
             branch |= has_branch(*m, l.attention_norm, r->out_scale);
         }
+        if (const ForerunExperts* e = l.experts) {
+            normed.add({&e->router, &e->shared_switch});
+            plan_experts(c.mixture, *e);
+            normed.add({e->gate, e->up});
+            branch = true;
+        }
+        fed = l.up.out > fed ? l.up.out : fed;
         gates |= l.attention_gate.out != 0;
         branch |= has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, m->feed_scale);
         mixed.add({&l.out});
@@ -377,10 +384,11 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     }
     forerun::plan_input(space, c.normed, n, m->hidden, normed);
     forerun::plan_input(space, c.mixed, n, heads, mixed);
-    forerun::plan_input(space, c.gated, n, m->intermediate, gated);
+    forerun::plan_input(space, c.gated, n, fed, gated);
     space.want(c.normed.x, n * m->hidden);
     space.want(c.mixed.x, n * heads);
-    space.want(c.gated.x, n * m->intermediate);
+    space.want(c.gated.x, n * fed);
+    if (c.mixture.top) want_experts(space, c.mixture, n, m->hidden);
     if (branch) space.want(c.branch, n * m->hidden);
     if (gates) space.want(c.gates, n * heads);
     if (rows->states) find_sequences(c.recurrent, *rows);  // they pass layers that are not recurrent, too
@@ -400,7 +408,7 @@ static void layers(const ForerunModel* m, const ForerunRows* rows, int32_t first
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     LayersCall c{m, rows, first, last, x, &team, {}, {}, {}, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr,
-                 tapped, num_tapped, states, {}, {}, nullptr};
+                 tapped, num_tapped, states, {}, {}, nullptr, {}};
     plan_layers(space, c);
     space.allocate();
     forerun::run_in_parallel(layers_body, &c, threads);

@@ -142,6 +142,49 @@ struct Input {
     int32_t *byte_totals, *byte_halves;  // [rows][groups] and [rows][groups][2], minus the sums of 32 and of 16 codes
 };
 
+// The same memory for rows of another width, at most that it was planned for.
+INLINE Input of_width(Input in, int64_t width) {
+    in.width = in.stride = width;
+    in.groups = (width + 31) / 32;
+    return in;
+}
+
+// The rows from this one on.
+INLINE Input from_row(Input in, int64_t row) {
+    const int64_t at = row * in.groups;
+    if (in.x) in.x += row * in.stride;
+    if (in.bfloat16) in.bfloat16 += 32 * at;
+    if (in.codes) in.codes += 32 * at, in.scales += row, in.sums += at, in.totals += at;
+    if (in.bytes) {
+        in.bytes += 32 * at;
+        in.byte_scales += at;
+        in.byte_sums += at;
+        in.byte_totals += at;
+        in.byte_halves += 2 * at;
+    }
+    return in;
+}
+
+// Row t of `from` as row s of `to`, in each form that `to` has.
+FN void copy_row(const Input& from, int64_t t, const Input& to, int64_t s) {
+    const Input a = from_row(from, t), b = from_row(to, s);
+    const int64_t groups = from.groups;
+    if (b.x) __builtin_memcpy(b.x, a.x, from.width * sizeof(float));
+    if (b.bfloat16) __builtin_memcpy(b.bfloat16, a.bfloat16, 64 * groups);
+    if (b.codes) {
+        __builtin_memcpy(b.codes, a.codes, 64 * groups);
+        __builtin_memcpy(b.sums, a.sums, groups * sizeof(float));
+        __builtin_memcpy(b.totals, a.totals, groups * sizeof(int32_t));
+        *b.scales = *a.scales;
+    }
+    if (!b.bytes) return;
+    __builtin_memcpy(b.bytes, a.bytes, 32 * groups);
+    __builtin_memcpy(b.byte_scales, a.byte_scales, groups * sizeof(float));
+    __builtin_memcpy(b.byte_sums, a.byte_sums, groups * sizeof(float));
+    __builtin_memcpy(b.byte_totals, a.byte_totals, groups * sizeof(int32_t));
+    __builtin_memcpy(b.byte_halves, a.byte_halves, 2 * groups * sizeof(int32_t));
+}
+
 #if defined(AVX512_BF16)
 // Row t in bfloat16.
 FN void round_row(const Input& in, int64_t t) {

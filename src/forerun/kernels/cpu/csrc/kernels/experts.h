@@ -1,0 +1,185 @@
+// Mixtures of experts. Included once for each instruction set.
+//
+// The rows of a step that share an expert read it together. What a row's experts give is added in the order of the row's own
+// scores, so that its bits depend on no other row.
+
+// What the mixtures of one forward share.
+struct ExpertsCall {
+    int64_t count = 0, top = 0, width = 0;  // the most of all layers
+    forerun::Forms entering, leaving;
+    bool floats = false;  // products read the rows themselves
+    float *scores, *ranks;  // [rows][count]; with what is added for the choice
+    int32_t* chosen;        // [rows][top], experts
+    float* shares;          // [rows][top], what their results are multiplied by
+    int32_t* places;        // [rows][top], where among the rows of `given`
+    int32_t* woken;         // [count], the experts that rows are given to, rising
+    int32_t* starts;        // [count + 1], the first row of each of these in `given`, and the end
+    int32_t *num_woken, *next;  // [1]; [count], in which rows are sorted
+    float* switches;        // [rows]
+    float* parts;           // [rows * top][hidden], what experts give
+    Input given, inner;     // rows * top: rows as experts read them, and as their last products do
+};
+
+static void plan_experts(ExpertsCall& c, const ForerunExperts& e) {
+    const auto more = [](int64_t& most, int64_t size) { most = size > most ? size : most; };
+    more(c.count, e.count);
+    more(c.top, e.top);
+    more(c.width, e.width);
+    for (const ForerunLinear* w : {e.gate, e.up}) {
+        if (w->out) c.entering.add({w});
+        c.floats |= w->out && w->kind < FORERUN_INT8;
+    }
+    c.leaving.add({e.down});
+}
+
+static void want_experts(forerun::Workspace& space, ExpertsCall& c, int64_t n, int64_t hidden) {
+    const int64_t pairs = n * c.top;
+    space.want(c.scores, n * c.count);
+    space.want(c.ranks, n * c.count);
+    space.want(c.chosen, pairs);
+    space.want(c.shares, pairs);
+    space.want(c.places, pairs);
+    space.want(c.woken, c.count);
+    space.want(c.starts, c.count + 1);
+    space.want(c.num_woken, 1);
+    space.want(c.next, c.count);
+    space.want(c.switches, n);
+    space.want(c.parts, pairs * hidden);
+    forerun::plan_input(space, c.given, pairs, hidden, c.entering);
+    forerun::plan_input(space, c.inner, pairs, c.width, c.leaving);
+    c.given.x = nullptr;
+    if (c.floats) space.want(c.given.x, pairs * hidden);
+    space.want(c.inner.x, pairs * c.width);
+}
+
+constexpr int32_t MOST_GROUPS = 64;
+
+// The places of the `top` largest of x [count], the largest first, of equal ones the first.
+INLINE void largest_places(const float* x, int32_t count, int32_t top, int32_t* found) {
+    for (int32_t i = 0; i < count; i++) {
+        int32_t at = i < top ? i : top;
+        if (at == top && !(x[i] > x[found[top - 1]])) continue;
+        for (at = at == top ? top - 1 : at; at && x[i] > x[found[at - 1]]; at--) found[at] = found[at - 1];
+        found[at] = i;
+    }
+}
+
+// What scores of a router are, in place.
+INLINE void score(const ForerunExperts& e, float* x) {
+    const int64_t n = e.count;
+    if (e.scoring == FORERUN_SIGMOID) {
+        for (int64_t i = 0; i < n; i += 16) put(x + i, f_sigmoid(get(x + i, n - i)), n - i);
+        return;
+    }
+    float most = x[0], sum = 0.0f;
+    for (int64_t i = 1; i < n; i++) most = x[i] > most ? x[i] : most;
+    for (int64_t i = 0; i < n; i += 16) put(x + i, f_exp(f_sub(get(x + i, n - i), f_set(most))), n - i);
+    for (int64_t i = 0; i < n; i++) sum += x[i];
+    for (int64_t i = 0; i < n; i++) x[i] /= sum;
+}
+
+// Of ranks [count], leave those of the groups whose two largest have the largest sums.
+INLINE void leave_groups(const ForerunExperts& e, float* ranks) {
+    const int32_t size = e.count / e.groups;
+    float sums[MOST_GROUPS];
+    int32_t best[2], kept[MOST_GROUPS];
+    for (int32_t g = 0; g < e.groups; g++) {
+        largest_places(ranks + g * size, size, size > 1 ? 2 : 1, best);
+        sums[g] = ranks[g * size + best[0]] + (size > 1 ? ranks[g * size + best[1]] : 0.0f);
+    }
+    largest_places(sums, e.groups, e.groups, kept);
+    for (int32_t k = e.top_groups; k < e.groups; k++)
+        for (int32_t i = 0; i < size; i++) ranks[kept[k] * size + i] = -__builtin_inff();
+}
+
+// Choose the experts of row t, whose scores lie in c.scores.
+FN void choose(const ExpertsCall& c, const ForerunExperts& e, int64_t t) {
+    float *scores = c.scores + t * e.count, *ranks = c.ranks + t * e.count, *shares = c.shares + t * e.top, sum = 0.0f;
+    int32_t* chosen = c.chosen + t * e.top;
+    score(e, scores);
+    for (int32_t i = 0; i < e.count; i++) ranks[i] = scores[i] + (e.bias ? e.bias[i] : 0.0f);
+    if (e.groups) leave_groups(e, ranks);
+    largest_places(ranks, e.count, e.top, chosen);
+    for (int32_t k = 0; k < e.top; k++) sum += shares[k] = scores[chosen[k]];
+    if (!(sum > e.least_sum)) sum = sum != sum ? sum : e.least_sum;
+    for (int32_t k = 0; k < e.top; k++) shares[k] = (e.adds_to_one ? shares[k] / sum : shares[k]) * e.scale;
+}
+
+// Give each expert's rows places behind one another.
+static void sort_rows(const ExpertsCall& c, const ForerunExperts& e, int64_t n) {
+    int32_t* next = c.next;
+    for (int32_t expert = 0; expert < e.count; expert++) next[expert] = 0;
+    for (int64_t i = 0; i < n * e.top; i++) next[c.chosen[i]]++;
+    int32_t found = 0, start = 0;
+    for (int32_t expert = 0; expert < e.count; expert++) {
+        const int32_t rows = next[expert];
+        if (rows) {
+            c.woken[found] = expert;
+            c.starts[found++] = start;
+        }
+        next[expert] = start;
+        start += rows;
+    }
+    c.starts[found] = start;
+    *c.num_woken = found;
+    *e.num_read += found;
+    for (int64_t i = 0; i < n * e.top; i++) c.places[i] = next[c.chosen[i]]++;
+}
+
+// The blocks first..last of the woken experts' products, one expert's after another's: call(expert, its first row, rows,
+// first block, last block).
+template <class Call>
+INLINE void each_woken(const ExpertsCall& c, int64_t blocks, int64_t first, int64_t last, const Call& call) {
+    while (first < last) {
+        const int64_t at = first / blocks, end = last < (at + 1) * blocks ? last : (at + 1) * blocks;
+        call(c.woken[at], c.starts[at], c.starts[at + 1] - c.starts[at], first - at * blocks, end - at * blocks);
+        first = end;
+    }
+}
+
+// What the experts of the rows of `in` give: c.parts, and the switch of the layer's own feed-forward layer.
+FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, const Input& in, int64_t n,
+                    forerun::Member& member) {
+    const Input given = of_width(c.given, m.hidden), inner = of_width(c.inner, e.width);
+    int64_t first, last;
+    product_rows(e.router, in, n, nullptr, c.scores, member);
+    if (e.shared_switch.out) product_rows(e.shared_switch, in, n, nullptr, c.switches, member);
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) choose(c, e, t);
+    member.close();
+    member.open(1);
+    while (member.claim(first, last)) sort_rows(c, e, n);
+    member.close();
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++)
+            for (int32_t k = 0; k < e.top; k++) copy_row(in, t, given, c.places[t * e.top + k]);
+    member.close();
+    const int64_t woken = *c.num_woken, inner_blocks = (e.width + 15) / 16, blocks = (m.hidden + 15) / 16;
+    member.open(woken * inner_blocks);
+    while (member.claim(first, last))
+        each_woken(c, inner_blocks, first, last, [&](int32_t expert, int64_t row, int64_t rows, int64_t a, int64_t b) {
+            gated_blocks(e.gate[expert], e.up[expert], m.activation, e.curve, 1.0f, from_row(given, row), rows, a, b,
+                         inner.x + row * e.width, e.width);
+        });
+    member.close();
+    prepare_rows(*e.down, inner, n * e.top, member);
+    member.open(woken * blocks);
+    while (member.claim(first, last))
+        each_woken(c, blocks, first, last, [&](int32_t expert, int64_t row, int64_t rows, int64_t a, int64_t b) {
+            linear_blocks(e.down[expert], from_row(inner, row), rows, a, b, nullptr, c.parts + row * m.hidden, m.hidden);
+        });
+    member.close();
+}
+
+// y [hidden] of row t, what the layer's own feed-forward layer gives, times its switch, and what the row's experts give.
+FN void mix_row(const ExpertsCall& c, const ForerunExperts& e, int64_t hidden, int64_t t, float* y) {
+    if (e.shared_switch.out) multiply_sigmoid(c.switches + t, 1, y, hidden);
+    for (int32_t k = 0; k < e.top; k++) {
+        const float* part = c.parts + c.places[t * e.top + k] * hidden;
+        const F share = f_set(c.shares[t * e.top + k]);
+        for (int64_t i = 0; i < hidden; i += 16)
+            put(y + i, f_fma(get(part + i, hidden - i), share, get(y + i, hidden - i)), hidden - i);
+    }
+}

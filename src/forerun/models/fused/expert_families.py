@@ -1,0 +1,246 @@
+"""How the families whose feed-forward layers are mixtures of experts differ from Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from forerun.models.fused.llama_families import granite
+from forerun.models.fused.options import Difference, biases_of, head_shape, rotated_share
+from forerun.models.fused.spec import EXPERT, HEAD_NORMS, QKV, Experts
+
+_OF_MIXTRAL = {"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
+"""Names in files, and in Transformers."""
+_CORRECTION = "e_score_correction_bias"
+
+
+def _mlp(module: str, prefix: str = "shared_") -> dict[str, str]:
+    """Return the modules of an expert of all rows."""
+    return {f"{prefix}{each}": f"{module}.{each}_proj" for each in ("gate", "up", "down")}
+
+
+def _mixtral(config: Any) -> Difference:
+    experts = Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size)
+    return {"experts": experts, "renamed": _OF_MIXTRAL}
+
+
+def mixed_of_qwen(config: Any) -> list[bool]:
+    """Return which layers of Qwen2-MoE or a successor have experts."""
+    dense, step = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
+    layers = range(config.num_hidden_layers)
+    return [layer not in dense and config.num_experts > 0 and (layer + 1) % step == 0 for layer in layers]
+
+
+def experts_of_qwen(config: Any) -> Difference:
+    """Return the experts of Qwen2-MoE or a successor, and the modules of the one of all rows."""
+    if not any(mixed_of_qwen(config)):
+        return {}
+    shared = getattr(config, "shared_expert_intermediate_size", 0)
+    experts = Experts(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        shared_width=shared,
+        shared_switch="mlp.shared_expert_gate" if shared else None,
+        adds_to_one=getattr(config, "norm_topk_prob", True),
+    )
+    return {"experts": experts, "mixed": mixed_of_qwen(config), "modules": _mlp("mlp.shared_expert") if shared else {}}
+
+
+def _qwen2_moe(config: Any) -> Difference:
+    return {**experts_of_qwen(config), "biases": QKV if config.qkv_bias else frozenset()}
+
+
+def _qwen3_moe(config: Any) -> Difference:
+    found = experts_of_qwen(config)
+    return {**found, "modules": HEAD_NORMS, "biases": biases_of(config, "attention_bias")}
+
+
+def _olmoe(config: Any) -> Difference:
+    return {
+        "modules": HEAD_NORMS,
+        "biases": biases_of(config, "attention_bias"),
+        "has_wide_norms": True,
+        "experts": Experts(
+            config.num_experts,
+            config.num_experts_per_tok,
+            config.intermediate_size,
+            adds_to_one=config.norm_topk_prob,
+        ),
+    }
+
+
+def experts_of_granite(config: Any) -> Difference:
+    """Return the experts of Granite 3 and 4, and the names of files."""
+    moe = "block_sparse_moe"
+    experts = Experts(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        router=f"{moe}.router",
+        modules={role: f"{moe}.experts.{{}}.{role[7:]}_proj" for role in EXPERT},
+        stacked=f"{moe}.experts",
+        shared_width=getattr(config, "shared_intermediate_size", 0),
+    )
+    stacks = {f"{moe}.input_linear.weight": f"{moe}.experts.gate_up_proj"}
+    stacks |= {f"{moe}.output_linear.weight": f"{moe}.experts.down_proj", f"{moe}.router.layer.": f"{moe}.router."}
+    both = "shared_mlp.input_linear"
+    shared = {"shared_gate": both, "shared_up": both, "shared_down": "shared_mlp.output_linear"}
+    return {"experts": experts, "renamed": stacks, "modules": shared if experts.shared_width else {}}
+
+
+def _granitemoe(config: Any) -> Difference:
+    return {**granite(config), **experts_of_granite(config)}
+
+
+def _corrected(config: Any, count: int, shared: int, **differing: Any) -> Difference:
+    """Return the experts of DeepSeek V3 and its successors: sigmoids, with what is added for the choice alone."""
+    groups = getattr(config, "n_group", None) or 1
+    width = config.moe_intermediate_size
+    options = {
+        "bias": f"mlp.gate.{_CORRECTION}",
+        "unrounded": True,
+        "scoring": "sigmoid",
+        "groups": groups if groups > 1 else 0,
+        "top_groups": config.topk_group if groups > 1 else 0,
+        "adds_to_one": config.norm_topk_prob,
+        "least_sum": 1e-20,
+        "scale": config.routed_scaling_factor,
+    }
+    experts = Experts(count, config.num_experts_per_tok, width, shared_width=width * shared, **options, **differing)
+    return {"experts": experts, "modules": _mlp("mlp.shared_experts") if shared else {}}
+
+
+def _behind_dense(config: Any) -> list[bool]:
+    """Return which layers have experts: all behind the first ones."""
+    return [layer >= config.first_k_dense_replace for layer in range(config.num_hidden_layers)]
+
+
+def _glm4_moe(config: Any) -> Difference:
+    found = _corrected(config, config.n_routed_experts, config.n_shared_experts)
+    return {
+        **found,
+        "modules": found["modules"] | (HEAD_NORMS if config.use_qk_norm else {}),
+        "mixed": _behind_dense(config),
+        "biases": QKV if config.attention_bias else frozenset(),
+        "rotated_share": rotated_share(config),
+    }
+
+
+def _dots1(config: Any) -> Difference:
+    found = _corrected(config, config.n_routed_experts, config.n_shared_experts or 0)
+    modules = found["modules"] | HEAD_NORMS
+    return {**found, "modules": modules, "mixed": _behind_dense(config), "biases": biases_of(config, "attention_bias")}
+
+
+def _exaone_moe(config: Any) -> Difference:
+    found = _corrected(config, config.num_experts, config.num_shared_experts)
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    return {
+        **found,
+        "modules": found["modules"] | HEAD_NORMS,
+        "mixed": [kind == "sparse" for kind in config.mlp_layer_types],
+        "turned": [config.sliding_window is None or is_windowed for is_windowed in windows],
+        "renamed": {f"mlp.{_CORRECTION}": f"mlp.gate.{_CORRECTION}"},
+    }
+
+
+def _ernie4_5_moe(config: Any) -> Difference:
+    first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
+    layers, shared = range(config.num_hidden_layers), config.moe_num_shared_experts
+    experts = Experts(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        shared_width=config.moe_intermediate_size * shared,
+        bias=f"mlp.gate.moe_statics.{_CORRECTION}",
+        bias_shape=(1, config.num_experts),
+        unrounded=True,
+        least_sum=config.moe_norm_min,
+    )
+    own = biases_of(config, "use_bias")
+    return {
+        "experts": experts,
+        "modules": _mlp("mlp.shared_experts") if shared else {},
+        "mixed": [(layer + 1) % step == 0 and first <= layer <= last for layer in layers],
+        "biases": own | {f"shared_{role}" for role in ("gate", "up", "down") if role in own},
+        "is_interleaved": True,
+        "renamed": {"mlp.moe_statics.": "mlp.gate.moe_statics."},
+    }
+
+
+def _hunyuan_v1_moe(config: Any) -> Difference:
+    count, top = config.num_experts, config.moe_topk
+    norms = {"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"}
+    if isinstance(count, list) or isinstance(top, list):
+        raise ValueError("layers have different numbers of experts")
+    experts = Experts(
+        count,
+        top,
+        config.intermediate_size,
+        router="mlp.gate.wg",
+        shared_width=config.intermediate_size,
+        unrounded=True,
+    )
+    found = {
+        "experts": experts,
+        "modules": norms | _mlp("mlp.shared_mlp"),
+        "biases": biases_of(config, "attention_bias"),
+        "norms_rotated": True,
+    }
+    rope, (_, _, width) = config.rope_parameters, head_shape(config)
+    if rope["rope_type"] == "dynamic" and rope.get("alpha"):  # which makes it the same at any length
+        theta = rope["rope_theta"] * rope["alpha"] ** (width / (width - 2))
+        found["rotations"] = ((None, {"rope_type": "default", "rope_theta": theta}),)
+    return found
+
+
+def _minimax_m2(config: Any) -> Difference:
+    experts = Experts(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        bias=f"mlp.{_CORRECTION}",
+        scoring="sigmoid",
+    )
+    return {
+        "experts": experts,
+        "modules": HEAD_NORMS,
+        "has_wide_norms": True,
+        "rotated_share": rotated_share(config),
+        "renamed": _OF_MIXTRAL,
+    }
+
+
+def _gpt_oss(config: Any) -> Difference:
+    experts = Experts(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        router="mlp.router",
+        is_transposed=True,
+        curve=(config.swiglu_alpha, config.swiglu_limit),
+    )
+    return {
+        "experts": experts,
+        "activation": "clamped_swiglu",
+        "sinks": "self_attn.sinks",
+        "biases": biases_of(config, "attention_bias") | {"router", *EXPERT},
+    }
+
+
+EXPERT_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
+    "dots1": _dots1,
+    "ernie4_5_moe": _ernie4_5_moe,
+    "exaone_moe": _exaone_moe,
+    "glm4_moe": _glm4_moe,
+    "gpt_oss": _gpt_oss,
+    "granitemoe": _granitemoe,
+    "granitemoeshared": _granitemoe,
+    "hunyuan_v1_moe": _hunyuan_v1_moe,
+    "minimax_m2": _minimax_m2,
+    "mixtral": _mixtral,
+    "olmoe": _olmoe,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+}

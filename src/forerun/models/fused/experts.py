@@ -1,0 +1,146 @@
+"""Mixtures of experts: those of Transformers taken apart, and in PyTorch what the native kernels compute
+(csrc/kernels/experts.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from forerun.kernels.partition import MIN_ROWS
+from forerun.models.fused.spec import DecoderSpec, Experts
+from forerun.models.linear import Linear
+
+_STACKED = {"gate_up_proj": ("expert_gate", "expert_up"), "down_proj": ("expert_down",)}
+"""Transformers' parameters of all experts, [count, out, in], and the roles that each has."""
+_Stack = TypeVar("_Stack")
+
+
+def apart(
+    spec: DecoderSpec, stacks: Mapping[str, _Stack], take: Callable[[_Stack, int, str], _Stack]
+) -> dict[str, _Stack]:
+    """Return parameters by name, with one of each expert in place of those of all experts.
+
+    Args:
+        take: returns that of an expert and a role.
+    """
+    experts, found = spec.experts, dict[str, _Stack]()
+    for name, stack in stacks.items():
+        path, _, leaf = name.rpartition(".")
+        roles = _STACKED.get(leaf.removesuffix("_bias"), ())
+        if experts is None or not roles or not path.endswith(experts.stacked):
+            found[name] = stack
+            continue
+        layer, kind = path.removesuffix(experts.stacked), "bias" if leaf.endswith("_bias") else "weight"
+        for role in roles:
+            for index in range(experts.count):
+                found[f"{layer}{experts.modules[role].format(index)}.{kind}"] = take(stack, index, role)
+    return found
+
+
+def part_of(experts: Experts, stack: Tensor, role: str) -> Tensor:
+    """Return what a role has of an expert's part of a parameter of all experts: [out, in], or a bias [out]."""
+    stack = stack.T if experts.is_transposed and stack.dim() == 2 else stack
+    if role == "expert_down":
+        return stack
+    place = int(role == "expert_up")
+    return stack[place::2] if experts.is_transposed else stack[place * experts.width :][: experts.width]
+
+
+def take_apart(spec: DecoderSpec, layer: nn.Module) -> None:
+    """Put linear layers of each expert in place of a module of Transformers that has the parameters of all."""
+    experts = spec.experts
+    assert experts is not None
+    module = layer.get_submodule(experts.stacked)
+    stacks = {f"{experts.stacked}.{name}": each.detach() for name, each in module.named_parameters(recurse=False)}
+    if not stacks:  # they are apart
+        return
+    parts = apart(spec, stacks, lambda each, index, role: part_of(experts, each[index], role))
+    own, _, leaf = experts.stacked.rpartition(".")
+    layer.get_submodule(own).add_module(leaf, nn.Module())
+    for path in dict.fromkeys(name.rpartition(".")[0] for name in parts):
+        *parents, leaf = path.split(".")
+        inner = layer
+        for each in parents:
+            if each not in inner._modules:
+                inner.add_module(each, nn.Module())
+            inner = inner.get_submodule(each)
+        weight, bias = parts[f"{path}.weight"], parts.get(f"{path}.bias")
+        with torch.device("meta"):
+            linear = nn.Linear(1, 1, bias=bias is not None)
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            linear.bias = nn.Parameter(bias, requires_grad=False)
+        inner.add_module(leaf, linear)
+
+
+def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the experts of each row, [T, top] int64, and what their results are multiplied by.
+
+    scores: [T, count], of the router. bias: [count], or None.
+    """
+    scores = scores.sigmoid() if experts.scoring == "sigmoid" else scores.softmax(-1)
+    ranks = scores if bias is None else scores + bias
+    if experts.groups:
+        groups = ranks.view(len(ranks), experts.groups, -1)
+        sums = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1)
+        left = sums.sort(dim=-1, descending=True, stable=True).indices[:, experts.top_groups :]
+        ranks = groups.scatter(1, left[:, :, None].expand(-1, -1, groups.shape[-1]), -torch.inf).view(ranks.shape)
+    chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : experts.top]
+    shares = scores.gather(1, chosen)
+    if experts.adds_to_one:
+        shares = shares / shares.sum(-1, keepdim=True).clamp(min=experts.least_sum)
+    return chosen, shares * experts.scale
+
+
+class ExpertLayer:
+    """The experts of one layer.
+
+    Args:
+        router: of rows in the type `reads`. bias: of `route`. switch: of the expert of all rows, whose sigmoid multiplies what that gives.
+        gate_up: of each expert, the outputs of both side by side. down: of each.
+        activation: of gate and up, [n, width] each.
+        dtype: to choose in.
+    """
+
+    def __init__(
+        self,
+        shape: Experts,
+        router: Linear,
+        bias: Tensor | None,
+        switch: Linear | None,
+        gate_up: Sequence[Linear],
+        down: Sequence[Linear],
+        activation: Callable[[Tensor, Tensor], Tensor],
+        reads: torch.dtype,
+        dtype: torch.dtype,
+    ) -> None:
+        self._shape, self._router, self.switch, self._reads, self._dtype = shape, router, switch, reads, dtype
+        self._bias = None if bias is None else bias.to(dtype)
+        self._gate_up, self._down, self._activation = gate_up, down, activation
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return what the experts of each row give, [T, hidden]. h: [T, hidden], normed rows.
+
+        An expert sees as many rows as were given to it; its products are padded to MIN_ROWS as all others are.
+        """
+        chosen, shares = route(self._shape, self._router.forward(h.to(self._reads)).to(self._dtype), self._bias)
+        parts = h.new_zeros(*chosen.shape, h.shape[-1], dtype=self._dtype)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, choice = torch.where(chosen == expert)
+            padded = torch.cat([rows, rows[-1:].expand(max(0, MIN_ROWS - len(rows)))])
+            gate, up = self._gate_up[expert].forward(h[padded]).chunk(2, -1)
+            given = self._down[expert].forward(self._activation(gate, up))
+            parts[rows, choice] = given[: len(rows)].to(self._dtype)
+        return (parts * shares[:, :, None]).sum(1).to(h.dtype)
+
+
+def bias_of(experts: Experts, layer: Any) -> Tensor | None:
+    """Return what is added to scores for the choice alone, [count]."""
+    if experts.bias is None:
+        return None
+    parent, _, leaf = experts.bias.rpartition(".")
+    found: Tensor = getattr(layer.get_submodule(parent), leaf)
+    return found.detach().reshape(-1)
