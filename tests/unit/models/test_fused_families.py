@@ -20,7 +20,8 @@ from forerun.drafters.early_exit import EarlyExit
 from forerun.errors import UnsupportedModelError
 from forerun.export.quantized import export_quantized
 from forerun.models import Model, Rows, load_model
-from forerun.models.fused.families import refusal
+from forerun.models.fused.experts import take_apart
+from forerun.models.fused.families import refusal, spec_of
 from forerun.models.loading.fused_modules import FusedModules
 from medusa_heads import random_medusa
 
@@ -79,6 +80,15 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("lfm3", {"conv_bias": True, "attention_bias": True}),
     ("lfm3", {"use_attention_gate": False, "use_sandwich_norm": False, "rope_parameters": PROPORTIONAL}),
     ("qwen3_next", {**MIXTURE, "mlp_only_layers": [0, 1], "attention_bias": True}),
+    ("qwen3_next", {**MIXTURE, "decoder_sparse_step": 2, "shared_expert_intermediate_size": 40}),
+    ("qwen2_moe", {"mlp_only_layers": [0], "norm_topk_prob": True, "qkv_bias": False}),
+    ("mixtral", {"sliding_window": 24, "num_local_experts": 20, "num_experts_per_tok": 5}),
+    ("glm4_moe", {"n_group": 1, "topk_group": 1, "use_qk_norm": False, "norm_topk_prob": False}),
+    ("granitemoeshared", {"shared_intermediate_size": 0, "attention_bias": True}),
+    ("granitemoehybrid", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("hunyuan_v1_moe", {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}}),
+    ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 0.7}),
+    ("gpt_oss", {"num_local_experts": 3, "swiglu_limit": 0.4}),
     ("qwen3_next", {"linear_key_head_dim": 12, "linear_value_head_dim": 40, "linear_num_key_heads": 4}),
     ("olmo_hybrid", {"linear_allow_neg_eigval": False, "layer_types": ["full_attention", "linear_attention"]}),
     ("olmo_hybrid", {"rope_parameters": {"rope_theta": None}, "attention_bias": True, "num_key_value_heads": 4}),
@@ -86,6 +96,12 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 CHUNKED = {"layer_types": ["chunked_attention", "full_attention"]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("mixtral", {"num_experts_per_tok": 5}, "5 of 4 experts"),
+    ("qwen3_moe", {"num_experts_per_tok": 0}, "0 of 4 experts"),
+    ("qwen3_moe", {"hidden_act": "tanh"}, "activation 'tanh'"),
+    ("glm4_moe", {"n_group": 3}, "2 of 3 groups of 8 experts"),
+    ("glm4_moe", {"num_experts_per_tok": 5}, "5 experts of 2 groups of 2"),
+    ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "layers have different numbers of experts"),
     ("apertus", {"hidden_act": "tanh"}, "activation 'tanh'"),
     ("cohere", {"use_qk_norm": True}, "use_qk_norm=True"),
     ("falcon", {"alibi": True}, "alibi=True"),
@@ -98,7 +114,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
     ("gpt_bigcode", {"add_cross_attention": True, "multi_query": False}, "add_cross_attention=True"),
-    ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts=4"),
     ("granitemoehybrid", CHUNKED, "layers of type chunked_attention"),
     ("granitemoehybrid", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("llama", {"rope_parameters": {**YARN, "rope_type": "dynamic"}}, "rope type 'dynamic'"),
@@ -120,9 +135,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_5_text", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("qwen3_5_text", {"layer_types": ["conv", "full_attention"]}, "layers of type conv"),
     ("qwen3_5_text", {"linear_num_value_heads": 3}, "3 heads, 2 key heads"),
-    ("qwen3_next", MIXTURE, "num_experts=4"),
-    ("qwen3_next", {**MIXTURE, "mlp_only_layers": [0]}, "num_experts=4"),
-    ("qwen3_next", {**MIXTURE, "decoder_sparse_step": 2}, "num_experts=4"),
 ]
 
 
@@ -221,7 +233,7 @@ def test_an_adapter_is_merged(made: tuple[PreTrainedModel, Path], tmp_path: Path
     config = peft.LoraConfig(r=4, target_modules="all-linear", exclude_modules=but, init_lora_weights=False)
     wrapped = peft.get_peft_model(reference.to(torch.float32), config)
     wrapped.save_pretrained(tmp_path / "adapter")
-    if reference.config.model_type == "qwen3_next":  # PEFT adds experts, which these models have not
+    if config.target_parameters:  # PEFT adds those of experts
         with pytest.raises(UnsupportedModelError, match="target_parameters"):
             load_model(folder, adapter=tmp_path / "adapter")
         return
@@ -247,7 +259,10 @@ def test_what_is_not_described_is_refused_by_option_and_value(
 @pytest.mark.parametrize("variant", VARIANTS, ids=names)
 def test_parameters_made_without_modelling_code(variant: tuple[str, dict[str, Any]]) -> None:
     theirs = tiny_model(variant[0], **variant[1])
-    ours = FusedModules(theirs.config, torch.float32).state_dict()
+    ours, spec = FusedModules(theirs.config, torch.float32).state_dict(), spec_of(theirs.config)
+    for layer, own in zip(theirs.get_submodule(f"{spec.base}.{spec.layer_list}"), spec.layers, strict=True):
+        if own.has_experts:
+            take_apart(spec, layer)
     assert {key: each.shape for key, each in ours.items()} == {
         key: each.shape for key, each in theirs.state_dict().items()
     }

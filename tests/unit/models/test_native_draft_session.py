@@ -156,7 +156,7 @@ def test_other_models_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def session(model: Model) -> DraftSession | None:
         return model.draft_session([model.new_cache()], Pick(model.vocab_size, False))
 
-    assert session(load_model(make_family("mixtral", tmp_path / "mixtral"))) is None
+    assert session(load_model(make_family("codegen", tmp_path / "codegen"))) is None
     folder = make_family("llama", tmp_path / "llama")
     assert session(load_model(folder, "float64")) is None
     monkeypatch.setenv("FORERUN_KERNELS", "reference")

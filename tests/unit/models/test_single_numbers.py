@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from families import FAMILIES, MAY_BE_INEXACT, ONLY_FUSED, VOCAB, make_family
+from families import FAMILIES, ONLY_FUSED, VOCAB, make_family
 from forerun.kernels.torch import elementwise
 from forerun.kernels.torch.elementwise import SameAtEveryPlace
 from forerun.models import Model, Rows, load_model
@@ -87,7 +87,7 @@ def test_rows_of_a_family_at_one_thread_and_three(family: str, width: int, tmp_p
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ONLY_FUSED])
 def test_rows_of_every_family_at_one_thread_and_three(family: str, dtype: str, tmp_path: Path) -> None:
     model = load_model(make_family(family, tmp_path), dtype, kind="general")
-    if model.exactness.exact or family not in MAY_BE_INEXACT:
+    if model.exactness.exact or family != "gpt_oss":  # whose experts Transformers computes for all tokens at once
         assert exact_at(model, 1) and exact_at(model, 3)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from families import FAMILIES, MAY_BE_INEXACT, RECURRENT, VOCAB, Folders
+from families import FAMILIES, RECURRENT, VOCAB, Folders
 from forerun.kernels.partition import KV_BLOCK, MAX_LANES, AttentionShape
 from forerun.kv_cache import SequenceCache
 from forerun.models import Model, Rows, load_model
@@ -95,9 +95,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in RECURRENT])
 def test_nodes_have_the_bits_of_their_paths(family: str, dtype: str, folders: dict[str, Path]) -> None:
     model = load_model(folders[family], dtype=dtype)
-    if not model.exactness.exact:
-        assert family in MAY_BE_INEXACT and "experts" in str(model.exactness.reason)
-        return
+    assert model.exactness.exact, model.exactness.reason
     rng = random.Random(f"{family} {dtype}")
     for length, n in ((0, 4), (63, 6), (64, 3), (65, 8), (250, 16), (255, 5), (256, 12), (257, 8)):
         tree = random_tree(rng, n, rng.choice((2, 3, n)))

@@ -406,7 +406,7 @@ class DecoderSpec:
             return self.num_heads * (1 if self.gates_heads else self.head_dim)
         if role in widths:
             return widths[role] * self.head_dim
-        return self.hidden if role in ("out", "down", "shared_down", "expert_down") else self._fed(role)
+        return self._fed(role) if role.endswith(("gate", "up")) else self.hidden
 
     def in_features(self, role: str) -> int:
         """Return the inputs of a linear layer."""
@@ -414,7 +414,7 @@ class DecoderSpec:
             return self.recurrence.wide
         if role == "out":
             return self.num_heads * self.head_dim
-        return self._fed(role) if role in ("down", "shared_down", "expert_down") else self.hidden
+        return self._fed(role) if role.endswith("down") else self.hidden
 
     def _fed(self, role: str) -> int:
         """Return the intermediate numbers of a feed-forward layer with this role."""
