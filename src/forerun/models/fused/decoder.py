@@ -38,8 +38,11 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-_TOGETHER = (("query", "key", "value"), ("gate", "up"), ("attention_gate",), ("out",), ("down",), MIXED)
-_TOGETHER += (SHARED[:2], SHARED[2:], *((role,) for role in RECURRENT_ROLES if role not in MIXED))
+_TOGETHER: tuple[tuple[str, ...], ...] = (
+    *(("query", "key", "value"), ("attention_gate",), ("out",)),
+    *(("gate", "up"), ("down",), SHARED[:2], SHARED[2:]),
+    *(MIXED, *((role,) for role in RECURRENT_ROLES if role not in MIXED)),
+)
 """The roles whose products are one."""
 
 
@@ -249,8 +252,8 @@ class FusedDecoder(LayerRangeDecoder):
     def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return what a gate and its partner give, [T, width]."""
         if self.spec.activation == "clamped_swiglu":
-            assert self.spec.experts is not None and self.spec.experts.curve is not None
-            alpha, limit = self.spec.experts.curve
+            assert self.spec.experts is not None
+            alpha, limit = self.spec.experts.curve or (1.0, torch.inf)
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             return gate * sigmoid(gate * alpha) * (up + 1)
         return _ACTIVATIONS[self.spec.activation](self._scaled(gate)).mul_(up)

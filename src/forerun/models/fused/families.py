@@ -42,7 +42,9 @@ def spec_of(config: Any) -> DecoderSpec:
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
     places = {kind: place for place, kind in enumerate(by_kind)}
     layers = tuple(
-        LayerSpec(window, places.get(kind, 0) if is_turned else None, **{"has_experts": has_experts, **blocks.get(kind, {})})
+        LayerSpec(
+            window, places.get(kind, 0) if is_turned else None, **{"has_experts": has_experts, **blocks.get(kind, {})}
+        )
         for window, kind, is_turned, has_experts in zip(windows, kinds, turned, mixed, strict=True)
     )
     if not layers:

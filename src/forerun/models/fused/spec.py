@@ -159,8 +159,8 @@ class Experts:
     Attributes:
         count, top, width: experts, those that a row is given to, and the intermediate numbers of each.
         router: the module of a layer that scores them.
-        modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor, as Transformers has.
-        stacked: the module of Transformers that holds all of them. is_transposed: as [in, out], gate and up by turns.
+        modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor.
+        stacked: Transformers' module, which has. is_transposed: as [in, out], gate and up by turns.
         shared_width: intermediate numbers of the expert of all rows.
         shared_switch: the module whose sigmoid multiplies what that gives.
         bias: a parameter that is added to scores for the choice alone, and its shape.
