@@ -85,7 +85,7 @@ def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor
     ranks = scores if bias is None else scores + bias
     if experts.groups:
         groups = ranks.view(len(ranks), experts.groups, -1)
-        sums = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1)
+        sums = groups.topk(min(experts.best, groups.shape[-1]), -1).values.sum(-1)
         left = sums.sort(dim=-1, descending=True, stable=True).indices[:, experts.top_groups :]
         ranks = groups.scatter(1, left[:, :, None].expand(-1, -1, groups.shape[-1]), -torch.inf).view(ranks.shape)
     chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : experts.top]

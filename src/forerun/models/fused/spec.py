@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROLES = ("query", "attention_gate", "key", "value", "out", "gate", "up", "down")
+ROLES = ("query", "entry", "latent", "attention_gate", "key", "value", "out", "gate", "up", "down")
 """Linear layers of a decoder's layer that attends."""
 MIXED = ("mixed", "mixed_key", "mixed_value")
 """Of one that is recurrent, what is convolved: of one module, or queries, keys and values of three."""
 RECURRENT_ROLES = (*MIXED, "mixed_gate", "beta", "decay", "mixed_out")
 """All of these, as csrc/forerun.h has them in `ForerunRecurrence`."""
-NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
-"""Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer."""
-NORM_OWNERS = {"query_norm": "attends", "key_norm": "attends", "mlp_norm": "feeds", "feed_norm": "feeds"}
+NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm", "entry_norm", "latent_norm")
+"""Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer; of
+what queries are made of, and of a latent."""
+NORM_OWNERS = {"mlp_norm": "feeds", "feed_norm": "feeds"}
+NORM_OWNERS |= dict.fromkeys(("query_norm", "key_norm", "entry_norm", "latent_norm"), "attends")
 """Norm -> the field of `LayerSpec` that is true of layers with this norm. Others are of all that attend or recur."""
 LLAMA_MODULES = {
     "input_norm": "input_layernorm",
@@ -166,7 +168,8 @@ class Experts:
         bias: a parameter that is added to scores for the choice alone, and its shape.
         unrounded: the router is float32 in a model of a narrower type.
         scoring: "softmax" or "sigmoid".
-        groups, top_groups: of experts, from which alone they are taken; 0: from all.
+        groups, top_groups: of experts, from which alone they are taken; 0: from all. best: how many scores of a group are
+            added to choose it, 2 or 1.
         adds_to_one: the scores of the chosen are divided by their sum, or by least_sum. scale: of them.
         curve: "alpha" and the limit of the activation "clamped_swiglu".
     """
@@ -188,6 +191,7 @@ class Experts:
     scoring: str = "softmax"
     groups: int = 0
     top_groups: int = 0
+    best: int = 2
     adds_to_one: bool = True
     least_sum: float = 0.0
     scale: float = 1.0
@@ -200,6 +204,34 @@ class Experts:
             raise ValueError(f"{self.top_groups} of {self.groups} groups of {self.count} experts")
         if self.groups and self.top > self.count // self.groups * self.top_groups:
             raise ValueError(f"{self.top} experts of {self.top_groups} groups of {self.count // self.groups}")
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """What attention with latents is made of: of each position one latent, of which all heads make keys and values, and
+    one rotated key, which they share.
+
+    Its roles are "query", of the row, or of what "entry" gives behind "entry_norm"; and "latent", which gives the latent,
+    behind "latent_norm", and the key. Each head of a query has first what is not rotated.
+
+    Attributes:
+        rank: numbers of the latent.
+        value_width: of a head's value.
+        entry_width: numbers that queries are made of; 0: they are made of the row.
+        expansion: the module of a layer that makes of a latent each head's key, but for what is rotated, and value. Its
+            weight stays numbers: one part is multiplied from the other side, and its groups of inputs would be others.
+        eps: of both norms.
+    """
+
+    rank: int
+    value_width: int
+    entry_width: int = 0
+    expansion: str = "self_attn.kv_b_proj"
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if min(self.rank, self.value_width) < 1:
+            raise ValueError(f"a latent of {self.rank} numbers, values of {self.value_width}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +295,7 @@ class DecoderSpec:
         recurrence: of the layers that are recurrent.
         experts: of the layers that have any.
         sinks: the parameter of a layer with a further logit of each head's attention.
+        latent: of which keys and values are made. `head_dim` is that of queries then, and `rotated` are its last numbers.
     """
 
     num_heads: int
@@ -313,6 +346,17 @@ class DecoderSpec:
     recurrence: Recurrence | None = None
     experts: Experts | None = None
     sinks: str | None = None
+    latent: Latent | None = None
+
+    @property
+    def key_width(self) -> int:
+        """Return the numbers of a key as it is kept."""
+        return self.head_dim if self.latent is None else self.rotated + self.latent.rank
+
+    @property
+    def value_width(self) -> int:
+        """Return the numbers of a value as it is kept."""
+        return self.head_dim if self.latent is None else self.latent.rank
 
     @property
     def is_llama(self) -> bool:
@@ -406,6 +450,8 @@ class DecoderSpec:
             return self.num_heads * (1 if self.gates_heads else self.head_dim)
         if role in widths:
             return widths[role] * self.head_dim
+        if self.latent is not None and role in ("entry", "latent"):
+            return self.latent.entry_width if role == "entry" else self.key_width
         return self.hidden if role in ("out", "down", "shared_down", "expert_down") else self._fed(role)
 
     def in_features(self, role: str) -> int:
@@ -413,7 +459,9 @@ class DecoderSpec:
         if role == "mixed_out" and self.recurrence is not None:
             return self.recurrence.wide
         if role == "out":
-            return self.num_heads * self.head_dim
+            return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_width)
+        if role == "query" and self.latent is not None and self.latent.entry_width:
+            return self.latent.entry_width
         return self._fed(role) if role in ("down", "shared_down", "expert_down") else self.hidden
 
     def _fed(self, role: str) -> int:
@@ -424,6 +472,8 @@ class DecoderSpec:
 
     def norm_width(self, role: str) -> int:
         """Return the numbers that a norm is over."""
+        if self.latent is not None and role in ("entry_norm", "latent_norm"):
+            return self.latent.entry_width if role == "entry_norm" else self.latent.rank
         if role not in ("query_norm", "key_norm"):
             return self.hidden
         heads = self.num_heads if role == "query_norm" else self.num_kv_heads
@@ -443,12 +493,14 @@ class DecoderSpec:
         """Return the rows of the module's weight that are a role's, int64; None for all in order.
 
         in_pairs: numbers of queries and keys that are rotated together are to be side by side; else half of what is
-            rotated apart.
+            rotated apart. What is rotated comes first.
         """
         if self.recurrence is not None and role in RECURRENT_ROLES:
             return self.recurrence.rows(role)
         size, sharing = self.out_features(role), self.sharing(role)
         order = self.head_order(in_pairs=in_pairs) if role in ("query", "key") else None
+        if self.latent is not None and role in ("query", "latent"):
+            return self._latent_rows(role, in_pairs=in_pairs)
         if len(sharing) == 1 and order is None:
             return None
         groups = self.qkv_groups if role in QKV and len(sharing) > 1 else 1
@@ -456,6 +508,14 @@ class DecoderSpec:
         stride = sum(map(self.out_features, sharing)) // groups
         found = (torch.arange(groups)[:, None] * stride + torch.arange(start, start + size // groups)).reshape(-1)
         return found if order is None else found.view(-1, self.head_dim)[:, order].reshape(-1)
+
+    def _latent_rows(self, role: str, *, in_pairs: bool) -> Tensor:
+        """Return `rows` of queries, or of a latent and the key: what is rotated is behind the rest in the files."""
+        width = self.head_dim if role == "query" else self.key_width
+        order, plain = self.head_order(in_pairs=in_pairs), width - self.rotated
+        turned = torch.arange(self.rotated) if order is None else order[: self.rotated]
+        head = torch.cat([plain + turned, torch.arange(plain)])
+        return (torch.arange(0, self.out_features(role), width)[:, None] + head).reshape(-1)
 
     def head_order(self, *, in_pairs: bool) -> Tensor | None:
         """Return the order of a head's numbers, int64 [head_dim], as `rows`; None for that of the files."""
