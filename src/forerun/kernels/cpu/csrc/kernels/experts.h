@@ -127,15 +127,16 @@ static void sort_rows(const ExpertsCall& c, const ForerunExperts& e, int64_t n) 
     for (int64_t i = 0; i < n * e.top; i++) c.places[i] = next[c.chosen[i]]++;
 }
 
-// The blocks first..last of the woken experts' products, one expert's after another's: call(expert, its first row, rows,
-// first block, last block).
-template <class Call>
-INLINE void each_woken(const ExpertsCall& c, int64_t blocks, int64_t first, int64_t last, const Call& call) {
-    while (first < last) {
-        const int64_t at = first / blocks, end = last < (at + 1) * blocks ? last : (at + 1) * blocks;
-        call(c.woken[at], c.starts[at], c.starts[at + 1] - c.starts[at], first - at * blocks, end - at * blocks);
-        first = end;
-    }
+// Blocks of outputs of one expert, and its rows in `given`.
+struct Span {
+    int32_t expert;
+    int64_t row, rows, first, last;
+};
+
+// The first of the blocks first..last of the woken experts' products, those of one expert after another's, that are one's.
+static Span span_of(const ExpertsCall& c, int64_t blocks, int64_t first, int64_t last) {
+    const int64_t at = first / blocks, end = last < (at + 1) * blocks ? last : (at + 1) * blocks;
+    return {c.woken[at], c.starts[at], c.starts[at + 1] - c.starts[at], first - at * blocks, end - at * blocks};
 }
 
 // What the experts of the rows of `in` give: c.parts, and the switch of the layer's own feed-forward layer.
@@ -160,17 +161,20 @@ FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const Forerun
     const int64_t woken = *c.num_woken, inner_blocks = (e.width + 15) / 16, blocks = (m.hidden + 15) / 16;
     member.open(woken * inner_blocks);
     while (member.claim(first, last))
-        each_woken(c, inner_blocks, first, last, [&](int32_t expert, int64_t row, int64_t rows, int64_t a, int64_t b) {
-            gated_blocks(e.gate[expert], e.up[expert], m.activation, e.curve, 1.0f, from_row(given, row), rows, a, b,
-                         inner.x + row * e.width, e.width);
-        });
+        for (Span s; first < last; first += s.last - s.first) {
+            s = span_of(c, inner_blocks, first, last);
+            gated_blocks(e.gate[s.expert], e.up[s.expert], m.activation, e.curve, 1.0f, from_row(given, s.row), s.rows,
+                         s.first, s.last, inner.x + s.row * e.width, e.width);
+        }
     member.close();
     prepare_rows(*e.down, inner, n * e.top, member);
     member.open(woken * blocks);
     while (member.claim(first, last))
-        each_woken(c, blocks, first, last, [&](int32_t expert, int64_t row, int64_t rows, int64_t a, int64_t b) {
-            linear_blocks(e.down[expert], from_row(inner, row), rows, a, b, nullptr, c.parts + row * m.hidden, m.hidden);
-        });
+        for (Span s; first < last; first += s.last - s.first) {
+            s = span_of(c, blocks, first, last);
+            linear_blocks(e.down[s.expert], from_row(inner, s.row), s.rows, s.first, s.last, nullptr,
+                          c.parts + s.row * m.hidden, m.hidden);
+        }
     member.close();
 }
 
