@@ -323,7 +323,9 @@ def _lfm2_moe(config: Any) -> Difference:
         config.num_experts_per_tok,
         config.moe_intermediate_size,
         router="feed_forward.gate",
-        modules={role: f"feed_forward.experts.{{}}.{name}" for role, name in zip(EXPERT, ("w1", "w3", "w2"), strict=True)},
+        modules={
+            role: f"feed_forward.experts.{{}}.{name}" for role, name in zip(EXPERT, ("w1", "w3", "w2"), strict=True)
+        },
         stacked="feed_forward.experts",
         bias="feed_forward.expert_bias" if config.use_expert_bias else None,
         scoring="sigmoid",
