@@ -321,7 +321,7 @@ def _row_width(config: Any, *, is_fused: bool) -> int:
         return residual + 2 * (getattr(config, "intermediate_size", None) or residual)
     spec = spec_of(config)
     shape = spec.recurrence if state_layout(spec) is not None else None
-    latents = 0 if spec.latent is None else spec.num_heads * (spec.key_width + 2 * spec.value_width)
+    latents = 0 if spec.latent is None else 2 * spec.num_heads * sum(spec.cached_widths)
     return residual + 2 * spec.intermediate + latents + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
 
 
@@ -341,7 +341,7 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
     """Return the query heads, key heads, and the widths of a key and of a value as they are cached."""
     if refusal(config) is None:
         spec = spec_of(config)
-        return spec.num_heads, spec.num_kv_heads, spec.key_width, spec.value_width
+        return spec.num_heads, spec.num_kv_heads, *spec.cached_widths
     heads, kv_heads, width = head_shape(config)
     if getattr(config, "kv_lora_rank", None):  # of multi-head latent attention, what it is expanded to is kept
         return heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim

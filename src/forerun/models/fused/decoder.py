@@ -39,14 +39,9 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-_TOGETHER = (("query", "key", "value"), ("gate", "up"), ("attention_gate",), ("out",), ("down",), MIXED)
-_TOGETHER += (
-    ("entry",),
-    ("latent",),
-    SHARED[:2],
-    SHARED[2:],
-    *((role,) for role in RECURRENT_ROLES if role not in MIXED),
-)
+_TOGETHER: tuple[tuple[str, ...], ...] = (("query", "key", "value"), ("gate", "up"), MIXED, SHARED[:2], SHARED[2:])
+_TOGETHER += (("entry",), ("latent",), ("attention_gate",), ("out",), ("down",))
+_TOGETHER += tuple((role,) for role in RECURRENT_ROLES if role not in MIXED)
 """The roles whose products are one."""
 
 
@@ -160,11 +155,7 @@ class FusedDecoder(LayerRangeDecoder):
             self.layers.append(self._rearranged(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker))
             layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
-        heads, group, widths = (
-            self.num_kv_heads,
-            self.num_heads // self.num_kv_heads,
-            (spec.key_width, spec.value_width),
-        )
+        heads, group, widths = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.cached_widths
         attending = [layer for layer in self.layers if layer.spec.attends]
         layer_attentions = [LayerAttention(heads, group, *widths, layer.form) for layer in attending]
         self.planner = self.attention.planner(layer_attentions, self.device)
@@ -265,7 +256,8 @@ class FusedDecoder(LayerRangeDecoder):
     def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return what a gate and its partner give, [T, width]."""
         if self.spec.activation == "clamped_swiglu":
-            assert self.spec.experts is not None and self.spec.experts.curve is not None
+            assert self.spec.experts is not None
+            assert self.spec.experts.curve is not None
             alpha, limit = self.spec.experts.curve
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             return gate * sigmoid(gate * alpha) * (up + 1)
@@ -331,8 +323,7 @@ class FusedDecoder(LayerRangeDecoder):
             recurrence = RecurrentLayer(shape, len(self.layers), numbers, linears, self.compute_dtype)
         norms, latent = {role: norm(role) for role in spec.norms(own)}, None
         if spec.latent is not None and own.attends:
-            weights = {role: norms[role].weight for role in ("entry_norm", "latent_norm") if role in norms}
-            latent = LatentLayer(spec, layer, linears, weights, self.dtype)
+            latent = LatentLayer(spec, layer, linears, {role: each.weight for role, each in norms.items()}, self.dtype)
         return _Layer(
             spec=own,
             norms=norms,

@@ -99,7 +99,8 @@ class ExpertLayer:
     """The experts of one layer.
 
     Args:
-        router: of rows in the type `reads`. bias: of `route`. switch: of the expert of all rows, whose sigmoid multiplies what that gives.
+        router: of rows in the type `reads`. bias: of `route`.
+        switch: of the expert of all rows, whose sigmoid multiplies what that gives.
         gate_up: of each expert, the outputs of both side by side. down: of each.
         activation: of gate and up, [n, width] each.
         dtype: to choose in.

@@ -135,7 +135,7 @@ def refusal(config: Any) -> str | None:
         width = spec.head_dim if spec.latent is None else spec.rotated
         if kind != "default" and int(width * share) != spec.rotated:  # Llama's default type does not read it
             return f"a rotation of {share} of each head"
-    if spec.head_dim % 2 or spec.key_width % 2 or spec.rotated % 2 or spec.num_heads % max(1, spec.num_kv_heads):
+    if spec.head_dim % 2 or spec.cached_widths[0] % 2 or spec.rotated % 2 or spec.num_heads % max(1, spec.num_kv_heads):
         return f"{spec.num_heads} query heads and {spec.num_kv_heads} key heads of width {spec.head_dim}"
     if not spec.activation:
         return f"activation {activation_of(config)!r}"

@@ -1,4 +1,4 @@
-"""Attention with latents: its weights by head, and in PyTorch what the native kernels compute (csrc/kernels/latent.h)."""
+"""Attention with latents: its weights by head, and in PyTorch what csrc/kernels/latent.h computes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from forerun.models.rotation import rotate
 
 
 def weights_by_head(spec: DecoderSpec, layer: Any) -> tuple[Tensor, Tensor]:
-    """Return what brings queries to the latent, [heads, rank, plain] of what is not rotated of them, and what brings sums
-    of latents to values, [heads, value_width, rank]."""
+    """Return what brings queries to the latent, [heads, rank, plain], but for what is rotated of them; and what brings
+    sums of latents to values, [heads, value_width, rank]."""
     shape, plain = spec.latent, spec.head_dim - spec.rotated
     assert shape is not None
     weight: Tensor = layer.get_submodule(shape.expansion).weight.detach()
@@ -54,7 +54,8 @@ class LatentLayer:
         ]
 
     def enter(self, h: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [T, heads, key width], keys [T, 1, key width] and values [T, 1, rank] in the type to compute in.
+        """Return queries [T, heads, key width], keys [T, 1, key width] and values [T, 1, rank], in the type to compute
+        in.
 
         Args:
             h: [T, hidden], normed rows.

@@ -98,11 +98,7 @@ class NativeDecoder(LayerRangeDecoder):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
             layer.to_empty(device="meta")
-        heads, group, widths = (
-            spec.num_kv_heads,
-            spec.num_heads // spec.num_kv_heads,
-            (spec.key_width, spec.value_width),
-        )
+        heads, group, widths = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.cached_widths
         self._cache_dtype = cache_dtype
         self._attentions = [
             LayerAttention(heads, group, *widths, AttentionShape(spec.scale, own.window, spec.softcap))
@@ -275,8 +271,8 @@ class NativeDecoder(LayerRangeDecoder):
             logit_softcap=spec.logit_softcap or 0.0,
             query_growth=spec.query_growth,
             query_period=spec.query_period,
-            key_width=spec.key_width,
-            value_width=spec.value_width,
+            key_width=spec.cached_widths[0],
+            value_width=spec.cached_widths[1],
             record_size=0 if (states := state_layout(spec)) is None else states.record_size,
         )
 

@@ -161,15 +161,15 @@ class Experts:
     Attributes:
         count, top, width: experts, those that a row is given to, and the intermediate numbers of each.
         router: the module of a layer that scores them.
-        modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor, as Transformers has.
+        modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor, as Transformers.
         stacked: the module of Transformers that holds all of them. is_transposed: as [in, out], gate and up by turns.
         shared_width: intermediate numbers of the expert of all rows.
         shared_switch: the module whose sigmoid multiplies what that gives.
         bias: a parameter that is added to scores for the choice alone, and its shape.
         unrounded: the router is float32 in a model of a narrower type.
         scoring: "softmax" or "sigmoid".
-        groups, top_groups: of experts, from which alone they are taken; 0: from all. best: how many scores of a group are
-            added to choose it, 2 or 1.
+        groups, top_groups: of experts, from which alone they are taken; 0: from all.
+        best: scores of a group that are added to choose it, 2 or 1.
         adds_to_one: the scores of the chosen are divided by their sum, or by least_sum. scale: of them.
         curve: "alpha" and the limit of the activation "clamped_swiglu".
     """
@@ -211,8 +211,8 @@ class Latent:
     """What attention with latents is made of: of each position one latent, of which all heads make keys and values, and
     one rotated key, which they share.
 
-    Its roles are "query", of the row, or of what "entry" gives behind "entry_norm"; and "latent", which gives the latent,
-    behind "latent_norm", and the key. Each head of a query has first what is not rotated.
+    Its roles are "query", of the row, or of what "entry" gives behind "entry_norm"; and "latent", which gives the
+    latent, behind "latent_norm", and the key. Each head of a query has first what is not rotated.
 
     Attributes:
         rank: numbers of the latent.
@@ -295,7 +295,7 @@ class DecoderSpec:
         recurrence: of the layers that are recurrent.
         experts: of the layers that have any.
         sinks: the parameter of a layer with a further logit of each head's attention.
-        latent: of which keys and values are made. `head_dim` is that of queries then, and `rotated` are its last numbers.
+        latent: of which keys and values are made. `head_dim` is that of queries then, whose last numbers are rotated.
     """
 
     num_heads: int
@@ -349,14 +349,11 @@ class DecoderSpec:
     latent: Latent | None = None
 
     @property
-    def key_width(self) -> int:
-        """Return the numbers of a key as it is kept."""
-        return self.head_dim if self.latent is None else self.rotated + self.latent.rank
-
-    @property
-    def value_width(self) -> int:
-        """Return the numbers of a value as it is kept."""
-        return self.head_dim if self.latent is None else self.latent.rank
+    def cached_widths(self) -> tuple[int, int]:
+        """Return the numbers of a key and of a value as they are kept."""
+        if self.latent is None:
+            return self.head_dim, self.head_dim
+        return self.rotated + self.latent.rank, self.latent.rank
 
     @property
     def is_llama(self) -> bool:
@@ -451,7 +448,7 @@ class DecoderSpec:
         if role in widths:
             return widths[role] * self.head_dim
         if self.latent is not None and role in ("entry", "latent"):
-            return self.latent.entry_width if role == "entry" else self.key_width
+            return self.latent.entry_width if role == "entry" else self.cached_widths[0]
         return self.hidden if role in ("out", "down", "shared_down", "expert_down") else self._fed(role)
 
     def in_features(self, role: str) -> int:
@@ -511,7 +508,7 @@ class DecoderSpec:
 
     def _latent_rows(self, role: str, *, in_pairs: bool) -> Tensor:
         """Return `rows` of queries, or of a latent and the key: what is rotated is behind the rest in the files."""
-        width = self.head_dim if role == "query" else self.key_width
+        width = self.head_dim if role == "query" else self.cached_widths[0]
         order, plain = self.head_order(in_pairs=in_pairs), width - self.rotated
         turned = torch.arange(self.rotated) if order is None else order[: self.rotated]
         head = torch.cat([plain + turned, torch.arange(plain)])

@@ -159,8 +159,8 @@ class _Dequantized:
     def get_dtype(self) -> str:
         return "F32"
 
-    def __getitem__(self, index: EllipsisType) -> Tensor:
+    def __getitem__(self, index: EllipsisType | int) -> Tensor:
         weight = self.quantized.read(self.name)
         assert weight is not None
         numbers = weight.dequantize(self.dtype)
-        return numbers.T.contiguous() if self.name in self.quantized.transposed else numbers
+        return (numbers.T.contiguous() if self.name in self.quantized.transposed else numbers)[index]
