@@ -14,7 +14,8 @@ struct ExpertsCall {
     int32_t* places;        // [rows][top], where among the rows of `given`
     int32_t* woken;         // [count], the experts that rows are given to, rising
     int32_t* starts;        // [count + 1], the first row of each of these in `given`, and the end
-    int32_t *num_woken, *next;  // [1]; [count], in which rows are sorted
+    int32_t* num_woken;     // [layers]: a thread that comes late still counts the blocks of a layer that others have left
+    int32_t* next;          // [count], in which rows are sorted
     float* switches;        // [rows]
     float* parts;           // [rows * top][hidden], what experts give
     Input given, inner;     // rows * top: rows as experts read them, and as their last products do
@@ -32,7 +33,7 @@ static void plan_experts(ExpertsCall& c, const ForerunExperts& e) {
     c.leaving.add({e.down});
 }
 
-static void want_experts(forerun::Workspace& space, ExpertsCall& c, int64_t n, int64_t hidden) {
+static void want_experts(forerun::Workspace& space, ExpertsCall& c, int64_t n, int64_t hidden, int64_t layers) {
     const int64_t pairs = n * c.top;
     space.want(c.scores, n * c.count);
     space.want(c.ranks, n * c.count);
@@ -41,7 +42,7 @@ static void want_experts(forerun::Workspace& space, ExpertsCall& c, int64_t n, i
     space.want(c.places, pairs);
     space.want(c.woken, c.count);
     space.want(c.starts, c.count + 1);
-    space.want(c.num_woken, 1);
+    space.want(c.num_woken, layers);
     space.want(c.next, c.count);
     space.want(c.switches, n);
     space.want(c.parts, pairs * hidden);
@@ -107,7 +108,7 @@ FN void choose(const ExpertsCall& c, const ForerunExperts& e, int64_t t) {
 }
 
 // Give each expert's rows places behind one another.
-static void sort_rows(const ExpertsCall& c, const ForerunExperts& e, int64_t n) {
+static void sort_rows(const ExpertsCall& c, const ForerunExperts& e, int32_t layer, int64_t n) {
     int32_t* next = c.next;
     for (int32_t expert = 0; expert < e.count; expert++) next[expert] = 0;
     for (int64_t i = 0; i < n * e.top; i++) next[c.chosen[i]]++;
@@ -122,7 +123,7 @@ static void sort_rows(const ExpertsCall& c, const ForerunExperts& e, int64_t n) 
         start += rows;
     }
     c.starts[found] = start;
-    *c.num_woken = found;
+    c.num_woken[layer] = found;
     *e.num_read += found;
     for (int64_t i = 0; i < n * e.top; i++) c.places[i] = next[c.chosen[i]]++;
 }
@@ -140,8 +141,8 @@ static Span span_of(const ExpertsCall& c, int64_t blocks, int64_t first, int64_t
 }
 
 // What the experts of the rows of `in` give: c.parts, and the switch of the layer's own feed-forward layer.
-FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, const Input& in, int64_t n,
-                    forerun::Member& member) {
+FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const ForerunModel& m, int32_t layer, const Input& in,
+                    int64_t n, forerun::Member& member) {
     const Input given = of_width(c.given, m.hidden), inner = of_width(c.inner, e.width);
     int64_t first, last;
     product_rows(e.router, in, n, nullptr, c.scores, member);
@@ -151,14 +152,14 @@ FN void expert_rows(const ExpertsCall& c, const ForerunExperts& e, const Forerun
         for (int64_t t = first; t < last; t++) choose(c, e, t);
     member.close();
     member.open(1);
-    while (member.claim(first, last)) sort_rows(c, e, n);
+    while (member.claim(first, last)) sort_rows(c, e, layer, n);
     member.close();
     member.open(n);
     while (member.claim(first, last))
         for (int64_t t = first; t < last; t++)
             for (int32_t k = 0; k < e.top; k++) copy_row(in, t, given, c.places[t * e.top + k]);
     member.close();
-    const int64_t woken = *c.num_woken, inner_blocks = (e.width + 15) / 16, blocks = (m.hidden + 15) / 16;
+    const int64_t woken = c.num_woken[layer], inner_blocks = (e.width + 15) / 16, blocks = (m.hidden + 15) / 16;
     member.open(woken * inner_blocks);
     while (member.claim(first, last))
         for (Span s; first < last; first += s.last - s.first) {

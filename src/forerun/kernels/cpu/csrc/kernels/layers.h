@@ -80,7 +80,7 @@ FN void gated_rows(const LayersCall& c, int32_t index, forerun::Member& member) 
         gated_blocks(layer.gate, layer.up, m.activation, layer.curve, or_one(m.activation_scale), c.normed, n, first, last,
                      c.gated.x, width);
     member.close();
-    if (layer.experts) expert_rows(c.mixture, *layer.experts, m, c.normed, n, member);
+    if (layer.experts) expert_rows(c.mixture, *layer.experts, m, index, c.normed, n, member);
 }
 
 // Whether what a layer adds to the residual is normed or scaled before.
@@ -229,7 +229,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
     space.want(c.normed.x, n * m->hidden);
     space.want(c.mixed.x, n * attended);
     space.want(c.gated.x, n * fed);
-    if (c.mixture.top) want_experts(space, c.mixture, n, m->hidden);
+    if (c.mixture.top) want_experts(space, c.mixture, n, m->hidden, m->num_layers);
     if (branch) space.want(c.branch, n * m->hidden);
     if (gates) space.want(c.gates, n * heads);
     if (c.latent.rank) want_latent(space, c.latent, n, *m);
