@@ -36,6 +36,7 @@ PROPORTIONAL = {
     "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
     "sliding_attention": YARN,
 }
+GROWN = {**YARN, "factor": 40.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in DESCRIBED),
@@ -73,6 +74,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True}),
     ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_conv_bias": False}),
     ("falcon_h1", {"attention_bias": True, "mamba_proj_bias": True, **_UNSCALED}),
+    ("deepseek_v2", {"q_lora_rank": 32, "topk_method": "greedy", "attention_bias": True, "rope_parameters": GROWN}),
+    ("deepseek_v2", {"mlp_bias": True}),
+    ("deepseek_v3", {"rope_interleave": False, "attention_bias": True, "rope_parameters": GROWN}),
+    ("glm4_moe_lite", {"q_lora_rank": None}),
+    ("minicpm3", {"num_attention_heads": 32, "num_key_value_heads": 32, "kv_lora_rank": 40, "mlp_bias": True}),
     ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
     ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "layer_types": ["full_attention", "conv"]}),
     ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": True}),
@@ -88,6 +94,8 @@ CHUNKED = {"layer_types": ["chunked_attention", "full_attention"]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("apertus", {"hidden_act": "tanh"}, "activation 'tanh'"),
     ("cohere", {"use_qk_norm": True}, "use_qk_norm=True"),
+    ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc'"),
+    ("deepseek_v3", {"kv_lora_rank": 0}, "a latent of 0 numbers"),
     ("falcon", {"alibi": True}, "alibi=True"),
     ("falcon", {"parallel_attn": False}, "parallel_attn=False"),
     ("falcon_h1", {"attention_bias": True}, "attention_bias=True"),
