@@ -21,7 +21,9 @@ from forerun.errors import UnsupportedModelError
 from forerun.export.quantized import export_quantized
 from forerun.models import Model, Rows, load_model
 from forerun.models.fused.families import refusal
+from forerun.models.fused.latent_families import LATENT_FAMILIES
 from forerun.models.loading.fused_modules import FusedModules
+from forerun.models.memory_plan import attention_widths
 from medusa_heads import random_medusa
 
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
@@ -259,6 +261,15 @@ def test_parameters_made_without_modelling_code(variant: tuple[str, dict[str, An
     assert {key: each.shape for key, each in ours.items()} == {
         key: each.shape for key, each in theirs.state_dict().items()
     }
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("family", LATENT_FAMILIES)
+def test_a_position_keeps_its_latent_twice_and_one_rotated_key(family: str, dtype: str, tmp_path: Path) -> None:
+    config, model = tiny_config(family), load_model(make_family(family, tmp_path), dtype)
+    widths = config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank
+    assert model.new_cache().shapes == [(1, *widths)] * config.num_hidden_layers  # type: ignore[attr-defined]
+    assert attention_widths(config) == (config.num_attention_heads, 1, *widths)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "falcon", "opt", "granitemoehybrid", "biogpt", *STATE_SPACES])

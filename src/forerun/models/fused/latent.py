@@ -33,7 +33,7 @@ class LatentLayer:
         dtype: of rows.
 
     Attributes:
-        heads: of each head, the products before and behind attention.
+        heads: of each head, the products before and behind attention. expansion: the module that has both.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class LatentLayer:
     ) -> None:
         assert spec.latent is not None
         self._spec, self._linears, self._norms, self._dtype = spec, linears, norms, dtype
+        self.expansion = spec.latent.expansion
         self._eps = norms["latent_norm"].new_tensor(spec.latent.eps)
         absorbing, expanding = weights_by_head(spec, layer)
         self.heads = [

@@ -7,8 +7,9 @@ from math import log
 from typing import Any
 
 from forerun.models.fused.expert_families import behind_dense, corrected, mlp
+from forerun.models.fused.latent_spec import Latent
 from forerun.models.fused.options import Difference, biases_of
-from forerun.models.fused.spec import Experts, Latent
+from forerun.models.fused.spec import Experts
 
 
 def _scale(config: Any, width: int) -> float:

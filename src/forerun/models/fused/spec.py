@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.models.fused.latent_spec import Latent
+
 ROLES = ("query", "entry", "latent", "attention_gate", "key", "value", "out", "gate", "up", "down")
 """Linear layers of a decoder's layer that attends."""
 MIXED = ("mixed", "mixed_key", "mixed_value")
@@ -204,34 +206,6 @@ class Experts:
             raise ValueError(f"{self.top_groups} of {self.groups} groups of {self.count} experts")
         if self.groups and self.top > self.count // self.groups * self.top_groups:
             raise ValueError(f"{self.top} experts of {self.top_groups} groups of {self.count // self.groups}")
-
-
-@dataclass(frozen=True, slots=True)
-class Latent:
-    """What attention with latents is made of: of each position one latent, of which all heads make keys and values, and
-    one rotated key, which they share.
-
-    Its roles are "query", of the row, or of what "entry" gives behind "entry_norm"; and "latent", which gives the
-    latent, behind "latent_norm", and the key. Each head of a query has first what is not rotated.
-
-    Attributes:
-        rank: numbers of the latent.
-        value_width: of a head's value.
-        entry_width: numbers that queries are made of; 0: they are made of the row.
-        expansion: the module of a layer that makes of a latent each head's key, but for what is rotated, and value. Its
-            weight stays numbers: one part is multiplied from the other side, and its groups of inputs would be others.
-        eps: of both norms.
-    """
-
-    rank: int
-    value_width: int
-    entry_width: int = 0
-    expansion: str = "self_attn.kv_b_proj"
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if min(self.rank, self.value_width) < 1:
-            raise ValueError(f"a latent of {self.rank} numbers, values of {self.value_width}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +471,8 @@ class DecoderSpec:
         size, sharing = self.out_features(role), self.sharing(role)
         order = self.head_order(in_pairs=in_pairs) if role in ("query", "key") else None
         if self.latent is not None and role in ("query", "latent"):
-            return self._latent_rows(role, in_pairs=in_pairs)
+            width = self.head_dim if role == "query" else self.cached_widths[0]
+            return self.latent.rows(size // width, width, self.rotated, self.head_order(in_pairs=in_pairs))
         if len(sharing) == 1 and order is None:
             return None
         groups = self.qkv_groups if role in QKV and len(sharing) > 1 else 1
@@ -505,14 +480,6 @@ class DecoderSpec:
         stride = sum(map(self.out_features, sharing)) // groups
         found = (torch.arange(groups)[:, None] * stride + torch.arange(start, start + size // groups)).reshape(-1)
         return found if order is None else found.view(-1, self.head_dim)[:, order].reshape(-1)
-
-    def _latent_rows(self, role: str, *, in_pairs: bool) -> Tensor:
-        """Return `rows` of queries, or of a latent and the key: what is rotated is behind the rest in the files."""
-        width = self.head_dim if role == "query" else self.cached_widths[0]
-        order, plain = self.head_order(in_pairs=in_pairs), width - self.rotated
-        turned = torch.arange(self.rotated) if order is None else order[: self.rotated]
-        head = torch.cat([plain + turned, torch.arange(plain)])
-        return (torch.arange(0, self.out_features(role), width)[:, None] + head).reshape(-1)
 
     def head_order(self, *, in_pairs: bool) -> Tensor | None:
         """Return the order of a head's numbers, int64 [head_dim], as `rows`; None for that of the files."""
