@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.kernels.partition import MIN_ROWS
+from forerun.kernels.torch.elementwise import sigmoid
 from forerun.models.fused.spec import DecoderSpec, Experts
 from forerun.models.linear import Linear
 
@@ -81,7 +82,7 @@ def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor
 
     scores: [T, count], of the router. bias: [count], or None.
     """
-    scores = scores.sigmoid() if experts.scoring == "sigmoid" else scores.softmax(-1)
+    scores = sigmoid(scores) if experts.scoring == "sigmoid" else scores.softmax(-1)
     ranks = scores if bias is None else scores + bias
     if experts.groups:
         groups = ranks.view(len(ranks), experts.groups, -1)
