@@ -46,7 +46,7 @@ _MAMBA = {
     "mamba_expand": 3,
     "mamba_chunk_size": 16,
 }
-_LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+_LATENT = {"q_lora_rank": 32, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 20}
 _GEMMA = {**_HEADS, **_WINDOW, "query_pre_attn_scalar": 16}
 # tied embeddings, scaled as Gemma scales them, repeat the last token for ever; caps as low as to bend random logits
 _GEMMA2 = {**_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0, "tie_word_embeddings": False}
@@ -62,6 +62,14 @@ TINY: dict[str, dict[str, Any]] = {
     "biogpt": _WIDE,
     "cohere": {**_GATED, "logit_scale": 0.5},
     "cohere2": {**_GATED, **_WINDOW},
+    "deepseek_v2": {
+        **_WIDE,
+        **_LATENT,
+        **_ROUTED,
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "topk_method": "group_limited_greedy",
+    },
     "deepseek_v3": {
         **_WIDE,
         "num_key_value_heads": 4,
@@ -92,6 +100,8 @@ TINY: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "first_k_dense_replace": 1,
     },
+    "glm4_moe_lite": {**_WIDE, **_LATENT, **_ROUTED, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1},
+    "minicpm3": {**_WIDE, **_LATENT, "num_key_value_heads": 4, "dim_model_base": 32},
     "glm4_moe": {**_HEADS, **_ROUTED, "use_qk_norm": True, "attention_bias": True},
     "granitemoeshared": {
         **_GATED,
@@ -271,7 +281,9 @@ def tiny_model(name: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     config = tiny_config(name, **options)
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed + 1)
-    model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config)
+    model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(
+        config, experts_implementation="eager"
+    )
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "conv" in key:

@@ -32,7 +32,7 @@ from forerun.models.fused.recurrence import state_layout
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
-from forerun.models.loading.fused_modules import empty_fused
+from forerun.models.loading.fused_modules import Numbers, empty_fused
 from forerun.models.loading.load import check_dtype, served_dtype
 from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept
 from forerun.models.loading.source import ModelSource
@@ -159,6 +159,8 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
             if module is head and num_outputs is not None:
                 shape = torch.Size((num_outputs, shape[1]))
             kept += storage.linear(name, shape, is_outer=module is head)
+        elif isinstance(module, Numbers) and parameter.dim() == 2:
+            kept += parameter.nbytes
         else:
             kept += storage.other(parameter)
         is_coded = is_matrix or (is_embedding and storage.is_fused)
@@ -319,7 +321,8 @@ def _row_width(config: Any, *, is_fused: bool) -> int:
         return residual + 2 * (getattr(config, "intermediate_size", None) or residual)
     spec = spec_of(config)
     shape = spec.recurrence if state_layout(spec) is not None else None
-    return residual + 2 * spec.intermediate + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
+    latents = 0 if spec.latent is None else 2 * spec.num_heads * sum(spec.cached_widths)
+    return residual + 2 * spec.intermediate + latents + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
 
 
 def _stored_forms(
@@ -338,7 +341,7 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
     """Return the query heads, key heads, and the widths of a key and of a value as they are cached."""
     if refusal(config) is None:
         spec = spec_of(config)
-        return spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim
+        return spec.num_heads, spec.num_kv_heads, *spec.cached_widths
     heads, kv_heads, width = head_shape(config)
     if getattr(config, "kv_lora_rank", None):  # of multi-head latent attention, what it is expanded to is kept
         return heads, heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim

@@ -71,7 +71,10 @@ def _of_fused(decoder: FusedDecoder) -> Iterator[tuple[str, Tensor]]:
         if layer.recurrence is not None:
             numbers = layer.recurrence.numbers
             parts += [(f"{spec.base}.{spec.layer_list}.{index}.{name}", each) for name, each in numbers.items()]
-        shared = {"query": "query, key and value", "gate": "gate and up"}
+        if layer.latent is not None:
+            heads = nn.ModuleList(each for both in layer.latent.heads for each in both if isinstance(each, nn.Module))
+            parts.append((f"{spec.base}.{spec.layer_list}.{index}.{layer.latent.expansion}", heads))
+        shared = {"gate": "gate and up"} | ({"query": "query, key and value"} if layer.latent is None else {})
         shared |= {"mixed": "query, key and value"} if "mixed_key" in spec.modules else {}
         for role, each in (layer.norms | layer.linears).items():
             module = spec.modules[role]

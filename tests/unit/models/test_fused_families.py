@@ -22,7 +22,9 @@ from forerun.export.quantized import export_quantized
 from forerun.models import Model, Rows, load_model
 from forerun.models.fused.experts import take_apart
 from forerun.models.fused.families import refusal, spec_of
+from forerun.models.fused.latent_families import LATENT_FAMILIES
 from forerun.models.loading.fused_modules import FusedModules
+from forerun.models.memory_plan import attention_widths
 from medusa_heads import random_medusa
 
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
@@ -37,6 +39,7 @@ PROPORTIONAL = {
     "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
     "sliding_attention": YARN,
 }
+GROWN = {**YARN, "factor": 40.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in DESCRIBED),
@@ -74,6 +77,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True}),
     ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_conv_bias": False}),
     ("falcon_h1", {"attention_bias": True, "mamba_proj_bias": True, **_UNSCALED}),
+    ("deepseek_v2", {"q_lora_rank": 32, "topk_method": "greedy", "attention_bias": True, "rope_parameters": GROWN}),
+    ("deepseek_v2", {"mlp_bias": True}),
+    ("deepseek_v3", {"rope_interleave": False, "attention_bias": True, "rope_parameters": GROWN}),
+    ("glm4_moe_lite", {"q_lora_rank": None}),
+    ("minicpm3", {"num_attention_heads": 32, "num_key_value_heads": 32, "kv_lora_rank": 40, "mlp_bias": True}),
     ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
     ("lfm2", {"conv_bias": True, "conv_L_cache": 5, "layer_types": ["full_attention", "conv"]}),
     ("lfm2", {"block_auto_adjust_ff_dim": False, "tie_word_embeddings": True}),
@@ -104,6 +112,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "layers have different numbers of experts"),
     ("apertus", {"hidden_act": "tanh"}, "activation 'tanh'"),
     ("cohere", {"use_qk_norm": True}, "use_qk_norm=True"),
+    ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc'"),
+    ("deepseek_v3", {"kv_lora_rank": 0}, "a latent of 0 numbers"),
     ("falcon", {"alibi": True}, "alibi=True"),
     ("falcon", {"parallel_attn": False}, "parallel_attn=False"),
     ("falcon_h1", {"attention_bias": True}, "attention_bias=True"),
@@ -266,6 +276,15 @@ def test_parameters_made_without_modelling_code(variant: tuple[str, dict[str, An
     assert {key: each.shape for key, each in ours.items()} == {
         key: each.shape for key, each in theirs.state_dict().items()
     }
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("family", LATENT_FAMILIES)
+def test_a_position_keeps_its_latent_twice_and_one_rotated_key(family: str, dtype: str, tmp_path: Path) -> None:
+    config, model = tiny_config(family), load_model(make_family(family, tmp_path), dtype)
+    widths = config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank
+    assert model.new_cache().shapes == [(1, *widths)] * config.num_hidden_layers  # type: ignore[attr-defined]
+    assert attention_widths(config) == (config.num_attention_heads, 1, *widths)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "falcon", "opt", "granitemoehybrid", "biogpt", *STATE_SPACES])

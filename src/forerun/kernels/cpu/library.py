@@ -87,6 +87,17 @@ class ExpertsStruct(Structure):
         *((name, c_int32) for name in ("count", "top", "width", "scoring", "groups", "top_groups", "adds_to_one")),
         ("least_sum", c_float),
         ("scale", c_float),
+        ("best", c_int32),
+    ]
+
+
+class LatentStruct(Structure):
+    """`ForerunLatent`."""
+
+    _fields_ = [
+        ("entry", LinearStruct),
+        *((name, c_void_p) for name in ("entry_norm", "norm", "absorb", "expand")),
+        ("eps", c_float),
         ("reserved", c_int32),
     ]
 
@@ -119,6 +130,7 @@ class LayerStruct(Structure):
         ("reserved", c_int32),
         ("experts", c_void_p),
         ("sinks", c_void_p),
+        ("latent", c_void_p),
     ]
 
 
@@ -154,7 +166,7 @@ class ModelStruct(Structure):
         ("query_period", c_int32),
         ("record_size", c_int64),
         *((name, c_float) for name in ("attention_scale", "feed_scale", "activation_scale")),
-        ("reserved", c_int32),
+        *((name, c_int32) for name in ("key_width", "value_width", "reserved")),
     ]
 
 
@@ -228,7 +240,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 18
+ABI = 19
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

@@ -131,8 +131,12 @@ class NativeLinear(nn.Module):
         """Return the layer of the last `count` outputs, to which up to 15 before them are added, on this one's
         memory."""
         first = max(0, self.out_features - count) // _LANES * _LANES
+        return self.outputs(first, self.out_features - first)
+
+    def outputs(self, first: int, count: int) -> LinearStruct:
+        """Return the layer of some outputs on this one's memory. first: a multiple of 16."""
         part = LinearStruct.from_buffer_copy(self.struct)
-        part.out_features -= first
+        part.out_features = count
         part.packed += self._library.packed_bytes(self.kind, first, self.in_features)
         for name in ("scales", "bias"):
             if (address := getattr(part, name)) is not None:

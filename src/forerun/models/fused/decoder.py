@@ -24,6 +24,7 @@ from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.experts import ExpertLayer, bias_of, take_apart
 from forerun.models.fused.families import frequencies, spec_of
+from forerun.models.fused.latent import LatentLayer
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
 from forerun.models.fused.spec import EXPERT, MIXED, RECURRENT_ROLES, SHARED, DecoderSpec, LayerSpec
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, make_linear, of_rows
@@ -38,11 +39,9 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-_TOGETHER: tuple[tuple[str, ...], ...] = (
-    *(("query", "key", "value"), ("attention_gate",), ("out",)),
-    *(("gate", "up"), ("down",), SHARED[:2], SHARED[2:]),
-    *(MIXED, *((role,) for role in RECURRENT_ROLES if role not in MIXED)),
-)
+_TOGETHER: tuple[tuple[str, ...], ...] = (("query", "key", "value"), ("gate", "up"), MIXED, SHARED[:2], SHARED[2:])
+_TOGETHER += (("entry",), ("latent",), ("attention_gate",), ("out",), ("down",))
+_TOGETHER += tuple((role,) for role in RECURRENT_ROLES if role not in MIXED)
 """The roles whose products are one."""
 
 
@@ -112,6 +111,7 @@ class _Layer:
     form: AttentionShape
     curve: Tensor | None
     """[3], of `_xielu`."""
+    latent: LatentLayer | None
 
 
 class FusedDecoder(LayerRangeDecoder):
@@ -155,9 +155,9 @@ class FusedDecoder(LayerRangeDecoder):
             self.layers.append(self._rearranged(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker))
             layer.to_empty(device="meta")
         self.num_layers = len(self.layers)
-        heads, group, width = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
+        heads, group, widths = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.cached_widths
         attending = [layer for layer in self.layers if layer.spec.attends]
-        layer_attentions = [LayerAttention(heads, group, width, width, layer.form) for layer in attending]
+        layer_attentions = [LayerAttention(heads, group, *widths, layer.form) for layer in attending]
         self.planner = self.attention.planner(layer_attentions, self.device)
         if (states := state_layout(spec)) is not None:
             self.planner.new_state = StateMaker(states, self.num_layers, is_native=False)
@@ -214,6 +214,10 @@ class FusedDecoder(LayerRangeDecoder):
     def _attended(self, layer: _Layer, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
         """Return the mixed values of a layer, [T, heads * D]. h: what its attention reads."""
         spec, norms = self.spec, layer.norms
+        if layer.latent is not None:
+            turned = None if layer.spec.rotation is None else turns[layer.spec.rotation]
+            heads_of = layer.latent.enter(h, turned)
+            return layer.latent.leave(self.attention.forward(layer.cached, *heads_of, layout, layer.form))
         head_norms = (norms["query_norm"], norms["key_norm"]) if "query_norm" in norms else None
         rows, heads, rotated = len(h), self.num_heads, self.num_heads + self.num_kv_heads
         gate = layer.linears.get("attention_gate")
@@ -253,7 +257,8 @@ class FusedDecoder(LayerRangeDecoder):
         """Return what a gate and its partner give, [T, width]."""
         if self.spec.activation == "clamped_swiglu":
             assert self.spec.experts is not None
-            alpha, limit = self.spec.experts.curve or (1.0, torch.inf)
+            assert self.spec.experts.curve is not None
+            alpha, limit = self.spec.experts.curve
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             return gate * sigmoid(gate * alpha) * (up + 1)
         return _ACTIVATIONS[self.spec.activation](self._scaled(gate)).mul_(up)
@@ -316,15 +321,19 @@ class FusedDecoder(LayerRangeDecoder):
         if own.is_recurrent and shape is not None:
             numbers = numbers_of(shape, layer)
             recurrence = RecurrentLayer(shape, len(self.layers), numbers, linears, self.compute_dtype)
+        norms, latent = {role: norm(role) for role in spec.norms(own)}, None
+        if spec.latent is not None and own.attends:
+            latent = LatentLayer(spec, layer, linears, {role: each.weight for role, each in norms.items()}, self.dtype)
         return _Layer(
             spec=own,
-            norms={role: norm(role) for role in spec.norms(own)},
+            norms=norms,
             linears=linears,
             recurrence=recurrence,
             experts=self._experts(layer, path, maker) if own.has_experts else None,
             cached=sum(each.spec.attends for each in self.layers),
             form=AttentionShape(spec.scale, own.window, spec.softcap, sinks_of(spec, layer)),
             curve=None if spec.curve is None else curve_of(layer.get_submodule(spec.curve)).to(self.eps),
+            latent=latent,
         )
 
     def _experts(self, layer: Any, path: str, maker: Maker) -> ExpertLayer:

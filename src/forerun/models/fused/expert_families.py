@@ -14,7 +14,7 @@ _OF_MIXTRAL = {"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".dow
 _CORRECTION = "e_score_correction_bias"
 
 
-def _mlp(module: str, prefix: str = "shared_") -> dict[str, str]:
+def mlp(module: str, prefix: str = "shared_") -> dict[str, str]:
     """Return the modules of an expert of all rows."""
     return {f"{prefix}{each}": f"{module}.{each}_proj" for each in ("gate", "up", "down")}
 
@@ -44,7 +44,7 @@ def experts_of_qwen(config: Any) -> Difference:
         shared_switch="mlp.shared_expert_gate" if shared else None,
         adds_to_one=getattr(config, "norm_topk_prob", True),
     )
-    return {"experts": experts, "mixed": mixed_of_qwen(config), "modules": _mlp("mlp.shared_expert") if shared else {}}
+    return {"experts": experts, "mixed": mixed_of_qwen(config), "modules": mlp("mlp.shared_expert") if shared else {}}
 
 
 def _qwen2_moe(config: Any) -> Difference:
@@ -93,7 +93,7 @@ def _granitemoe(config: Any) -> Difference:
     return {**granite(config), **experts_of_granite(config)}
 
 
-def _corrected(config: Any, count: int, shared: int, **differing: Any) -> Difference:
+def corrected(config: Any, count: int, shared: int, **differing: Any) -> Difference:
     """Return the experts of DeepSeek V3 and its successors: sigmoids, with what is added for the choice alone."""
     groups = getattr(config, "n_group", None) or 1
     width = config.moe_intermediate_size
@@ -108,33 +108,33 @@ def _corrected(config: Any, count: int, shared: int, **differing: Any) -> Differ
         "scale": config.routed_scaling_factor,
     }
     experts = Experts(count, config.num_experts_per_tok, width, shared_width=width * shared, **options, **differing)
-    return {"experts": experts, "modules": _mlp("mlp.shared_experts") if shared else {}}
+    return {"experts": experts, "modules": mlp("mlp.shared_experts") if shared else {}}
 
 
-def _behind_dense(config: Any) -> list[bool]:
+def behind_dense(config: Any) -> list[bool]:
     """Return which layers have experts: all behind the first ones."""
     return [layer >= config.first_k_dense_replace for layer in range(config.num_hidden_layers)]
 
 
 def _glm4_moe(config: Any) -> Difference:
-    found = _corrected(config, config.n_routed_experts, config.n_shared_experts)
+    found = corrected(config, config.n_routed_experts, config.n_shared_experts)
     return {
         **found,
         "modules": found["modules"] | (HEAD_NORMS if config.use_qk_norm else {}),
-        "mixed": _behind_dense(config),
+        "mixed": behind_dense(config),
         "biases": QKV if config.attention_bias else frozenset(),
         "rotated_share": rotated_share(config),
     }
 
 
 def _dots1(config: Any) -> Difference:
-    found = _corrected(config, config.n_routed_experts, config.n_shared_experts or 0)
+    found = corrected(config, config.n_routed_experts, config.n_shared_experts or 0)
     modules = found["modules"] | HEAD_NORMS
-    return {**found, "modules": modules, "mixed": _behind_dense(config), "biases": biases_of(config, "attention_bias")}
+    return {**found, "modules": modules, "mixed": behind_dense(config), "biases": biases_of(config, "attention_bias")}
 
 
 def _exaone_moe(config: Any) -> Difference:
-    found = _corrected(config, config.num_experts, config.num_shared_experts)
+    found = corrected(config, config.num_experts, config.num_shared_experts)
     windows = [kind == "sliding_attention" for kind in config.layer_types]
     return {
         **found,
@@ -161,7 +161,7 @@ def _ernie4_5_moe(config: Any) -> Difference:
     own = biases_of(config, "use_bias")
     return {
         "experts": experts,
-        "modules": _mlp("mlp.shared_experts") if shared else {},
+        "modules": mlp("mlp.shared_experts") if shared else {},
         "mixed": [(layer + 1) % step == 0 and first <= layer <= last for layer in layers],
         "biases": own | {f"shared_{role}" for role in ("gate", "up", "down") if role in own},
         "is_interleaved": True,
@@ -184,7 +184,7 @@ def _hunyuan_v1_moe(config: Any) -> Difference:
     )
     found = {
         "experts": experts,
-        "modules": norms | _mlp("mlp.shared_mlp"),
+        "modules": norms | mlp("mlp.shared_mlp"),
         "biases": biases_of(config, "attention_bias"),
         "norms_rotated": True,
     }

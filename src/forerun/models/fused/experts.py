@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.kernels.partition import MIN_ROWS
+from forerun.kernels.torch.elementwise import sigmoid
 from forerun.models.fused.spec import DecoderSpec, Experts
 from forerun.models.linear import Linear
 
@@ -81,11 +82,11 @@ def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor
 
     scores: [T, count], of the router. bias: [count], or None.
     """
-    scores = scores.sigmoid() if experts.scoring == "sigmoid" else scores.softmax(-1)
+    scores = sigmoid(scores) if experts.scoring == "sigmoid" else scores.softmax(-1)
     ranks = scores if bias is None else scores + bias
     if experts.groups:
         groups = ranks.view(len(ranks), experts.groups, -1)
-        sums = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1)
+        sums = groups.topk(min(experts.best, groups.shape[-1]), -1).values.sum(-1)
         left = sums.sort(dim=-1, descending=True, stable=True).indices[:, experts.top_groups :]
         ranks = groups.scatter(1, left[:, :, None].expand(-1, -1, groups.shape[-1]), -torch.inf).view(ranks.shape)
     chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : experts.top]
@@ -99,7 +100,8 @@ class ExpertLayer:
     """The experts of one layer.
 
     Args:
-        router: of rows in the type `reads`. bias: of `route`. switch: of the expert of all rows, whose sigmoid multiplies what that gives.
+        router: of rows in the type `reads`. bias: of `route`.
+        switch: of the expert of all rows, whose sigmoid multiplies what that gives.
         gate_up: of each expert, the outputs of both side by side. down: of each.
         activation: of gate and up, [n, width] each.
         dtype: to choose in.

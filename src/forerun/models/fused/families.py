@@ -1,7 +1,7 @@
 """The families that the fused decoder computes, each by how it differs from Llama.
 
-To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py`, `expert_families.py` or
-`recurrent_families.py`, and add it to the table there.
+To add one, write a function of its configuration in `llama_families.py`, `gpt_families.py`, `expert_families.py`,
+`latent_families.py` or `recurrent_families.py`, and add it to the table there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forerun.models.fused.expert_families import EXPERT_FAMILIES
 from forerun.models.fused.gpt_families import GPT_FAMILIES
+from forerun.models.fused.latent_families import LATENT_FAMILIES
 from forerun.models.fused.llama_families import LLAMA_FAMILIES
 from forerun.models.fused.options import (
     ACTIVATIONS,
@@ -131,9 +132,10 @@ def refusal(config: Any) -> str | None:
         if kind not in _ROPE_TYPES:
             return f"rope type {kind!r} depends on the sequence's length"
         share = 1.0 if kind == "proportional" else rope.get("partial_rotary_factor") or 1.0
-        if kind != "default" and int(spec.head_dim * share) != spec.rotated:  # Llama's default type does not read it
+        width = spec.head_dim if spec.latent is None else spec.rotated
+        if kind != "default" and int(width * share) != spec.rotated:  # Llama's default type does not read it
             return f"a rotation of {share} of each head"
-    if spec.head_dim % 2 or spec.rotated % 2 or spec.num_heads % max(1, spec.num_kv_heads):
+    if spec.head_dim % 2 or spec.cached_widths[0] % 2 or spec.rotated % 2 or spec.num_heads % max(1, spec.num_kv_heads):
         return f"{spec.num_heads} query heads and {spec.num_kv_heads} key heads of width {spec.head_dim}"
     if not spec.activation:
         return f"activation {activation_of(config)!r}"
@@ -152,6 +154,6 @@ def length_dependence(config: Any) -> str | None:
 
 
 FAMILIES: Mapping[str, Callable[[Any], Difference]] = dict(
-    sorted({**LLAMA_FAMILIES, **GPT_FAMILIES, **EXPERT_FAMILIES, **RECURRENT_FAMILIES}.items())
+    sorted({**LLAMA_FAMILIES, **GPT_FAMILIES, **EXPERT_FAMILIES, **LATENT_FAMILIES, **RECURRENT_FAMILIES}.items())
 )
 """How each family differs from Llama, by Transformers' model type."""

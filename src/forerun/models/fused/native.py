@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from forerun.kernels.cpu.library import (
     ExpertsStruct,
+    LatentStruct,
     LayerStruct,
     Library,
     LinearStruct,
@@ -25,7 +27,7 @@ from forerun.kernels.cpu.library import (
     plain_fields,
 )
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE
+from forerun.kernels.cpu.page_layout import CACHE_FORMATS, LANES, PAGE
 from forerun.kernels.partition import AttentionShape
 from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
 from forerun.models.attention.base import LayerAttention, Layout, PackedRows, Planner
@@ -36,6 +38,7 @@ from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.fused.decoder import curve_of, parts_of, sinks_of
 from forerun.models.fused.experts import bias_of, take_apart
 from forerun.models.fused.families import frequencies, spec_of
+from forerun.models.fused.latent import weights_by_head
 from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.fused.spec import EXPERT, MIXED, RECURRENT_ROLES, LayerSpec
 from forerun.models.linear import Maker, Part, of_rows
@@ -88,16 +91,17 @@ class NativeDecoder(LayerRangeDecoder):
         self._layers = (LayerStruct * self.num_layers)()
         self._recurrences: list[RecurrenceStruct] = []
         self._experts: list[ExpertsStruct] = []
+        self._latents: list[LatentStruct] = []
         self._arrays: list[ctypes.Array[LinearStruct]] = []
         self.num_experts_read = ctypes.c_int64()
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
             layer.to_empty(device="meta")
-        heads, group, width = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim
+        heads, group, widths = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.cached_widths
         self._cache_dtype = cache_dtype
         self._attentions = [
-            LayerAttention(heads, group, width, width, AttentionShape(spec.scale, own.window, spec.softcap))
+            LayerAttention(heads, group, *widths, AttentionShape(spec.scale, own.window, spec.softcap))
             for own in spec.layers
             if own.attends
         ]
@@ -138,7 +142,7 @@ class NativeDecoder(LayerRangeDecoder):
     def shapes(self) -> tuple[object, ...]:
         """Return all that the kernels are given besides addresses: shapes, formats, windows and constants."""
         layers = self._layers[: self.num_layers]
-        inner = (*self._recurrences, *self._experts)
+        inner = (*self._recurrences, *self._experts, *self._latents, *(array[0] for array in self._arrays))
         return plain_fields(self._model), *map(plain_fields, layers), *map(plain_fields, inner)
 
     @property
@@ -267,6 +271,8 @@ class NativeDecoder(LayerRangeDecoder):
             logit_softcap=spec.logit_softcap or 0.0,
             query_growth=spec.query_growth,
             query_period=spec.query_period,
+            key_width=spec.cached_widths[0],
+            value_width=spec.cached_widths[1],
             record_size=0 if (states := state_layout(spec)) is None else states.record_size,
         )
 
@@ -282,11 +288,13 @@ class NativeDecoder(LayerRangeDecoder):
             order = spec.norm_order(role, in_pairs=False)
             norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
         made = {role: linear(role) for role in roles if role not in MIXED[1:]}
+        latent = self._latent(layer, path, made, norms) if spec.latent is not None and own.attends else None
         biases, sinks = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}, sinks_of(spec, layer)
         return LayerStruct(
             window=own.window or 0,
             rotation=-1 if own.rotation is None else own.rotation,
             experts=self._mixture(layer, path, maker) if own.has_experts else None,
+            latent=latent,
             sinks=None if sinks is None else self._pointer(f"{path}.{spec.sinks}", sinks),
             curve=None
             if spec.curve is None
@@ -333,6 +341,7 @@ class NativeDecoder(LayerRangeDecoder):
                 width=shape.width,
                 scoring=SCORINGS.index(shape.scoring),
                 groups=shape.groups,
+                best=shape.best,
                 top_groups=shape.top_groups,
                 adds_to_one=shape.adds_to_one,
                 least_sum=shape.least_sum,
@@ -340,6 +349,35 @@ class NativeDecoder(LayerRangeDecoder):
             )
         )
         return ctypes.addressof(self._experts[-1])
+
+    def _latent(
+        self, layer: Any, path: str, made: dict[str, LinearStruct], norms: dict[str, tuple[int, int | None]]
+    ) -> int:
+        """Keep the structure of a layer's latents, with what `made` and `norms` have for it, and return its address."""
+        shape = self.spec.latent
+        assert shape is not None
+        name = f"{path}.{shape.expansion}.weight"
+        arrays = []
+        for what, weight in zip((f"{name} of keys", name), weights_by_head(self.spec, layer), strict=True):
+            width = -(-weight.shape[1] // LANES) * LANES  # all heads in one, each in whole blocks
+            together = F.pad(weight, (0, 0, 0, width - weight.shape[1])).reshape(-1, weight.shape[2])
+            self._kept[what] = linear = NativeLinear(self.library, _served(together))
+            each = (linear.outputs(first, weight.shape[1]) for first in range(0, len(together), width))
+            arrays.append((LinearStruct * len(weight))(*each))
+        self._arrays += arrays
+        made["key"], entry = made.pop("latent"), made.pop("entry", None)
+        addresses = {role: norms.pop(role)[0] for role in ("latent_norm", "entry_norm") if role in norms}
+        self._latents.append(
+            LatentStruct(
+                LinearStruct() if entry is None else entry,
+                entry_norm=addresses.get("entry_norm"),
+                norm=addresses["latent_norm"],
+                absorb=ctypes.addressof(arrays[0]),
+                expand=ctypes.addressof(arrays[1]),
+                eps=shape.eps,
+            )
+        )
+        return ctypes.addressof(self._latents[-1])
 
     def _recurrence(self, layer: Any, path: str, linears: Mapping[str, LinearStruct]) -> int:
         """Keep the structure of a layer's recurrence, and return its address. linears: by role."""

@@ -9,15 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROLES = ("query", "attention_gate", "key", "value", "out", "gate", "up", "down")
+from forerun.models.fused.latent_spec import Latent
+
+ROLES = ("query", "entry", "latent", "attention_gate", "key", "value", "out", "gate", "up", "down")
 """Linear layers of a decoder's layer that attends."""
 MIXED = ("mixed", "mixed_key", "mixed_value")
 """Of one that is recurrent, what is convolved: of one module, or queries, keys and values of three."""
 RECURRENT_ROLES = (*MIXED, "mixed_gate", "beta", "decay", "mixed_out")
 """All of these, as csrc/forerun.h has them in `ForerunRecurrence`."""
-NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
-"""Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer."""
-NORM_OWNERS = {"query_norm": "attends", "key_norm": "attends", "mlp_norm": "feeds", "feed_norm": "feeds"}
+NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm", "entry_norm", "latent_norm")
+"""Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer; of
+what queries are made of, and of a latent."""
+NORM_OWNERS = {"mlp_norm": "feeds", "feed_norm": "feeds"}
+NORM_OWNERS |= dict.fromkeys(("query_norm", "key_norm", "entry_norm", "latent_norm"), "attends")
 """Norm -> the field of `LayerSpec` that is true of layers with this norm. Others are of all that attend or recur."""
 LLAMA_MODULES = {
     "input_norm": "input_layernorm",
@@ -159,14 +163,15 @@ class Experts:
     Attributes:
         count, top, width: experts, those that a row is given to, and the intermediate numbers of each.
         router: the module of a layer that scores them.
-        modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor.
-        stacked: Transformers' module, which has. is_transposed: as [in, out], gate and up by turns.
+        modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor, as Transformers.
+        stacked: the module of Transformers that holds all of them. is_transposed: as [in, out], gate and up by turns.
         shared_width: intermediate numbers of the expert of all rows.
         shared_switch: the module whose sigmoid multiplies what that gives.
         bias: a parameter that is added to scores for the choice alone, and its shape.
         unrounded: the router is float32 in a model of a narrower type.
         scoring: "softmax" or "sigmoid".
         groups, top_groups: of experts, from which alone they are taken; 0: from all.
+        best: scores of a group that are added to choose it, 2 or 1.
         adds_to_one: the scores of the chosen are divided by their sum, or by least_sum. scale: of them.
         curve: "alpha" and the limit of the activation "clamped_swiglu".
     """
@@ -188,6 +193,7 @@ class Experts:
     scoring: str = "softmax"
     groups: int = 0
     top_groups: int = 0
+    best: int = 2
     adds_to_one: bool = True
     least_sum: float = 0.0
     scale: float = 1.0
@@ -263,6 +269,7 @@ class DecoderSpec:
         recurrence: of the layers that are recurrent.
         experts: of the layers that have any.
         sinks: the parameter of a layer with a further logit of each head's attention.
+        latent: of which keys and values are made. `head_dim` is that of queries then, whose last numbers are rotated.
     """
 
     num_heads: int
@@ -313,6 +320,14 @@ class DecoderSpec:
     recurrence: Recurrence | None = None
     experts: Experts | None = None
     sinks: str | None = None
+    latent: Latent | None = None
+
+    @property
+    def cached_widths(self) -> tuple[int, int]:
+        """Return the numbers of a key and of a value as they are kept."""
+        if self.latent is None:
+            return self.head_dim, self.head_dim
+        return self.rotated + self.latent.rank, self.latent.rank
 
     @property
     def is_llama(self) -> bool:
@@ -406,6 +421,8 @@ class DecoderSpec:
             return self.num_heads * (1 if self.gates_heads else self.head_dim)
         if role in widths:
             return widths[role] * self.head_dim
+        if self.latent is not None and role in ("entry", "latent"):
+            return self.latent.entry_width if role == "entry" else self.cached_widths[0]
         return self._fed(role) if role.endswith(("gate", "up")) else self.hidden
 
     def in_features(self, role: str) -> int:
@@ -413,7 +430,9 @@ class DecoderSpec:
         if role == "mixed_out" and self.recurrence is not None:
             return self.recurrence.wide
         if role == "out":
-            return self.num_heads * self.head_dim
+            return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_width)
+        if role == "query" and self.latent is not None and self.latent.entry_width:
+            return self.latent.entry_width
         return self._fed(role) if role.endswith("down") else self.hidden
 
     def _fed(self, role: str) -> int:
@@ -424,6 +443,8 @@ class DecoderSpec:
 
     def norm_width(self, role: str) -> int:
         """Return the numbers that a norm is over."""
+        if self.latent is not None and role in ("entry_norm", "latent_norm"):
+            return self.latent.entry_width if role == "entry_norm" else self.latent.rank
         if role not in ("query_norm", "key_norm"):
             return self.hidden
         heads = self.num_heads if role == "query_norm" else self.num_kv_heads
@@ -443,12 +464,15 @@ class DecoderSpec:
         """Return the rows of the module's weight that are a role's, int64; None for all in order.
 
         in_pairs: numbers of queries and keys that are rotated together are to be side by side; else half of what is
-            rotated apart.
+            rotated apart. What is rotated comes first.
         """
         if self.recurrence is not None and role in RECURRENT_ROLES:
             return self.recurrence.rows(role)
         size, sharing = self.out_features(role), self.sharing(role)
         order = self.head_order(in_pairs=in_pairs) if role in ("query", "key") else None
+        if self.latent is not None and role in ("query", "latent"):
+            width = self.head_dim if role == "query" else self.cached_widths[0]
+            return self.latent.rows(size // width, width, self.rotated, self.head_order(in_pairs=in_pairs))
         if len(sharing) == 1 and order is None:
             return None
         groups = self.qkv_groups if role in QKV and len(sharing) > 1 else 1

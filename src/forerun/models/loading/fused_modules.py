@@ -36,7 +36,7 @@ class _Norm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width)) if has_bias else None
 
 
-class _Numbers(nn.Module):
+class Numbers(nn.Module):
     """A linear layer that is never quantized."""
 
     def __init__(self, out_features: int, in_features: int, *, has_bias: bool) -> None:
@@ -136,6 +136,9 @@ def _layer(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
         _place(layer, spec.curve, _Curve())
     if own.is_recurrent and spec.recurrence is not None:
         _recurrent_numbers(layer, spec.recurrence, has_bias="taps" in spec.biases)
+    if spec.latent is not None and own.attends:
+        outputs = spec.num_heads * (spec.head_dim - spec.rotated + spec.latent.value_width)
+        _place(layer, spec.latent.expansion, Numbers(outputs, spec.latent.rank, has_bias=False))
     if own.has_experts and spec.experts is not None:
         _mixture(layer, spec, spec.experts)
     if spec.sinks is not None and own.attends:
@@ -145,9 +148,9 @@ def _layer(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
 
 def _mixture(layer: nn.Module, spec: DecoderSpec, experts: Experts) -> None:
     """Add the modules of a mixture of experts."""
-    _place(layer, experts.router, _Numbers(experts.count, spec.hidden, has_bias="router" in spec.biases))
+    _place(layer, experts.router, Numbers(experts.count, spec.hidden, has_bias="router" in spec.biases))
     if experts.shared_switch is not None:
-        _place(layer, experts.shared_switch, _Numbers(1, spec.hidden, has_bias=False))
+        _place(layer, experts.shared_switch, Numbers(1, spec.hidden, has_bias=False))
     for role, path in experts.modules.items():
         for index in range(experts.count):
             module = _Linear(spec.in_features(role), spec.out_features(role), bias=role in spec.biases)

@@ -89,11 +89,13 @@ def matrices(model: Any, is_fused: bool) -> dict[str, nn.Module]:
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
+    kept = spec_of(model.config).matrices() if is_fused else None
     return {
         path: module
         for path, module in model.named_modules()
         if (is_fused and module is embedding)
         or (isinstance(module, (nn.Linear, Conv1D)) and not (is_tied and module is head))
+        if kept is None or f"{path}.weight" in kept
     }
 
 

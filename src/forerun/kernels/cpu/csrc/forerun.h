@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 18
+#define FORERUN_ABI 19
 
 extern "C" {
 
@@ -109,10 +109,22 @@ struct ForerunExperts {
     int64_t* num_read;            // to which the experts that rows were given to are added
     int32_t count, top, width;    // width: outputs of up
     int32_t scoring;              // ForerunScoring
-    int32_t groups, top_groups;   // experts stand in groups, and are taken of those of the largest sums of two scores; 0: all
+    int32_t groups, top_groups;   // experts stand in groups, and are taken of those of the largest sums of `best` scores; 0: all
     int32_t adds_to_one;          // the scores of the chosen are divided by their sum
     float least_sum;              // or by this
     float scale;                  // of the scores
+    int32_t best;                 // scores of a group that are added: 2, or 1
+};
+
+// Attention whose keys and values are made of one latent of each position: all heads have one key, which is what the layer's
+// key gives, a rotated part and the latent behind a norm, and one value, the latent. A head's query is multiplied with what
+// makes its keys of the latent, and what it attends to with what makes its values.
+struct ForerunLatent {
+    ForerunLinear entry;       // [query_rank], of which, behind a norm, queries are made; out 0: they are made of the row
+    const float *entry_norm, *norm;  // [query_rank], of the entry; [value_width], of the latent
+    const ForerunLinear *absorb, *expand;  // [num_heads] each, whose weights are numbers: from what is not rotated of a query
+                                           // to the latent's numbers, and from these to a value
+    float eps;                 // of both norms
     int32_t reserved;
 };
 
@@ -133,6 +145,7 @@ struct ForerunLayer {
     int32_t num_before, reserved;          // layers without attention before it
     const ForerunExperts* experts;         // beside the feed-forward layer, or where up.out is 0 instead of it; or null
     const float* sinks;                    // [num_heads], a further logit of attention; or null
+    const ForerunLatent* latent;           // value.out is 0 then; or null
 };
 
 struct ForerunModel {
@@ -157,6 +170,7 @@ struct ForerunModel {
     int64_t record_size;         // floats of all recurrent layers
     float attention_scale, feed_scale;  // of what these add to the residual, besides residual_scale; 0: 1
     float activation_scale;      // of what the activation reads; 0: 1
+    int32_t key_width, value_width;  // as they are kept; 0: head_dim
     int32_t reserved;
 };
 

@@ -6,6 +6,8 @@
 #include "run.h"
 #include "recurrence.h"
 #include "experts.h"
+#include "heads.h"
+#include "latent.h"
 #include "layers.h"
 #include "eagle.h"
 #include "pick.h"

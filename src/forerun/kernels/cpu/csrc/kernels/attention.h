@@ -8,9 +8,16 @@
 // weight with its value's.
 
 constexpr int GROUP_ROWS = 8;
+constexpr int64_t GROUP_QUERIES = 128;  // of a key head: where a row has many, its parts' sums take much memory
 constexpr int64_t PART = 128;  // positions; two pages
 
-// Up to GROUP_ROWS rows of one sequence.
+// The most rows of a group.
+static inline int32_t most_rows(int64_t heads_per_key) {
+    const int64_t most = GROUP_QUERIES / heads_per_key;
+    return (int32_t)(most < 1 ? 1 : most < GROUP_ROWS ? most : GROUP_ROWS);
+}
+
+// Rows of one sequence.
 struct Group {
     int32_t row, count;
     int32_t common;   // slots that all of them see: their least prefix
@@ -24,6 +31,7 @@ struct Attention {
     const ForerunRows* rows;
     const Group* groups;
     int32_t num_groups, heads_per_key;
+    int64_t room;           // queries of a group, at most
     int64_t span;           // floats of one query's weights in a part
     int64_t parts;          // of the longest path
     int64_t wide;           // floats of one query's sum: the value width in whole chunks
@@ -264,7 +272,7 @@ FN void mixture(const Attention& a, const Group& g, int64_t head, int64_t from, 
 
 // Where the largest score and the sum of weights of each part of a query lie.
 INLINE float* largest_of(const Attention& a, float* sums, int64_t q) {
-    return sums + a.parts * GROUP_ROWS * a.heads_per_key * a.wide + q * 2 * (a.parts + 16);
+    return sums + a.parts * a.room * a.wide + q * 2 * (a.parts + 16);
 }
 
 // One part of the paths of a group, for a key head: into its place in `sums`. weights: [room][span], to work in.
@@ -277,7 +285,7 @@ FN void add_part(const Attention& a, const Group& g, int64_t head, int64_t part,
         float* most = largest_of(a, sums, q) + part;
         softmax(a, g.row + (int32_t)(q / each), from, weights + q * a.span, most, most + a.parts + 16);
     }
-    mixture<E>(a, g, head, from, weights, sums + part * GROUP_ROWS * each * a.wide);
+    mixture<E>(a, g, head, from, weights, sums + part * a.room * a.wide);
 }
 
 // The result of query q of a group and a key head: its parts in order, each about the largest score of all.
@@ -302,7 +310,7 @@ FN void join_parts(const Attention& a, const Group& g, int64_t head, int64_t q, 
     for (int64_t d = 0; d < width; d += 16) {
         F mixed = f_zero();
         for (int64_t p = first; p < end; p++)
-            mixed = f_fma_at(f_load(sums + (p * GROUP_ROWS * each + q) * a.wide + d), factor + p, mixed);
+            mixed = f_fma_at(f_load(sums + (p * a.room + q) * a.wide + d), factor + p, mixed);
         put(a.out + (row * (int64_t)a.shape->num_heads + h) * width + d, f_mul(mixed, inverse), width - d);
     }
 }
@@ -310,7 +318,7 @@ FN void join_parts(const Attention& a, const Group& g, int64_t head, int64_t q, 
 // Attention of all groups. Where there are few, their parts are shared among the threads; where there are many, whole
 // groups. scratch: this thread's.
 template <class E> FN void attend(const Attention& a, forerun::Member& member, int threads, float* scratch) {
-    const int64_t heads = a.shape->num_kv_heads, pairs = a.num_groups * heads, room = GROUP_ROWS * a.heads_per_key;
+    const int64_t heads = a.shape->num_kv_heads, pairs = a.num_groups * heads, room = a.room;
     int64_t first, last;
     if (!a.sums) {
         float* sums = scratch + room * a.span;

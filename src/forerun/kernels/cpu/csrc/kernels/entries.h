@@ -35,8 +35,8 @@ static void attention(const ForerunAttention* shape, const ForerunRows* rows, co
     forerun::Workspace& space = forerun::workspace();
     forerun::Team team(threads);
     AttentionCall c{rows, {}, {}, key, value, query, nullptr, &team};
-    group_rows(*rows, shape->window, c.plan.groups);
-    plan_attention(space, c.plan, shape->num_heads, shape->num_kv_heads, shape->value_width, threads);
+    plan_attention(space, c.plan, *rows, shape->window, shape->num_heads / shape->num_kv_heads, shape->num_kv_heads,
+                   shape->value_width, threads);
     space.want(c.rotated, (int64_t)rows->num_rows * shape->num_heads * shape->key_width);
     space.allocate();
     c.attention = attention_of(shape, rows, c.plan, c.rotated, out);

@@ -79,14 +79,15 @@ INLINE void score(const ForerunExperts& e, float* x) {
     for (int64_t i = 0; i < n; i++) x[i] /= sum;
 }
 
-// Of ranks [count], leave those of the groups whose two largest have the largest sums.
+// Of ranks [count], leave those of the groups whose largest one or two have the largest sums.
 INLINE void leave_groups(const ForerunExperts& e, float* ranks) {
     const int32_t size = e.count / e.groups;
     float sums[MOST_GROUPS];
     int32_t best[2], kept[MOST_GROUPS];
     for (int32_t g = 0; g < e.groups; g++) {
-        largest_places(ranks + g * size, size, size > 1 ? 2 : 1, best);
-        sums[g] = ranks[g * size + best[0]] + (size > 1 ? ranks[g * size + best[1]] : 0.0f);
+        const int32_t added = size > 1 ? e.best : 1;
+        largest_places(ranks + g * size, size, added, best);
+        sums[g] = ranks[g * size + best[0]] + (added > 1 ? ranks[g * size + best[1]] : 0.0f);
     }
     largest_places(sums, e.groups, e.groups, kept);
     for (int32_t k = e.top_groups; k < e.groups; k++)

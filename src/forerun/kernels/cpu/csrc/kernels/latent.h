@@ -1,0 +1,110 @@
+// Attention with one latent of each position. Included once for each instruction set.
+//
+// Queries are brought to the latents, whatever the number of rows, so that a row's bits are those of any other forward. A
+// head's products read rows of one head, which stand behind one another.
+
+static void plan_latent(LatentCall& s, const ForerunLayer& layer) {
+    const ForerunLatent& l = *layer.latent;
+    s.rank = l.expand->in;
+    s.entry_width = l.entry.out;
+    s.plain_width = l.absorb->in;
+    s.entering.add({&layer.query});
+    s.absorbing.add({l.absorb});
+    s.expanding.add({l.expand});
+}
+
+static void want_latent(forerun::Workspace& space, LatentCall& s, int64_t n, const ForerunModel& m) {
+    const int64_t pairs = n * m.num_heads;
+    forerun::plan_input(space, s.entry, n, s.entry_width, s.entering);
+    forerun::plan_input(space, s.plain, pairs, s.plain_width, s.absorbing);
+    forerun::plan_input(space, s.attended, pairs, s.rank, s.expanding);
+    space.want(s.entry.x, n * s.entry_width);
+    space.want(s.plain.x, pairs * s.plain_width);
+    space.want(s.attended.x, pairs * s.rank);
+    space.want(s.sums, pairs * s.rank);
+}
+
+// What is rotated of the queries of row t, and what is not; norm and rotate its key, and write it with its latent.
+template <class E> FN void place_latent(const LayersCall& c, const ForerunLayer& layer, const Attention& a, int32_t t) {
+    const ForerunModel& m = *c.model;
+    const ForerunLatent& l = *layer.latent;
+    const Input& plain = c.latent.plain;
+    const int64_t rank = c.latent.rank, wide = key_width(m), turned = wide - rank, n = c.rows->num_rows;
+    const Angles angles = angles_of(c, layer, t);
+    const float scale = query_scale(c, t);
+    for (int64_t h = 0; h < m.num_heads; h++) {
+        const float* query = c.queries + (t * m.num_heads + h) * m.head_dim;
+        turn(angles, query, turned, scale, c.rotated + (t * m.num_heads + h) * wide);
+        float* to = plain.x + (h * n + t) * plain.width;
+        for (int64_t i = 0; i < plain.width; i++) to[i] = query[turned + i] * scale;
+        prepare(plain, h * n + t, 0.0f);
+    }
+    float* key = c.keys + t * wide;
+    turn(angles, key, turned, 1.0f, key);
+    rms_norm(key + turned, l.norm, l.eps, rank, key + turned);
+    write_row<E>(a, t, key, key + turned);
+}
+
+// Products of each head's rows with its own weights. in: [heads][rows]; out: row t of head h at out + t * stride + h * apart.
+FN void products_by_head(const ForerunLinear* w, int64_t heads, const Input& in, int64_t n, float* out, int64_t stride,
+                         int64_t apart, forerun::Member& member) {
+    const int64_t blocks = (w->out + 15) / 16;
+    int64_t first, last;
+    member.open(heads * blocks);
+    while (member.claim(first, last))
+        for (int64_t u = first; u < last; u++) {
+            const int64_t h = u / blocks, b = u % blocks;
+            linear_blocks(w[h], from_row(in, h * n), n, b, b + 1, nullptr, out + h * apart, stride);
+        }
+    member.close();
+}
+
+// Queries and keys of `in`: c.queries, of which nothing is rotated yet, and c.keys.
+FN void latent_products(const LayersCall& c, const ForerunLayer& layer, const Input& in, forerun::Member& member) {
+    const ForerunLatent& l = *layer.latent;
+    const Input& entry = c.latent.entry;
+    const int64_t n = c.rows->num_rows;
+    int64_t first, last;
+    product_rows(layer.key, in, n, nullptr, c.keys, member);
+    if (!l.entry.out) return product_rows(layer.query, in, n, nullptr, c.queries, member);
+    product_rows(l.entry, in, n, nullptr, entry.x, member);
+    const float limit = forerun::largest_code({&layer.query});
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++) {
+            float* x = entry.x + t * entry.width;
+            rms_norm(x, l.entry_norm, l.eps, entry.width, x);
+            prepare(entry, t, limit);
+        }
+    member.close();
+    product_rows(layer.query, entry, n, nullptr, c.queries, member);
+}
+
+// `attention_behind_norm` of a layer with latents.
+FN void latent_attention(const LayersCall& c, int32_t index, const Input& in, forerun::Member& member, float* scratch) {
+    const ForerunModel& m = *c.model;
+    const ForerunLayer& layer = m.layers[index];
+    const ForerunLatent& l = *layer.latent;
+    const LatentCall& s = c.latent;
+    const int64_t n = c.rows->num_rows, heads = m.num_heads, wide = key_width(m);
+    int64_t first, last;
+    latent_products(c, layer, in, member);
+    const ForerunAttention shape = layer_attention(m, index);
+    const Attention a = attention_of(&shape, c.rows, layer.window ? c.windowed : c.plain, c.rotated, s.sums);
+    member.open(n);
+    while (member.claim(first, last))
+        for (int64_t t = first; t < last; t++)
+            IN_CACHE_FORMAT(m.cache_format, place_latent, c, layer, a, (int32_t)t);
+    member.close();
+    products_by_head(l.absorb, heads, s.plain, n, c.rotated + wide - s.rank, heads * wide, wide, member);
+    IN_CACHE_FORMAT(m.cache_format, attend, a, member, c.team->threads, scratch);
+    member.open(n * heads);
+    while (member.claim(first, last))
+        for (int64_t u = first; u < last; u++) {
+            const int64_t to = u % heads * n + u / heads;
+            __builtin_memcpy(s.attended.x + to * s.rank, s.sums + u * s.rank, s.rank * sizeof(float));
+            prepare(s.attended, to, 0.0f);
+        }
+    member.close();
+    products_by_head(l.expand, heads, s.attended, n, c.mixed.x, heads * l.expand->out, l.expand->out, member);
+}
