@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+import gguf_experts
 import gguf_recurrent
 from families import VOCAB, tiny_model
 from forerun.models import Rows, load_model
@@ -24,6 +25,7 @@ _SIZES: Mapping[str, dict[str, Any]] = {
     "smollm3": {**_FOUR, "no_rope_layers": None},
     "mistral": {},
     **gguf_recurrent.SIZES,
+    **gguf_experts.SIZES,
 }
 
 
