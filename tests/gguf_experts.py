@@ -12,10 +12,10 @@ from torch import Tensor
 _UNSAID = {"routed_scaling_factor": 1.0}
 _WINDOWED = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
 SIZES: Mapping[str, dict[str, Any]] = {
-    "dots1": {"layer_types": None},
+    "dots1": {"layer_types": None, "moe_intermediate_size": 64},
     "ernie4_5_moe": {"moe_intermediate_size": 64},
     "exaone_moe": {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
-    "glm4_moe": {},
+    "glm4_moe": {"moe_intermediate_size": 64},
     "gpt_oss": {**_WINDOWED, "max_position_embeddings": 4096},
     "granitemoe": {},
     "granitemoeshared": {},
@@ -25,13 +25,13 @@ SIZES: Mapping[str, dict[str, Any]] = {
     "mixtral": {},
     "olmoe": {"rms_norm_eps": 1e-5},
     "qwen2_moe": {"norm_topk_prob": False},
-    "qwen3_5_moe_text": {"linear_num_value_heads": 8},
+    "qwen3_5_moe_text": {"linear_num_value_heads": 8, "shared_expert_intermediate_size": 64},
     "qwen3_moe": {"norm_topk_prob": True},
     "qwen3_next": {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
-        "shared_expert_intermediate_size": 48,
+        "shared_expert_intermediate_size": 64,
         "norm_topk_prob": True,
     },
 }
@@ -53,21 +53,25 @@ def is_exact(name: str) -> bool:
     return name.endswith((*_EXACT, "_bias"))
 
 
-def written(name: str, tensor: Tensor, config: Any) -> dict[str, Tensor] | None:
+def written(name: str, tensor: Tensor, config: Any, *, is_fused: bool) -> dict[str, Tensor] | None:
     """The tensors that are written for a parameter of a mixture of experts, by their names in the file; None of
-    another."""
+    another. is_fused: gates and what they are of are one tensor."""
     layer = name.split(".")[2] if name.count(".") > 2 else ""
     if found := _STACK.fullmatch(name):
         kind, is_turned = "bias" if found[3] else "weight", config.model_type == "gpt_oss"
         tensor = tensor.mT if is_turned and kind == "weight" else tensor
         if found[2] == "down":
             return {f"blk.{layer}.ffn_down_exps.{kind}": tensor.contiguous()}
+        if is_fused:
+            return {f"blk.{layer}.ffn_gate_up_exps.{kind}": tensor}
         parts = (tensor[:, ::2], tensor[:, 1::2]) if is_turned else tensor.chunk(2, 1)
         names = (f"blk.{layer}.ffn_{part}_exps.{kind}" for part in ("gate", "up"))
         return {each: part.contiguous() for each, part in zip(names, parts, strict=True)}
     if name.endswith("shared_mlp.input_linear.weight") and getattr(config, "num_local_experts", 0):
         names = (f"blk.{layer}.ffn_{part}_shexp.weight" for part in ("gate", "up"))
         return dict(zip(names, tensor.chunk(2), strict=True))
+    if name.endswith("shared_expert_gate.weight") and config.model_type == "qwen2_moe":  # as formerly of all
+        return {f"blk.{layer}.ffn_gate_inp_shexp.weight": tensor[0]}
     for pattern, theirs in _OTHERS.items():
         if re.search(pattern, name) and not (theirs.endswith("_shexp.weight") and not config.num_local_experts):
             return {f"blk.{layer}.{theirs}": tensor}
@@ -91,7 +95,7 @@ def metadata(config: Any) -> dict[str, Any]:
         return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
     kind, count = config.model_type, first("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    if not count:
+    if not count or kind == "nemotron_h":  # of it, other layers would have them
         return {}
     width = first("moe_intermediate_size")
     if kind in ("gpt_oss", "minimax_m2", "hunyuan_v1_moe"):

@@ -81,7 +81,7 @@ def write_gguf(
     tensors: Mapping[str, np.ndarray] | None = None,
     tokens: Sequence[str] | None = None,
     split: int = 0,
-    fused: bool = False,
+    fused: str = "",
 ) -> dict[str, torch.Tensor]:
     """Write a model's weights as llama.cpp's converter does, matrices in a type of blocks and vectors in float32.
 
@@ -93,7 +93,7 @@ def write_gguf(
         tensors: beyond the weights, in float32.
         tokens: of a byte-level tokenizer; None for a file without one.
         split: tensors per part of the model, named as llama.cpp names them; 0: one file.
-        fused: queries, keys and values are one tensor.
+        fused: "qkv": queries, keys and values are one tensor; "experts": gates of experts and what they are of.
 
     Returns:
         What the file's numbers stand for, by Transformers' names.
@@ -109,7 +109,7 @@ def write_gguf(
                 writer, key if key.startswith(("general.", "tokenizer.", "split.")) else f"{architecture}.{key}", value
             )
     meaning, state = {}, model.state_dict()
-    for name in [name for name in state if fused and ".q_proj." in name]:
+    for name in [name for name in state if fused == "qkv" and ".q_proj." in name]:
         parts = [state.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
         state[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
     for name, tensor in state.items():
@@ -117,7 +117,8 @@ def write_gguf(
             continue
         name = name.replace("model.language_model.", "model.")
         found, numbers = [], tensor.float()
-        parts = gguf_experts.written(name, numbers, config) or gguf_recurrent.written(name, numbers, config)
+        parts = gguf_experts.written(name, numbers, config, is_fused=fused == "experts")
+        parts = parts or gguf_recurrent.written(name, numbers, config)
         is_plain = tensor.dim() == 1 or gguf_recurrent.is_exact(name) or gguf_experts.is_exact(name)
         for their_name, part in parts.items():
             own_type = type_name if isinstance(type_name, str) else type_name(name if len(parts) == 1 else their_name)

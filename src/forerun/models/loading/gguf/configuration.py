@@ -161,8 +161,8 @@ def _options(fields: Fields, architecture: Architecture, file: GgufFile, head_di
     }
     order = {TILED: True} if architecture.heads_are_tiled else {}
     own = architecture.options(fields, head_dim, file.tensors)
-    windows |= {"model_type": own["model_type"]} if windows and "num_local_experts" in own else {}
-    return {**architecture.constants, **is_there, **order, **own, **windows}
+    kind = {"model_type": "mixtral"} if own.get("model_type") == "mixtral" else {}  # which may have windows, too
+    return {**architecture.constants, **is_there, **order, **own, **windows, **kind}
 
 
 def _windows(fields: Fields, architecture: Architecture) -> dict[str, Any]:

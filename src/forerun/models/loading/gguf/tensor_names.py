@@ -103,8 +103,8 @@ class PackedWeights(Mapping[str, GgufTensor]):
         self._experts = ExpertTensors.of(spec, layer)
         shapes = {**self._recurrence.shapes, **self._experts.shapes}
         names = name_map(name, 1)  # what a file says of its number of layers decides nothing here
-        attending = _parameters(names, spec, layer, own) | self._experts.names
-        recurrent = attending | self._recurrence.names
+        attending = {**_parameters(names, spec, layer, own), **self._experts.names}
+        recurrent = {**attending, **self._recurrence.names}
         self._tensors: dict[str, dict[int, GgufTensor]] = {}
         for tensor in (each for each in file.tensors.values() if not _COMPUTED.fullmatch(each.name)):
             found = _LAYER.match(tensor.name)
