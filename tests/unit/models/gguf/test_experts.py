@@ -62,10 +62,9 @@ def test_blocks_of_256(type_name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours(path, quantize="none"), expected, atol=5e-4, rtol=5e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "qwen3_5_moe_text"])
 def test_transformers_reads_the_same_numbers(family: str, tmp_path: Path) -> None:
-    path, rope = tmp_path / "it.gguf", {"rope_type": "default", "rope_theta": 10000.0}
-    model = tiny(family, **({"rope_parameters": rope} if family == "gpt_oss" else {}))
+    path, model = tmp_path / "it.gguf", tiny(family)
     write_gguf(path, model, tokens=[f"t{token}" for token in range(VOCAB)])
     # the configuration is given: it would not read the width of experts
     options = {"gguf_file": "it.gguf", "config": model.config, "dtype": torch.float32}
@@ -73,8 +72,7 @@ def test_transformers_reads_the_same_numbers(family: str, tmp_path: Path) -> Non
     loaded = load_transformers_model(path, "float32").state_dict()
     assert read.keys() == loaded.keys() == model.state_dict().keys()
     for name, numbers in loaded.items():
-        if "sinks" not in name:  # which Transformers does not find in files
-            torch.testing.assert_close(numbers, read[name], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(numbers, read[name], atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(numbers, model.state_dict()[name], atol=1e-6, rtol=1e-6)
 
 
@@ -170,6 +168,7 @@ def test_all_that_is_read_is_counted(tmp_path: Path) -> None:
         seen.clear()
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("family", "keys", "said"),
     [
@@ -200,6 +199,7 @@ def test_what_is_not_computed_is_refused(family: str, keys: dict[str, Any], said
         load_model(tmp_path / "it.gguf")
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("family", "keys", "said"),
     [

@@ -107,8 +107,9 @@ class Stack:
     dtype: torch.dtype
 
     def get_shape(self) -> list[int]:
-        first = [torch.empty(self.weights.shape(name), device="meta") for name in self.parts[0]]
-        return [len(self.parts), *joined(self.experts, first).shape]
+        shapes = [self.weights.shape(name) for name in self.parts[0]]
+        whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return [len(self.parts), *(reversed(whole) if self.experts.is_transposed else whole)]
 
     def get_dtype(self) -> str:
         """Return the dtype that its numbers are read as: "F32" for packed ones."""
@@ -124,6 +125,12 @@ class Stack:
     def names(self) -> list[str]:
         """Return the names of all parts."""
         return [name for names in self.parts for name in names]
+
+    def part(self, expert: int, role: str) -> torch.Tensor:
+        """Return what an expert's role has, [out, in] or [out], without reading what other roles have."""
+        place = int(role == "expert_up")
+        found: torch.Tensor = self.weights[self.parts[expert][place]].dequantize(self.dtype)
+        return found
 
     def __getitem__(self, index: EllipsisType | int) -> torch.Tensor:
         if isinstance(index, int):

@@ -163,15 +163,16 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     def order(self, name: str) -> torch.Tensor | None:
         """Return the rows of the file's tensor in Transformers' order, [out] int64; None: as they lie."""
-        rows, spec = torch.arange(self.shape(name)[0]), self._decoder
+        spec, count = self._decoder, self.shape(name)[0]
         module, own = name.rpartition(".")[0], _of_first(name)
         if own in self._recurrence.rows:
             return self._recurrence.rows[own]
         is_joined = {"key", "value"} <= {*spec.sharing("query")} if "query" in spec.modules else False
         if spec.qkv_groups > 1 and is_joined and module.endswith(spec.modules["query"]):
-            return rows.view(3, spec.qkv_groups, -1).transpose(0, 1).reshape(-1)  # the converter puts all queries first
+            # the converter puts all queries first
+            return torch.arange(count).view(3, spec.qkv_groups, -1).transpose(0, 1).reshape(-1)
         heads = self._heads.get(module.rpartition(".")[2])
-        return None if heads is None else rows.view(heads, -1, 2).transpose(1, 2).reshape(-1)
+        return None if heads is None else torch.arange(count).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
