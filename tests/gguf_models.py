@@ -32,6 +32,7 @@ _SIZES: Mapping[str, dict[str, Any]] = {
 def tiny(family: str, **options: Any) -> PreTrainedModel:
     model = tiny_model(family, **{**_SIZES.get(family, {}), **options})
     model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")  # others take no float64
     return model
 
 
