@@ -85,7 +85,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
     that, all others lie in the file. So are value heads of recurrent layers, and the columns of the product behind
     them, which are numbers then, unless the configuration says that heads are tiled (`recurrent_families.TILED`). Norms
     to whose weights Transformers adds a number have it in the file, and it is taken out; of rates of decay Transformers
-    has the logarithm.
+    has the logarithm. Experts are parameters apart, each a view of the file's tensor of all.
 
     Raises:
         UnsupportedModelError: a tensor has no place in such a model.
