@@ -1,4 +1,8 @@
-"""The architectures of GGUF files with mixtures of experts in all layers, or all but the first (`architectures.py`)."""
+"""The architectures of GGUF files with mixtures of experts in all layers, or all but the first (`architectures.py`).
+
+Files that llama.cpp's converter makes of tiny models of each (that of llama-cpp-python 0.3.36) give llama.cpp's logits
+in float32; those of `gpt-oss` where its rotation is not scaled.
+"""
 
 from __future__ import annotations
 
