@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+import gguf_experts
 import gguf_recurrent
 
 MAGIC = b"GGUF"
@@ -39,11 +40,24 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "olmo3": "olmo2",
     "phi": "phi2",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone_moe": "exaone-moe",
+    "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
+    "granitemoeshared": "granitemoe",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "lfm2_moe": "lfm2moe",
+    "minimax_m2": "minimax-m2",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
 }
 """Model type -> GGUF's architecture, where it is another name."""
-_PERMUTED = {"llama", "mistral3", "granite", "granitehybrid", "nemotron_h", "smollm3", "olmo", "arcee"}
-_WITH_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35"}
+_PERMUTED = {"llama", "mistral3", "granite", "granitehybrid", "granitemoe", "nemotron_h", "smollm3", "olmo", "arcee"}
+_WITH_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next"}
 """Architectures whose rows of queries and keys the converter permutes, and to whose norms it adds 1."""
 _SCALES = {
     **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
@@ -67,7 +81,7 @@ def write_gguf(
     tensors: Mapping[str, np.ndarray] | None = None,
     tokens: Sequence[str] | None = None,
     split: int = 0,
-    fused: bool = False,
+    fused: str = "",
 ) -> dict[str, torch.Tensor]:
     """Write a model's weights as llama.cpp's converter does, matrices in a type of blocks and vectors in float32.
 
@@ -79,7 +93,7 @@ def write_gguf(
         tensors: beyond the weights, in float32.
         tokens: of a byte-level tokenizer; None for a file without one.
         split: tensors per part of the model, named as llama.cpp names them; 0: one file.
-        fused: queries, keys and values are one tensor.
+        fused: "qkv": queries, keys and values are one tensor; "experts": gates of experts and what they are of.
 
     Returns:
         What the file's numbers stand for, by Transformers' names.
@@ -95,17 +109,20 @@ def write_gguf(
                 writer, key if key.startswith(("general.", "tokenizer.", "split.")) else f"{architecture}.{key}", value
             )
     meaning, state = {}, model.state_dict()
-    for name in [name for name in state if fused and ".q_proj." in name]:
+    for name in [name for name in state if fused == "qkv" and ".q_proj." in name]:
         parts = [state.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
         state[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
     for name, tensor in state.items():
         if (name == "lm_head.weight" and model.config.tie_word_embeddings) or name.startswith("model.visual."):
             continue
         name = name.replace("model.language_model.", "model.")
-        found, parts = [], gguf_recurrent.written(name, tensor.float(), config)
+        found, numbers = [], tensor.float()
+        parts = gguf_experts.written(name, numbers, config, is_fused=fused == "experts")
+        parts = parts or gguf_recurrent.written(name, numbers, config)
+        is_plain = tensor.dim() == 1 or gguf_recurrent.is_exact(name) or gguf_experts.is_exact(name)
         for their_name, part in parts.items():
             own_type = type_name if isinstance(type_name, str) else type_name(name if len(parts) == 1 else their_name)
-            own_type = "F32" if tensor.dim() == 1 or gguf_recurrent.is_exact(name) else own_type
+            own_type = "F32" if is_plain else own_type
             packed, means = pack(part.numpy(), own_type)
             found.append(means)
             heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
@@ -116,9 +133,11 @@ def write_gguf(
             if "query_key_value" in name:
                 packed = _by_part(packed, config.num_attention_heads)
             kind = gguf.GGMLQuantizationType[own_type]
-            writer.add_tensor(names.get_name(their_name, (".weight", ".bias")), packed, raw_dtype=kind)
-        is_plain = tensor.dim() == 1 or gguf_recurrent.is_exact(name)
-        meaning[name] = tensor if is_plain else gguf_recurrent.read(name, torch.cat(found), config)
+            known = their_name.startswith("blk.")
+            their_name = their_name if known else names.get_name(their_name, (".weight", ".bias"))
+            writer.add_tensor(their_name, packed, raw_dtype=kind)
+        joined = gguf_experts.read(name, found, config)
+        meaning[name] = tensor if is_plain else gguf_recurrent.read(name, joined, config)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -187,7 +206,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None),
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
         "attention.layer_norm_rms_epsilon": number("rms_norm_eps", "norm_eps"),
@@ -199,7 +218,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         "rope.dimension_count": int(width * (rope.get("partial_rotary_factor") or 1.0)),
         "attention.sliding_window": getattr(config, "sliding_window", None),
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in layer_types]
-        if config.model_type in ("olmo3", "exaone4")
+        if config.model_type in ("olmo3", "exaone4", "exaone_moe")
         else None,
         "attention.temperature_scale": rope.get("llama_4_scaling_beta"),
         "attention.scale": number("attention_multiplier"),
@@ -211,6 +230,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         "use_parallel_residual": getattr(config, "use_parallel_residual", None),
         "rope.dimension_sections": [*sections, 0] if sections else None,
         **gguf_recurrent.metadata(config),
+        **gguf_experts.metadata(config),
         **(_yarn(rope) if rope["rope_type"] == "yarn" else {}),
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+import gguf_experts
 import gguf_recurrent
 from families import VOCAB, tiny_model
 from forerun.models import Rows, load_model
@@ -24,12 +25,14 @@ _SIZES: Mapping[str, dict[str, Any]] = {
     "smollm3": {**_FOUR, "no_rope_layers": None},
     "mistral": {},
     **gguf_recurrent.SIZES,
+    **gguf_experts.SIZES,
 }
 
 
 def tiny(family: str, **options: Any) -> PreTrainedModel:
     model = tiny_model(family, **{**_SIZES.get(family, {}), **options})
     model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")  # others take no float64
     return model
 
 

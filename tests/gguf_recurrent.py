@@ -33,10 +33,13 @@ def metadata(config: Any) -> dict[str, Any]:
     """Keys beyond, or in place of, those of attention."""
     find = {
         "qwen3_5_text": _qwen35,
+        "qwen3_5_moe_text": _qwen35,
+        "qwen3_next": _qwen35,
         "bamba": _granite,
         "granitemoehybrid": _granite,
         "falcon_h1": _falcon_h1,
         "lfm2": _lfm2,
+        "lfm2_moe": _lfm2,
         "nemotron_h": _nemotron_h,
         "mamba2": _mamba2,
     }.get(config.model_type)
@@ -48,7 +51,7 @@ def _qwen35(config: Any) -> dict[str, Any]:
     return {
         **_state(config.linear_num_value_heads, values, config.linear_num_key_heads, config.linear_key_head_dim),
         "full_attention_interval": config.layer_types.index("full_attention") + 1,
-        "rope.dimension_sections": [11, 11, 10, 0],
+        "rope.dimension_sections": None if config.model_type == "qwen3_next" else [11, 11, 10, 0],
     }
 
 
@@ -118,6 +121,12 @@ def is_exact(name: str) -> bool:
 
 def written(name: str, tensor: Tensor, config: Any) -> dict[str, Tensor]:
     """The tensors that are written for a parameter, by names that the gguf package knows."""
+    if "in_proj_qkvz" in name:
+        rows, layer = _of_parts(config), name.split(".")[2]
+        first = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+        first += config.linear_num_value_heads * config.linear_value_head_dim
+        parts = tensor[rows].tensor_split([first])
+        return dict(zip((f"blk.{layer}.{part}.weight" for part in ("attn_qkv", "attn_gate")), parts, strict=True))
     if "shared_mlp.input_linear" in name:
         names = (name.replace("shared_mlp.input_linear", f"mlp.{part}_proj") for part in ("gate", "up"))
         return dict(zip(names, tensor.chunk(2), strict=True))
@@ -131,7 +140,7 @@ def _converted(name: str, tensor: Tensor, config: Any) -> Tensor:
     tensor = -tensor.exp() if name.endswith(".A_log") else tensor
     tensor = tensor.squeeze(1) if name.endswith(("conv1d.weight", "conv.conv.weight")) else tensor
     if ".linear_attn." in name:
-        return _tiled(name, tensor, config, back=False)
+        return tensor if config.model_type == "qwen3_next" else _tiled(name, tensor, config, back=False)
     if name.endswith((".A_log", ".D")):
         return tensor[:, None]
     if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
@@ -139,8 +148,20 @@ def _converted(name: str, tensor: Tensor, config: Any) -> Tensor:
     return tensor * _factor(name, config)
 
 
+def _of_parts(config: Any) -> Tensor:
+    """The rows of Qwen3-Next's queries, of keys, of values and of gates, which each key head has side by side."""
+    groups, key = config.linear_num_key_heads, config.linear_key_head_dim
+    value = config.linear_num_value_heads // groups * config.linear_value_head_dim
+    rows = torch.arange(groups * 2 * (key + value)).view(groups, -1)
+    return torch.cat([part.reshape(-1) for part in rows.split([key, key, value, value], 1)])
+
+
 def read(name: str, means: Tensor, config: Any) -> Tensor:
     """The parameter that a matrix in the file stands for."""
+    if "in_proj_qkvz" in name:
+        return means[_of_parts(config).argsort()]
+    if config.model_type == "qwen3_next":
+        return means
     return _tiled(name, means, config, back=True) if ".linear_attn." in name else means / _factor(name, config)
 
 

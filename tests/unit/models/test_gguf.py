@@ -218,7 +218,6 @@ def test_other_factors_are_used_as_they_are(tmp_path: Path) -> None:
             "architecture 'gemma4', and .* llama, mistral3, qwen2, .* folder or hub",
         ),
         ({"general.type": "adapter"}, "general.type is 'adapter'"),
-        ({"expert_count": 8}, "expert_count is 8"),
         ({"attention.causal": False}, "attention.causal is False"),
         ({"logit_scale": 2.0}, "logit_scale is 2.0"),
         ({"rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope'"),

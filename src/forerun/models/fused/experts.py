@@ -41,6 +41,31 @@ def apart(
     return found
 
 
+def stacked(spec: DecoderSpec) -> dict[str, list[list[str]]]:
+    """Return the names of Transformers' parameters of all experts, and the names of the parts of each expert."""
+    experts, found = spec.experts, dict[str, list[list[str]]]()
+    for index, layer in enumerate(spec.layers):
+        if experts is None or not layer.has_experts:
+            continue
+        path = f"{spec.base}.{spec.layer_list}.{index}."
+        for leaf, roles in _STACKED.items():
+            for kind in ("weight", "bias") if roles[0] in spec.biases else ("weight",):
+                name = f"{path}{experts.stacked}.{leaf}{'_bias' if kind == 'bias' else ''}"
+                modules = [experts.modules[role] for role in roles]
+                found[name] = [
+                    [f"{path}{module.format(expert)}.{kind}" for module in modules] for expert in range(experts.count)
+                ]
+    return found
+
+
+def joined(experts: Experts, parts: Sequence[Tensor]) -> Tensor:
+    """Return an expert's part of a parameter of all experts, the inverse of `part_of`. parts: of each role."""
+    if not experts.is_transposed:
+        return torch.cat([*parts])
+    rows = torch.stack([*parts], 1).flatten(0, 1)
+    return rows.T if rows.dim() == 2 else rows
+
+
 def part_of(experts: Experts, stack: Tensor, role: str) -> Tensor:
     """Return what a role has of an expert's part of a parameter of all experts: [out, in], or a bias [out]."""
     stack = stack.T if experts.is_transposed and stack.dim() == 2 else stack

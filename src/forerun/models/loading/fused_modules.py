@@ -207,6 +207,10 @@ class _Part:
         return self.stack.get_dtype()
 
     def __getitem__(self, index: EllipsisType | int) -> torch.Tensor:
+        alone = getattr(self.stack, "part", None)
+        if alone is not None:  # of a GGUF file, whose tensors of gate and up are dequantized apart
+            found: torch.Tensor = alone(self.index, self.role)
+            return found
         return part_of(self.experts, self.stack[self.index], self.role)
 
 

@@ -37,15 +37,20 @@ class Reading:
     """
 
     def __init__(self, name: str, slices: Mapping[str, TensorSlice]) -> None:
-        self._name, self._left = name, {key: _nbytes(each) for key, each in slices.items()}
-        self._total = sum(self._left.values())
+        self._name, self._left = name, dict[str, int]()
+        self._parts: dict[str, list[str]] = {}
+        for key, each in slices.items():
+            parts = getattr(each, "names", None) or [key]
+            self._parts[key] = parts
+            self._left |= dict.fromkeys(parts, _nbytes(each) // len(parts))
+        self._total, self._read = sum(self._left.values()), 0
 
     def count(self, tensor: str) -> None:
-        """Count a tensor that was read, and call the listener."""
-        self._left.pop(tensor, None)
+        """Count a tensor, or one of several that are one parameter, that was read, and call the listener."""
+        self._read += sum(self._left.pop(part, 0) for part in self._parts.pop(tensor, [tensor]))
         listener = _listener.get()
         if listener is not None:
-            listener(self._name, self._total - sum(self._left.values()), self._total)
+            listener(self._name, self._read, self._total)
 
 
 def counted(checkpoint: Checkpoint, name: str) -> tuple[Checkpoint, Reading]:
@@ -62,9 +67,16 @@ class _Counted:
     def __init__(self, slice_: TensorSlice, name: str, reading: Reading) -> None:
         self._slice, self._name, self._reading = slice_, name, reading
         self.get_shape, self.get_dtype = slice_.get_shape, slice_.get_dtype
+        if hasattr(slice_, "part"):  # of a tensor of all experts
+            self.part = self._part
 
     def __getitem__(self, index: EllipsisType | int) -> Tensor:
         tensor = self._slice[index]
+        self._reading.count(self._name)
+        return tensor
+
+    def _part(self, expert: int, role: str) -> Tensor:
+        tensor: Tensor = getattr(self._slice, "part")(expert, role)  # noqa: B009
         self._reading.count(self._name)
         return tensor
 

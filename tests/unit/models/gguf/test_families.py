@@ -76,7 +76,7 @@ def test_logits_are_those_of_the_model(
 def test_queries_keys_and_values_in_one_tensor(family: str, tmp_path: Path) -> None:
     path, model = tmp_path / "it.gguf", tiny(family, attention_bias=True)
     expected = theirs(model)
-    write_gguf(path, model, fused=True)
+    write_gguf(path, model, fused="qkv")
     torch.testing.assert_close(ours(path), expected, atol=1e-4, rtol=1e-4)
     packed = load_model(path, "float32").packed_weights
     assert packed["model.layers.1.self_attn.k_proj.weight"].blocks.base is not None  # not copied

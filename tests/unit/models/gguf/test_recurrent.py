@@ -202,7 +202,7 @@ def test_metadata_that_cannot_be(family: str, keys: dict[str, Any], said: str, t
 @pytest.mark.parametrize(
     ("family", "keys", "said"),
     [
-        ("granitemoehybrid", {"expert_count": 8}, "expert_count is 8"),
+        ("falcon_h1", {"expert_count": 8}, "expert_count is 8"),
         ("nemotron_h", {"nextn_predict_layers": 1}, "nextn_predict_layers is 1"),
         ("granitemoehybrid", {"attention.head_count_kv": [4, 2]}, "head_count_kv differs from layer to layer"),
         ("nemotron_h", {"attention.head_count_kv": [0, 2, 2, 0]}, "a layer has attention.head_count_kv and feed"),

@@ -41,6 +41,7 @@ class Architecture(NamedTuple):
         heads_are_tiled: the converter puts the value heads of recurrent layers into the order of
             `Recurrence.heads_are_tiled`.
         reads: keys among NEUTRAL that may have any value.
+        yarn: parameters of a rotation that is scaled so, which files do not say.
     """
 
     model_type: str
@@ -58,6 +59,7 @@ class Architecture(NamedTuple):
     options: Options = lambda fields, width, tensors: {}
     heads_are_tiled: bool = False
     reads: tuple[str, ...] = ()
+    yarn: Mapping[str, Any] = _NOTHING
 
     @property
     def eps_key(self) -> str:
@@ -71,6 +73,14 @@ def refuse(fields: Fields, what: str) -> NoReturn:
         f"{fields.place}: {what}, which Transformers' model does not compute. Serve it with llama.cpp, or give the "
         "model's Transformers folder or hub id."
     )
+
+
+def layer_count(fields: Fields) -> int:
+    """Return the number of the model's layers. Further ones, which predict further tokens, stand behind them."""
+    count = fields.integer("block_count", low=1) - fields.integer(NEXT_TOKENS, 0, low=0)
+    if count < 1:
+        raise fields.wrong(NEXT_TOKENS, "less than block_count")
+    return count
 
 
 def granite_factors(fields: Fields, width: int) -> dict[str, Any]:

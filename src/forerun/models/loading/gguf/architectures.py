@@ -20,8 +20,14 @@ from forerun.models.loading.gguf.architecture import (
     granite_factors,
     refuse,
 )
+from forerun.models.loading.gguf.expert_architectures import EXPERT_ARCHITECTURES, mixtral
+from forerun.models.loading.gguf.mixture import EXPERTS
 from forerun.models.loading.gguf.recurrent_architectures import RECURRENT_ARCHITECTURES
 from forerun.utils.json_file import REQUIRED, Fields
+
+
+def _llama(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return mixtral(fields) if fields.integer(EXPERTS, 0) else {}
 
 
 def _gemma(layers_of_27b: int) -> Options:
@@ -79,7 +85,7 @@ _GELU = "gelu_pytorch_tanh"
 _ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 _UP_BIAS = {**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"}
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("llama", True, _UP_BIAS, windowed="mistral"),
+    "llama": Architecture("llama", True, _UP_BIAS, windowed="mistral", options=_llama, reads=(EXPERTS,)),
     "mistral3": Architecture(
         "mistral", True, windowed="mistral", constants={"sliding_window": None}, reads=(TEMPERATURE,)
     ),
@@ -168,10 +174,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         eps="norm_epsilon",
         constants={"hidden_act": _GELU},
     ),
+    **EXPERT_ARCHITECTURES,
     **RECURRENT_ARCHITECTURES,
 }
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "expert_count": (0,),
+    EXPERTS: (0,),
     NEXT_TOKENS: (0,),
     "attention.causal": (True,),
     "attention.scale": (0,),

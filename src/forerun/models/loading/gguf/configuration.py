@@ -21,11 +21,13 @@ from forerun.models.loading.gguf.architecture import (
     WIDTH,
     WINDOW,
     Architecture,
+    layer_count,
     refuse,
 )
 from forerun.models.loading.gguf.architectures import ARCHITECTURES, NEUTRAL
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import REMEDY, brief
+from forerun.models.loading.gguf.mixture import EXPERT_WIDTH, TOP
 from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import REQUIRED, Fields
@@ -81,7 +83,7 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
     _check_keys(fields, architecture)
     if EMBEDDING not in file.tensors:
         raise ModelLoadError(f"{file.path}: it has no tensor {EMBEDDING}, and so no model. {REMEDY}")
-    num_layers = fields.integer("block_count", low=1)
+    num_layers = layer_count(fields)
     if num_layers > len(file.tensors):  # configurations make lists of this length
         raise ModelLoadError(
             f"the metadata of {file.path} speaks of {num_layers} layers, and it has {len(file.tensors)} tensors. "
@@ -117,7 +119,7 @@ def _attention(fields: Fields, architecture: Architecture, file: GgufFile) -> di
         "num_attention_heads": heads,
         "num_key_value_heads": _count(fields, architecture, KEY_HEADS, heads),
         "head_dim": head_dim,
-        "intermediate_size": _count(fields, architecture, WIDTH),
+        "intermediate_size": _count(fields, architecture, WIDTH, fields.values.get(EXPERT_WIDTH, REQUIRED)),
         "rope_parameters": rope,
         **options,
     }
@@ -142,7 +144,7 @@ def _check_keys(fields: Fields, architecture: Architecture) -> None:
         value: Any = fields.values.get(key)
         if value is not None and value not in neutral and key not in architecture.reads:
             refuse(fields, f"{key} is {value!r:.60}")
-    for key in (HEADS, KEY_HEADS, WIDTH):
+    for key in (HEADS, KEY_HEADS, WIDTH, TOP, EXPERT_WIDTH):
         if isinstance(fields.values.get(key), list) and key not in architecture.by_layer:
             refuse(fields, f"{key} differs from layer to layer")
 
@@ -159,7 +161,8 @@ def _options(fields: Fields, architecture: Architecture, file: GgufFile, head_di
     }
     order = {TILED: True} if architecture.heads_are_tiled else {}
     own = architecture.options(fields, head_dim, file.tensors)
-    return {**architecture.constants, **is_there, **order, **own, **windows}
+    kind = {"model_type": "mixtral"} if own.get("model_type") == "mixtral" else {}  # which may have windows, too
+    return {**architecture.constants, **is_there, **order, **own, **windows, **kind}
 
 
 def _windows(fields: Fields, architecture: Architecture) -> dict[str, Any]:
@@ -173,10 +176,12 @@ def _windows(fields: Fields, architecture: Architecture) -> dict[str, Any]:
         return {"model_type": architecture.windowed, "sliding_window": window}
     if not window and architecture.windowed != architecture.model_type:
         return {}
-    count = fields.integer("block_count", low=1)
+    count = layer_count(fields)
     pattern = fields.values.get(PATTERN, period)
     if isinstance(pattern, int) and not isinstance(pattern, bool):
         pattern = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(count)]
+    if isinstance(pattern, list) and len(pattern) == fields.integer("block_count"):
+        pattern = pattern[:count]
     if not isinstance(pattern, list) or len(pattern) != count or {*map(type, pattern)} != {bool}:
         raise fields.wrong(PATTERN, f"a whole number, or a list of {count} flags")
     kinds = ["sliding_attention" if window and is_sliding else "full_attention" for is_sliding in pattern]
@@ -236,6 +241,7 @@ def _rope_by_kind(
     """Return `rope_parameters` of a Transformers configuration: for each kind of layer, if they are rotated apart."""
     rotated = _rotated(fields, architecture, head_dim)
     found = _long_rope(fields, tensors, rotated) or rope_parameters(fields, tensors.get(ROPE_FACTORS), rotated)
+    found |= architecture.yarn if found["rope_type"] == "yarn" else {}
     if architecture.is_partly_rotated:
         share = rotated / head_dim  # of which Transformers takes the whole part, after multiplying
         found["partial_rotary_factor"] = share if int(head_dim * share) == rotated else math.nextafter(share, 1.0)

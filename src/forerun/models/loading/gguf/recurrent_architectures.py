@@ -19,7 +19,18 @@ from forerun.models.loading.gguf.architecture import (
     WIDTH,
     Architecture,
     granite_factors,
+    layer_count,
     refuse,
+)
+from forerun.models.loading.gguf.mixture import (
+    EXPERTS,
+    LEADING,
+    LOCAL,
+    SHARED_WIDTH,
+    SIGMOID,
+    experts_of_qwen,
+    mixture,
+    num_dense,
 )
 from forerun.utils.json_file import Fields
 
@@ -40,10 +51,7 @@ def _state(fields: Fields) -> dict[str, int]:
 
 
 def _qwen35(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    # further layers, which predict further tokens, stand behind the model's
-    count = fields.integer("block_count", low=1) - fields.integer(NEXT_TOKENS, 0, low=0)
-    if count < 1:
-        raise fields.wrong(NEXT_TOKENS, "less than block_count")
+    count = layer_count(fields)
     interval, flags, state = fields.integer(_INTERVAL, 4, low=1), fields.values.get(_RECURRENT), _state(fields)
     if flags is None:
         flags = [bool((layer + 1) % interval) for layer in range(count)]
@@ -52,7 +60,6 @@ def _qwen35(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str,
     if len(flags) < count or not all(flag in (0, 1) for flag in flags):
         raise fields.wrong(_RECURRENT, f"a list of {count} flags")
     return {
-        "num_hidden_layers": count,
         "layer_types": ["linear_attention" if flag else "full_attention" for flag in flags[:count]],
         "linear_conv_kernel_dim": state["conv_kernel"],
         "linear_key_head_dim": state["state_size"],
@@ -94,12 +101,18 @@ def _granitehybrid(fields: Fields, width: int, tensors: Mapping[str, Any]) -> di
         return {"model_type": "bamba", **_mamba(fields), **options}
     if is_rotated and (rotated := fields.integer("rope.dimension_count", width)) != width:
         refuse(fields, f"rope.dimension_count is {rotated} and the heads are {width} wide")
+    experts: dict[str, int] = {"num_local_experts": 0}
+    wide = fields.integer(SHARED_WIDTH, 0, low=0)
+    if fields.integer(EXPERTS, 0, low=0):
+        experts = mixture(fields, LOCAL, width=fields.integer(WIDTH, low=1), reads=(SHARED_WIDTH,))
+    elif not wide:
+        wide = fields.integer(WIDTH, low=1)
     return {
         **_mamba(fields),
         "layer_types": kinds,
-        "shared_intermediate_size": fields.integer(_SHARED, None, low=1) or fields.integer(WIDTH, low=1),
+        "shared_intermediate_size": wide,
         "position_embedding_type": "rope" if is_rotated else "nope",
-        "num_local_experts": 0,
+        **experts,
         **granite_factors(fields, width),
     }
 
@@ -121,6 +134,16 @@ def _lfm2(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, A
         "layer_types": ["full_attention" if heads else "conv" for heads in _by_layer(fields, KEY_HEADS)],
         "conv_L_cache": fields.integer("shortconv.l_cache", low=1, high=_MOST_TAPS),
         "norm_eps": fields.number(RMS_NORM, low=0),
+    }
+
+
+def _lfm2moe(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_lfm2(fields, width, tensors),
+        **mixture(fields, gating=SIGMOID, reads=(LEADING,)),
+        "num_dense_layers": num_dense(fields),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
     }
 
 
@@ -156,7 +179,7 @@ def _mamba2(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str,
     }
 
 
-_UNLIMITED, _SHARED = (0.0, math.inf), "expert_shared_feed_forward_length"
+_UNLIMITED = (0.0, math.inf)
 _LEAST_STEP = 1e-30
 """Transformers takes its logarithm."""
 _FACTORS = (
@@ -191,7 +214,7 @@ RECURRENT_ARCHITECTURES = {
         by_layer=(KEY_HEADS,),
         constants={"hidden_act": "silu"},
         options=_granitehybrid,
-        reads=GRANITE_FACTORS,
+        reads=(EXPERTS, *GRANITE_FACTORS),
     ),
     "lfm2": Architecture(
         "lfm2",
@@ -200,6 +223,14 @@ RECURRENT_ARCHITECTURES = {
         by_layer=(KEY_HEADS,),
         constants={"block_auto_adjust_ff_dim": False},
         options=_lfm2,
+    ),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        biases={"conv_bias": "blk.0.shortconv.in_proj.bias", "use_expert_bias": "blk.0.exp_probs_b.bias"},
+        eps=None,
+        by_layer=(KEY_HEADS,),
+        options=_lfm2moe,
+        reads=(EXPERTS,),
     ),
     "mamba2": Architecture(
         "mamba2",
@@ -232,5 +263,20 @@ RECURRENT_ARCHITECTURES = {
         options=_qwen35,
         heads_are_tiled=True,
         reads=(SECTIONS, NEXT_TOKENS),
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        is_partly_rotated=True,
+        constants={"attention_bias": False, "hidden_act": "silu"},
+        options=lambda fields, *rest: {**_qwen35(fields, *rest), **experts_of_qwen(fields)},
+        heads_are_tiled=True,
+        reads=(EXPERTS, SECTIONS, NEXT_TOKENS),
+    ),
+    "qwen3next": Architecture(
+        "qwen3_next",
+        is_partly_rotated=True,
+        constants={"attention_bias": False, "hidden_act": "silu"},
+        options=lambda fields, *rest: {**_qwen35(fields, *rest), **experts_of_qwen(fields)},
+        reads=(EXPERTS, NEXT_TOKENS),
     ),
 }

@@ -42,13 +42,13 @@ class RecurrentTensors:
     """The tensors of recurrent layers, by the names of the parameters of layer 0 that they are.
 
     Attributes:
-        names: the file's name of a tensor -> the parameter.
+        names: the file's name of a tensor -> the parameter, and its place among the tensors that are one parameter.
         shapes: Transformers'; of parameters that the file has with others.
         rows, columns: Transformers' order of the file's rows or columns, int64; of those that are in another order.
         rates: those that are -exp of the parameter.
     """
 
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     columns: Mapping[str, Tensor] = field(default_factory=dict)
@@ -64,18 +64,22 @@ class RecurrentTensors:
         shape = spec.recurrence
         if shape is None:
             return cls()
-        names, parameters = dict[str, str](), dict[str, str]()
-        for part, theirs in _NAMES[shape.kind].items():
+        names, parameters = dict[str, tuple[str, int]](), dict[str, str]()
+        for part, theirs in _names(spec, shape).items():
             path = spec.modules.get(part) or shape.numbers.get(part)
             if path is None:
                 continue
+            place = int(part == "mixed_gate" and path == spec.modules["mixed"])
             parameters[part] = f"{layer}{path}.weight" if part in (*_WITH_KIND, "norm") else layer + path
             for kind in ("weight", "bias") if part in _WITH_KIND else ():
-                names[f"blk.0.{theirs}.{kind}"] = f"{layer}{path}.{kind}"
+                names[f"blk.0.{theirs}.{kind}"] = f"{layer}{path}.{kind}", place
             if part not in _WITH_KIND:
-                names[f"blk.0.{theirs}"] = parameters[part]
+                names[f"blk.0.{theirs}"] = parameters[part], 0
         reordered = is_tiled and not shape.heads_are_tiled and shape.heads != shape.key_heads
         rows = {parameters[part]: order for part, order in _grouped(shape).items()} if reordered else {}
+        if parameters.get("mixed_gate") == parameters["mixed"]:  # the converter puts all gates behind
+            runs = [run for part in ("mixed", "mixed_gate") if (run := shape.rows(part)) is not None]
+            rows[parameters["mixed"]] = torch.cat(runs).argsort()
         out = parameters["mixed_out"]
         columns = {out: rows.pop(out)} if reordered else {}
         sizes = {"taps": (shape.channels, 1, shape.num_taps), "norm": (-1,), **dict.fromkeys(_HEADS, (-1,))}
@@ -83,14 +87,24 @@ class RecurrentTensors:
         rates = frozenset(parameters[part] for part in ("rate",) if part in parameters)
         return cls(names, shapes, rows, columns, rates)
 
-    def shaped(self, parameter: str, tensor: GgufTensor) -> GgufTensor:
-        """Return the tensor of a parameter with Transformers' shape, where its size is that of such a shape."""
-        shape, size = self.shapes.get(parameter, tensor.shape), prod(tensor.shape)
-        shape = tuple(size if width == -1 else width for width in shape)
-        if shape == tensor.shape or prod(shape) != size:
-            return tensor
-        rows = tensor.blocks.reshape(-1) if len(shape) == 1 else tensor.blocks.reshape(*shape[:-1], -1)
-        return replace(tensor, shape=shape, blocks=rows)
+
+def _names(spec: DecoderSpec, shape: Recurrence) -> dict[str, str]:
+    """Return llama.cpp's names by role or number. One of beta and decay together is not taken apart."""
+    names = {**_NAMES[shape.kind]}
+    if "beta" in names and spec.modules["beta"] == spec.modules["decay"]:
+        names |= {"beta": "ssm_ba"}
+        del names["decay"]
+    return names
+
+
+def shaped(shapes: Mapping[str, tuple[int, ...]], parameter: str, tensor: GgufTensor) -> GgufTensor:
+    """Return the tensor of a parameter with Transformers' shape, where its size is that of such a shape."""
+    shape, size = shapes.get(parameter, tensor.shape), prod(tensor.shape)
+    shape = tuple(size if width == -1 else width for width in shape)
+    if shape == tensor.shape or prod(shape) != size:
+        return tensor
+    rows = tensor.blocks.reshape(-1) if len(shape) == 1 else tensor.blocks.reshape(*shape[:-1], -1)
+    return replace(tensor, shape=shape, blocks=rows)
 
 
 _HEADS = ("rate", "step_bias", "skip")

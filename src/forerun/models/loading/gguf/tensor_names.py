@@ -13,14 +13,16 @@ import numpy.typing as npt
 import torch
 
 from forerun.errors import UnsupportedModelError
+from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import spec_of
-from forerun.models.fused.spec import NORMS, RECURRENT_ROLES, DecoderSpec
+from forerun.models.fused.spec import NORMS, RECURRENT_ROLES, SHARED, DecoderSpec
 from forerun.models.loading.gguf.architecture import NEXT_TOKENS
 from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import HEAD, architecture_of
+from forerun.models.loading.gguf.expert_tensors import ExpertTensors, Stack
 from forerun.models.loading.gguf.file import GgufFile
 from forerun.models.loading.gguf.header import brief
-from forerun.models.loading.gguf.recurrent_tensors import RecurrentTensors
+from forerun.models.loading.gguf.recurrent_tensors import RecurrentTensors, shaped
 from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
 
 _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.")
@@ -52,12 +54,17 @@ def _parameters(names: Any, spec: DecoderSpec, layer: str, own: Iterable[str]) -
         names: of `name_map`. layer: the path of layer 0, with a dot behind it. own: modules outside of layers.
     """
     found, kinds = dict[str, tuple[str, int]](), (".weight", ".bias")
-    for path in (*own, *(layer + each for role, each in spec.modules.items() if role not in RECURRENT_ROLES)):
+    for path in (
+        *own,
+        *(layer + each for role, each in spec.modules.items() if role not in (*RECURRENT_ROLES, *SHARED)),
+    ):
         found |= {name: (path + kind, 0) for kind in kinds if (name := names.get_name(path + kind, kinds)) is not None}
     for role, name in _ROLES.items() if spec.recurrence is not None else ():
         if role in spec.modules:
             place = [each for each in spec.sharing(role) if each in _ROLES].index(role)
             found |= {f"blk.0.{name}{kind}": (f"{layer}{spec.modules[role]}{kind}", place) for kind in kinds}
+    if spec.sinks is not None:
+        found["blk.0.attn_sinks.weight"] = layer + spec.sinks, 0
     return found
 
 
@@ -78,7 +85,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
     that, all others lie in the file. So are value heads of recurrent layers, and the columns of the product behind
     them, which are numbers then, unless the configuration says that heads are tiled (`recurrent_families.TILED`). Norms
     to whose weights Transformers adds a number have it in the file, and it is taken out; of rates of decay Transformers
-    has the logarithm.
+    has the logarithm. Experts are parameters apart, each a view of the file's tensor of all.
 
     Raises:
         UnsupportedModelError: a tensor has no place in such a model.
@@ -93,9 +100,11 @@ class PackedWeights(Mapping[str, GgufTensor]):
         own = (f"{spec.base}.{spec.embedding}", f"{spec.base}.{spec.norm}", spec.head)
         self._norms = {layer + spec.modules[role] for role in NORMS if role in spec.modules} | {own[1]}
         self._recurrence = RecurrentTensors.of(spec, layer, is_tiled=architecture.heads_are_tiled)
+        self._experts = ExpertTensors.of(spec, layer)
+        shapes = {**self._recurrence.shapes, **self._experts.shapes}
         names = name_map(name, 1)  # what a file says of its number of layers decides nothing here
-        attending = _parameters(names, spec, layer, own)
-        recurrent = attending | {each: (parameter, 0) for each, parameter in self._recurrence.names.items()}
+        attending = {**_parameters(names, spec, layer, own), **self._experts.names}
+        recurrent = {**attending, **self._recurrence.names}
         self._tensors: dict[str, dict[int, GgufTensor]] = {}
         for tensor in (each for each in file.tensors.values() if not _COMPUTED.fullmatch(each.name)):
             found = _LAYER.match(tensor.name)
@@ -106,6 +115,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
             theirs = _LAYER.sub("blk.0.", tensor.name)
             parameter, place = (recurrent if is_recurrent else attending).get(theirs, ("", 0))
             placed = {parameter: tensor} if parameter else self._taken_apart(theirs, tensor)
+            placed = placed or dict(self._experts.apart(spec, theirs, tensor, str(file.path)))
             if not placed:
                 raise UnsupportedModelError(
                     f"{file.path}: the tensor {brief(tensor.name)} has no place in a model of the architecture "
@@ -113,7 +123,7 @@ class PackedWeights(Mapping[str, GgufTensor]):
                 )
             for parameter, part in placed.items():
                 parts = self._tensors.setdefault(parameter.replace("0", str(index), 1), {})
-                parts[place] = self._recurrence.shaped(parameter, part)
+                parts[place] = shaped(shapes, parameter, part)
         if HEAD not in file.tensors:
             self._tensors[self.head] = self._tensors[spec.embedding_weight]
 
@@ -153,15 +163,16 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     def order(self, name: str) -> torch.Tensor | None:
         """Return the rows of the file's tensor in Transformers' order, [out] int64; None: as they lie."""
-        rows, spec = torch.arange(self.shape(name)[0]), self._decoder
+        spec, count = self._decoder, self.shape(name)[0]
         module, own = name.rpartition(".")[0], _of_first(name)
         if own in self._recurrence.rows:
             return self._recurrence.rows[own]
         is_joined = {"key", "value"} <= {*spec.sharing("query")} if "query" in spec.modules else False
         if spec.qkv_groups > 1 and is_joined and module.endswith(spec.modules["query"]):
-            return rows.view(3, spec.qkv_groups, -1).transpose(0, 1).reshape(-1)  # the converter puts all queries first
+            # the converter puts all queries first
+            return torch.arange(count).view(3, spec.qkv_groups, -1).transpose(0, 1).reshape(-1)
         heads = self._heads.get(module.rpartition(".")[2])
-        return None if heads is None else rows.view(heads, -1, 2).transpose(1, 2).reshape(-1)
+        return None if heads is None else torch.arange(count).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -230,7 +241,16 @@ class _Slice:
         return self.weights[self.name].dequantize(self.dtype)[index]
 
 
-def open_slices(weights: PackedWeights, config: Any, dtype: torch.dtype) -> dict[str, _Slice]:
-    """Return the tensors by Transformers' names, for it to read; a tied output layer is left to it."""
-    tied = weights.head if config.tie_word_embeddings else None
-    return {name: _Slice(weights, name, dtype) for name in weights if name != tied}
+def open_slices(weights: PackedWeights, config: Any, dtype: torch.dtype) -> dict[str, _Slice | Stack]:
+    """Return the tensors by Transformers' names, for it to read; a tied output layer is left to it. Those of experts
+    are one again; none where parts are missing."""
+    spec, tied = spec_of(config), weights.head if config.tie_word_embeddings else None
+    stacks = stacked(spec)
+    parts = {part for experts in stacks.values() for names in experts for part in names}
+    found: dict[str, _Slice | Stack] = {
+        name: _Slice(weights, name, dtype) for name in weights if name != tied and name not in parts
+    }
+    for name, each in stacks.items():
+        if spec.experts is not None and all(part in weights for names in each for part in names):
+            found[name] = Stack(weights, spec.experts, each, dtype)
+    return found
