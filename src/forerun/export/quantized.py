@@ -23,7 +23,8 @@ from forerun.export.files import (
     save_tokenizer,
 )
 from forerun.models import find_tokenizer
-from forerun.models.fused.families import refusal
+from forerun.models.fused.experts import take_experts_apart
+from forerun.models.fused.families import refusal, spec_of
 from forerun.models.linear import Part
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
@@ -74,6 +75,8 @@ def export_quantized(
     refuse_unservable(config, source.name)
     is_fused = refusal(config) is None
     loaded, maker = read_to_quantize(source, config, "auto", adapter, quantize, is_fused=is_fused)
+    if is_fused:
+        take_experts_apart(spec_of(loaded.config), loaded)
     loaded.config.architectures = [type(loaded).__name__]
     dtype, num_parameters = str(maker.dtype).removeprefix("torch."), sum(each.numel() for each in loaded.parameters())
     check_disk_space(out, _nbytes(loaded, quantize, is_fused))

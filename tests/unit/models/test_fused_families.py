@@ -20,7 +20,7 @@ from forerun.drafters.early_exit import EarlyExit
 from forerun.errors import UnsupportedModelError
 from forerun.export.quantized import export_quantized
 from forerun.models import Model, Rows, load_model
-from forerun.models.fused.experts import take_apart
+from forerun.models.fused.experts import take_experts_apart
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.latent_families import LATENT_FAMILIES
 from forerun.models.loading.fused_modules import FusedModules
@@ -270,9 +270,7 @@ def test_what_is_not_described_is_refused_by_option_and_value(
 def test_parameters_made_without_modelling_code(variant: tuple[str, dict[str, Any]]) -> None:
     theirs = tiny_model(variant[0], **variant[1])
     ours, spec = FusedModules(theirs.config, torch.float32).state_dict(), spec_of(theirs.config)
-    for layer, own in zip(theirs.get_submodule(f"{spec.base}.{spec.layer_list}"), spec.layers, strict=True):
-        if own.has_experts:
-            take_apart(spec, layer)
+    take_experts_apart(spec, theirs)
     assert {key: each.shape for key, each in ours.items()} == {
         key: each.shape for key, each in theirs.state_dict().items()
     }

@@ -102,6 +102,13 @@ def take_apart(spec: DecoderSpec, layer: nn.Module) -> None:
         inner.add_module(leaf, linear)
 
 
+def take_experts_apart(spec: DecoderSpec, model: nn.Module) -> None:
+    """Do `take_apart` in all layers of a model."""
+    for layer, own in zip(model.get_submodule(f"{spec.base}.{spec.layer_list}").children(), spec.layers, strict=True):
+        if own.has_experts:
+            take_apart(spec, layer)
+
+
 def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the experts of each row, [T, top] int64, and what their results are multiplied by.
 

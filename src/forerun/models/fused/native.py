@@ -65,6 +65,7 @@ class NativeDecoder(LayerRangeDecoder):
 
     Attributes:
         library: whose kernels compute it.
+        num_experts_read: of all forwards, those of all layers that rows were given to, each once a forward.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class NativeDecoder(LayerRangeDecoder):
         self._experts: list[ExpertsStruct] = []
         self._latents: list[LatentStruct] = []
         self._arrays: list[ctypes.Array[LinearStruct]] = []
-        self.num_experts_read = ctypes.c_int64()
+        self.num_experts_read, self._expert_bytes = ctypes.c_int64(), 0
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
@@ -147,9 +148,21 @@ class NativeDecoder(LayerRangeDecoder):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of weights that a forward reads: all but an embedding that is not the output layer too."""
+        """Return the bytes of weights that a forward of one row reads: all but an embedding that is not the output layer
+        too, and the experts that a row is not given to."""
         unread = 0 if self.embedding is self.lm_head else self.embedding.nbytes
-        return sum(kept.nbytes for kept in self._kept.values()) - unread
+        left = sum(experts.count - experts.top for experts in self._experts)
+        return sum(kept.nbytes for kept in self._kept.values()) - unread - int(left * self.expert_nbytes)
+
+    @property
+    def expert_nbytes(self) -> float:
+        """Return the bytes of the weights of an expert, on average."""
+        return self._expert_bytes / max(1, sum(experts.count for experts in self._experts))
+
+    @property
+    def experts_per_row(self) -> int:
+        """Return the experts that a row is given to, in all layers."""
+        return sum(experts.top for experts in self._experts)
 
     def embed(self, layout: Layout) -> Tensor:
         """Return what enters the first layer, [T, hidden] (`LayerRangeDecoder.embed`)."""
@@ -320,7 +333,9 @@ class NativeDecoder(LayerRangeDecoder):
 
         def linears(role: str) -> ctypes.Array[LinearStruct]:
             each = (parts_of(spec, layer, path, [role], in_pairs=False, expert=index) for index in range(shape.count))
-            found = (LinearStruct * shape.count)(*(self._native(maker, *parts, role=role).struct for parts in each))
+            made = [self._native(maker, *parts, role=role) for parts in each]
+            found = (LinearStruct * shape.count)(*(linear.struct for linear in made))
+            self._expert_bytes += sum(linear.nbytes for linear in made)
             if len({(struct.kind, struct.activation_bits) for struct in found}) > 1:
                 raise ValueError(f"the experts of {path} have weights of several forms")
             return found
