@@ -1,10 +1,10 @@
 """Time a mixture of experts beside a dense Llama of as many weights read, and latent attention beside a Llama's.
 
     PYTHONPATH=tests:benchmarks python benchmarks/experts.py
-    FORERUN_INSTRUCTIONS=avx2 ONEDNN_MAX_CPU_ISA=AVX2 PYTHONPATH=tests:benchmarks python benchmarks/experts.py
+    FORERUN_INSTRUCTIONS=avx2 PYTHONPATH=tests:benchmarks python benchmarks/experts.py
 
-Random models: 300 million parameters, of which a row reads 60; and a decoder with latents after 4,000 positions. Methods
-run in turn. "Of Llama" is seconds over the bytes of weights that are read, beside Llama's.
+Random models: 300 million parameters, of which a row reads 60; and a decoder with latents after 4,000 positions.
+Methods run in turn. "Of Llama" is seconds over the bytes of weights that are read, beside Llama's.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def of_format(folder: Path, number_format: str) -> tuple[Model, NativeDecoder]:
 
 def bytes_read(decoder: NativeDecoder, step: Callable[[], None]) -> float:
     """Return the bytes of weights that a step reads."""
-    before = decoder.num_experts_read.value
+    before = decoder.num_experts_read
     step()
-    woken = decoder.num_experts_read.value - before
+    woken = decoder.num_experts_read - before
     return decoder.weight_bytes + (woken - decoder.experts_per_row) * decoder.expert_nbytes
 
 

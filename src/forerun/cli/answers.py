@@ -101,6 +101,7 @@ def _stats_object(output: Output) -> dict[str, Any] | None:
         "speculation": stats.speculation,
         "decisions": stats.decisions,
         "num_cached_tokens": stats.num_cached_tokens,
+        "num_experts": stats.num_experts,
         "mean_num_draft_tokens": stats.mean_num_draft_tokens,
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_rate": stats.acceptance_rate if stats.num_draft_tokens else None,

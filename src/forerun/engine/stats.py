@@ -39,6 +39,7 @@ class SequenceStats:
         decisions: forwards by decision and reason: "on: gain", "off: no gain" and so on (`DraftPlan.reason`).
         num_cached_tokens: tokens of the prompt that were in memory already, and not computed.
         num_preemptions: how often it was preempted, and computed again.
+        num_experts: that its steps read (`StepStats.num_experts`), whichever sequence wanted them.
         time_draft: in the drafter, drafting and learning what became of the draft.
         time_target: in the target's forwards, those over prompt chunks included.
         time_verify: processing logits, verifying, finding log-probabilities.
@@ -59,6 +60,7 @@ class SequenceStats:
     decisions: dict[str, int] = field(default_factory=dict)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_experts: int = 0
     time_draft: float = 0.0
     time_target: float = 0.0
     time_verify: float = 0.0
@@ -119,7 +121,8 @@ class SequenceStats:
             self.sources[sources[node]].num_accepted_tokens += 1
 
     def add_times(self, step: StepStats) -> None:
-        """Add the times of a step that the sequence took part in."""
+        """Add the times of a step that the sequence took part in, and what it read."""
+        self.num_experts += step.num_experts
         self.time_draft += step.time_draft
         self.time_target += step.time_target
         self.time_verify += step.time_verify
@@ -137,6 +140,7 @@ class StepStats:
         num_accepted_tokens: draft tokens committed.
         num_tokens: tokens committed.
         num_positions: in the caches of its sequences before it, summed.
+        num_experts: that its forward read, in all layers, where the native kernels compute a mixture.
         time_draft, time_target, time_verify: as in SequenceStats.
         time_total: the whole step; what exceeds the sum of the three is the engine's own.
         reason: why so much was drafted, or nothing (`DraftPlan.reason`); empty where the policy was not consulted.
@@ -149,6 +153,7 @@ class StepStats:
     num_accepted_tokens: int = 0
     num_tokens: int = 0
     num_positions: int = 0
+    num_experts: int = 0
     time_draft: float = 0.0
     time_target: float = 0.0
     time_verify: float = 0.0

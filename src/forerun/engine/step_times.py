@@ -89,6 +89,8 @@ DRAFT_SECONDS = 1.5
 """Time for a drafter's calibration."""
 CALIBRATION_PROMPT = 64
 """Positions that a drafter follows before it is timed."""
+_STRIDE = 997
+"""Between the tokens of rows that are timed."""
 CALIBRATION_DRAFTS = (0, 1, 1, 4, 1, 4, 0, 4, 1, 4)
 """K of the steps in which it is timed."""
 
@@ -130,14 +132,17 @@ def _answering(
 
 
 class _Filler(Drafter):
-    """Drafts token 0, at no cost."""
+    """Drafts different tokens at no cost: rows of one token would be given to the same experts of a mixture."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
 
     def start(self, sequence: Tokens) -> None: ...
 
     def draft(
         self, sequences: Sequence[Tokens], num_draft_tokens: Sequence[int], min_acceptance_prob: float = 0.0
     ) -> list[Draft]:
-        return [Draft.chain([0] * k) for k in num_draft_tokens]
+        return [Draft.chain([_STRIDE * i % self._vocab_size for i in range(k)]) for k in num_draft_tokens]
 
     def commit(self, steps: Sequence[Step]) -> None: ...
 
@@ -167,7 +172,7 @@ def _time_rows(target: LanguageModel, batch: int, most_seconds: float) -> dict[i
     timer, begin = _RowTimer([batch, *once * CALIBRATION_ROUNDS]), perf_counter()
     context = min(CALIBRATION_CONTEXT, target.context_length // 2)
     params = SamplingParams(temperature=0, max_tokens=target.context_length - context, ignore_eos=True)
-    engine = _answering(target, _Filler(), timer, batch, context, params)
+    engine = _answering(target, _Filler(target.vocab_size), timer, batch, context, params)
     while timer.rows and engine.has_work and (perf_counter() - begin < most_seconds or not timer.samples):
         engine.step()
     engine.close()

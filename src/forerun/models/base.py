@@ -199,6 +199,12 @@ class LanguageModel(ABC):
         """Return the pool of its caches' pages; None if they are not bounded."""
         return None
 
+    @property
+    def num_experts_read(self) -> int:
+        """Return the experts of all layers that rows were given to, each once a forward, of all forwards until now; 0
+        where they are not counted."""
+        return 0
+
     @abstractmethod
     def new_cache(self) -> Cache:
         """Return an empty cache for one sequence."""
@@ -332,6 +338,11 @@ class LayerRangeDecoder(ABC):
             self.through(self.embed(layout), layout, 0, self.num_layers, hidden_outputs), layout, hidden_outputs
         )
         return logits, hidden_outputs.stacked()
+
+    @property
+    def num_experts_read(self) -> int:
+        """Return 0: only the native decoder counts experts (`LanguageModel.num_experts_read`)."""
+        return 0
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return None: these decoders have no draft session (`LanguageModel.draft_session`)."""

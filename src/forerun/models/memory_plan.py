@@ -321,8 +321,10 @@ def _row_width(config: Any, *, is_fused: bool) -> int:
         return residual + 2 * (getattr(config, "intermediate_size", None) or residual)
     spec = spec_of(config)
     shape = spec.recurrence if state_layout(spec) is not None else None
-    latents = 0 if spec.latent is None else 2 * spec.num_heads * sum(spec.cached_widths)
-    return residual + 2 * spec.intermediate + latents + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
+    wide = residual + 2 * spec.intermediate + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
+    if spec.experts is not None:  # rows are copied for each of their experts
+        wide += 2 * spec.experts.top * (spec.hidden + spec.experts.width) + 2 * spec.experts.count
+    return wide if spec.latent is None else wide + 2 * spec.num_heads * sum(spec.cached_widths)
 
 
 def _stored_forms(

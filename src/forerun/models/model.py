@@ -191,6 +191,11 @@ class Model(LanguageModel):
         return isinstance(self.decoder, LayerRangeDecoder)
 
     @property
+    def num_experts_read(self) -> int:
+        """Return the experts that were read (`LanguageModel.num_experts_read`)."""
+        return self.decoder.num_experts_read if isinstance(self.decoder, LayerRangeDecoder) else 0
+
+    @property
     def pool(self) -> PagePool:
         """Return the pool of its caches' pages, unbounded until it is given a bound."""
         return self._planner.pool

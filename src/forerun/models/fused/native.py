@@ -39,18 +39,12 @@ from forerun.models.fused.decoder import curve_of, parts_of, sinks_of
 from forerun.models.fused.experts import bias_of, take_apart
 from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.fused.latent import weights_by_head
+from forerun.models.fused.native_fields import experts_fields, model_fields, recurrence_fields
 from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.fused.spec import EXPERT, MIXED, RECURRENT_ROLES, LayerSpec
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
-
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "xielu", "clamped_swiglu")
-"""In the order of `ForerunActivation`."""
-SCORINGS = ("softmax", "sigmoid")
-"""In the order of `ForerunScoring`."""
-RECURRENCES = ("short_convolution", "delta_rule", "state_space")
-"""In the order of `ForerunRecurrenceKind`."""
 
 
 class NativeDecoder(LayerRangeDecoder):
@@ -65,7 +59,6 @@ class NativeDecoder(LayerRangeDecoder):
 
     Attributes:
         library: whose kernels compute it.
-        num_experts_read: of all forwards, those of all layers that rows were given to, each once a forward.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class NativeDecoder(LayerRangeDecoder):
         self._experts: list[ExpertsStruct] = []
         self._latents: list[LatentStruct] = []
         self._arrays: list[ctypes.Array[LinearStruct]] = []
-        self.num_experts_read, self._expert_bytes = ctypes.c_int64(), 0
+        self._experts_read, self._expert_bytes = ctypes.c_int64(), 0.0
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
@@ -148,16 +141,23 @@ class NativeDecoder(LayerRangeDecoder):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of weights that a forward of one row reads: all but an embedding that is not the output layer
-        too, and the experts that a row is not given to."""
+        """Return the bytes of weights that a forward of one row reads: all but the experts of other rows, and an
+        embedding that is not the output layer too."""
         unread = 0 if self.embedding is self.lm_head else self.embedding.nbytes
         left = sum(experts.count - experts.top for experts in self._experts)
         return sum(kept.nbytes for kept in self._kept.values()) - unread - int(left * self.expert_nbytes)
 
     @property
+    def num_experts_read(self) -> int:
+        """Return the experts of all layers that rows of a forward were given to, each once a forward, of all
+        forwards."""
+        return int(self._experts_read.value)
+
+    @property
     def expert_nbytes(self) -> float:
         """Return the bytes of the weights of an expert, on average."""
-        return self._expert_bytes / max(1, sum(experts.count for experts in self._experts))
+        count: int = sum(experts.count for experts in self._experts)
+        return self._expert_bytes / max(1, count)
 
     @property
     def experts_per_row(self) -> int:
@@ -253,40 +253,15 @@ class NativeDecoder(LayerRangeDecoder):
 
     def _model_struct(self, norm: int, norm_bias: int | None) -> ModelStruct:
         """Return the structure of the model. norm, norm_bias: addresses."""
-        spec = self.spec
         return ModelStruct(
             layers=self._layers,
             norm=norm,
+            norm_bias=norm_bias,
             head=self.lm_head.struct,
             num_layers=self.num_layers,
-            hidden=self.hidden,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            intermediate=spec.intermediate,
             page=PAGE,
             cache_format=CACHE_FORMATS[self._cache_dtype],
-            eps=spec.eps,
-            scale=spec.scale,
-            norm_bias=norm_bias,
-            rotated=spec.rotated,
-            activation=ACTIVATIONS.index(spec.activation),
-            has_layer_norms=spec.norm_kind == "layer",
-            is_parallel=spec.is_parallel,
-            has_wide_norms=spec.has_wide_norms,
-            norms_rotated=spec.norms_rotated,
-            softcap=spec.softcap or 0.0,
-            residual_scale=spec.residual_scale,
-            attention_scale=spec.attention_scale,
-            feed_scale=spec.feed_scale,
-            activation_scale=spec.activation_scale,
-            logit_scale=0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
-            logit_softcap=spec.logit_softcap or 0.0,
-            query_growth=spec.query_growth,
-            query_period=spec.query_period,
-            key_width=spec.cached_widths[0],
-            value_width=spec.cached_widths[1],
-            record_size=0 if (states := state_layout(spec)) is None else states.record_size,
+            **model_fields(self.spec),
         )
 
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
@@ -350,17 +325,8 @@ class NativeDecoder(LayerRangeDecoder):
                 *map(ctypes.addressof, arrays),
                 bias=None if bias is None else self._pointer(f"{path}.{shape.bias}", bias),
                 curve=None if curve is None else self._pointer(f"{path}.curve", curve),
-                num_read=ctypes.addressof(self.num_experts_read),
-                count=shape.count,
-                top=shape.top,
-                width=shape.width,
-                scoring=SCORINGS.index(shape.scoring),
-                groups=shape.groups,
-                best=shape.best,
-                top_groups=shape.top_groups,
-                adds_to_one=shape.adds_to_one,
-                least_sum=shape.least_sum,
-                scale=shape.scale,
+                num_read=ctypes.addressof(self._experts_read),
+                **experts_fields(shape),
             )
         )
         return ctypes.addressof(self._experts[-1])
@@ -396,36 +362,15 @@ class NativeDecoder(LayerRangeDecoder):
 
     def _recurrence(self, layer: Any, path: str, linears: Mapping[str, LinearStruct]) -> int:
         """Keep the structure of a layer's recurrence, and return its address. linears: by role."""
-        shape, count = self.spec.recurrence, len(self._recurrences)
+        shape = self.spec.recurrence
         assert shape is not None
-        numbers, starts = numbers_of(shape, layer), shape.starts
+        numbers = numbers_of(shape, layer)
         names = {"mixed_gate": "gate", "mixed_out": "out"}
         self._recurrences.append(
             RecurrenceStruct(
                 **{names.get(role, role): linears[role] for role in RECURRENT_ROLES if role in linears},
                 **{name: self._pointer(f"{path}.{name}", each) for name, each in numbers.items()},
-                state_at=count * shape.state_size,
-                record_at=count * shape.record_size,
-                kind=RECURRENCES.index(shape.kind),
-                num_taps=shape.num_taps,
-                channels=shape.channels,
-                heads=shape.heads,
-                key_heads=shape.key_heads,
-                key_width=shape.key_width,
-                value_width=shape.value_width,
-                query_at=starts["query"],
-                key_at=starts["key"],
-                value_at=starts["value"],
-                norm_width=shape.norm_width,
-                gates_first=shape.gates_first,
-                heads_are_tiled=shape.heads_are_tiled,
-                norm_eps=shape.norm_eps,
-                beta_scale=shape.beta_scale,
-                gate_scale=shape.scale("gate"),
-                step_scale=shape.scale("step"),
-                out_scale=shape.scale("out"),
-                least_step=shape.step_limits[0],
-                most_step=shape.step_limits[1],
+                **recurrence_fields(shape, len(self._recurrences)),
             )
         )
         return ctypes.addressof(self._recurrences[-1])

@@ -1,0 +1,59 @@
+"""The numbers of a spec, as the structures of the native library have them (`kernels/cpu/library.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.models.fused.recurrence import state_layout
+from forerun.models.fused.spec import DecoderSpec, Experts, Recurrence
+
+_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "xielu", "clamped_swiglu")
+"""In the order of `ForerunActivation`."""
+_SCORINGS = ("softmax", "sigmoid")
+"""In the order of `ForerunScoring`."""
+_RECURRENCES = ("short_convolution", "delta_rule", "state_space")
+"""In the order of `ForerunRecurrenceKind`."""
+_MODEL = (
+    *("hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate", "eps", "scale", "rotated", "is_parallel"),
+    *("has_wide_norms", "norms_rotated", "residual_scale", "attention_scale", "feed_scale", "activation_scale"),
+    *("query_growth", "query_period"),
+)
+_OF_EXPERTS = ("count", "top", "width", "groups", "best", "top_groups", "adds_to_one", "least_sum", "scale")
+_OF_RECURRENCE = (
+    *("num_taps", "channels", "heads", "key_heads", "key_width", "value_width", "norm_width", "gates_first"),
+    *("heads_are_tiled", "norm_eps", "beta_scale"),
+)
+"""Fields of the same name and meaning."""
+
+
+def model_fields(spec: DecoderSpec) -> dict[str, Any]:
+    """Return fields of `ForerunModel`."""
+    states = state_layout(spec)
+    return {name: getattr(spec, name) for name in _MODEL} | {
+        "activation": _ACTIVATIONS.index(spec.activation),
+        "has_layer_norms": spec.norm_kind == "layer",
+        "softcap": spec.softcap or 0.0,
+        "logit_scale": 0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
+        "logit_softcap": spec.logit_softcap or 0.0,
+        "key_width": spec.cached_widths[0],
+        "value_width": spec.cached_widths[1],
+        "record_size": 0 if states is None else states.record_size,
+    }
+
+
+def experts_fields(shape: Experts) -> dict[str, Any]:
+    """Return fields of `ForerunExperts`."""
+    return {name: getattr(shape, name) for name in _OF_EXPERTS} | {"scoring": _SCORINGS.index(shape.scoring)}
+
+
+def recurrence_fields(shape: Recurrence, place: int) -> dict[str, Any]:
+    """Return fields of `ForerunRecurrence`. place: of the layer among those that are recurrent."""
+    return {name: getattr(shape, name) for name in _OF_RECURRENCE} | {
+        "state_at": place * shape.state_size,
+        "record_at": place * shape.record_size,
+        "kind": _RECURRENCES.index(shape.kind),
+        **{f"{name}_at": start for name, start in shape.starts.items()},
+        **{f"{name}_scale": shape.scale(name) for name in ("gate", "step", "out")},
+        "least_step": shape.step_limits[0],
+        "most_step": shape.step_limits[1],
+    }
