@@ -6,7 +6,7 @@
 Random models of about 100 million parameters: 12 layers of 768, 12 heads and 4 key heads of 64, 2,048 in between,
 32,000 tokens. Steps of 1, 5 and 8 rows after 256 positions, and a prompt of 128 tokens with one row of logits, family
 and a Llama with as many key heads in turn. "Of Llama" is seconds over bytes of weights beside Llama's, at most of these
-rows and formats.
+rows and formats; of a mixture, of the experts that were read.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ OTHERS |= {"linear_num_key_heads": 12, "linear_num_value_heads": 12, "linear_key
 OTHERS |= {"linear_value_head_dim": 128, "expand": 2, "mamba_expand": 2, "mamba_n_heads": 24, "mamba_d_head": 64}
 OTHERS |= {"mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_ssm": 1536, "mamba_num_heads": 24, "mamba_head_dim": 64}
 OTHERS |= {"ssm_state_size": 128, "n_groups": 1, "state_size": 128, "num_heads": 24}
+OTHERS |= {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "kv_lora_rank": 192}
+OTHERS |= {"q_lora_rank": 384, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64}
 SMALL = ("sliding_window", "query_pre_attn_scalar")
 """Of the tests' tiny models, what fits no other size."""
 Times = dict[tuple[str, int], float]
@@ -101,25 +103,32 @@ def of_transformers(reference: Any, tokens: list[int], length: int) -> Callable[
     return step
 
 
-def measure(family: Path, llama: Path, number_format: str, rounds: int) -> tuple[Times, float]:
-    """Return the times of "family", "llama" and, in bfloat16, "transformers", and the ratio of the bytes of weights
-    that a forward of family and Llama reads."""
+def bytes_read(decoder: NativeDecoder, step: Callable[[], object]) -> float:
+    """Return the bytes of weights that a step reads."""
+    before = decoder.num_experts_read
+    step()
+    return decoder.weight_bytes + (decoder.num_experts_read - before - decoder.experts_per_row) * decoder.expert_nbytes
+
+
+def measure(family: Path, llama: Path, number_format: str, rounds: int) -> tuple[Times, Times]:
+    """Return the times of "family", "llama" and, in bfloat16, "transformers", and the bytes of weights that a step of
+    family and Llama reads; of a prompt, those that a row does."""
     quantize = number_format if number_format in QUANTISATIONS else UNQUANTIZED
     steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
-    nbytes = []
+    nbytes: Times = {}
     for method, folder in (("family", family), ("llama", llama)):
         model = load_model(folder, "bfloat16", quantize=quantize)
         assert isinstance(model.decoder, NativeDecoder), f"{folder.name}: {model.kind} decoder"
-        nbytes.append(model.decoder.weight_bytes)
         tokens = torch.randint(0, model.vocab_size, (PREFIX + PROMPT,)).tolist()
         cache = filled(model, tokens[:PREFIX])
         for rows in (*ROWS, PROMPT):
             logits = rows if rows < PROMPT else 1
-            steps[method, rows] = forward_step(model, cache, tokens[PREFIX : PREFIX + rows], logits)
+            step = steps[method, rows] = forward_step(model, cache, tokens[PREFIX : PREFIX + rows], logits)
+            nbytes[method, rows] = bytes_read(model.decoder, step) if rows < PROMPT else nbytes[method, 1]
     if number_format == "bfloat16":
         steps["transformers", 1] = of_transformers(Reference(family, number_format), tokens, 1)
     timed = interleave(steps, rounds, warmup=2)
-    return {key: median(run.seconds for run in runs) for key, runs in timed.items()}, nbytes[0] / nbytes[1]
+    return {key: median(run.seconds for run in runs) for key, runs in timed.items()}, nbytes
 
 
 def figures(folder: Path, llama: Path, rounds: int, threads: int) -> list[str]:
@@ -128,12 +137,13 @@ def figures(folder: Path, llama: Path, rounds: int, threads: int) -> list[str]:
     torch.set_num_threads(threads)
     cells, most = [], 0.0
     for number_format in FORMATS:
-        times, size = measure(folder, llama, number_format, rounds)
+        times, read = measure(folder, llama, number_format, rounds)
         first = times["family", 1]
         cells += [f"{1e3 * first:.1f}", f"{times['family', 5] / first:.2f}"]
         if number_format == "bfloat16":
             cells.append(f"{first / times['transformers', 1]:.2f}")
-        over = [times["family", rows] / times["llama", rows] / size for rows in (*ROWS, PROMPT)]
+        rates = [{key: times[key] / read[key] for key in read if key[1] == rows} for rows in (*ROWS, PROMPT)]
+        over = [each["family", rows] / each["llama", rows] for each, rows in zip(rates, (*ROWS, PROMPT), strict=True)]
         print(f"    {folder.name} {number_format}, of Llama: {', '.join(f'{each:.2f}' for each in over)}", flush=True)
         most = max(most, *over)
     return [*cells, f"{most:.2f}"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import transformers as tf
-from decoders import of_transformers, write_model
+from decoders import bytes_read, of_transformers, write_model
 
 from forerun import __version__
 from forerun.config import QUANTISATIONS, UNQUANTIZED
@@ -64,14 +64,6 @@ def of_format(folder: Path, number_format: str) -> tuple[Model, NativeDecoder]:
     model = load_model(folder, "bfloat16", quantize=quantize)
     assert isinstance(model.decoder, NativeDecoder)
     return model, model.decoder
-
-
-def bytes_read(decoder: NativeDecoder, step: Callable[[], None]) -> float:
-    """Return the bytes of weights that a step reads."""
-    before = decoder.num_experts_read
-    step()
-    woken = decoder.num_experts_read - before
-    return decoder.weight_bytes + (woken - decoder.experts_per_row) * decoder.expert_nbytes
 
 
 def mixture(family: Path, llama: Path, number_format: str, rounds: int) -> None:
