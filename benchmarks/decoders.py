@@ -74,6 +74,9 @@ def write_model(family: str, folder: Path, **sizes: Any) -> Any:
     """Save a random model of the family in bfloat16, and return its configuration."""
     config_class = CONFIG_MAPPING[family]
     names, tiny = config_class().to_dict(), TINY[family]
+    if "kv_lora_rank" in names:  # heads have widths of their own
+        names.pop("head_dim", None)
+        sizes = {"num_key_value_heads": 12, **sizes}
     kept = {name: tiny[name] for name in tiny if name not in SIZES | OTHERS and name not in SMALL}
     layers = {name: (each * 12)[:12] for name, each in kept.items() if isinstance(each, list) and "layer" in name}
     config = config_class(

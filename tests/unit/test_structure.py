@@ -6,9 +6,9 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 38_000
-MOST_CORE_STATEMENTS = 28_350
-MOST_FILES = 418
+MOST_STATEMENTS = 38_850
+MOST_CORE_STATEMENTS = 29_100
+MOST_FILES = 426
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
 
@@ -20,7 +20,7 @@ def test_nothing_grows_unnoticed() -> None:
     assert found["files in src"] <= MOST_FILES
     assert found["top-level entries"] <= 18
     assert found["class names defined more than once"] <= 10
-    assert found["options"] <= 310 and found["words of documents"] <= 29_700
+    assert found["options"] <= 310 and found["words of documents"] <= 30_300
 
 
 def test_what_counts_as_a_statement() -> None:

@@ -53,9 +53,8 @@ def export_quantized(
     cost: Callable[[], str] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Exported:
-    """Write a folder with the quantized weights that `load_model(model, quantize=...)` computes with.
-
-    The folder is written as by `export_hf`.
+    """Write a folder, as `export_hf` does, with the quantized weights that `load_model(model, quantize=...)` computes
+    with.
 
     Args:
         adapter: the folder of a PEFT LoRA adapter to merge first.
@@ -77,8 +76,8 @@ def export_quantized(
     loaded, maker = read_to_quantize(source, config, "auto", adapter, quantize, is_fused=is_fused)
     if is_fused:
         take_experts_apart(spec_of(loaded.config), loaded)
-    loaded.config.architectures = [type(loaded).__name__]
     dtype, num_parameters = str(maker.dtype).removeprefix("torch."), sum(each.numel() for each in loaded.parameters())
+    loaded.config.architectures = [type(loaded).__name__]
     check_disk_space(out, _nbytes(loaded, quantize, is_fused))
     generation = generation_config(source.eos_token_ids(config), tokenizer, source.recommended_sampling())
     with model_folder(out) as (fresh, written):
@@ -88,9 +87,8 @@ def export_quantized(
             generation.save_pretrained(fresh)
             if tokenizer is not None:
                 save_tokenizer(tokenizer, fresh, context_length(loaded.config))
-        settings = read_json(fresh / CONFIG, ConfigError)
-        settings["dtype"] = dtype
-        settings["quantization_config"] = {"quant_method": METHOD, "format": LAYOUT, "quantize": quantize}
+        form = {"quant_method": METHOD, "format": LAYOUT, "quantize": quantize}
+        settings = read_json(fresh / CONFIG, ConfigError) | {"dtype": dtype, "quantization_config": form}
         write_json(fresh / CONFIG, settings, error=ConfigError)
         card = _card(str(model), None if adapter is None else str(adapter), quantize, dtype, measured)
         write_bytes(fresh / CARD, card.encode(), error=ConfigError)
