@@ -70,8 +70,9 @@ Times = dict[tuple[str, int], float]
 """Median seconds by method and rows."""
 
 
-def write_model(family: str, folder: Path, **sizes: Any) -> Any:
-    """Save a random model of the family in bfloat16, and return its configuration."""
+def write_model(family: str, folder: Path, spread: float = 0.02, **sizes: Any) -> Any:
+    """Save a random model of the family in bfloat16, with weights of this standard deviation, and return its
+    configuration."""
     config_class = CONFIG_MAPPING[family]
     names, tiny = config_class().to_dict(), TINY[family]
     if "kv_lora_rank" in names:  # heads have widths of their own
@@ -86,7 +87,7 @@ def write_model(family: str, folder: Path, **sizes: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, 0.02)
+                parameter.normal_(0, spread)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return config

@@ -3,6 +3,8 @@
     PYTHONPATH=tests:benchmarks python benchmarks/experts.py
     FORERUN_INSTRUCTIONS=avx2 PYTHONPATH=tests:benchmarks python benchmarks/experts.py
 
+    PYTHONPATH=tests:benchmarks python benchmarks/experts.py --write FOLDER     # the mixture, for tests/never_slower.py
+
 Random models: 300 million parameters, of which a row reads 60; and a decoder with latents after 4,000 positions.
 Methods run in turn. "Of Llama" is seconds over the bytes of weights that are read, beside Llama's.
 """
@@ -25,7 +27,7 @@ from forerun.config import QUANTISATIONS, UNQUANTIZED
 from forerun.lab.bench.forward import filled
 from forerun.lab.bench.measure import interleave
 from forerun.lab.bench.methods import Reference, quieten
-from forerun.models import Model, Rows, load_model
+from forerun.models import Model, Rows, load_model, load_tokenizer
 from forerun.models.fused.native import NativeDecoder
 
 PREFIX, PROMPT, LONG = 256, 512, 4000
@@ -119,12 +121,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--formats", nargs="*", default=["bfloat16", "int8", "int4"])
     parser.add_argument("--only", choices=("mixture", "latent"))
+    parser.add_argument("--write", type=Path, help="a folder for the mixture, with the tokenizer of smollm2")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     quieten()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
+    if options.write:
+        tokenizer = load_tokenizer("smollm2")
+        # weights so wide that its text does not repeat itself
+        write_model("qwen3_moe", options.write, 0.1, vocab_size=len(tokenizer), **MIXTURE)
+        tokenizer.save_pretrained(options.write)
+        return
     print(f"forerun {__version__}, torch {torch.__version__}, transformers {tf.__version__}")
     kinds: dict[str, tuple[Any, Any, Any]] = {
         "mixture": (mixture, ("qwen3_moe", MIXTURE), DENSE),
