@@ -340,7 +340,7 @@ class FusedDecoder(LayerRangeDecoder):
         """Return the experts of a layer. The router's weights stay numbers."""
         spec, shape = self.spec, self.spec.experts
         assert shape is not None
-        take_apart(spec, layer)
+        take_apart(spec, layer, path)
 
         def linears(*roles: str) -> list[Linear]:
             each = (parts_of(spec, layer, path, roles, in_pairs=True, expert=index) for index in range(shape.count))

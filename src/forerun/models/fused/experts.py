@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from forerun.errors import ModelLoadError
 from forerun.kernels.partition import MIN_ROWS
 from forerun.kernels.torch.elementwise import sigmoid
 from forerun.models.fused.spec import DecoderSpec, Experts
@@ -75,10 +76,20 @@ def part_of(experts: Experts, stack: Tensor, role: str) -> Tensor:
     return stack[place::2] if experts.is_transposed else stack[place * experts.width :][: experts.width]
 
 
-def take_apart(spec: DecoderSpec, layer: nn.Module) -> None:
-    """Put linear layers of each expert in place of a module of Transformers that has the parameters of all."""
+def take_apart(spec: DecoderSpec, layer: nn.Module, path: str = "") -> None:
+    """Put linear layers of each expert in place of a module of Transformers that has the parameters of all.
+
+    path: of the layer, for messages.
+
+    Raises:
+        ModelLoadError: the router's weights are not finite: it would choose the first experts, always.
+    """
     experts = spec.experts
     assert experts is not None
+    router = layer.get_submodule(experts.router)
+    for name, each in router.named_parameters(recurse=False):
+        if each.device.type != "meta" and not each.isfinite().all():
+            raise ModelLoadError(f"{path}.{experts.router}.{name} holds NaN or infinity. Save the model anew.")
     module = layer.get_submodule(experts.stacked)
     stacks = {f"{experts.stacked}.{name}": each.detach() for name, each in module.named_parameters(recurse=False)}
     if not stacks:  # they are apart

@@ -297,7 +297,7 @@ class NativeDecoder(LayerRangeDecoder):
         """Keep the structure of a layer's experts, and return its address. The router's weights stay numbers."""
         spec, shape = self.spec, self.spec.experts
         assert shape is not None
-        take_apart(spec, layer)
+        take_apart(spec, layer, path)
 
         def numbers(name: str) -> LinearStruct:
             module = layer.get_submodule(name)
