@@ -158,7 +158,7 @@ def _ernie4_5_moe(config: Any) -> Difference:
         unrounded=True,
         least_sum=config.moe_norm_min,
     )
-    own = biases_of(config, "use_bias")
+    own = biases_of(config, "use_bias") | ({"head"} if config.use_bias else set())
     return {
         "experts": experts,
         "modules": mlp("mlp.shared_experts") if shared else {},

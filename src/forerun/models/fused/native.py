@@ -245,6 +245,8 @@ class NativeDecoder(LayerRangeDecoder):
         bias = of_rows(head_module.bias, output_tokens)
         head = self._native(maker, [part._replace(rows=output_tokens)], bias, is_head=True)
         is_shared = is_tied and output_tokens is None and bias is None
+        if is_tied and output_tokens is None and not is_shared:  # the embedding beside it has the same parameter
+            self._kept[self.spec.head_weight] = head
         rows = head if is_shared else self._native(maker, [embedding], is_head=True)
         if not is_tied:
             head_module.to_empty(device="meta")
