@@ -120,7 +120,9 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "minimax_m2": {**_HEADS, **_LOCAL},
     "qwen3_5_moe_text": {
-        **_HEADS,
+        **_PLAIN,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
         **_LINEAR,
         **_EXPERTS,
         "shared_expert_intermediate_size": 48,

@@ -57,7 +57,7 @@ def spec_of(config: Any) -> DecoderSpec:
             "num_kv_heads": kv_heads,
             "head_dim": width,
             "hidden": config.hidden_size,
-            "intermediate": getattr(config, "intermediate_size", None),
+            "intermediate": getattr(config, "intermediate_size", None) or 0,
             "layers": layers,
             "rotations": tuple(by_kind.items()) or ((None, rope),),
             "rotated": int(width * share),
