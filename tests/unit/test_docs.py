@@ -130,5 +130,6 @@ def test_the_readme_counts_families_as_the_table_does() -> None:
     told = f"The fused decoder computes {len(DESCRIBED)} model families, all with bit-identical logits. "
     told += f"Of {len(rows)} others"
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert told in readme and f"{len(served)} are served by" in readme
+    verb = "is" if len(served) == 1 else "are"
+    assert told in readme and f"{len(served)} {verb} served by" in readme
     assert f"and {len(rows) - len(served)} are refused" in readme
