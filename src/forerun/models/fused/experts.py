@@ -97,20 +97,24 @@ def take_apart(spec: DecoderSpec, layer: nn.Module, path: str = "") -> None:
     parts = apart(spec, stacks, lambda each, index, role: part_of(experts, each[index], role))
     own, _, leaf = experts.stacked.rpartition(".")
     layer.get_submodule(own).add_module(leaf, nn.Module())
-    for path in dict.fromkeys(name.rpartition(".")[0] for name in parts):
-        *parents, leaf = path.split(".")
-        inner = layer
-        for each in parents:
-            if each not in inner._modules:
-                inner.add_module(each, nn.Module())
-            inner = inner.get_submodule(each)
-        weight, bias = parts[f"{path}.weight"], parts.get(f"{path}.bias")
-        with torch.device("meta"):
-            linear = nn.Linear(1, 1, bias=bias is not None)
-        linear.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            linear.bias = nn.Parameter(bias, requires_grad=False)
-        inner.add_module(leaf, linear)
+    for name in dict.fromkeys(each.rpartition(".")[0] for each in parts):
+        _put(layer, name, parts[f"{name}.weight"], parts.get(f"{name}.bias"))
+
+
+def _put(layer: nn.Module, path: str, weight: Tensor, bias: Tensor | None) -> None:
+    """Put a linear layer at a path below a module."""
+    *parents, leaf = path.split(".")
+    inner = layer
+    for name in parents:
+        if name not in inner._modules:
+            inner.add_module(name, nn.Module())
+        inner = inner.get_submodule(name)
+    with torch.device("meta"):
+        linear = nn.Linear(1, 1, bias=bias is not None)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    inner.add_module(leaf, linear)
 
 
 def take_experts_apart(spec: DecoderSpec, model: nn.Module) -> None:
