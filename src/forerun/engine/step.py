@@ -255,10 +255,10 @@ class StepLoop:
     def _forward(self, work: Seq[SequenceStep], stats: StepStats) -> Forward:
         """Compute the rows of all sequences, committed tokens and drafts together."""
         rows = [item.rows(self._needs) for item in work]
-        started, num_experts = perf_counter(), self._target.num_experts_read
+        started = perf_counter()
         result = self._target.forward(rows, self._needs.layers)
         stats.time_target = perf_counter() - started
-        stats.num_experts = self._target.num_experts_read - num_experts
+        stats.num_experts = result.num_experts
         stats.num_sequences = len(work)
         first = 0
         for row, item in zip(rows, work, strict=True):

@@ -130,10 +130,13 @@ class Forward:
         hidden_outputs: [T, layers, H] hidden states entering the requested layers, residual included, of the rows that
             `Rows.num_hidden_outputs` selects, in packed order and in the decoder's own dtype; None if no layer was
             requested.
+        num_experts: experts of all layers that rows were given to, each once, where the native kernels compute a
+            mixture.
     """
 
     logits: Tensor
     hidden_outputs: Tensor | None = None
+    num_experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +201,6 @@ class LanguageModel(ABC):
     def pool(self) -> Pool | None:
         """Return the pool of its caches' pages; None if they are not bounded."""
         return None
-
-    @property
-    def num_experts_read(self) -> int:
-        """Return the experts of all layers that rows were given to, each once a forward, of all forwards until now; 0
-        where they are not counted."""
-        return 0
 
     @abstractmethod
     def new_cache(self) -> Cache:
@@ -341,7 +338,7 @@ class LayerRangeDecoder(ABC):
 
     @property
     def num_experts_read(self) -> int:
-        """Return 0: only the native decoder counts experts (`LanguageModel.num_experts_read`)."""
+        """Return the experts that all forwards together have read; 0: only the native decoder counts them."""
         return 0
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:

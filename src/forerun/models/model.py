@@ -191,11 +191,6 @@ class Model(LanguageModel):
         return isinstance(self.decoder, LayerRangeDecoder)
 
     @property
-    def num_experts_read(self) -> int:
-        """Return the experts that were read (`LanguageModel.num_experts_read`)."""
-        return self.decoder.num_experts_read if isinstance(self.decoder, LayerRangeDecoder) else 0
-
-    @property
     def pool(self) -> PagePool:
         """Return the pool of its caches' pages, unbounded until it is given a bound."""
         return self._planner.pool
@@ -216,9 +211,14 @@ class Model(LanguageModel):
             check_layers(layers, self.num_layers)
         if any(rows.hidden is not None for rows in batch):
             return self._go_on(batch, layers)
-        layout = lay_out(batch, self._planner)
+        layout, before = lay_out(batch, self._planner), self._num_experts_read
         logits, hidden_outputs = self.decoder.forward(layout, layers)
-        return Forward(self._of_all_tokens(logits[: layout.num_logits]), hidden_outputs)
+        num_experts = self._num_experts_read - before
+        return Forward(self._of_all_tokens(logits[: layout.num_logits]), hidden_outputs, num_experts)
+
+    @property
+    def _num_experts_read(self) -> int:
+        return self.decoder.num_experts_read if isinstance(self.decoder, LayerRangeDecoder) else 0
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return a session that computes chains row by row, with less preparation for each row than `forward`
