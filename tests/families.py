@@ -81,6 +81,18 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
     },
+    "cohere2_moe": {
+        **_HEADS,
+        **_WINDOW,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 1,
+        "shared_expert_combination_strategy": "sum",
+        "logit_scale": 0.5,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "prefix_dense_intermediate_size": 96,
+    },
     "dots1": {**_HEADS, **_ROUTED},
     "ernie4_5_moe": {
         **_HEADS,

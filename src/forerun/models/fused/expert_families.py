@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forerun.models.fused.llama_families import granite
-from forerun.models.fused.options import Difference, biases_of, head_shape, rotated_share
+from forerun.models.fused.llama_families import cohere, granite
+from forerun.models.fused.options import Difference, biases_of, head_shape, layer_windows, rotated_share
 from forerun.models.fused.spec import EXPERT, HEAD_NORMS, QKV, Experts
 
 _OF_MIXTRAL = {"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
@@ -229,7 +229,36 @@ def _gpt_oss(config: Any) -> Difference:
     }
 
 
+def _cohere2_moe(config: Any) -> Difference:
+    dense = [kind == "dense" for kind in config.mlp_layer_types]
+    shared, is_mean = config.num_shared_experts, config.shared_expert_combination_strategy == "average"
+    experts = Experts(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        shared_width=config.intermediate_size * shared,
+        scoring=config.expert_selection_fn,
+        adds_to_one=config.norm_topk_prob or config.expert_selection_fn == "softmax",
+    )
+    turned_dense = config.prefix_dense_sliding_window_pattern == 1
+    windows = layer_windows(config)
+    norms = {"norm_kind": "rms", "eps": config.rms_norm_eps} if config.rms_norm_eps is not None else {}
+    return {
+        **cohere(config),
+        **norms,
+        "modules": {"mlp_norm": "input_layernorm"} | (mlp("mlp.shared_experts") if shared else {}),
+        "experts": experts,
+        "mixed": [not each for each in dense],
+        "intermediate": config.prefix_dense_intermediate_size or config.intermediate_size,
+        "turned": [window is not None or (each and turned_dense) for window, each in zip(windows, dense, strict=True)],
+        "feed_scale": 0.5 if shared and is_mean else 1.0,
+        # dense layers are not halved
+        "unserved": ["shared_expert_combination_strategy"] if shared and is_mean and any(dense) else [],
+    }
+
+
 EXPERT_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
+    "cohere2_moe": _cohere2_moe,
     "dots1": _dots1,
     "ernie4_5_moe": _ernie4_5_moe,
     "exaone_moe": _exaone_moe,

@@ -88,7 +88,8 @@ def _olmo2(config: Any) -> Difference:
     return {"modules": _BEHIND | HEAD_NORMS, "biases": biases_of(config, "attention_bias"), "has_wide_norms": True}
 
 
-def _cohere(config: Any) -> Difference:
+def cohere(config: Any) -> Difference:
+    """Return how Cohere's Command R differs."""
     return {
         "modules": {"mlp_norm": "input_layernorm"},
         "biases": biases_of(config, "attention_bias"),
@@ -102,7 +103,7 @@ def _cohere(config: Any) -> Difference:
 
 
 def _cohere2(config: Any) -> Difference:
-    return {**_cohere(config), "turned": [window is not None for window in layer_windows(config)]}
+    return {**cohere(config), "turned": [window is not None for window in layer_windows(config)]}
 
 
 def _glm(config: Any) -> Difference:
@@ -218,7 +219,7 @@ def _jais2(config: Any) -> Difference:
 LLAMA_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "apertus": _apertus,
     "arcee": _arcee,
-    "cohere": _cohere,
+    "cohere": cohere,
     "cohere2": _cohere2,
     "ernie4_5": _ernie4_5,
     "exaone4": _exaone4,
