@@ -14,9 +14,9 @@ _OF_MIXTRAL = {"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".dow
 _CORRECTION = "e_score_correction_bias"
 
 
-def mlp(module: str, prefix: str = "shared_") -> dict[str, str]:
+def mlp(module: str) -> dict[str, str]:
     """Return the modules of an expert of all rows."""
-    return {f"{prefix}{each}": f"{module}.{each}_proj" for each in ("gate", "up", "down")}
+    return {f"shared_{each}": f"{module}.{each}_proj" for each in ("gate", "up", "down")}
 
 
 def _mixtral(config: Any) -> Difference:

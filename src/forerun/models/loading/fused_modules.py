@@ -184,7 +184,7 @@ def _place(parent: nn.Module, path: str, module: nn.Module) -> None:
     """Add a module at a path below another one."""
     *parents, name = path.split(".")
     for each in parents:
-        if each not in dict(parent.named_children()):
+        if each not in parent._modules:
             parent.add_module(each, nn.Module())
         parent = parent.get_submodule(each)
     parent.add_module(name, module)
