@@ -33,7 +33,7 @@ from forerun.config import QUANTISATIONS, UNQUANTIZED
 from forerun.lab.bench.forward import filled, forward_step
 from forerun.lab.bench.measure import interleave
 from forerun.lab.bench.methods import Reference, quieten
-from forerun.models import load_model
+from forerun.models import Model, load_model
 from forerun.models.fused.families import spec_of
 from forerun.models.fused.native import NativeDecoder
 
@@ -93,6 +93,14 @@ def write_model(family: str, folder: Path, spread: float = 0.02, **sizes: Any) -
     return config
 
 
+def of_format(folder: Path, number_format: str) -> tuple[Model, NativeDecoder]:
+    """Load a model in a number format, computed by the native decoder."""
+    quantize = number_format if number_format in QUANTISATIONS else UNQUANTIZED
+    model = load_model(folder, "bfloat16", quantize=quantize)
+    assert isinstance(model.decoder, NativeDecoder), f"{folder.name}: {model.kind} decoder"
+    return model, model.decoder
+
+
 def of_transformers(reference: Any, tokens: list[int], length: int) -> Callable[[], None]:
     """Return the computation of a prompt of this length, or of one more token after a prefix: a state cannot be taken
     back."""
@@ -117,18 +125,16 @@ def bytes_read(decoder: NativeDecoder, step: Callable[[], object]) -> float:
 def measure(family: Path, llama: Path, number_format: str, rounds: int) -> tuple[Times, Times]:
     """Return the times of "family", "llama" and, in bfloat16, "transformers", and the bytes of weights that a step of
     family and Llama reads; of a prompt, those that a row does."""
-    quantize = number_format if number_format in QUANTISATIONS else UNQUANTIZED
     steps: dict[tuple[str, int], Callable[[], Tensor]] = {}
     nbytes: Times = {}
     for method, folder in (("family", family), ("llama", llama)):
-        model = load_model(folder, "bfloat16", quantize=quantize)
-        assert isinstance(model.decoder, NativeDecoder), f"{folder.name}: {model.kind} decoder"
+        model, decoder = of_format(folder, number_format)
         tokens = torch.randint(0, model.vocab_size, (PREFIX + PROMPT,)).tolist()
         cache = filled(model, tokens[:PREFIX])
         for rows in (*ROWS, PROMPT):
             logits = rows if rows < PROMPT else 1
             step = steps[method, rows] = forward_step(model, cache, tokens[PREFIX : PREFIX + rows], logits)
-            nbytes[method, rows] = bytes_read(model.decoder, step) if rows < PROMPT else nbytes[method, 1]
+            nbytes[method, rows] = bytes_read(decoder, step) if rows < PROMPT else nbytes[method, 1]
     if number_format == "bfloat16":
         steps["transformers", 1] = of_transformers(Reference(family, number_format), tokens, 1)
     timed = interleave(steps, rounds, warmup=2)

@@ -20,15 +20,13 @@ from typing import Any
 
 import torch
 import transformers as tf
-from decoders import bytes_read, of_transformers, write_model
+from decoders import bytes_read, of_format, of_transformers, write_model
 
 from forerun import __version__
-from forerun.config import QUANTISATIONS, UNQUANTIZED
 from forerun.lab.bench.forward import filled
 from forerun.lab.bench.measure import interleave
 from forerun.lab.bench.methods import Reference, quieten
-from forerun.models import Model, Rows, load_model, load_tokenizer
-from forerun.models.fused.native import NativeDecoder
+from forerun.models import Model, Rows, load_tokenizer
 
 PREFIX, PROMPT, LONG = 256, 512, 4000
 MIXTURE = {"num_experts": 48, "num_experts_per_tok": 4, "moe_intermediate_size": 192, "mlp_only_layers": []}
@@ -58,14 +56,6 @@ def steps_of(model: Model, tokens: list[int], sizes: tuple[int, ...], prefix: in
         return run
 
     return {rows: step(rows) for rows in sizes}
-
-
-def of_format(folder: Path, number_format: str) -> tuple[Model, NativeDecoder]:
-    """Load a model in a number format."""
-    quantize = number_format if number_format in QUANTISATIONS else UNQUANTIZED
-    model = load_model(folder, "bfloat16", quantize=quantize)
-    assert isinstance(model.decoder, NativeDecoder)
-    return model, model.decoder
 
 
 def mixture(family: Path, llama: Path, number_format: str, rounds: int) -> None:

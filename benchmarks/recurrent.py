@@ -19,15 +19,13 @@ from typing import Any
 
 import torch
 import transformers as tf
-from decoders import of_transformers, write_model
+from decoders import of_format, of_transformers, write_model
 
 from forerun import __version__
-from forerun.config import QUANTISATIONS, UNQUANTIZED
 from forerun.lab.bench.forward import filled
 from forerun.lab.bench.measure import interleave
 from forerun.lab.bench.methods import Reference, quieten
 from forerun.models import Model, Rows, load_model
-from forerun.models.fused.native import NativeDecoder
 
 PREFIX, PROMPT, LAYERS = 256, 512, 16
 STEPS = ((1, 1), (5, 5), (5, 1), (16, 1))
@@ -58,14 +56,12 @@ def prompt(model: Model, tokens: list[int]) -> Callable[[], None]:
 
 def measure(family: Path, llama: Path, number_format: str, rounds: int) -> None:
     """Print a format's figures."""
-    quantize = number_format if number_format in QUANTISATIONS else UNQUANTIZED
-    models = {name: load_model(folder, "bfloat16", quantize=quantize) for name, folder in (("f", family), ("l", llama))}
-    tokens: list[int] = torch.randint(0, models["f"].vocab_size, (PROMPT,)).tolist()
+    models = {name: of_format(folder, number_format) for name, folder in (("f", family), ("l", llama))}
+    tokens: list[int] = torch.randint(0, models["f"][0].vocab_size, (PROMPT,)).tolist()
     steps: dict[tuple[str, Any], Callable[[], None]] = {}
     size = []
-    for name, model in models.items():
-        assert isinstance(model.decoder, NativeDecoder)
-        size.append(model.decoder.weight_bytes)
+    for name, (model, decoder) in models.items():
+        size.append(decoder.weight_bytes)
         steps |= {(name, each): decoding(model, tokens, *each) for each in STEPS}
         steps[name, PROMPT] = prompt(model, tokens)
     if number_format == "bfloat16":

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 import gguf_experts
 import gguf_recurrent
 from families import VOCAB, tiny_model
+from forerun import LLM, SamplingParams
+from forerun.drafters import Drafter
 from forerun.models import Rows, load_model
 
 TEXT = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -46,3 +48,10 @@ def ours(path: Path, dtype: str = "float32", **options: Any) -> torch.Tensor:
 def theirs(model: Any) -> torch.Tensor:
     logits: torch.Tensor = model(torch.tensor([TEXT])).logits[0]
     return logits.to(model.dtype)  # Mamba 2's are float32
+
+
+def answers(path: Path, drafter: Drafter | None) -> list[Any]:
+    """Two greedy answers of a file's model, as tokens."""
+    prompts, params = [TEXT[:12] * 3, TEXT[12:30]], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    results: Any = LLM(load_model(path), drafter, num_draft_tokens=4).generate(prompts, params)
+    return [each.token_ids for each in results]

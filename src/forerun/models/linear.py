@@ -90,6 +90,22 @@ def of_rows(bias: Tensor | None, rows: Tensor | None) -> Tensor | None:
     return bias if bias is None or rows is None else bias[rows]
 
 
+def at_path(module: nn.Module, path: str) -> Any:
+    """Return a module, parameter or buffer at a path below a module."""
+    parent, _, leaf = path.rpartition(".")
+    return getattr(module.get_submodule(parent), leaf)
+
+
+def place(parent: nn.Module, path: str, module: nn.Module) -> None:
+    """Add a module at a path below another one."""
+    *parents, leaf = path.split(".")
+    for name in parents:
+        if name not in parent._modules:
+            parent.add_module(name, nn.Module())
+        parent = parent.get_submodule(name)
+    parent.add_module(leaf, module)
+
+
 class Maker(Protocol):
     """Makes a decoder's layers from its weights."""
 

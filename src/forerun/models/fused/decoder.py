@@ -27,7 +27,7 @@ from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.fused.latent import LatentLayer
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
 from forerun.models.fused.spec import EXPERT, MIXED, RECURRENT_ROLES, SHARED, DecoderSpec, LayerSpec
-from forerun.models.linear import FloatMaker, Linear, Maker, Part, make_linear, of_rows
+from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows
 from forerun.models.rotation import Rotation, rotate
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -64,8 +64,7 @@ def sinks_of(spec: DecoderSpec, layer: Any) -> Tensor | None:
     """Return the further logit of each head of a layer's attention, [num_heads]."""
     if spec.sinks is None:
         return None
-    parent, _, leaf = spec.sinks.rpartition(".")
-    found: Tensor = getattr(layer.get_submodule(parent), leaf)
+    found: Tensor = at_path(layer, spec.sinks)
     return found.detach()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forerun.models.fused.llama_families import cohere, granite
-from forerun.models.fused.options import Difference, biases_of, head_shape, layer_windows, rotated_share
+from forerun.models.fused.llama_families import cohere, granite, hunyuan
+from forerun.models.fused.options import Difference, biases_of, layer_windows, rotated_share
 from forerun.models.fused.spec import EXPERT, HEAD_NORMS, QKV, Experts
 
 _OF_MIXTRAL = {"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
@@ -171,7 +171,6 @@ def _ernie4_5_moe(config: Any) -> Difference:
 
 def _hunyuan_v1_moe(config: Any) -> Difference:
     count, top = config.num_experts, config.moe_topk
-    norms = {"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"}
     if isinstance(count, list) or isinstance(top, list):
         raise ValueError("layers have different numbers of experts")
     experts = Experts(
@@ -182,17 +181,8 @@ def _hunyuan_v1_moe(config: Any) -> Difference:
         shared_width=config.intermediate_size,
         unrounded=True,
     )
-    found = {
-        "experts": experts,
-        "modules": norms | mlp("mlp.shared_mlp"),
-        "biases": biases_of(config, "attention_bias"),
-        "norms_rotated": True,
-    }
-    rope, (_, _, width) = config.rope_parameters, head_shape(config)
-    if rope["rope_type"] == "dynamic" and rope.get("alpha"):  # which makes it the same at any length
-        theta = rope["rope_theta"] * rope["alpha"] ** (width / (width - 2))
-        found["rotations"] = ((None, {"rope_type": "default", "rope_theta": theta}),)
-    return found
+    found = hunyuan(config)
+    return {**found, "experts": experts, "modules": found["modules"] | mlp("mlp.shared_mlp")}
 
 
 def _minimax_m2(config: Any) -> Difference:

@@ -13,7 +13,7 @@ from forerun.errors import ModelLoadError
 from forerun.kernels.partition import MIN_ROWS
 from forerun.kernels.torch.elementwise import sigmoid
 from forerun.models.fused.spec import DecoderSpec, Experts
-from forerun.models.linear import Linear
+from forerun.models.linear import Linear, at_path, place
 
 _STACKED = {"gate_up_proj": ("expert_gate", "expert_up"), "down_proj": ("expert_down",)}
 """Transformers' parameters of all experts, [count, out, in], and the roles that each has."""
@@ -98,23 +98,17 @@ def take_apart(spec: DecoderSpec, layer: nn.Module, path: str = "") -> None:
     own, _, leaf = experts.stacked.rpartition(".")
     layer.get_submodule(own).add_module(leaf, nn.Module())
     for name in dict.fromkeys(each.rpartition(".")[0] for each in parts):
-        _put(layer, name, parts[f"{name}.weight"], parts.get(f"{name}.bias"))
+        place(layer, name, _linear(parts[f"{name}.weight"], parts.get(f"{name}.bias")))
 
 
-def _put(layer: nn.Module, path: str, weight: Tensor, bias: Tensor | None) -> None:
-    """Put a linear layer at a path below a module."""
-    *parents, leaf = path.split(".")
-    inner = layer
-    for name in parents:
-        if name not in inner._modules:
-            inner.add_module(name, nn.Module())
-        inner = inner.get_submodule(name)
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer of a weight [out, in] and a bias."""
     with torch.device("meta"):
         linear = nn.Linear(1, 1, bias=bias is not None)
     linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
         linear.bias = nn.Parameter(bias, requires_grad=False)
-    inner.add_module(leaf, linear)
+    return linear
 
 
 def take_experts_apart(spec: DecoderSpec, model: nn.Module) -> None:
@@ -190,6 +184,5 @@ def bias_of(experts: Experts, layer: Any) -> Tensor | None:
     """Return what is added to scores for the choice alone, [count]."""
     if experts.bias is None:
         return None
-    parent, _, leaf = experts.bias.rpartition(".")
-    found: Tensor = getattr(layer.get_submodule(parent), leaf)
+    found: Tensor = at_path(layer, experts.bias)
     return found.detach().reshape(-1)

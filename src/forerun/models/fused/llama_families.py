@@ -185,7 +185,8 @@ def _helium(config: Any) -> Difference:
     return {"biases": biases_of(config, "attention_bias", "mlp_bias") - {"out"}, "is_interleaved": True}
 
 
-def _hunyuan(config: Any) -> Difference:
+def hunyuan(config: Any) -> Difference:
+    """Return how Hunyuan differs."""
     norms = {"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"}
     found = {"modules": norms, "biases": biases_of(config, "attention_bias"), "norms_rotated": True}
     rope, (_, _, width) = config.rope_parameters, head_shape(config)
@@ -230,7 +231,7 @@ LLAMA_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "glm4": _glm4,
     "granite": granite,
     "helium": _helium,
-    "hunyuan_v1_dense": _hunyuan,
+    "hunyuan_v1_dense": hunyuan,
     "hyperclovax": _hyperclovax,
     "jais2": _jais2,
     "llama": _llama,

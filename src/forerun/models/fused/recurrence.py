@@ -13,7 +13,7 @@ from forerun.kernels.torch.elementwise import rms_norm, silu
 from forerun.kv_cache.recurrent_state import RowStates, StateLayout
 from forerun.models.attention.base import PackedRows
 from forerun.models.fused.spec import RECURRENT_ROLES, DecoderSpec, Recurrence
-from forerun.models.linear import Linear
+from forerun.models.linear import Linear, at_path
 
 _EPS = 1e-6
 """Of the length of queries and keys."""
@@ -30,8 +30,7 @@ def numbers_of(shape: Recurrence, layer: Any) -> dict[str, Tensor]:
     are any "taps_bias" [channels], "rate", "step_bias", "skip" [heads] and "norm" [heads * value_width]."""
     found: dict[str, Tensor] = {}
     for name, path in shape.numbers.items():
-        parent, _, leaf = path.rpartition(".")
-        part = getattr(layer.get_submodule(parent), leaf)
+        part = at_path(layer, path)
         if name == "taps":
             found[name] = part.weight.detach().reshape(shape.channels, shape.num_taps).T
             if shape.scales:  # the convolution is linear

@@ -306,18 +306,23 @@ def _lfm(config: Any, **modules: str) -> Difference:
     }
 
 
+_OF_LFM2 = {
+    "out": "self_attn.out_proj",
+    "query_norm": "self_attn.q_layernorm",
+    "key_norm": "self_attn.k_layernorm",
+}
+
+
 def _lfm2(config: Any) -> Difference:
-    norms = {"query_norm": "self_attn.q_layernorm", "key_norm": "self_attn.k_layernorm"}
     width = config.intermediate_size
     if config.block_auto_adjust_ff_dim:
         factor, multiple = config.block_ffn_dim_multiplier, config.block_multiple_of
         width = int((1 if factor is None else factor) * int(2 * width / 3))
         width = width if factor is None else multiple * -(-width // multiple)
-    return {**_lfm(config, out="self_attn.out_proj", **norms), "intermediate": width}
+    return {**_lfm(config, **_OF_LFM2), "intermediate": width}
 
 
 def _lfm2_moe(config: Any) -> Difference:
-    norms = {"query_norm": "self_attn.q_layernorm", "key_norm": "self_attn.k_layernorm"}
     experts = Experts(
         config.num_experts,
         config.num_experts_per_tok,
@@ -334,7 +339,7 @@ def _lfm2_moe(config: Any) -> Difference:
         scale=config.routed_scaling_factor,
     )
     mixed = [layer >= config.num_dense_layers for layer in range(config.num_hidden_layers)]
-    return {**_lfm(config, out="self_attn.out_proj", **norms), "experts": experts, "mixed": mixed}
+    return {**_lfm(config, **_OF_LFM2), "experts": experts, "mixed": mixed}
 
 
 def _lfm3(config: Any) -> Difference:

@@ -15,6 +15,7 @@ from torch import nn
 from forerun.models.fused.experts import apart, part_of
 from forerun.models.fused.families import spec_of
 from forerun.models.fused.spec import NORMS, DecoderSpec, Experts, LayerSpec, Recurrence
+from forerun.models.linear import place
 from forerun.models.loading.weights import FLOATS, Checkpoint, TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 
@@ -83,7 +84,7 @@ class FusedModules(nn.Module):
             base.add_module(spec.layer_list, nn.ModuleList(_layer(spec, own) for own in spec.layers))
             if spec.has_norm_weights:
                 base.add_module(spec.norm, _Norm(spec.hidden, has_bias="norms" in spec.biases))
-            _place(self, spec.base, base)  # first: a tied weight has its name from the embedding
+            place(self, spec.base, base)  # first: a tied weight has its name from the embedding
             self.add_module(spec.head, _Linear(spec.hidden, config.vocab_size, bias="head" in spec.biases))
             for name, each in self.named_parameters():
                 each.data = each.data.to(spec.dtype_in(name, dtype))
@@ -131,14 +132,14 @@ def _layer(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
             outputs = sum(map(spec.out_features, spec.sharing(role)))
             kind = Conv1D if spec.is_transposed else _Linear
             module = kind(spec.in_features(role), outputs, bias=role in spec.biases)
-        _place(layer, path, module)
+        place(layer, path, module)
     if spec.curve is not None:
-        _place(layer, spec.curve, _Curve())
+        place(layer, spec.curve, _Curve())
     if own.is_recurrent and spec.recurrence is not None:
         _recurrent_numbers(layer, spec.recurrence, has_bias="taps" in spec.biases)
     if spec.latent is not None and own.attends:
         outputs = spec.num_heads * (spec.head_dim - spec.rotated + spec.latent.value_width)
-        _place(layer, spec.latent.expansion, Numbers(outputs, spec.latent.rank, has_bias=False))
+        place(layer, spec.latent.expansion, Numbers(outputs, spec.latent.rank, has_bias=False))
     if own.has_experts and spec.experts is not None:
         _mixture(layer, spec, spec.experts)
     if spec.sinks is not None and own.attends:
@@ -148,13 +149,13 @@ def _layer(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
 
 def _mixture(layer: nn.Module, spec: DecoderSpec, experts: Experts) -> None:
     """Add the modules of a mixture of experts."""
-    _place(layer, experts.router, Numbers(experts.count, spec.hidden, has_bias="router" in spec.biases))
+    place(layer, experts.router, Numbers(experts.count, spec.hidden, has_bias="router" in spec.biases))
     if experts.shared_switch is not None:
-        _place(layer, experts.shared_switch, Numbers(1, spec.hidden, has_bias=False))
+        place(layer, experts.shared_switch, Numbers(1, spec.hidden, has_bias=False))
     for role, path in experts.modules.items():
         for index in range(experts.count):
             module = _Linear(spec.in_features(role), spec.out_features(role), bias=role in spec.biases)
-            _place(layer, path.format(index), module)
+            place(layer, path.format(index), module)
     if experts.bias is not None:
         _register(layer, experts.bias, *(experts.bias_shape or (experts.count,)))
 
@@ -163,7 +164,7 @@ def _register(layer: nn.Module, path: str, *shape: int) -> None:
     """Add a parameter at a path below a module, whose modules are made where there are none."""
     parent, _, leaf = path.rpartition(".")
     if parent not in dict(layer.named_modules()):
-        _place(layer, parent, nn.Module())
+        place(layer, parent, nn.Module())
     layer.get_submodule(parent).register_parameter(leaf, nn.Parameter(torch.empty(shape)))
 
 
@@ -172,22 +173,12 @@ def _recurrent_numbers(layer: nn.Module, shape: Recurrence, *, has_bias: bool) -
     for name, path in shape.numbers.items():
         parent, _, leaf = path.rpartition(".")
         if name == "taps":
-            _place(layer, path, _Convolution(shape, has_bias=has_bias))
+            place(layer, path, _Convolution(shape, has_bias=has_bias))
         elif name == "norm":
             width = shape.value_width if shape.norms_each else shape.wide
-            _place(layer, path, _Norm(width, has_bias=False))
+            place(layer, path, _Norm(width, has_bias=False))
         else:
             layer.get_submodule(parent).register_parameter(leaf, nn.Parameter(torch.empty(shape.heads)))
-
-
-def _place(parent: nn.Module, path: str, module: nn.Module) -> None:
-    """Add a module at a path below another one."""
-    *parents, name = path.split(".")
-    for each in parents:
-        if each not in parent._modules:
-            parent.add_module(each, nn.Module())
-        parent = parent.get_submodule(each)
-    parent.add_module(name, module)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ def streamed(names: Collection[str], config: Any) -> frozenset[str]:
 
     Where the files have a tied embedding as the output layer too, Transformers compares them.
     """
-    spec, matrices = spec_of(config), spec_of(config).matrices()
+    spec = spec_of(config)
+    matrices = spec.matrices()
     outer = {spec.embedding_weight, spec.head_weight}
     found = {name: {*apart(spec, {spec.parameter(name): None}, lambda *part: None)} for name in names}
     found = {name: parameters for name, parameters in found.items() if parameters <= matrices}

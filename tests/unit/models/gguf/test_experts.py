@@ -12,14 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from families import VOCAB
-from forerun import LLM, SamplingParams, Suffix
+from forerun import Suffix
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.cpu import native
 from forerun.models import Rows, load_model, load_transformers_model
 from forerun.models.loading.progress import progress_to
 from gguf_experts import SIZES
 from gguf_files import write_gguf
-from gguf_models import TEXT, ours, theirs, tiny
+from gguf_models import TEXT, answers, ours, theirs, tiny
 
 HYBRID = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True}
 
@@ -90,13 +90,7 @@ def test_gates_and_what_they_are_of_in_one_tensor(family: str, type_name: str, t
 def test_speculation_says_what_plain_decoding_says(family: str, type_name: str, tmp_path: Path) -> None:
     path = tmp_path / "it.gguf"
     write_gguf(path, tiny(family), type_name)
-    prompts, params = [TEXT[:12] * 3, TEXT[12:30]], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-
-    def answers(drafter: Any) -> list[Any]:
-        results: Any = LLM(load_model(path), drafter, num_draft_tokens=4).generate(prompts, params)
-        return [each.token_ids for each in results]
-
-    assert answers(Suffix()) == answers(None)
+    assert answers(path, Suffix()) == answers(path, None)
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])

@@ -12,13 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from families import VOCAB
-from forerun import LLM, SamplingParams, Suffix
+from forerun import Suffix
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.export.quantized import export_quantized
 from forerun.kernels.cpu import native
 from forerun.models import Rows, load_model, load_transformers_model
 from gguf_files import write_gguf
-from gguf_models import TEXT, ours, theirs, tiny
+from gguf_models import TEXT, answers, ours, theirs, tiny
 from gguf_recurrent import SIZES
 
 QWEN = "qwen3_5_text"
@@ -79,13 +79,7 @@ def test_blocks_of_256_hold_several_heads(type_name: str, tmp_path: Path) -> Non
 def test_speculation_says_what_plain_decoding_says(family: str, type_name: str, tmp_path: Path) -> None:
     path = tmp_path / "it.gguf"
     write_gguf(path, tiny(family), type_name)
-    prompts, params = [TEXT[:12] * 3, TEXT[12:30]], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-
-    def answers(drafter: Any) -> list[Any]:
-        results: Any = LLM(load_model(path), drafter, num_draft_tokens=4).generate(prompts, params)
-        return [each.token_ids for each in results]
-
-    assert answers(Suffix()) == answers(None)
+    assert answers(path, Suffix()) == answers(path, None)
 
 
 @pytest.mark.parametrize("type_name", ["F32", "Q8_0"])
