@@ -87,7 +87,7 @@ class Traits:
     def automatic_policy(self, costs: CostModel) -> SpeculationPolicy:
         """Make the policy that chooses K for such a drafter, by these costs."""
         if self.estimates:
-            return TrimmingPolicy(costs)
+            return TrimmingPolicy(costs, self.can_sleep)
         return AutomaticPolicy(self.chooser(costs))
 
     def chooser(self, costs: CostModel | None) -> DraftChooser:

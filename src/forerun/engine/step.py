@@ -38,6 +38,7 @@ from forerun.utils.device import DeviceFaults
 from forerun.verification import UnsoundProbsError
 
 _log = logging.getLogger(__name__)
+_NO_NEEDS = Needs()
 
 
 class StepLoop:
@@ -71,7 +72,7 @@ class StepLoop:
     ) -> None:
         self._target, self._drafter, self._config = target, drafter, config
         self._memory, self._texts, self._clock = memory, texts, clock
-        self._needs = Needs() if drafter is None else drafter.needs
+        self._needs = _NO_NEEDS if drafter is None else drafter.needs
         self._is_asleep = False  # the drafter is not told of the present step
         self._policy = policy or _new_policy(config, target, drafter)  # None: no drafter, and no grammar so far
         self._verifying = Verifying(target, config)
@@ -106,7 +107,7 @@ class StepLoop:
             work = self._draft(schedule, stats)
             if self._drafter is not None and self._policy is not None:
                 self._is_asleep = self._policy.is_asleep
-                self._needs = Needs() if self._is_asleep else self._drafter.needs
+                self._needs = _NO_NEEDS if self._is_asleep else self._drafter.needs
             result = self._forward(work, stats)
             self._verify(work, result, stats)
         except Exception as error:

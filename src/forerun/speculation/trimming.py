@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from forerun.speculation.choose_k import PLAN_STEPS, best_cut, learn_rows, prices_of
+from forerun.speculation.choose_k import LEARN_STEPS, PLAN_STEPS, best_cut, learn_rows, prices_of
 from forerun.speculation.cost_model import CostModel
 from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Draft, Sequence
@@ -22,8 +22,9 @@ TRIM_GAIN = 1.02
 """Rate over plain decoding that a cut draft must promise: below it, the estimate is the larger part."""
 PATIENCE = 8.0
 """Searches that a sequence is granted, and that it can save up at most: each costs one, and what drafts save pays."""
-REST = 8
-"""Steps between the searches of a sequence that has none left."""
+REST_SHARE, MOST_REST = 0.004, 64
+"""Share of the time of plain steps that searches of a sequence may cost which has none left, and the most steps that it
+then rests."""
 SEARCH_MEMORY = 32
 """Largest weight of a search's mean seconds, in steps."""
 
@@ -33,13 +34,17 @@ class TrimmingPolicy(SpeculationPolicy):
 
     Args:
         costs: measured ones; None begins with none.
+        can_sleep: the drafter need not be told of steps in which it does not search.
     """
 
-    def __init__(self, costs: CostModel | None = None) -> None:
+    def __init__(self, costs: CostModel | None = None, can_sleep: bool = False) -> None:
         self.costs = costs or CostModel()
+        self._can_sleep = can_sleep
+        self._sleeps = False  # in the present step
         self._steps = 0
         self._priced: tuple[list[Sequence], list[float]] | None = None  # prices that stand, and for which sequences
         self._left = 0  # steps for which they stand
+        self._rest = 1  # steps between the searches of a sequence that has none left
         self._asked = 0  # sequences for which the present step searches; 0 if it computes drafts besides
         self._search = 0.0  # mean seconds of a search
         self._granted: dict[Sequence, float] = {}  # searches that are left
@@ -49,20 +54,23 @@ class TrimmingPolicy(SpeculationPolicy):
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         self._asked = 0
         most = max(LEAST_NODES, MOST_NODES // max(len(sequences), 1))
-        num_draft_tokens = [max(min(most, sequence.room), 0) for sequence in sequences]
-        if not any(num_draft_tokens):
-            return DraftPlan(num_draft_tokens, reason="no room")
-        asked = [k > 0 and self._searches(sequence) for k, sequence in zip(num_draft_tokens, sequences, strict=True)]
-        num_draft_tokens = [k if each else 0 for k, each in zip(num_draft_tokens, asked, strict=True)]
-        if not any(asked):
+        num_draft_tokens = [most if self._searches(sequence) else 0 for sequence in sequences]
+        self._sleeps = self._can_sleep and not any(num_draft_tokens)
+        if self._sleeps:
             return DraftPlan(num_draft_tokens, reason=self._found)
+        num_draft_tokens = [
+            k and max(min(k, each.room), 0) for k, each in zip(num_draft_tokens, sequences, strict=True)
+        ]
+        if not any(num_draft_tokens):
+            has_room = any(sequence.room > 0 for sequence in sequences)
+            return DraftPlan(num_draft_tokens, reason=self._found if has_room else "no room")
         if self._left == 0 or self._priced is None or self._priced[0] != sequences:
             prices = prices_of(self.costs, sequences, most * len(sequences))
             if prices is None:  # what a plain step costs is measured first
                 return DraftPlan([0] * len(sequences), reason="measuring")
             self._priced, self._left = (list(sequences), prices), PLAN_STEPS
         self._left -= 1
-        self._asked = sum(asked)
+        self._asked = sum(map(bool, num_draft_tokens))
         return DraftPlan(num_draft_tokens, LEAST_PROB, "gain", self._priced[1])
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
@@ -84,12 +92,22 @@ class TrimmingPolicy(SpeculationPolicy):
         self._grant(sequences, drafts, counts, prices[0] / len(drafts), (seconds - prices[0]) / max(sum(counts), 1))
         return DraftPlan(counts, plan.min_acceptance_prob, plan.reason, prices)
 
+    @property
+    def is_asleep(self) -> bool:
+        return self._sleeps
+
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
         self._steps += 1
+        sleeps, self._sleeps = self._sleeps, False
+        if sleeps and self._steps % LEARN_STEPS:
+            return
         if cost.num_prompt_rows or not outcomes:  # prompts in the forward hide what rows cost
             return
         if self._asked:
             self._search += (cost.time_draft / self._asked - self._search) / min(self._steps, SEARCH_MEMORY)
+            if self._priced is not None:
+                allowed = REST_SHARE * self._priced[1][0] / len(outcomes)
+                self._rest = min(max(round(self._search / allowed), 1), MOST_REST)
         learn_rows(self.costs, cost, outcomes, self._steps)
 
     def stop(self, sequence: Sequence) -> None:
@@ -104,7 +122,7 @@ class TrimmingPolicy(SpeculationPolicy):
             self._granted[sequence] = granted - 1
         elif sequence.constraint is None and self._steps < self._due.get(sequence, 0):
             return False  # under a grammar forced tokens are found for nothing
-        self._due[sequence] = self._steps + REST
+        self._due[sequence] = self._steps + self._rest
         return True
 
     def _grant(self, sequences: Seq[Sequence], drafts: Seq[Draft], counts: Seq[int], token: float, row: float) -> None:

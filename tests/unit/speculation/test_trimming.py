@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from forerun.models import LanguageModel, identity, load_model
 from forerun.sampling import row_top
 from forerun.speculation import CostModel, DraftOutcome, StepCost, TrimmingPolicy
 from forerun.speculation.cost_store import forward_costs
+from forerun.speculation.trimming import MOST_REST, PATIENCE
 from forerun.types import Draft, Sequence, Verdict
 
 
@@ -65,6 +67,23 @@ def test_the_rows_of_a_crowd_go_to_its_most_probable_nodes() -> None:
 def test_nothing_is_drafted_where_nothing_is_found_or_known() -> None:
     assert kept(policy([1.0, 1.0]), chain()) == ([0], "nothing found")
     assert kept(TrimmingPolicy(), chain(0.9)) == ([0], "measuring")
+
+
+@pytest.mark.parametrize(("search", "rest"), [(1e-6, 1), (0.02, 5), (10.0, MOST_REST)])
+def test_vain_searches_take_a_small_share_of_the_time(search: float, rest: int) -> None:
+    made, (sequence,) = policy([1.0, 1.0]), sequences(1)
+    made = TrimmingPolicy(made.costs, can_sleep=True)
+    searched = []
+    for step in range(4 * MOST_REST):
+        plan = made.plan([sequence])
+        if any(plan.num_draft_tokens):
+            searched.append(step)
+            plan = made.trim(plan, [sequence], [Draft.empty()])
+        assert made.is_asleep == (step not in searched)
+        outcome = DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))
+        made.observe(StepCost(1, 0, 2, search * (step in searched), 1.0, 0.0), [outcome])
+        assert not made.is_asleep  # where prompts follow, the drafter is told of them
+    assert {after - before for before, after in pairwise(searched[int(PATIENCE) :])} == {rest}
 
 
 def test_the_shape_of_timed_forwards_is_known_before_the_first_draft() -> None:

@@ -384,7 +384,9 @@ class Suffix(CopyDrafter):
 
     @property
     def traits(self) -> Traits:
-        return Traits((type(self).__name__, "alone" if self._tenants is None else "shared"), estimates=True)
+        return Traits(
+            (type(self).__name__, "alone" if self._tenants is None else "shared"), estimates=True, can_sleep=True
+        )
 
     @property
     def nbytes(self) -> int:
