@@ -133,6 +133,7 @@ def open_target(
         _check_loaded(target, adapter, quantize, kv_cache_dtype, max_model_len)
         return target, tokenizer
     source = find_source(target)  # to the end: while it is in use, a file's header is read once
+    on_disk = False
     with suppress(ModelLoadError, DrafterError):  # loading reports everything else that is wrong
         plan = MemoryPlan.of(
             target,
@@ -145,8 +146,9 @@ def open_target(
             kv_cache_dtype=kv_cache_dtype,
             max_model_len=max_model_len,
         )
-        _log.info("%s", plan)
-    model = load_model(target, dtype, device=device, adapter=adapter, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
+        on_disk = plan.experts > 0
+        _log.log(logging.WARNING if on_disk else logging.INFO, "%s", plan)
+    model = load_model(target, dtype, "auto", device, adapter, quantize, kv_cache_dtype, experts_on_disk=on_disk)
     model.context_length = bounded(model.context_length, max_model_len, target)
     if isinstance(tokenizer, (str, Path)):
         return model, find_tokenizer(tokenizer)

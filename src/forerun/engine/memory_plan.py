@@ -142,6 +142,7 @@ class MemoryPlan:
         scratch: bytes of a step.
         memory: before anything is loaded.
         config: of the engine.
+        experts: bytes of the target's experts that do not fit into memory, and are to lie on a disk.
     """
 
     target: ModelMemory
@@ -150,6 +151,7 @@ class MemoryPlan:
     scratch: int
     memory: AvailableMemory
     config: EngineConfig
+    experts: int = 0
 
     @classmethod
     def of(
@@ -198,11 +200,16 @@ class MemoryPlan:
             NotEnoughMemoryError: weights and the pages of one sequence do not fit into the memory that is available, or
                 `cache_memory` does not fit beside the weights.
         """
-        memory = AvailableMemory.on(target.device)
+        memory, experts = AvailableMemory.on(target.device), 0
         scratch = scratch_nbytes(config, target.vocab_size, target.width)
-        _check_loading(target, drafts)
+        try:
+            _check(target, drafts, scratch, memory)
+        except NotEnoughMemoryError:
+            if not target.experts:
+                raise
+            target, experts = target.with_experts_on_disk(), target.experts
+            _check(target, drafts, scratch, memory)
         weights = sum(model.weights for model in (target, *drafts))
-        _check_least(target, weights, scratch + target.state_nbytes, memory)
         count = num_pages(
             config,
             config.max_batch * target.pages_for(target.context_length),
@@ -210,11 +217,14 @@ class MemoryPlan:
             [draft.page_nbytes for draft in drafts],
             memory.less(weights + scratch + states_nbytes(config, target.state_nbytes)),
         )
-        return cls(target, tuple(drafts), count, scratch, memory, config)
+        return cls(target, tuple(drafts), count, scratch, memory, config, experts)
 
     def __str__(self) -> str:
         """Return the plan in one line of text."""
         parts = [f"weights {_size(self.target.weights)} ({self.target.number_format})"]
+        if self.experts:
+            read = _size(self.target.experts_read)
+            parts.append(f"experts {_size(self.experts)} on the disk, of which a token reads {read}")
         parts += [f"of {draft.name} {_size(draft.weights)} ({draft.number_format})" for draft in self.drafts]
         pages = _size(self.num_pages * self.target.page_nbytes)
         parts.append(f"keys and values up to {pages} ({self.num_pages:,} pages)")
@@ -246,9 +256,17 @@ class MemoryPlan:
             ],
             "state_bytes": states_nbytes(self.config, self.target.state_nbytes),
             "scratch_bytes": self.scratch,
+            "disk_bytes": self.experts,
             "total_bytes": self.memory.total,
             "available_bytes": self.memory.available,
         }
+
+
+def _check(target: ModelMemory, drafts: Sequence[DraftMemory], scratch: int, memory: AvailableMemory) -> None:
+    """Raise NotEnoughMemoryError if models cannot be loaded, or not with one sequence beside them."""
+    _check_loading(target, drafts)
+    weights = sum(model.weights for model in (target, *drafts))
+    _check_least(target, weights, scratch + target.state_nbytes, memory)
 
 
 def _check_loading(target: ModelMemory, drafts: Sequence[DraftMemory]) -> None:

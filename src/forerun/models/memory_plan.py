@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
+from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.options import head_shape
 from forerun.models.fused.recurrence import state_layout
+from forerun.models.fused.spec import DecoderSpec
 from forerun.models.general import ATTENTION_NAME
 from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
@@ -172,6 +174,16 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
     return kept, max(kept, read if not is_streamed else kept + read) + largest + min(largest, _PART)
 
 
+def experts_nbytes(model: Any, spec: DecoderSpec, storage: WeightStorage) -> int:
+    """Return the bytes that weights of experts take. Arguments as `weight_nbytes`."""
+    names = {name for parts in stacked(spec).values() for each in parts for name in each}
+    return sum(
+        storage.linear(name, parameter.shape, is_outer=False)
+        for name, _, parameter in _parameters(model)
+        if name in names and parameter.dim() == 2
+    )
+
+
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Yield each parameter once, with its name and the first module that has it."""
     seen: set[int] = set()
@@ -231,6 +243,8 @@ class ModelMemory:
         dtype: of everything that is not quantized.
         device: where it computes.
         weights: bytes, when it is loaded; by the Triton kernels, with the memory that its steps are computed in.
+        experts: bytes of these that may lie on a disk, as only a part is read for each token: those of experts.
+        experts_read: bytes of experts that a token reads.
         loading: bytes of the machine's memory at most while it is loaded.
         planner: makes an empty cache, which computes the pages of a sequence.
         context_length: positions it can compute.
@@ -248,6 +262,13 @@ class ModelMemory:
     context_length: int
     vocab_size: int
     width: int
+    experts: int = 0
+    experts_read: int = 0
+
+    def with_experts_on_disk(self) -> ModelMemory:
+        """Return the same model with its experts in a file."""
+        weights, loading = self.weights - self.experts, self.loading - self.experts
+        return replace(self, weights=weights, loading=max(weights, loading), experts=0)
 
     @property
     def page_nbytes(self) -> int:
@@ -300,6 +321,10 @@ def model_memory(
     tokens = source.output_tokens(config)
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
     kept += step_nbytes(config, served) if is_triton else 0
+    # of other models, all weights are in memory while they are loaded
+    can_stream = storage.is_native and not has_adapter and (quantization or mixture) is not None
+    shape = spec_of(config).experts if can_stream else None
+    experts = 0 if shape is None else experts_nbytes(empty, spec_of(config), storage)
     return ModelMemory(
         name=source.name,
         number_format=quantization or mixture or str(served).removeprefix("torch."),
@@ -311,6 +336,8 @@ def model_memory(
         context_length=context_length(config),
         vocab_size=config.vocab_size,
         width=_row_width(config, is_fused=is_fused),
+        experts=experts,
+        experts_read=0 if shape is None else experts * shape.top // shape.count,
     )
 
 

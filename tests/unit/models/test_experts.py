@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from torch import Tensor
 
 from families import make_family, tiny_model
 from forerun import LLM, SamplingParams, Suffix
-from forerun.errors import ModelLoadError
-from forerun.kernels.cpu import native
+from forerun.config import EngineConfig
+from forerun.engine import memory_plan
+from forerun.engine.memory_plan import MemoryPlan
+from forerun.errors import ModelLoadError, NotEnoughMemoryError
+from forerun.kernels.cpu import linear, native
 from forerun.models import Rows, load_model
 from forerun.models.fused.experts import route
 from forerun.models.fused.spec import Experts
@@ -75,3 +79,33 @@ def test_steps_count_the_experts_that_they_read(tmp_path: Path) -> None:
     # two layers of two experts a row; the prompt may read all four of each
     assert 12 * 4 <= stats[0].num_experts <= 12 * 4 + 4
     assert stats[1].num_forwards * 4 <= stats[1].num_experts <= stats[1].num_forwards * 8
+
+
+def test_experts_that_memory_does_not_hold_lie_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if native() is None:
+        pytest.skip("the native kernels are not available")
+    folder, prompt = make_family("mixtral", tmp_path), [[1, 2, 3] * 6]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    engine = {"quantize": "int4", "cache_memory": 1e-4, "max_batch": 1}
+    expected = LLM(folder, None, **engine).generate(prompt, params)[0].token_ids
+    plan = MemoryPlan.of(folder, None, EngineConfig(max_batch=1), quantize="int4")
+    least = plan.target.weights + plan.scratch + plan.target.page_nbytes * plan.target.pages_for(2048)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: least - plan.target.experts // 2)
+    monkeypatch.setenv("FORERUN_HOME", str(tmp_path / "home"))
+    llm = LLM(folder, "suffix", **engine)
+    assert "on the disk, of which a token reads" in caplog.text
+    assert tmp_path / "home" in linear._chunks and not list((tmp_path / "home").glob("tmp*"))
+    assert llm.generate(prompt, params)[0].token_ids == expected
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(linear, "_chunks", {})
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(ModelLoadError, match=r"No space left on device\. Free space there"):
+        LLM(folder, None, **engine)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda: plan.scratch)
+    with pytest.raises(NotEnoughMemoryError):
+        LLM(folder, None, **engine)

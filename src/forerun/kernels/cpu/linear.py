@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 import torch
@@ -17,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BlockType, BlockWeight, non_finite_row
 from forerun.kernels.cpu.library import Library, LinearStruct, WeightLayout
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
@@ -33,23 +39,56 @@ _ALIGNMENT = 64
 """Bytes: a line of the processor's cache."""
 
 _lock = threading.Lock()
-_chunk = torch.empty(0, dtype=torch.uint8)
-_used = 0
+_chunks: dict[Path | None, tuple[Tensor, int]] = {}  # by the folder of its file, the present one and what is used
+experts_in: ContextVar[Path | None] = ContextVar("experts_in", default=None)
+"""A folder for the experts of the model that is loaded, which memory does not hold; None: they lie in memory."""
+_folder: ContextVar[Path | None] = ContextVar("folder", default=None)
+
+
+@contextmanager
+def expert_memory() -> Iterator[None]:
+    """Let the weights that are packed in this context lie where experts lie."""
+    token = _folder.set(experts_in.get())
+    try:
+        yield
+    finally:
+        _folder.reset(token)
 
 
 def weight_memory(nbytes: int) -> Tensor:
     """Return [nbytes] uint8, uninitialised and aligned to a cache line. A chunk of memory returns to the system when
-    all tensors in it are gone."""
-    global _chunk, _used
+    all tensors in it are gone.
+
+    Raises:
+        ModelLoadError: experts lie on a disk, and it is full.
+    """
+    folder = _folder.get()
     with _lock:
-        start = -(-_used // _ALIGNMENT) * _ALIGNMENT
-        if start + nbytes > len(_chunk):
-            chunk = _mapped(max(_CHUNK, nbytes))
+        chunk, used = _chunks.get(folder, (torch.empty(0, dtype=torch.uint8), 0))
+        start = -(-used // _ALIGNMENT) * _ALIGNMENT
+        if start + nbytes > len(chunk):
+            new = _mapped(max(_CHUNK, nbytes)) if folder is None else _mapped_file(folder, max(_CHUNK, nbytes))
             if nbytes >= _CHUNK:
-                return chunk[:nbytes]
-            _chunk, start = chunk, 0
-        _used = start + nbytes
-        return _chunk[start:_used]
+                return new[:nbytes]
+            chunk, start = new, 0
+        _chunks[folder] = chunk, start + nbytes
+        return chunk[start : start + nbytes]
+
+
+def _mapped_file(folder: Path, nbytes: int) -> Tensor:
+    """Return memory of a file without a name. The system keeps in memory what is read most of it."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk would end the process later
+            else:
+                file.truncate(nbytes)
+            return torch.frombuffer(mmap.mmap(file.fileno(), nbytes), dtype=torch.uint8)
+    except OSError as error:
+        raise ModelLoadError(
+            f"The experts' weights do not fit into memory, and a file of {nbytes:,} bytes for them cannot be made in "
+            f"{folder}: {error.strerror}. Free space there, or name another folder in FORERUN_HOME."
+        ) from None
 
 
 def _mapped(nbytes: int) -> Tensor:

@@ -26,7 +26,7 @@ from forerun.kernels.cpu.library import (
     StateStruct,
     plain_fields,
 )
-from forerun.kernels.cpu.linear import NativeLinear
+from forerun.kernels.cpu.linear import NativeLinear, expert_memory
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, LANES, PAGE
 from forerun.kernels.partition import AttentionShape
 from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
@@ -317,7 +317,8 @@ class NativeDecoder(LayerRangeDecoder):
                 raise ValueError(f"the experts of {path} have weights of several forms")
             return found
 
-        arrays, bias = [linears(role) for role in EXPERT], bias_of(shape, layer)
+        with expert_memory():
+            arrays, bias = [linears(role) for role in EXPERT], bias_of(shape, layer)
         curve = None if shape.curve is None else torch.tensor(shape.curve)
         self._arrays += arrays
         self._experts.append(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +15,7 @@ import torch
 from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.block_weight import BLOCK_TYPES
+from forerun.kernels.cpu.linear import experts_in
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.decoders import Kind, library_for, make_decoder, mixture_as_stored, served_kind
 from forerun.models.fused.families import refusal
@@ -41,6 +44,7 @@ from forerun.models.self_test import probe, self_test
 from forerun.utils.device import raise_own, resolve_device
 from forerun.utils.foreign_errors import as_memory_errors, reason
 from forerun.utils.glibc import return_freed_memory
+from forerun.utils.home import home
 
 _log = logging.getLogger(__name__)
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
@@ -57,6 +61,8 @@ def load_model(
     adapter: str | Path | None = None,
     quantize: str | None = None,
     kv_cache_dtype: str = AUTO,
+    *,
+    experts_on_disk: bool = False,
 ) -> Model:
     """Load a causal language model and test whether it is exact.
 
@@ -77,6 +83,7 @@ def load_model(
             the native kernels compute the fused decoder. "none": numbers of `dtype`, whatever is stored.
         kv_cache_dtype: "bfloat16", "float32" or "int8", what keys and values are stored in by the native kernels;
             "auto": `dtype`.
+        experts_on_disk: the weights of experts lie in a file, for models that memory does not hold.
 
     Raises:
         ConfigError: unknown dtype, kind or quantization, the fused decoder requested for a model it does not serve, a
@@ -86,12 +93,24 @@ def load_model(
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
-    with as_memory_errors(f"{name} cannot be loaded"):
-        source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize, kv_cache_dtype)
+    token = experts_in.set(_disk() if experts_on_disk else None)
+    try:
+        with as_memory_errors(f"{name} cannot be loaded"):
+            source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize, kv_cache_dtype)
+    finally:
+        experts_in.reset(token)
     log_source_notes(source, model, name, is_asked_for=quantize == UNQUANTIZED)
     model.exactness = self_test(model, is_finite=is_finite)
     return_freed_memory()
     return model
+
+
+def _disk() -> Path:
+    """Return a folder for large files: forerun's own, since that of temporary files often lies in memory."""
+    base = home() or Path(tempfile.gettempdir())
+    with suppress(OSError):  # a file in it cannot be made then, and the error of that is reported
+        base.mkdir(parents=True, exist_ok=True)
+    return base
 
 
 def log_source_notes(source: ModelSource, model: Model, name: str | Path, *, is_asked_for: bool = False) -> None:
