@@ -91,7 +91,7 @@ def blocks_of(type_name: str, out: int, size: int, seed: int = 0) -> BlockWeight
 
 def as_read(library: Library, weight: Tensor | QuantizedWeight, x: Tensor) -> Tensor:
     """Rows as a product reads them: rounded where the instruction set in use multiplies bfloat16."""
-    if library.instructions == "avx512bf16" and isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
+    if library.instructions in ("amx", "avx512bf16") and isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
         return x.bfloat16().float()
     return x
 

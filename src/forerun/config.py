@@ -194,7 +194,7 @@ KERNELS = ("auto", NATIVE, TRITON, REFERENCE)
 error where they cannot be had; reference: those in PyTorch."""
 INSTRUCTIONS_VARIABLE = "FORERUN_INSTRUCTIONS"
 """Environment variable: the instruction set of the native kernels; unset: the best that the processor has."""
-INSTRUCTIONS = ("avx512bf16", "avx512", "avxvnni", "avx2", "portable")
+INSTRUCTIONS = ("amx", "avx512bf16", "avx512", "avxvnni", "avx2", "portable")
 """The best first. A processor that has one of them has those after it."""
 
 ENVIRONMENT_VARIABLES = (COST_CACHE_VARIABLE, HOME_VARIABLE, INSTRUCTIONS_VARIABLE, KERNELS_VARIABLE)

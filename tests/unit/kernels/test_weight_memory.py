@@ -23,8 +23,7 @@ class SmallPages(mmap.mmap):
 def test_each_has_bytes_of_its_own(nbytes: int, has_large_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_large_pages:
         monkeypatch.setattr(mmap, "mmap", SmallPages)
-    monkeypatch.setattr(module, "_chunk", module._chunk[:0])
-    monkeypatch.setattr(module, "_used", 0)
+    monkeypatch.setattr(module, "_chunks", {})
     parts = [weight_memory(nbytes) for _ in range(3)]
     for number, part in enumerate(parts):
         assert len(part) == nbytes and part.data_ptr() % 64 == 0

@@ -4,6 +4,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "block_packing.h"
@@ -15,6 +17,7 @@
     extern const Entries ENTRIES;     \
     }
 #if defined(__x86_64__)
+OF_INSTRUCTIONS(amx)
 OF_INSTRUCTIONS(avx512bf16)
 OF_INSTRUCTIONS(avx512)
 OF_INSTRUCTIONS(avxvnni)
@@ -23,6 +26,20 @@ OF_INSTRUCTIONS(avx2)
 OF_INSTRUCTIONS(portable)
 
 namespace {
+
+#if defined(__x86_64__)
+// Whether the processor multiplies tiles of bfloat16, and the system lets this process do so.
+bool has_tiles() {
+#if defined(__linux__)
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+#endif
 
 // The instruction sets that the processor has, a bit for each by its number.
 int32_t available() {
@@ -40,7 +57,9 @@ int32_t available() {
                      __builtin_cpu_supports("avx512vnni") != 0})
         if (!has) return found;
     found |= 1 << 3;
-    if (a & 1 << 5) found |= 1 << 4;  // AVX512_BF16
+    if (!(a & 1 << 5)) return found;  // AVX512_BF16
+    found |= 1 << 4;
+    if (has_tiles()) found |= 1 << 5;
 #endif
     return found;
 }
@@ -54,6 +73,7 @@ std::atomic<int32_t>& chosen() {
 const Entries& entries() {
 #if defined(__x86_64__)
     switch (chosen().load(std::memory_order_relaxed)) {
+    case 5: return amx::ENTRIES;
     case 4: return avx512bf16::ENTRIES;
     case 3: return avx512::ENTRIES;
     case 2: return avxvnni::ENTRIES;

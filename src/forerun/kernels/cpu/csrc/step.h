@@ -129,7 +129,7 @@ template <class Input> void plan_input(Workspace& space, Input& in, int64_t n, i
     in.bfloat16 = nullptr;
     in.codes = nullptr;
     in.bytes = nullptr;
-    if (Input::dots_bfloat16 && forms.bfloat16) space.want(in.bfloat16, n * in.groups * 32);
+    if (Input::dots_bfloat16 && forms.bfloat16) space.want(in.bfloat16, (n + Input::SPARE_ROWS) * in.groups * 32);
     if (forms.bytes) {
         space.want(in.bytes, n * in.groups * 32);
         space.want(in.byte_scales, n * in.groups);

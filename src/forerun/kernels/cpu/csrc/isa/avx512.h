@@ -1,6 +1,8 @@
-// Sixteen lanes by AVX-512 with VNNI, and where AVX512_BF16 is defined with products of bfloat16. Included in a namespace;
+// Sixteen lanes by AVX-512 with VNNI, and where AVX512_BF16 is defined with products of bfloat16, by tiles where AMX is. Included in a namespace;
 // every function is compiled for these instructions alone.
-#if defined(AVX512_BF16)
+#if defined(AMX)
+#define INSTRUCTIONS "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16"
+#elif defined(AVX512_BF16)
 #define INSTRUCTIONS "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c"
 #else
 #define INSTRUCTIONS "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
@@ -146,5 +148,22 @@ INLINE W w_load(const uint16_t* pairs) { return _mm512_loadu_si512(pairs); }
 INLINE F f_dot(F sum, W pairs, const uint16_t* x) {
     asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(pairs), "m"(*(const Pair*)x));
     return sum;
+}
+#endif
+
+#if defined(AMX)
+// What the eight tiles are: 0 to 3 sums, of up to 16 rows and 16 outputs; 4 and 5 rows, of 32 inputs; 6 and 7 weights.
+struct alignas(64) Tiles {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+};
+INLINE void use_tiles(int rows) {
+    Tiles tiles = {1, 0, {}, {}, {}};
+    for (int i = 0; i < 8; i++) {
+        tiles.bytes[i] = 64;
+        tiles.rows[i] = (uint8_t)(i < 6 ? rows : 16);
+    }
+    _tile_loadconfig(&tiles);
 }
 #endif

@@ -263,9 +263,90 @@ INLINE void multiply_sigmoid(float* gates, int64_t count, float* x, int64_t n) {
         for (int64_t i = 0; i < width; i += 16) put(x + i, f_mul(get(x + i, width - i), f_set(gates[h])), width - i);
 }
 
+#if defined(AMX)
+constexpr int TILE_ROWS = 16;
+
+// Whether a weight is multiplied by tiles: by them alone, as their sums have an order of their own.
+INLINE bool has_tiles(const ForerunLinear& w) { return w.kind == FORERUN_BFLOAT16 && w.in % 32 == 0; }
+
+// y: [2][RT * 16][16], sums of RT * 16 rows and of the outputs of one block of each of BT weights; in steps of 32 inputs,
+// each of which adds even and odd inputs apart, then both to the sum.
+template <int RT, int BT>
+INLINE void tile_sums(const uint16_t* w, const uint16_t* other, const uint16_t* x, int64_t stride, int64_t steps, float* y) {
+    _tile_zero(0);
+    if (RT > 1) _tile_zero(1);
+    if (BT > 1) _tile_zero(2);
+    if (RT > 1 && BT > 1) _tile_zero(3);
+    for (int64_t k = 0; k < steps; k++) {
+        const uint16_t *first = w + 512 * k, *second = other + 512 * k;
+        for (int line = 0; RT == 1 && line < 16; line++) {
+            ahead<true>(first + 32 * line);
+            if (BT > 1) ahead<true>(second + 32 * line);
+        }
+        _tile_loadd(4, x + 32 * k, 2 * stride);
+        _tile_loadd(6, first, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (RT > 1) _tile_loadd(5, x + TILE_ROWS * stride + 32 * k, 2 * stride);
+        if (RT > 1) _tile_dpbf16ps(1, 5, 6);
+        if (BT > 1) _tile_loadd(7, second, 64);
+        if (BT > 1) _tile_dpbf16ps(2, 4, 7);
+        if (RT > 1 && BT > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, y, 64);
+    if (RT > 1) _tile_stored(1, y + 256, 64);
+    if (BT > 1) _tile_stored(2, y + RT * 256, 64);
+    if (RT > 1 && BT > 1) _tile_stored(3, y + RT * 256 + 256, 64);
+}
+
+INLINE const uint16_t* tiles_of(const ForerunLinear& w, int64_t block) {
+    return (const uint16_t*)w.packed + block * 16 * (int64_t)w.in;
+}
+
+// The sums of rows from `row` on of n for one block, or two; returns how many rows there are. Tiles of 16 rows may reach
+// beyond the last one (Input::SPARE_ROWS), tiles of fewer do not.
+INLINE int64_t tile_rows(const uint16_t* w, const uint16_t* other, const Input& in, int64_t row, int64_t n, float* y) {
+    const int64_t left = n - row, stride = in.groups * 32;
+    const uint16_t* x = in.bfloat16 + row * stride;
+    if (left > TILE_ROWS) {
+        other ? tile_sums<2, 2>(w, other, x, stride, in.groups, y) : tile_sums<2, 1>(w, other, x, stride, in.groups, y);
+        return left < 2 * TILE_ROWS ? left : 2 * TILE_ROWS;
+    }
+    other ? tile_sums<1, 2>(w, other, x, stride, in.groups, y) : tile_sums<1, 1>(w, other, x, stride, in.groups, y);
+    return left;
+}
+INLINE int64_t rows_between(int64_t left) { return (left > TILE_ROWS ? 2 : 1) * TILE_ROWS; }
+INLINE F biased(const ForerunLinear& w, int64_t block, F y) {
+    return w.bias ? f_add(y, f_load(w.bias + 16 * block)) : y;
+}
+
+FN void linear_tiles(const ForerunLinear& w, const Input& in, int64_t n, int64_t first, int64_t last,
+                     const float* residual, float* out, int64_t stride) {
+    alignas(64) float y[2 * 2 * 256];
+    use_tiles(n < TILE_ROWS ? (int)n : TILE_ROWS);
+    for (int64_t block = first; block < last; block += 2) {
+        const int64_t blocks = last - block < 2 ? 1 : 2;
+        for (int64_t row = 0; row < n;) {
+            const int64_t apart = rows_between(n - row);
+            const int64_t rows = tile_rows(tiles_of(w, block), blocks > 1 ? tiles_of(w, block + 1) : nullptr, in, row, n, y);
+            for (int64_t b = block; b < block + blocks; b++)
+                for (int64_t r = 0; r < rows; r++) {
+                    const int64_t at = (row + r) * stride + 16 * b, room = w.out - 16 * b;
+                    const F sum = biased(w, b, f_load(y + ((b - block) * apart + r) * 16));
+                    put(out + at, residual ? f_add(get(residual + at, room), sum) : sum, room);
+                }
+            row += rows;
+        }
+    }
+    _tile_release();
+}
+#endif
+
 // out = residual + product, for blocks first..last; residual may be null, or out.
 FN void linear_blocks(const ForerunLinear& w, const Input& in, int64_t n, int64_t first, int64_t last,
                       const float* residual, float* out, int64_t stride) {
+#if defined(AMX)
+    if (has_tiles(w)) return linear_tiles(w, in, n, first, last, residual, out, stride);
+#endif
     F y[INTEGER_ROWS];
     const int64_t once = rows_at_once(w, n);
     for (int64_t block = first; block < last; block++) {
@@ -293,10 +374,35 @@ INLINE F gated(F g, F u, bool has_gate, int32_t activation, const float* curve, 
     return has_gate ? f_mul(y, u) : y;
 }
 
+#if defined(AMX)
+FN void gated_tiles(const ForerunLinear& gate, const ForerunLinear& up, int32_t activation, const float* curve,
+                    float scale, const Input& in, int64_t n, int64_t first, int64_t last, float* out, int64_t stride) {
+    alignas(64) float y[2 * 2 * 256];
+    use_tiles(n < TILE_ROWS ? (int)n : TILE_ROWS);
+    for (int64_t block = first; block < last; block++)
+        for (int64_t row = 0; row < n;) {
+            const int64_t apart = rows_between(n - row);
+            const int64_t rows = tile_rows(tiles_of(up, block), gate.out ? tiles_of(gate, block) : nullptr, in, row, n, y);
+            for (int64_t r = 0; r < rows; r++) {
+                const F u = biased(up, block, f_load(y + r * 16));
+                const F g = gate.out ? biased(gate, block, f_load(y + (apart + r) * 16)) : u;
+                put(out + (row + r) * stride + 16 * block, gated(g, u, gate.out, activation, curve, scale),
+                    up.out - 16 * block);
+            }
+            row += rows;
+        }
+    _tile_release();
+}
+#endif
+
 // out = activation(gate * scale) * up, or without a gate activation(up * scale), for blocks first..last. curve: of
 // f_activation.
 FN void gated_blocks(const ForerunLinear& gate, const ForerunLinear& up, int32_t activation, const float* curve,
                      float scale, const Input& in, int64_t n, int64_t first, int64_t last, float* out, int64_t stride) {
+#if defined(AMX)
+    if (has_tiles(up) && (!gate.out || has_tiles(gate)))
+        return gated_tiles(gate, up, activation, curve, scale, in, n, first, last, out, stride);
+#endif
     F g[INTEGER_ROWS], u[INTEGER_ROWS];
     const bool has_gate = gate.out;
     const int64_t of_gate = rows_at_once(has_gate ? gate : up, n), of_up = rows_at_once(up, n);

@@ -131,6 +131,11 @@ struct Input {
 #else
     static constexpr bool dots_bfloat16 = false;
 #endif
+#if defined(AMX)
+    static constexpr int64_t SPARE_ROWS = 15;  // behind the last, which a tile reads for nothing
+#else
+    static constexpr int64_t SPARE_ROWS = 0;
+#endif
     float* x;
     int64_t width, stride, groups;
     uint16_t* bfloat16;  // [rows][groups][32], or null; zeros follow the last
