@@ -25,7 +25,7 @@ from forerun.models.attention.native import NativeAttention, PathPlanner
 from forerun.models.base import Rows
 from forerun.models.model import lay_out
 
-_QUANTIZED = ("int8", "int8-groups", "int4-groups", "int4-minima")
+_QUANTIZED = ("int8", "int8-groups", "int8-zeros", "int4-groups", "int4-minima", "int4-zeros")
 KINDS = ("float32", "bfloat16", *_QUANTIZED, *(f"{kind}-by-bytes" for kind in _QUANTIZED))
 NUM_TOKENS = 300
 THREADS = (1, 2, 3, 5, 8, 16)
@@ -39,8 +39,8 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
 
 
 def weight_of(kind: str, out: int, size: int, seed: int = 0) -> Tensor | QuantizedWeight:
-    """A matrix [out, size]. "int8-groups" is GGUF's Q8_0, "int4-groups" Q4_0, "int4-minima" Q4_1; what ends in
-    "-by-bytes" takes activations of 8 bits."""
+    """A matrix [out, size]. "int8-groups" is GGUF's Q8_0, "int4-groups" Q4_0, "int4-minima" Q4_1; "-zeros" have a zero
+    for each group of 96; what ends in "-by-bytes" takes activations of 8 bits."""
     if kind.endswith("-by-bytes"):
         weight = weight_of(kind.removesuffix("-by-bytes"), out, size, seed)
         assert isinstance(weight, QuantizedWeight)
@@ -53,16 +53,15 @@ def weight_of(kind: str, out: int, size: int, seed: int = 0) -> Tensor | Quantiz
         return quantize_int8(numbers)
     if kind == "int4-minima":
         return quantize_int4(numbers)
-    bits, zero, codes = (8, 128, 256) if kind == "int8-groups" else (4, 8, 16)
-    groups = -(-size // GROUP)
-    return QuantizedWeight(
-        bits,
-        torch.randint(0, codes, (out, size), generator=generator).to(torch.uint8),
-        zero,
-        torch.rand(out, groups, generator=generator).half(),
-        None,
-        GROUP,
-    )
+    bits, zero, codes = (8, 128, 256) if kind.startswith("int8") else (4, 8, 16)
+    group = 3 * GROUP if kind.endswith("-zeros") else GROUP
+    shape = out, -(-size // group)
+    values = torch.randint(0, codes, (out, size), generator=generator).to(torch.uint8)
+    scale = torch.rand(shape, generator=generator)
+    if kind.endswith("-zeros"):  # scales are as bfloat16 has them, and smaller than float16 has them
+        zeros = torch.randint(0, codes, shape, generator=generator).to(torch.uint8)
+        return QuantizedWeight(bits, values, zeros, (scale * 1e-6).bfloat16().float(), None, group)
+    return QuantizedWeight(bits, values, zero, scale.half(), None, group)
 
 
 SCALES_AT = (

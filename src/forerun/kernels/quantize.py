@@ -22,11 +22,12 @@ class QuantizedFormat(NamedTuple):
     """The properties that weights must share to be joined: see the attributes of `QuantizedWeight`.
 
     Attributes:
+        zero: None: each group has its own.
         has_minimum: whether there are minima.
     """
 
     bits: int
-    zero: int
+    zero: int | None
     group: int | None
     has_minimum: bool
 
@@ -38,17 +39,18 @@ class QuantizedWeight:
     Attributes:
         bits: 8 or 4; of GGUF's blocks also 5 or 6.
         quantized: [out, in] uint8, a byte per value.
-        zero: the value that stands for 0, or for the minimum: 128 for 8 bits, 8 or 0 for 4.
-        scale: [out, groups], float16 or, of GGUF's blocks, float32; the last group may be shorter. [out, 1] float32 for
-            one scale per output channel. All are finite.
+        zero: the value that stands for 0, or for the minimum: 128 for 8 bits, 8 or 0 for 4. Or [out, groups] uint8, one
+            of each group, without minima.
+        scale: [out, groups], float16 or, of GGUF's blocks and of weights with zeros, float32; the last group may be
+            shorter. [out, 1] float32 for one scale per output channel. All are finite.
         minimum: like the scales of groups, if zero is 0; else None.
-        group: GROUP, of GGUF's blocks also 16, or None: the whole row.
+        group: GROUP, of GGUF's blocks also 16, of weights with zeros a multiple of GROUP, or None: the whole row.
         activation_bits: of the activations that it is multiplied with: 16, one scale per row; or 8, one per group.
     """
 
     bits: int
     quantized: Tensor
-    zero: int
+    zero: int | Tensor
     scale: Tensor
     minimum: Tensor | None
     group: int | None
@@ -67,7 +69,8 @@ class QuantizedWeight:
     @property
     def form(self) -> QuantizedFormat:
         """Return the properties that weights must share to be joined."""
-        return QuantizedFormat(self.bits, self.zero, self.group, self.minimum is not None)
+        zero = self.zero if isinstance(self.zero, int) else None
+        return QuantizedFormat(self.bits, zero, self.group, self.minimum is not None)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return [out, in] numbers, computed in float32 and converted to `dtype`."""
@@ -75,19 +78,28 @@ class QuantizedWeight:
         count = max(1, _PART // self.shape[1])
         for first in range(0, self.shape[0], count):
             rows = slice(first, first + count)
-            numbers = (self.quantized[rows].to(torch.int16) - self.zero).float().mul_(self._wide(self.scale[rows]))
+            zero = self.zero if isinstance(self.zero, int) else self._wide(self.zero[rows])
+            numbers = (self.quantized[rows].float() - zero).mul_(self._wide(self.scale[rows]))
             result[rows] = numbers if self.minimum is None else numbers.add_(self._wide(self.minimum[rows]))
         return result
 
+    def centred(self) -> Tensor:
+        """Return [out, in] quantized values minus their zeros, float64."""
+        zero = self.zero if isinstance(self.zero, int) else self._wide(self.zero)
+        return self.quantized.double() - zero
+
     def rows(self, index: Tensor) -> QuantizedWeight:
         """Select or reorder output channels. index: [n] int64."""
-        minimum = None if self.minimum is None else self.minimum[index]
-        return replace(self, quantized=self.quantized[index], scale=self.scale[index], minimum=minimum)
+        return self._each(lambda tensor: tensor[index])
 
     def to(self, device: torch.device) -> QuantizedWeight:
         """Copy the weight to another device."""
-        minimum = None if self.minimum is None else self.minimum.to(device)
-        return replace(self, quantized=self.quantized.to(device), scale=self.scale.to(device), minimum=minimum)
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
+        """Return the weight with its tensors changed."""
+        fields = {name: getattr(self, name) for name in ("quantized", "zero", "scale", "minimum")}
+        return replace(self, **{name: change(each) for name, each in fields.items() if isinstance(each, Tensor)})
 
     @staticmethod
     def cat(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
@@ -103,9 +115,11 @@ class QuantizedWeight:
             forms = ", ".join(f"{part.form} of {part.shape[1]} inputs" for part in parts)
             raise ValueError(f"weights of different forms cannot be one: {forms}")
         minima = [part.minimum for part in parts if part.minimum is not None]
+        zeros = [part.zero for part in parts if isinstance(part.zero, Tensor)]
         return replace(
             first,
             quantized=torch.cat([part.quantized for part in parts]),
+            zero=torch.cat(zeros) if zeros else first.zero,
             scale=torch.cat([part.scale for part in parts]),
             minimum=torch.cat(minima) if minima else None,
         )

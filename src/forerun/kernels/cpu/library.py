@@ -35,6 +35,8 @@ class WeightLayout(IntEnum):
     IQ4_NL = 11
     IQ4_XS = 12
     MXFP4 = 13
+    INT4_ZEROS = 14
+    INT8_ZEROS = 15
 
 
 class LinearStruct(Structure):
@@ -48,6 +50,7 @@ class LinearStruct(Structure):
         ("packed", c_void_p),
         ("scales", c_void_p),
         ("bias", c_void_p),
+        ("span", c_int64),
     ]
 
 
@@ -240,7 +243,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 19
+ABI = 20
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -254,8 +257,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_use_instructions": (c_int32, (c_int32,)),
     "forerun_use_openmp": (None, (c_void_p,)),
     "forerun_workspace_bytes": (c_int64, ()),
-    "forerun_packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
-    "forerun_pack": (None, (c_int32, c_int64, c_int64, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "forerun_packed_bytes": (c_int64, (c_int32, c_int64, c_int64, c_int64)),
+    "forerun_pack": (None, (c_int32, c_int64, c_int64, c_int64, _POINTER, _POINTER, _POINTER, _POINTER)),
     "forerun_pack_blocks": (c_int64, (c_int32, c_int64, c_int64, _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
     "forerun_unpack": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER)),
     "forerun_linear": (c_int32, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
@@ -352,9 +355,9 @@ class Library:
         """Return the bytes of workspace that this thread holds until it ends."""
         return int(self._functions.forerun_workspace_bytes())
 
-    def packed_bytes(self, kind: WeightLayout, out_features: int, in_features: int) -> int:
-        """Return the bytes of a packed weight."""
-        return int(self._functions.forerun_packed_bytes(kind, out_features, in_features))
+    def packed_bytes(self, kind: WeightLayout, out_features: int, in_features: int, span: int = 1) -> int:
+        """Return the bytes of a packed weight. span: groups of 32 inputs that share scales and zeros."""
+        return int(self._functions.forerun_packed_bytes(kind, out_features, in_features, span))
 
     def _share_openmp(self) -> bool:
         """Make the kernels run on torch's OpenMP threads, and return whether that worked. Two thread pools would wait

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BlockType, BlockWeight, non_finite_row
 from forerun.kernels.cpu.library import Library, LinearStruct, WeightLayout
-from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
+from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
 
 # Memory for packed weights, in pages of two megabytes if the system has them.
 #
@@ -127,10 +128,14 @@ class NativeLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.kind = weight_layout(weight.dtype if isinstance(weight, Tensor) else weight.form)
         self._library = library
-        self._packed = _packed(library, self.kind, weight)
-        self._scales = None
+        self._span, factor = span_of(weight.form) if not isinstance(weight, Tensor) else 1, None
         if isinstance(weight, QuantizedWeight) and weight.group is None:
-            self._scales = _padded(weight.scale[:, 0])
+            factor = weight.scale[:, 0]
+        elif isinstance(weight, QuantizedWeight) and isinstance(weight.zero, Tensor):
+            halves, factor = _in_float16(weight.scale)
+            weight = replace(weight, scale=halves)
+        self._packed = _packed(library, self.kind, weight, self._span)
+        self._scales = None if factor is None else _padded(factor)
         self.bias = None if bias is None else _padded(bias.detach())
         self.nbytes = self._packed.nbytes + (0 if self._scales is None else self._scales.nbytes)
         self.struct = LinearStruct(
@@ -141,6 +146,7 @@ class NativeLinear(nn.Module):
             packed=self._packed.data_ptr(),
             scales=None if self._scales is None else self._scales.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),
+            span=self._span,
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,7 +182,7 @@ class NativeLinear(nn.Module):
         """Return the layer of some outputs on this one's memory. first: a multiple of 16."""
         part = LinearStruct.from_buffer_copy(self.struct)
         part.out_features = count
-        part.packed += self._library.packed_bytes(self.kind, first, self.in_features)
+        part.packed += self._library.packed_bytes(self.kind, first, self.in_features, self._span)
         for name in ("scales", "bias"):
             if (address := getattr(part, name)) is not None:
                 setattr(part, name, address + first * torch.float32.itemsize)
@@ -219,9 +225,37 @@ def with_page_ends(nbytes: int) -> int:
 
 def linear_nbytes(library: Library, out_features: int, in_features: int, form: Form) -> int:
     """Return the bytes of a layer's packed weight without the bias."""
-    has_channel_scales = not isinstance(form, torch.dtype) and form.group is None
+    has_channel_scales = not isinstance(form, torch.dtype) and (form.group is None or form.zero is None)
     scales = 4 * -(-out_features // _LANES) * _LANES if has_channel_scales else 0
-    return library.packed_bytes(weight_layout(form), out_features, in_features) + scales
+    span = 1 if isinstance(form, torch.dtype) else span_of(form)
+    return library.packed_bytes(weight_layout(form), out_features, in_features, span) + scales
+
+
+def span_of(form: QuantizedFormat | BlockType) -> int:
+    """Return the groups of 32 inputs that share scales and zeros; 1 for weights without zeros of groups."""
+    return 1 if form.zero is not None or form.group is None else form.group // GROUP
+
+
+def _in_float16(scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales of groups as float16, and what these are multiplied by in each row: a power of 2 that brings its
+    largest to 2^15, or the scale of a single group.
+
+    Args:
+        scale: [out, groups] float32.
+
+    Returns:
+        [out, groups] float16; [out] float32.
+
+    Raises:
+        ModelLoadError: float16 does not hold what is left of a scale.
+    """
+    scale = scale.float()
+    _, exponent = scale.abs().amax(1, keepdim=True).frexp()
+    factor = torch.ldexp(torch.ones_like(scale[:, :1]), exponent - 16) if scale.shape[1] > 1 else scale.where(scale != 0, 1.0)
+    halves = (scale / factor).half()
+    if not torch.equal(halves.float() * factor, scale):
+        raise ModelLoadError("its scales differ too much for float16. Load the model with quantize='none'.")
+    return halves, factor[:, 0]
 
 
 def weight_layout(form: Form) -> WeightLayout:
@@ -230,24 +264,27 @@ def weight_layout(form: Form) -> WeightLayout:
         return WeightLayout.FLOAT32 if form == torch.float32 else WeightLayout.BFLOAT16
     if isinstance(form, BlockType):
         return _LAYOUTS.get(form.name) or WeightLayout[form.name]
+    if form.zero is None:
+        return WeightLayout.INT8_ZEROS if form.bits == 8 else WeightLayout.INT4_ZEROS
     if form.bits == 8:
         return WeightLayout.INT8 if form.group is None else WeightLayout.INT8_GROUPS
     return WeightLayout.INT4_MINIMA if form.has_minimum else WeightLayout.INT4_GROUPS
 
 
-def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeight | BlockWeight) -> Tensor:
+def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeight | BlockWeight, span: int) -> Tensor:
     """Pack a weight for the library. Returns [bytes] uint8."""
-    packed = weight_memory(library.packed_bytes(kind, *weight.shape))
+    packed = weight_memory(library.packed_bytes(kind, *weight.shape, span))
     if isinstance(weight, BlockWeight):
         _pack_blocks(library, kind, weight, packed)
         return packed
     quantized = weight if isinstance(weight, QuantizedWeight) else None
     numbers = (quantized.quantized if quantized is not None else weight.detach()).contiguous()  # type: ignore[union-attr]
-    halves = []
+    beside = []
     if quantized is not None and quantized.group is not None:
-        halves = [t.contiguous() for t in (quantized.scale, quantized.minimum) if t is not None]
-    pointers = [half.data_ptr() for half in halves] + [None] * (2 - len(halves))
-    library.pack(kind, *weight.shape, numbers.data_ptr(), *pointers, packed.data_ptr())
+        found = (quantized.scale, quantized.minimum, quantized.zero)
+        beside = [each.contiguous() for each in found if isinstance(each, Tensor)]
+    pointers = [each.data_ptr() for each in beside] + [None] * (2 - len(beside))
+    library.pack(kind, *weight.shape, span, numbers.data_ptr(), *pointers, packed.data_ptr())
     return packed
 
 

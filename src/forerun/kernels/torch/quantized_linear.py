@@ -84,7 +84,7 @@ class QuantizedLinear(nn.Module):
     @cached_property
     def _channel_weight(self) -> Tensor:
         """Return [out, in] quantized values minus their zero."""
-        return self.weight.quantized.double() - self.weight.zero
+        return self.weight.centred()
 
     def _by_groups(self, rows: Tensor) -> Tensor:
         """Return the sum over groups. rows: [n, in], quantized float64 of 16 bits, or float32 to bring to 8 bits."""
@@ -117,12 +117,15 @@ class QuantizedLinear(nn.Module):
     @cached_property
     def _group_operands(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return [groups, 32 or 16, out] quantized values minus their zero, and [groups, 1, out] scales and minima,
-        where these are by group."""
+        where these are by group; those of larger groups are repeated."""
         weight = self.weight
-        quantized = F.pad(weight.quantized.double() - weight.zero, (0, -self.in_features % GROUP))
-        operand = quantized.view(self.out_features, -1, weight.group or GROUP).permute(1, 2, 0).contiguous()
+        group = min(weight.group or GROUP, GROUP)
+        quantized = F.pad(weight.centred(), (0, -self.in_features % GROUP))
+        operand = quantized.view(self.out_features, -1, group).permute(1, 2, 0).contiguous()
         scale, minimum = (
-            None if each is None or weight.group is None else each.float().T.contiguous()[:, None]
+            None
+            if each is None or weight.group is None
+            else each.float().T.repeat_interleave(weight.group // group, 0)[: len(operand), None].contiguous()
             for each in (weight.scale, weight.minimum)
         )
         return operand, scale, minimum

@@ -110,10 +110,12 @@ int32_t forerun_use_instructions(int32_t which) {
 void forerun_use_openmp(void* parallel) { forerun::shared_openmp().store((forerun::GompParallel)parallel); }
 int64_t forerun_workspace_bytes(void) { return forerun::kept_workspace().bytes(); }
 
-int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in) { return forerun::packed_bytes(kind, out, in); }
-void forerun_pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,
-                  const uint16_t* minima, void* packed) {
-    forerun::pack(kind, out, in, numbers, scales, minima, packed);
+int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in, int64_t span) {
+    return forerun::packed_bytes(kind, out, in, span);
+}
+void forerun_pack(int32_t kind, int64_t out, int64_t in, int64_t span, const void* numbers, const uint16_t* scales,
+                  const void* behind, void* packed) {
+    forerun::pack(kind, out, in, span, numbers, scales, behind, packed);
 }
 int64_t forerun_pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t* blocks, int64_t row_bytes,
                             const int64_t* order, void* packed, int32_t threads) {

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 19
+#define FORERUN_ABI 20
 
 extern "C" {
 
@@ -26,6 +26,10 @@ enum ForerunKind : int32_t {
     FORERUN_IQ4_NL = 11,  // codes are places in a table (layouts.h), 16 float16 scales
     FORERUN_IQ4_XS = 12,  // the same with two levels of scales, signed bytes
     FORERUN_MXFP4 = 13,   // another table; 16 bytes, exponents of scales
+    // Of checkpoints with a whole zero for each group: 16 float16 scales and 16 signed bytes, the zeros, then the `span`
+    // groups of 32 inputs that share them. What they give is multiplied by a scale per output.
+    FORERUN_INT4_ZEROS = 14,
+    FORERUN_INT8_ZEROS = 15,
 };
 
 // How keys and values lie in a page: numbers, and behind those of a layer, where they are bytes, the scales of its keys and
@@ -37,8 +41,9 @@ struct ForerunLinear {
     int32_t kind, out, in;
     int32_t activation_bits;  // of quantized weights: 16, one scale per row; or 8, one per 32 inputs
     const void* packed;
-    const float* scales;  // [out, rounded up to 16], FORERUN_INT8 only
+    const float* scales;  // [out, rounded up to 16], FORERUN_INT8 and weights with zeros only
     const float* bias;    // [out, rounded up to 16], or null
+    int64_t span;         // groups of 32 inputs that share scales and zeros, of weights with zeros
 };
 
 enum ForerunActivation : int32_t {
@@ -215,10 +220,12 @@ void forerun_use_openmp(void* gomp_parallel);
 // Bytes that the calling thread keeps to work in.
 int64_t forerun_workspace_bytes(void);
 
-int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in);
-// numbers: float [out, in] for the float kinds, else codes uint8 [out, in]; scales, minima: float16 [out, groups].
-void forerun_pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,
-                  const uint16_t* minima, void* packed);
+// span: of weights with zeros.
+int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in, int64_t span);
+// numbers: float [out, in] for the float kinds, else codes uint8 [out, in]; scales: float16 [out, groups]; behind: minima
+// like these, or zeros uint8, which count as the codes do.
+void forerun_pack(int32_t kind, int64_t out, int64_t in, int64_t span, const void* numbers, const uint16_t* scales,
+                  const void* behind, void* packed);
 // From the blocks of a GGUF file, on several threads: Q8_0 by FORERUN_INT8_GROUPS, Q4_0 by FORERUN_INT4_GROUPS, Q4_1 by
 // FORERUN_INT4_MINIMA, others by their name. order: [out], the row of the file that is each output; null: all in order.
 // Returns the first output + 1 of which a scale is NaN or infinite, else 0.

@@ -6,7 +6,7 @@
 
 namespace forerun {
 
-enum class Scales { by_output, halves, exponents, two_levels };
+enum class Scales { by_output, halves, exponents, two_levels, zeros };
 
 constexpr int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled; scales are halved
@@ -21,13 +21,16 @@ struct Layout {
 
     constexpr int codes() const { return 64 * (low + high); }  // bytes
     constexpr int bytes() const {
-        const int each = scales == Scales::halves ? 32 : scales == Scales::by_output ? 0 : 16;
+        const int each = scales == Scales::halves ? 32 : scales == Scales::by_output || has_zeros() ? 0 : 16;
         return codes() + each * (32 / group + minima);
     }
-    // Bytes before the eight groups of a super-block.
-    constexpr int head() const { return scales == Scales::two_levels ? 32 * (1 + minima) : 0; }
-    constexpr int64_t at(int64_t group) const { return group * bytes() + (group / 8 + 1) * head(); }
-    constexpr int64_t block(int64_t groups) const { return groups * bytes() + groups / 8 * head(); }
+    constexpr bool has_zeros() const { return scales == Scales::zeros; }
+    // Bytes before the groups of a super-block: eight, or with zeros `span` of them.
+    constexpr int head() const { return scales == Scales::two_levels ? 32 * (1 + minima) : has_zeros() ? 48 : 0; }
+    constexpr int64_t at(int64_t group, int64_t span = 8) const { return group * bytes() + (group / span + 1) * head(); }
+    constexpr int64_t block(int64_t groups, int64_t span = 8) const {
+        return groups * bytes() + (groups + span - 1) / span * head();
+    }
 };
 
 // By kind, from FORERUN_INT8 on.
@@ -44,6 +47,8 @@ constexpr Layout LAYOUTS[] = {
     {4, 0, 0, IQ4, Scales::halves, false, 32},          // IQ4_NL
     {4, 0, 0, IQ4, Scales::two_levels, false, 32},      // IQ4_XS
     {4, 0, 0, E2M1, Scales::exponents, false, 32},      // MXFP4
+    {4, 0, 0, nullptr, Scales::zeros, false, 32},       // INT4_ZEROS
+    {8, 0, 0, nullptr, Scales::zeros, false, 32},       // INT8_ZEROS
 };
 constexpr const Layout& layout_of(int32_t kind) { return LAYOUTS[kind - FORERUN_INT8]; }
 

@@ -4,11 +4,13 @@
 
 namespace forerun {
 
-inline int64_t packed_bytes(int32_t kind, int64_t out, int64_t in) {
+inline int64_t span_of(const Layout& l, int64_t span) { return l.has_zeros() ? span : 8; }
+
+inline int64_t packed_bytes(int32_t kind, int64_t out, int64_t in, int64_t span) {
     const int64_t blocks = (out + 15) / 16;
     if (kind == FORERUN_FLOAT32) return blocks * in * 64;
     if (kind == FORERUN_BFLOAT16) return blocks * (in + in % 2) * 32;
-    return blocks * layout_of(kind).block((in + 31) / 32);
+    return blocks * layout_of(kind).block((in + 31) / 32, span_of(layout_of(kind), span));
 }
 
 // Where the code of output o and input i of a group lies, from the group's start, and its shift. Four bytes hold, of one
@@ -35,37 +37,43 @@ void pack_numbers(int64_t out, int64_t in, int64_t padded, const E* numbers, E* 
             packed[o / 16 * padded * 16 + place(o % 16, k)] = o < out && k < in ? numbers[o * in + k] : E(0);
 }
 
-inline void pack(int32_t kind, int64_t out, int64_t in, const void* numbers, const uint16_t* scales,
-                 const uint16_t* minima, void* packed) {
+// behind: minima as float16, or zeros as bytes.
+inline void pack(int32_t kind, int64_t out, int64_t in, int64_t span, const void* numbers, const uint16_t* scales,
+                 const void* behind, void* packed) {
     if (kind == FORERUN_FLOAT32)
         return pack_numbers(out, in, in, (const float*)numbers, (float*)packed, float_place);
     if (kind == FORERUN_BFLOAT16)
         return pack_numbers(out, in, in + in % 2, (const uint16_t*)numbers, (uint16_t*)packed, bfloat16_place);
-    memset(packed, 0, packed_bytes(kind, out, in));
+    memset(packed, 0, packed_bytes(kind, out, in, span));
     const Layout& l = layout_of(kind);
     const uint8_t* codes = (const uint8_t*)numbers;
-    const int64_t groups = (in + 31) / 32;
+    const int64_t groups = (in + 31) / 32, shared = l.has_zeros() ? (groups + span - 1) / span : groups;
+    span = span_of(l, span);
     for (int64_t o = 0; o < out; o++) {
-        uint8_t* block = (uint8_t*)packed + o / 16 * l.block(groups);
+        uint8_t* block = (uint8_t*)packed + o / 16 * l.block(groups, span);
         for (int64_t k = 0; k < in; k++) {
             int shift;
-            uint8_t* to = block + l.at(k / 32) + code_place(l, o % 16, k % 32, &shift);
+            uint8_t* to = block + l.at(k / 32, span) + code_place(l, o % 16, k % 32, &shift);
             const uint8_t code = codes[o * in + k];
             *to |= (uint8_t)((l.low == 8 ? code ^ 0x80 : code) << shift);
         }
-        for (int64_t g = 0; l.scales == Scales::halves && g < groups; g++) {
-            uint16_t* behind = (uint16_t*)(block + l.at(g) + l.codes());
-            behind[o % 16] = scales[o * groups + g];
-            if (l.minima) behind[16 + o % 16] = minima[o * groups + g];
+        for (int64_t g = 0; (l.scales == Scales::halves || l.has_zeros()) && g < shared; g++) {
+            uint8_t* at = block + (l.has_zeros() ? l.at(g * span, span) - l.head() : l.at(g) + l.codes());
+            ((uint16_t*)at)[o % 16] = scales[o * shared + g];
+            if (l.minima) ((uint16_t*)at)[16 + o % 16] = ((const uint16_t*)behind)[o * shared + g];
+            if (l.has_zeros()) at[32 + o % 16] = (uint8_t)(((const uint8_t*)behind)[o * shared + g] ^ (l.low == 8 ? 0x80 : 0));
         }
     }
 }
 
-// What output o has for the inputs from i on of a group: their scale and minimum.
+// What output o has for the inputs from i on of a group: their scale, minimum and zero.
 inline void group_scales(const Layout& l, const uint8_t* group, const uint8_t* head, int64_t o, int64_t i, float* scale,
-                         float* minimum) {
+                         float* minimum, int* zero) {
     const uint8_t* behind = group + l.codes();
-    if (l.scales == Scales::exponents) {
+    if (l.has_zeros()) {
+        *scale = half_to_float(((const uint16_t*)head)[o]);
+        *zero = (int8_t)head[32 + o];
+    } else if (l.scales == Scales::exponents) {
         *scale = half_power(behind[o]);
     } else if (l.scales == Scales::halves) {
         *scale = half_to_float(((const uint16_t*)behind)[o]);
@@ -79,23 +87,25 @@ inline void group_scales(const Layout& l, const uint8_t* group, const uint8_t* h
 // The numbers of a row, of codes.
 inline void unpack_codes(const ForerunLinear& w, int64_t row, float* to) {
     const Layout& l = layout_of(w.kind);
-    const uint8_t* block = (const uint8_t*)w.packed + row / 16 * l.block((w.in + 31) / 32);
-    const int64_t o = row % 16;
+    const int64_t o = row % 16, span = span_of(l, w.span);
+    const uint8_t* block = (const uint8_t*)w.packed + row / 16 * l.block((w.in + 31) / 32, span);
     float scale = 0.0f, minimum = 0.0f;
+    int zero = l.zero;
     for (int64_t k = 0; k < w.in; k++) {
         const int64_t g = k / 32, i = k % 32;
-        const uint8_t* group = block + l.at(g);
+        const uint8_t* group = block + l.at(g, span);
         int shift, code;
         if (i % l.group == 0 && l.scales != Scales::by_output)
-            group_scales(l, group, block + l.at(g / 8 * 8) - l.head(), o, i, &scale, &minimum);
+            group_scales(l, group, block + l.at(g / span * span, span) - l.head(), o, i, &scale, &minimum, &zero);
         code = group[code_place(l, o, i, &shift)];
         code = l.low == 8 ? (int8_t)code : code >> shift & 15;
         if (l.high) {
             const int plane = group[plane_place(l, o, i, &shift)];
             code |= (plane >> shift & ((1 << l.high) - 1)) << 4;
         }
-        const float value = (float)(l.table ? l.table[code] : code - l.zero);
+        const float value = (float)(l.table ? l.table[code] : code - zero);
         to[k] = (l.scales == Scales::by_output ? w.scales[row] : scale) * value;
+        if (l.has_zeros()) to[k] *= w.scales[row];
         if (l.minima) to[k] += minimum;
     }
 }
@@ -104,7 +114,7 @@ inline void unpack(const ForerunLinear& w, const int64_t* rows, int64_t n, float
     const int64_t in = w.in;
     for (int64_t i = 0; i < n; i++) {
         const int64_t row = rows[i], o = row % 16;
-        const char* block = (const char*)w.packed + row / 16 * packed_bytes(w.kind, 16, in);
+        const char* block = (const char*)w.packed + row / 16 * packed_bytes(w.kind, 16, in, w.span);
         float* to = numbers + i * in;
         if (w.kind >= FORERUN_INT8) unpack_codes(w, row, to);
         for (int64_t k = 0; w.kind == FORERUN_FLOAT32 && k < in; k++) to[k] = ((const float*)block)[float_place(o, k)];

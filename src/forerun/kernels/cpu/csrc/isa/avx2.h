@@ -101,6 +101,13 @@ template <int N> INLINE I i_times(int32_t x) {
     return N ? I{all, all} : i_zero();
 }
 INLINE I i_add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+INLINE I i_mul(I x, int32_t y) {
+    const __m256i all = _mm256_set1_epi32(y);
+    return {_mm256_mullo_epi32(x.a, all), _mm256_mullo_epi32(x.b, all)};
+}
+INLINE I i_bytes(const int8_t* p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
 INLINE I i_max(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
 INLINE F i_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 INLINE int32_t i_most(I x) {

@@ -74,6 +74,8 @@ template <int N> INLINE I i_times(int32_t x) {
     return N ? _mm512_slli_epi32(_mm512_set1_epi32(x), N ? __builtin_ctz(N) : 0) : i_zero();
 }
 INLINE I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
+INLINE I i_mul(I a, int32_t b) { return _mm512_mullo_epi32(a, _mm512_set1_epi32(b)); }
+INLINE I i_bytes(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 INLINE I i_max(I a, I b) { return _mm512_max_epi32(a, b); }
 INLINE F i_float(I a) { return _mm512_cvtepi32_ps(a); }
 INLINE int32_t i_most(I a) { return _mm512_reduce_max_epi32(a); }

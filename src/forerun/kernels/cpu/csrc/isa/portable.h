@@ -81,6 +81,12 @@ INLINE I i_set(int32_t x) { return I{} + x; }
 INLINE I i_zero() { return I{}; }
 template <int N> INLINE I i_times(int32_t x) { return i_set(N * x); }
 INLINE I i_add(I a, I b) { return a + b; }
+INLINE I i_mul(I a, int32_t b) { return a * b; }
+INLINE I i_bytes(const int8_t* p) {
+    I x;
+    for (int i = 0; i < 16; i++) x[i] = p[i];
+    return x;
+}
 INLINE I i_max(I a, I b) { return a > b ? a : b; }
 INLINE F i_float(I a) { return __builtin_convertvector(a, F); }
 INLINE int32_t i_most(I a) {

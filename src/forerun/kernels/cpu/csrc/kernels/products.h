@@ -90,61 +90,73 @@ template <int R> INLINE void int8_product(const ForerunLinear& w, const Input& i
     EACH_ROW y[r] = f_mul(i_float(sum[r]), f_mul(f_set(in.scales[row + r]), scale));
 }
 
-// A scale per group of 32 inputs and output: whole numbers are added within a group, groups in order.
-template <int R> INLINE void int8_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
-    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * 544;
-    F total[R];
-    EACH_ROW total[r] = f_zero();
-    for (int64_t g = 0; g < in.groups; g++, p += 544) {
-        const int16_t* x = in.codes + (row * in.groups + g) * 32;
-        const int64_t next = in.groups * 32;
-        I sum[R], other[R];
-        EACH_ROW sum[r] = other[r] = i_zero();
-        for (int k = 0; k < 32; k += 4) {
-            const W words = w_load(p + 16 * k), low = w_low8(words), high = w_high8(words);
-            ahead<FETCHED<R>>(p + 16 * k);
-            EACH_ROW sum[r] = dot(sum[r], low, x + r * next + k);
-            EACH_ROW other[r] = dot(other[r], high, x + r * next + k + 2);
-        }
-        const F scale = f_half((const uint16_t*)(p + 512));
-        EACH_ROW total[r] = f_fma(scale, i_float(i_add(sum[r], other[r])), total[r]);
-    }
-    EACH_ROW y[r] = f_mul(total[r], f_set(in.scales[row + r]));
+// Scales and zeros of 16 outputs, which a super-block begins with.
+struct Shared {
+    F scale, minimum;
+    I zeros;
+};
+template <int KIND> INLINE Shared shared_of(const uint8_t* head) {
+    constexpr forerun::Layout L = forerun::layout_of(KIND);
+    Shared s{f_half((const uint16_t*)head), f_zero(), i_zero()};
+    if constexpr (L.minima) s.minimum = f_half((const uint16_t*)head + 16);
+    if constexpr (L.has_zeros()) s.zeros = i_bytes((const int8_t*)head + 32);
+    return s;
 }
 
-// The same with codes of 4 bits about 8, or with minima.
-template <int R, bool MINIMA>
-INLINE void int4_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
-    constexpr int SIZE = MINIMA ? 320 : 288;
-    const uint8_t* p = (const uint8_t*)w.packed + block * in.groups * SIZE;
+// A scale per group of 32 inputs and output, or several groups: whole numbers are added within a group, groups in order.
+template <int R, int KIND> INLINE void word_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
+    constexpr forerun::Layout L = forerun::layout_of(KIND);
+    const int64_t next = in.groups * 32, span = L.has_zeros() ? w.span : 8;
+    const uint8_t* p = (const uint8_t*)w.packed + block * L.block(in.groups, span);
     F total[R];
+    Shared shared{f_zero(), f_zero(), i_zero()};
     EACH_ROW total[r] = f_zero();
-    for (int64_t g = 0; g < in.groups; g++, p += SIZE) {
-        const int64_t at = row * in.groups + g, next = in.groups * 32;
+    for (int64_t g = 0, left = 0; g < in.groups; g++, left--, p += L.bytes()) {
+        const int64_t at = row * in.groups + g;
         const int16_t* x = in.codes + at * 32;
         I sum[R], other[R];
-        EACH_ROW sum[r] = MINIMA ? i_zero() : i_set(-8 * in.totals[at + r * in.groups]);
-        EACH_ROW other[r] = i_zero();
-        for (int k = 0; k < 32; k += 8) {
-            const W words = w_load(p + 8 * k);
-            ahead<FETCHED<R>>(p + 8 * k);
-            const W a = w_code4<0>(words), b = w_code4<1>(words), c = w_code4<2>(words), d = w_code4<3>(words);
-            EACH_ROW sum[r] = dot(sum[r], a, x + r * next + k);
-            EACH_ROW other[r] = dot(other[r], b, x + r * next + k + 4);
-            EACH_ROW sum[r] = dot(sum[r], c, x + r * next + k + 2);
-            EACH_ROW other[r] = dot(other[r], d, x + r * next + k + 6);
+        if constexpr (L.has_zeros()) {
+            if (left == 0) {
+                shared = shared_of<KIND>(p);
+                left = span;
+                p += L.head();
+            }
+            EACH_ROW sum[r] = i_mul(shared.zeros, -in.totals[at + r * in.groups]);
+        } else {
+            EACH_ROW sum[r] = L.zero ? i_set(-L.zero * in.totals[at + r * in.groups]) : i_zero();
         }
-        const F scale = f_half((const uint16_t*)(p + 256));
+        EACH_ROW other[r] = i_zero();
+        if constexpr (L.low == 8) {
+            for (int k = 0; k < 32; k += 4) {
+                const W words = w_load(p + 16 * k), low = w_low8(words), high = w_high8(words);
+                ahead<FETCHED<R>>(p + 16 * k);
+                EACH_ROW sum[r] = dot(sum[r], low, x + r * next + k);
+                EACH_ROW other[r] = dot(other[r], high, x + r * next + k + 2);
+            }
+        } else {
+            for (int k = 0; k < 32; k += 8) {
+                const W words = w_load(p + 8 * k);
+                ahead<FETCHED<R>>(p + 8 * k);
+                const W a = w_code4<0>(words), b = w_code4<1>(words), c = w_code4<2>(words), d = w_code4<3>(words);
+                EACH_ROW sum[r] = dot(sum[r], a, x + r * next + k);
+                EACH_ROW other[r] = dot(other[r], b, x + r * next + k + 4);
+                EACH_ROW sum[r] = dot(sum[r], c, x + r * next + k + 2);
+                EACH_ROW other[r] = dot(other[r], d, x + r * next + k + 6);
+            }
+        }
+        const F scale = L.has_zeros() ? shared.scale : f_half((const uint16_t*)(p + L.codes()));
         EACH_ROW total[r] = f_fma(scale, i_float(i_add(sum[r], other[r])), total[r]);
-        if (!MINIMA) continue;
-        const F minimum = f_half((const uint16_t*)(p + 288));
+        if (!L.minima) continue;
+        const F minimum = f_half((const uint16_t*)(p + L.codes() + 32));
         EACH_ROW total[r] = f_fma_at(minimum, in.sums + at + r * in.groups, total[r]);
     }
     EACH_ROW y[r] = f_mul(total[r], f_set(in.scales[row + r]));
+    if (L.has_zeros()) EACH_ROW y[r] = f_mul(y[r], f_load(w.scales + 16 * block));
 }
 
 // total += float(sum) * scale of W * scale of x for a group of 32 inputs, or for half of it.
-template <int R, int KIND, int PART> INLINE void add_part(const uint8_t* p, F d, const Input& in, int64_t at, F* total) {
+template <int R, int KIND, int PART>
+INLINE void add_part(const uint8_t* p, const Shared& shared, const Input& in, int64_t at, F* total) {
     constexpr forerun::Layout L = forerun::layout_of(KIND);
     constexpr int FOURS = L.group / 4;
     I sum[R];
@@ -153,9 +165,10 @@ template <int R, int KIND, int PART> INLINE void add_part(const uint8_t* p, F d,
     else
         code_dots<R, Codes<KIND>, PART * FOURS, FOURS>(p, in.bytes + 32 * at, 32 * in.groups, in.byte_halves + 2 * at + PART,
                                                        2 * in.groups, sum);
+    if constexpr (L.has_zeros()) EACH_ROW sum[r] = i_add(sum[r], i_mul(shared.zeros, in.byte_totals[at + r * in.groups]));
     constexpr bool BY_OUTPUT = L.scales == forerun::Scales::by_output;
     if (!BY_OUTPUT && PART == 0) ahead<FETCHED<R>>(p + L.codes());
-    const F scale = BY_OUTPUT ? f_zero() : scales_of<KIND, PART>(p, d);
+    const F scale = BY_OUTPUT ? f_zero() : scales_of<KIND, PART>(p, shared.scale);
     EACH_ROW {
         const F product = BY_OUTPUT ? i_float(sum[r]) : f_mul(i_float(sum[r]), scale);
         total[r] = f_fma_at(product, in.byte_scales + at + r * in.groups, total[r]);
@@ -166,23 +179,25 @@ template <int R, int KIND, int PART> INLINE void add_part(const uint8_t* p, F d,
 // y += float(sum) * scale of W * scale of x, and with minima y += minimum * sum of x. One scale per output is last.
 template <int R, int KIND> INLINE void byte_groups(const ForerunLinear& w, const Input& in, int64_t block, int64_t row, F* y) {
     constexpr forerun::Layout L = forerun::layout_of(KIND);
-    const uint8_t* p = (const uint8_t*)w.packed + block * L.block(in.groups);
-    F total[R], d = f_zero(), m = f_zero();
+    const int64_t span = L.has_zeros() ? w.span : 8;
+    const uint8_t* p = (const uint8_t*)w.packed + block * L.block(in.groups, span);
+    F total[R];
+    Shared shared{f_zero(), f_zero(), i_zero()};
     EACH_ROW total[r] = f_zero();
-    for (int64_t g = 0; g < in.groups; g++, p += L.bytes()) {
+    for (int64_t g = 0, left = 0; g < in.groups; g++, left--, p += L.bytes()) {
         const int64_t at = row * in.groups + g;
-        if (L.head() && g % 8 == 0) {
-            d = f_half((const uint16_t*)p);
-            if (L.minima) m = f_half((const uint16_t*)p + 16);
+        if (L.head() && left == 0) {
+            shared = shared_of<KIND>(p);
+            left = span;
             p += L.head();
         }
-        add_part<R, KIND, 0>(p, d, in, at, total);
-        if constexpr (L.group == 16) add_part<R, KIND, 1>(p, d, in, at, total);
+        add_part<R, KIND, 0>(p, shared, in, at, total);
+        if constexpr (L.group == 16) add_part<R, KIND, 1>(p, shared, in, at, total);
         if (!L.minima) continue;
-        const F minimum = minima_of<KIND>(p, m);
+        const F minimum = minima_of<KIND>(p, shared.minimum);
         EACH_ROW total[r] = f_fma_at(minimum, in.byte_sums + at + r * in.groups, total[r]);
     }
-    constexpr bool BY_OUTPUT = L.scales == forerun::Scales::by_output;
+    constexpr bool BY_OUTPUT = L.scales == forerun::Scales::by_output || L.has_zeros();
     EACH_ROW y[r] = BY_OUTPUT ? f_mul(total[r], f_load(w.scales + 16 * block)) : total[r];
 }
 
@@ -216,10 +231,14 @@ template <int R> FN void block_product(const ForerunLinear& w, const Input& in, 
     case -FORERUN_IQ4_NL: byte_groups<R, FORERUN_IQ4_NL>(w, in, block, row, y); break;
     case -FORERUN_IQ4_XS: byte_groups<R, FORERUN_IQ4_XS>(w, in, block, row, y); break;
     case -FORERUN_MXFP4: byte_groups<R, FORERUN_MXFP4>(w, in, block, row, y); break;
+    case -FORERUN_INT4_ZEROS: byte_groups<R, FORERUN_INT4_ZEROS>(w, in, block, row, y); break;
+    case -FORERUN_INT8_ZEROS: byte_groups<R, FORERUN_INT8_ZEROS>(w, in, block, row, y); break;
     case FORERUN_INT8: int8_product<R>(w, in, block, row, y); break;
-    case FORERUN_INT8_GROUPS: int8_groups<R>(w, in, block, row, y); break;
-    case FORERUN_INT4_GROUPS: int4_groups<R, false>(w, in, block, row, y); break;
-    case FORERUN_INT4_MINIMA: int4_groups<R, true>(w, in, block, row, y); break;
+    case FORERUN_INT8_GROUPS: word_groups<R, FORERUN_INT8_GROUPS>(w, in, block, row, y); break;
+    case FORERUN_INT4_GROUPS: word_groups<R, FORERUN_INT4_GROUPS>(w, in, block, row, y); break;
+    case FORERUN_INT4_MINIMA: word_groups<R, FORERUN_INT4_MINIMA>(w, in, block, row, y); break;
+    case FORERUN_INT4_ZEROS: word_groups<R, FORERUN_INT4_ZEROS>(w, in, block, row, y); break;
+    case FORERUN_INT8_ZEROS: word_groups<R, FORERUN_INT8_ZEROS>(w, in, block, row, y); break;
     default:
         if constexpr (R <= MAX_ROWS) float_weights<R>(w, in, block, row, y);
     }
