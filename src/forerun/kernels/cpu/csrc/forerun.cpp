@@ -32,7 +32,7 @@ namespace {
 bool has_tiles() {
 #if defined(__linux__)
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 22 & 0b101) != 0b101) return false;  // AMX-BF16, -TILE
     constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 #else

@@ -154,7 +154,8 @@ INLINE F f_dot(F sum, W pairs, const uint16_t* x) {
 #endif
 
 #if defined(AMX)
-// What the eight tiles are: 0 to 3 sums, of up to 16 rows and 16 outputs; 4 and 5 rows, of 32 inputs; 6 and 7 weights.
+// What the eight tiles are: 0 to 3 sums, of up to 16 rows and 16 outputs; 4 and 5 rows, of 32 inputs; 6 and 7 weights of 16
+// outputs.
 struct alignas(64) Tiles {
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];

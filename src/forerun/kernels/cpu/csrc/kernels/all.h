@@ -2,6 +2,7 @@
 #include "rows.h"
 #include "codes.h"
 #include "products.h"
+#include "blocks.h"
 #include "attention.h"
 #include "run.h"
 #include "recurrence.h"
