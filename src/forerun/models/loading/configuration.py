@@ -80,6 +80,56 @@ def refuse_unservable(config: Any, name: str) -> None:
     raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {reason}.")
 
 
+_PLAIN_TYPES = {
+    "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
+}
+"""Text models of containers that Transformers has no causal language model of, and the type that each is. They rotate
+parts of a head by a position's time, height and width, which are the same number in text: a plain rotation."""
+_BIDIRECTIONAL = {"paligemma"}
+"""Containers whose prompts are attended to in both directions."""
+
+
+def text_config(whole: Any, place: str) -> Any:
+    """Return the Transformers configuration of the text model in a container; of any other model, its own.
+
+    Scales of the logits and soft caps are those of the text model: Transformers' LLaVA-NeXT, Aya Vision and Cohere 2
+    Vision leave out what a Granite or Cohere model inside does to its logits, but Granite Vision and the Cohere models
+    were trained, and are served by their publishers' code in vLLM, with the whole text model.
+
+    place: where it is written, for messages.
+
+    Raises:
+        UnsupportedModelError: the text model does not compute text alone, from left to right.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    text = whole.get_text_config(decoder=True)
+    if text is not whole and (whole.is_encoder_decoder or whole.model_type in _BIDIRECTIONAL):
+        kind = "it attends to a prompt in both directions" if whole.model_type in _BIDIRECTIONAL else "an encoder-decoder"
+        raise UnsupportedModelError(
+            f"{place}: {whole.model_type} cannot be served: {kind}; forerun serves decoder-only models."
+        )
+    if text.model_type not in _PLAIN_TYPES:
+        return text
+    values = {key: value for key, value in text.to_dict().items() if key != "model_type"}
+    rope = values["rope_parameters"]
+    values["rope_parameters"] = {key: value for key, value in rope.items() if not key.startswith("mrope")}
+    return CONFIG_MAPPING[_PLAIN_TYPES[text.model_type]].from_dict(values)
+
+
+def parts_of(fields: Fields) -> list[Fields]:
+    """Return a configuration, and that of the text model inside if it is a container's."""
+    inner = (fields.fields("thinker_config", None) or fields).fields("text_config", None)
+    return [fields] if inner is None else [fields, inner]
+
+
 def check_values(fields: Fields) -> None:
     """Raise ModelLoadError, with key and value, for what no model can be computed with: Transformers uses most of it
     unchecked.
