@@ -68,7 +68,9 @@ def refuse_unservable(config: Any, name: str) -> None:
     if refused is None:
         return
     foreign = set(getattr(config, "layer_types", None) or ()) - _STATELESS
-    if foreign and config.model_type in FAMILIES:
+    if "chunked_attention" in foreign:
+        reason = "its layers of type chunked_attention attend within chunks of positions, which no decoder computes"
+    elif foreign and config.model_type in FAMILIES:
         kinds = ", ".join(sorted(foreign))
         reason = f"its layers of type {kinds} are computed by the fused decoder alone, which does not take {refused}"
     elif foreign:
@@ -119,8 +121,11 @@ def text_config(whole: Any, place: str) -> Any:
     if text.model_type not in _PLAIN_TYPES:
         return text
     values = {key: value for key, value in text.to_dict().items() if key != "model_type"}
-    rope = values["rope_parameters"]
-    values["rope_parameters"] = {key: value for key, value in rope.items() if not key.startswith("mrope")}
+    rope = {key: value for key, value in values["rope_parameters"].items() if not key.startswith("mrope")}
+    values["rope_parameters"] = {"partial_rotary_factor": 1.0, **rope}
+    values["head_dim"] = values.get("head_dim") or text.hidden_size // text.num_attention_heads
+    if text.model_type == "qwen3_vl_moe_text":  # which has no such key
+        values["norm_topk_prob"] = True
     return CONFIG_MAPPING[_PLAIN_TYPES[text.model_type]].from_dict(values)
 
 

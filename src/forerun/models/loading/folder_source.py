@@ -83,7 +83,9 @@ class FolderSource(ModelSource):
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
         tensors come in the format they are stored in."""
-        slices = turned(self._slices(), self.folder.config().string("model_type"))
+        slices = self._slices()
+        if self.folder.config().string("model_type") == "qwen3_vl_moe":
+            slices = turned(slices, config)
         if self.quantization() is not None:
             quantized, others = QuantizedTensors.sort(slices, self.name)
             slices = {**others, **dict(quantized.slices(dtype))}

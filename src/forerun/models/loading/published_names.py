@@ -9,9 +9,10 @@ text are prefixes, which are taken off without importing it (`tests/unit/models/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import EllipsisType
+from typing import Any
 
 from torch import Tensor
 
@@ -26,9 +27,7 @@ _OUTER = re.compile(r"(?:lm_head|backbone|transformer)\b")
 """Parts of a text model beside its base."""
 _TEXT = re.compile(r"(?:model\.(?:layers|embed_tokens|norm)|lm_head|mtp)\.")
 """Names of a text model's that need no other: those of a container whose parts lie beside the text model's."""
-_INPUTS_FIRST = {"qwen3_vl_moe": re.compile(r"\.mlp\.experts\.(?:gate_up_proj|down_proj)$")}
-"""By model type, stacks of experts that a container is published with as [count, in, out]: its text model has them as
-[count, out, in]."""
+_STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 def text_name(name: str) -> str:
@@ -65,10 +64,18 @@ class _Turned:
         return self.stack[index].transpose(-1, -2).contiguous()
 
 
-def turned(slices: Mapping[str, TensorSlice], model_type: str) -> dict[str, TensorSlice]:
-    """Return the tensors of a container of this type with the dimensions that its text model has."""
-    pattern = _INPUTS_FIRST.get(model_type)
-    return {
-        name: _Turned(each) if pattern and pattern.search(name) and len(each.get_shape()) == 3 else each
-        for name, each in slices.items()
-    }
+def turned(slices: dict[str, TensorSlice], config: Any) -> dict[str, TensorSlice]:
+    """Return the tensors of a container of the type qwen3_vl_moe with experts as its text model has them, [count, out,
+    in]: publishers have them as [count, in, out], and Transformers saves them either way.
+
+    config: of the text model.
+    """
+    hidden, width = config.hidden_size, config.moe_intermediate_size
+    published = {_STACKS[0]: [hidden, 2 * width], _STACKS[1]: [width, hidden]}
+    stacks = {name: each for name, each in slices.items() if name.endswith(_STACKS)}
+    if not any(
+        (shape := each.get_shape()[1:]) == published[name[name.index("mlp") :]] and shape != shape[::-1]  # one is square
+        for name, each in stacks.items()
+    ):
+        return slices
+    return {**slices, **{name: _Turned(each) for name, each in stacks.items()}}
