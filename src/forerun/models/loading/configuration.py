@@ -94,29 +94,30 @@ _PLAIN_TYPES = {
 }
 """Text models of containers that Transformers has no causal language model of, and the type that each is. They rotate
 parts of a head by a position's time, height and width, which are the same number in text: a plain rotation."""
-_BIDIRECTIONAL = {"paligemma"}
-"""Containers whose prompts are attended to in both directions."""
+_REFUSED = {"paligemma": "it attends to a prompt in both directions"}
+"""Containers whose text models are not computed with text as a model of their own type."""
 
 
 def text_config(whole: Any, place: str) -> Any:
     """Return the Transformers configuration of the text model in a container; of any other model, its own.
 
-    Scales of the logits and soft caps are those of the text model: Transformers' LLaVA-NeXT, Aya Vision and Cohere 2
-    Vision leave out what a Granite or Cohere model inside does to its logits, but Granite Vision and the Cohere models
-    were trained, and are served by their publishers' code in vLLM, with the whole text model.
-
     place: where it is written, for messages.
 
     Raises:
-        UnsupportedModelError: the text model does not compute text alone, from left to right.
+        UnsupportedModelError: it is not a decoder that attends to earlier positions alone.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    # Logits are scaled as the text model alone scales them. The containers of Granite Vision (LLaVA-NeXT), Granite
+    # Speech, Aya Vision and Command A Vision leave the scale out in Transformers since 4.52, where the text model lost
+    # its head to the container; they had it before, as IBM's foundation-model-stack (GraniteConfig.logits_scaling in
+    # its llava_next) and vLLM (Cohere2ForCausalLM in its cohere2_vision) have it. Greedy text is the same.
     text = whole.get_text_config(decoder=True)
-    if text is not whole and (whole.is_encoder_decoder or whole.model_type in _BIDIRECTIONAL):
-        kind = "it attends to a prompt in both directions" if whole.model_type in _BIDIRECTIONAL else "an encoder-decoder"
+    kind = "an encoder-decoder" if text is not whole and whole.is_encoder_decoder else None
+    if reason := _REFUSED.get(whole.model_type, kind):
         raise UnsupportedModelError(
-            f"{place}: {whole.model_type} cannot be served: {kind}; forerun serves decoder-only models."
+            f"{place}: {whole.model_type} cannot be served: {reason}; forerun serves decoder-only models, whose "
+            "attention is causal. Serve it with Transformers."
         )
     if text.model_type not in _PLAIN_TYPES:
         return text

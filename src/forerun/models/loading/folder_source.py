@@ -161,7 +161,10 @@ class FolderSource(ModelSource):
             raise ModelLoadError(f"no tokenizer could be read from {self.name}: there is none. {remedy}")
         settings = self.folder.tokenizer_config()
         try:
-            return read_tokenizer(self.folder.path, self.name, remedy)
+            found = read_tokenizer(self.folder.path, self.name, remedy)
+            if not getattr(found, "chat_template", None):  # in the file of a container's processor, as formerly
+                found.chat_template = self.folder.read("chat_template.json").string("chat_template", None)
+            return found
         except ModelLoadError as error:
             code = asks_for_code(settings)
             if code is None or "trust_remote_code" not in str(error.__cause__):

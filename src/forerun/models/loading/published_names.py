@@ -73,9 +73,7 @@ def turned(slices: dict[str, TensorSlice], config: Any) -> dict[str, TensorSlice
     hidden, width = config.hidden_size, config.moe_intermediate_size
     published = {_STACKS[0]: [hidden, 2 * width], _STACKS[1]: [width, hidden]}
     stacks = {name: each for name, each in slices.items() if name.endswith(_STACKS)}
-    if not any(
-        (shape := each.get_shape()[1:]) == published[name[name.index("mlp") :]] and shape != shape[::-1]  # one is square
-        for name, each in stacks.items()
-    ):
+    shapes = {name[name.index("mlp") :]: each.get_shape()[1:] for name, each in stacks.items()}
+    if not any(shape == published[leaf] != shape[::-1] for leaf, shape in shapes.items()):  # one of them is no square
         return slices
     return {**slices, **{name: _Turned(each) for name, each in stacks.items()}}
