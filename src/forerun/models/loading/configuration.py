@@ -108,10 +108,10 @@ def text_config(whole: Any, place: str) -> Any:
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    # Logits are scaled as the text model alone scales them. The containers of Granite Vision (LLaVA-NeXT), Granite
-    # Speech, Aya Vision and Command A Vision leave the scale out in Transformers since 4.52, where the text model lost
-    # its head to the container; they had it before, as IBM's foundation-model-stack (GraniteConfig.logits_scaling in
-    # its llava_next) and vLLM (Cohere2ForCausalLM in its cohere2_vision) have it. Greedy text is the same.
+    # Logits are scaled as the text model alone scales them. In Transformers the containers of Granite Vision
+    # (LLaVA-NeXT), Granite Speech, Aya Vision and Command A Vision have the output layer and leave the scale out, but
+    # the publishers' text models were trained with it: IBM's foundation-model-stack gives its llava_next Granite's
+    # logits_scaling, and vLLM's cohere2_vision takes the logits of its Cohere2ForCausalLM. Greedy text is the same.
     text = whole.get_text_config(decoder=True)
     kind = "an encoder-decoder" if text is not whole and whole.is_encoder_decoder else None
     if reason := _REFUSED.get(whole.model_type, kind):

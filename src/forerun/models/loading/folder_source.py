@@ -68,7 +68,7 @@ class FolderSource(ModelSource):
             whole = cls.from_dict(_of_types(cls, _without_code(fields.values)))
             text = text_config(whole, fields.place)
         # either may say it alone, and the classes of containers have defaults that are not the publishers'
-        if bool(getattr(whole, "tie_word_embeddings", None)) != bool(text.tie_word_embeddings):
+        if len({bool(getattr(each, "tie_word_embeddings", None)) for each in (whole, text)}) > 1:
             text.tie_word_embeddings = not self._has_output_layer()
         return text
 
