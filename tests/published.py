@@ -206,7 +206,9 @@ def publish(name: str, folder: Path) -> Logits:
     return logits
 
 
-LAYOUTS: list[tuple[str, Callable[[Path], Logits]]] = [(name, partial(publish, name)) for name in CONTAINERS]
+LAYOUTS: list[tuple[str, Callable[[Path], Logits]]] = [
+    (f"{name}, `{made.cls}`", partial(publish, name)) for name, made in CONTAINERS.items()
+]
 """Names of layouts, and what saves a replica in a folder and returns its publisher's logits."""
 
 

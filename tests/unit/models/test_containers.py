@@ -155,14 +155,29 @@ def test_an_output_layer_that_the_container_ties(tmp_path: Path) -> None:
     assert difference(load_model(tmp_path, "float32"), logits) < 1e-5
 
 
-def test_an_output_layer_of_its_own_that_only_the_files_speak_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", ["1GB", "60KB"])
+def test_an_output_layer_of_its_own_that_only_the_files_speak_of(size: str, tmp_path: Path) -> None:
     """Mistral Small 3's configuration says nothing, and Transformers' class would tie it."""
-    logits = publish("Mistral Small 3", tmp_path)
-    change_config(
-        tmp_path,
-        lambda config: (config.pop("tie_word_embeddings"), config["text_config"].pop("tie_word_embeddings", 0)),
-    )
+    logits = publish("Mistral Small 3", tmp_path / "whole")
+    container("Mistral Small 3").save_pretrained(tmp_path, max_shard_size=size)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (size == "60KB")
+    change_config(tmp_path, lambda config: config.pop("tie_word_embeddings"))
+    change_config(tmp_path, lambda config: config["text_config"].pop("tie_word_embeddings", None))
     assert find_source(tmp_path).config().tie_word_embeddings is False
+    assert difference(load_model(tmp_path, "float32"), logits) < 1e-5
+
+
+def test_a_configuration_that_is_flat(tmp_path: Path) -> None:
+    """So Qwen2-VL and Qwen2.5-VL are published."""
+    logits = publish("Qwen2-VL", tmp_path)
+
+    def flatten(config: dict[str, Any]) -> None:
+        text = config.pop("text_config")
+        rope = text.pop("rope_parameters")
+        scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+        config |= {**text, "model_type": "qwen2_vl", "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+
+    change_config(tmp_path, flatten)
     assert difference(load_model(tmp_path, "float32"), logits) < 1e-5
 
 
@@ -231,6 +246,15 @@ def test_one_tensor_by_two_names(folder: Path) -> None:
 def test_a_container_that_lacks_a_weight(folder: Path) -> None:
     rename(folder, lambda tensors: {name: each for name, each in tensors.items() if "layers.1.mlp.up_proj" not in name})
     with pytest.raises(ModelLoadError, match=r"lacks 1 weights, among them model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text"])
+def test_a_text_model_that_attends_in_both_directions(name: str, folder: Path) -> None:
+    value = {"gemma3_text": True, "gemma4_text": "all"}[name]
+    config = {"model_type": name, "use_bidirectional_attention": value, "layer_types": ["full_attention"] * 2}
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(UnsupportedModelError, match="both directions"):
         load_model(folder)
 
 

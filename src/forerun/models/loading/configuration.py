@@ -61,6 +61,8 @@ _LARGEST = 3.5e38
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 """Types of layers that keep nothing of a sequence but keys and values."""
 
+_BIDIRECTIONAL = "it attends to a prompt in both directions"
+
 
 def refuse_unservable(config: Any, name: str) -> None:
     """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
@@ -68,7 +70,9 @@ def refuse_unservable(config: Any, name: str) -> None:
     if refused is None:
         return
     foreign = set(getattr(config, "layer_types", None) or ()) - _STATELESS
-    if "chunked_attention" in foreign:
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        reason = _BIDIRECTIONAL
+    elif "chunked_attention" in foreign:
         reason = "its layers of type chunked_attention attend within chunks of positions, which no decoder computes"
     elif foreign and config.model_type in FAMILIES:
         kinds = ", ".join(sorted(foreign))
@@ -94,8 +98,8 @@ _PLAIN_TYPES = {
 }
 """Text models of containers that Transformers has no causal language model of, and the type that each is. They rotate
 parts of a head by a position's time, height and width, which are the same number in text: a plain rotation."""
-_REFUSED = {"paligemma": "it attends to a prompt in both directions"}
-"""Containers whose text models are not computed with text as a model of their own type."""
+_REFUSED = {"paligemma": _BIDIRECTIONAL}
+"""Containers whose text models are computed otherwise than those of the same type alone."""
 
 
 def text_config(whole: Any, place: str) -> Any:

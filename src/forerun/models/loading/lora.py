@@ -168,7 +168,7 @@ def sorted_tensors(tensors: Mapping[str, Tensor], path: Path) -> Tensors:
         else:
             raise UnsupportedModelError(f"{path / WEIGHTS}: tensor {name[:120]} is no part of a LoRA matrix. {MERGED}")
     if not parts:
-        raise ModelLoadError(f"{path / WEIGHTS}: it holds no LoRA matrices. {REMEDY}")
+        raise ModelLoadError(f"{path / WEIGHTS}: it holds no LoRA matrices of a language model. {REMEDY}")
     return Tensors(matrices, parts, whole)
 
 
