@@ -20,6 +20,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from forerun import LLM, SamplingParams
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models import Rows, load_model
+from forerun.models.loading.configuration import text_config
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.published_names import text_name, text_names
 from published import CONTAINERS, TOKENS, Logits, container, difference, publish
@@ -181,6 +182,14 @@ def test_a_configuration_that_is_flat(tmp_path: Path) -> None:
     assert difference(load_model(tmp_path, "float32"), logits) < 1e-5
 
 
+def test_defaults_of_a_type_without_a_causal_model_are_its_own() -> None:
+    """GLM-4's own are heads of 128 and a rotation of half a head."""
+    rope = {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [2, 3, 3]}
+    found = text_config(tf.Glm4vTextConfig(hidden_size=64, num_attention_heads=4, rope_parameters=rope), "config.json")
+    assert (found.model_type, found.head_dim) == ("glm4", 16)
+    assert found.rope_parameters == {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 1.0}
+
+
 def test_end_tokens_of_a_container_are_before_its_text_models(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
     change_config(folder, lambda config: config.update(eos_token_id=[7, 9]))
@@ -234,6 +243,14 @@ def test_an_adapter_trained_on_a_container(
         return found
 
     assert difference(load_model(folder, "float32", adapter=folder / "adapter"), logits) < 1e-5
+
+
+def test_other_parts_are_not_read(folder: Path, llava: tuple[Path, Logits]) -> None:
+    def damage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: each if name.startswith("language") else each.to(torch.int8) for name, each in tensors.items()}
+
+    rename(folder, damage)
+    assert difference(load_model(folder, "float32"), llava[1]) < 1e-5
 
 
 def test_one_tensor_by_two_names(folder: Path) -> None:
