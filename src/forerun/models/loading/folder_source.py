@@ -36,8 +36,8 @@ _DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_confi
 _DROPPED |= {"output_hidden_states", "output_attentions", "return_dict"}  # what a forward returns
 _DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
-_PARTS = ("text_config", "vision_config", "audio_config", "thinker_config")
-"""Keys of a container's configuration."""
+_FLAT = {"qwen2_vl", "qwen2_5_vl"}
+"""Containers that are published with the values of their text model beside those of the other parts."""
 
 
 class FolderSource(ModelSource):
@@ -120,8 +120,9 @@ class FolderSource(ModelSource):
 
     def _slices(self) -> dict[str, TensorSlice]:
         """Return the tensors of the text model by its own names."""
-        values = self.folder.config().values
-        return _open(self.folder.weight_files(), is_container=any(isinstance(values.get(key), dict) for key in _PARTS))
+        fields = self.folder.config()
+        is_container = len(parts_of(fields)) > 1 or fields.values.get("model_type") in _FLAT
+        return _open(self.folder.weight_files(), is_container=is_container)
 
     def _has_output_layer(self) -> bool:
         """Return whether the weights have an output layer. No weights of a hub id are fetched if there is an index."""

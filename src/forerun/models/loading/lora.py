@@ -107,12 +107,18 @@ def _of_text(name: str) -> str:
     return "^" * name.startswith("^") + text_name(name.lstrip("^"))
 
 
-def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of an adapter by names of the text model; of a container's, those of its text model."""
-    paths = {name.removeprefix(_BASE): name for name in tensors}
-    is_container = any(text_name(path) != path for path in paths)
-    named = text_names(paths, is_container=is_container)
-    return {f"{_BASE}{own}": tensors[paths[path]] for path, own in named.items()}
+def _text_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return the tensors of an adapter by names of the text model; of a container's, those of its text model.
+
+    Raises:
+        ModelLoadError: one is there by two names.
+    """
+    inner = {name.removeprefix(_BASE): tensor for name, tensor in tensors.items()}
+    named = text_names(inner, is_container=any(text_name(name) != name for name in inner))
+    found = {f"{_BASE}{own}": inner[name] for name, own in named.items()}
+    if len(found) < len(named):
+        raise ModelLoadError(f"{path / WEIGHTS}: it holds tensors of a text model by two names. {REMEDY}")
+    return found
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -263,7 +269,7 @@ class Adapter:
         settings = read_settings(fields)
         found = read_tensors(path)
         check_targets(fields, sorted_tensors(found, path).parts)
-        return cls(path, settings, sorted_tensors(_text_tensors(found), path))
+        return cls(path, settings, sorted_tensors(_text_tensors(found, path), path))
 
     def merged(self, model: Any, name: str) -> Any:
         """Merge the adapter into a Transformers model, and return it.
