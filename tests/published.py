@@ -40,6 +40,7 @@ _QWEN2_5 = {"vision_config": {**_QWEN, "fullatt_block_indexes": [0]}}
 _QWEN3 = {"vision_config": {**_QWEN, "deepstack_visual_indexes": []}}
 _AUDIO = {"audio_config": {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32}}
 _LLAMA4 = {"vision_config": {**_SIGHT, "image_size": 28, "vision_output_dim": 32, "projector_output_dim": 32}}
+_HEARING = {"audio_config": {**_AUDIO["audio_config"], "output_dim": 64, "downsample_hidden_size": 16}}
 _APART = {"tie_word_embeddings": False}
 
 
@@ -141,6 +142,22 @@ CONTAINERS = {
     "Qwen2-VL": Container("Qwen2VLForConditionalGeneration", "qwen2", _turning(2, 3, 3), _QWEN2, "qwen2_vl_text"),
     "Qwen2.5-VL": Container(
         "Qwen2_5_VLForConditionalGeneration", "qwen2", _turning(2, 3, 3), _QWEN2_5, "qwen2_5_vl_text"
+    ),
+    "Qwen2.5-Omni": Container(
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        "qwen2",
+        _turning(2, 3, 3),
+        {**_QWEN2_5, **_HEARING},
+        "qwen2_5_omni_text",
+        names=("^", "thinker."),
+    ),
+    "Qwen3-Omni": Container(
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        "qwen3_moe",
+        _turning(4, 2, 2, mrope_interleaved=True),
+        {**_QWEN3, **_HEARING},
+        "qwen3_omni_moe_text",
+        names=("^", "thinker."),
     ),
     "Qwen3-VL": Container(
         "Qwen3VLForConditionalGeneration",
