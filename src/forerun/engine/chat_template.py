@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
+from contextlib import suppress
 from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -106,12 +107,29 @@ def encode(
     if "chat_template" not in template_options:
         check_template(tokenizer, name)
     given = {"add_generation_prompt": True, **template_options}
+    text = _rendered(tokenizer, messages, given, name)
+    check_text(text, PromptError, "The chat")
+    return encode_text(tokenizer, text, special=False)
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, Any]], given: Mapping[str, Any], name: str) -> str:
+    """Return a chat as its template writes it. Templates of models that also see may read lists of parts alone, and
+    leave out or refuse a content that is text: they are given lists."""
+    said = next((str(each["content"] or "").strip() for each in reversed(messages) if each["role"] == "user"), "")
+    text, failure = None, None
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, **given)
     except Exception as error:  # a template may raise anything
-        raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
-    check_text(text, PromptError, "The chat")
-    return encode_text(tokenizer, text, special=False)
+        failure = error
+    if text is None or said not in text:
+        in_parts = [{**each, "content": [{"type": "text", "text": each["content"] or ""}]} for each in messages]
+        with suppress(Exception):
+            listed: str = tokenizer.apply_chat_template(in_parts, tokenize=False, **given)
+            if said in listed and "{'type': 'text'" not in listed:  # a list that was printed
+                return listed
+    if text is None:
+        raise PromptError(f"The chat template of {name} refused the messages: {failure}") from failure
+    return str(text)
 
 
 def _message(entry: Any, index: int) -> dict[str, Any]:
@@ -121,10 +139,10 @@ def _message(entry: Any, index: int) -> dict[str, Any]:
         raise PromptError(f"Message {index} of the chat needs both 'role' and 'content'.")
     content = message["content"]
     if isinstance(content, Seq) and not isinstance(content, str):
-        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        if not all(map(_is_text, content)):
             raise PromptError(
-                f"The content of message {index} of the chat has parts that are not text. Only text can be read: "
-                '{"type": "text", "text": "..."}.'
+                f"The content of message {index} of the chat has parts that are not text. Pictures, sound and files "
+                'are not read: give {"type": "text", "text": "..."} alone.'
             )
         message["content"] = "".join(part["text"] for part in content)
     elif content is not None and not isinstance(content, str):
@@ -133,6 +151,11 @@ def _message(entry: Any, index: int) -> dict[str, Any]:
             "Give text, or a list of parts of text."
         )
     return message
+
+
+def _is_text(part: Any) -> bool:
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    return kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str)
 
 
 def check_template(tokenizer: Any, name: str) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from doubles import FakeModel, PieceTokenizer, Scripted, adversaries
 from forerun import LLM, DraftModel, PromptLookup, SamplingParams
+from forerun.engine.chat_template import encode
 from forerun.errors import BatchError, ConfigError, DrafterError, PromptError, SamplingError
 from small_tokenizers import END, TURN, byte_level, ids_of
 
@@ -153,6 +154,10 @@ def test_an_error_reaches_the_caller_and_the_next_call_works(fake: FakeModel) ->
         ("a\ud800", "lone surrogates"),
         ([{"role": "user", "content": "a\udcff"}], "lone surrogates"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "parts that are not text"),
+        (
+            [{"role": "user", "content": [{"type": "input_audio", "text": "a"}]}],
+            "Pictures, sound and files are not read",
+        ),
         ([{"role": "user", "content": 5}], "content of message 0 of the chat is of type int"),
         ([1, "a"], "no token id"),
         ([1, 2.5], "no token id"),
@@ -172,6 +177,26 @@ def test_bad_prompts(llm: LLM, prompt: Any, words: str) -> None:
         with pytest.raises(PromptError, match=words):
             llm.stream(prompt, GREEDY)
     assert not llm.engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("content", "written"),
+    [
+        (
+            "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}",
+            "a cat",
+        ),
+        ("{{ (m['content'] | selectattr('type', 'equalto', 'text') | first).text }}", "a cat"),
+        ("{{ m['content'] | upper }}", "A CAT"),
+        ("{{ m['content'] | replace('a', 'e') }}", "e cet"),
+    ],
+)
+def test_templates_that_read_lists_of_parts_are_given_lists(content: str, written: str) -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: " + content + "{% endfor %}"
+    for given in ("a cat", [{"type": "text", "text": "a "}, {"text": "cat"}]):
+        ids = encode([{"role": "user", "content": given}], tokenizer, "it")
+        assert tokenizer.decode(ids) == f"user: {written}"
 
 
 def test_what_needs_a_tokenizer_or_a_template(fake: FakeModel) -> None:

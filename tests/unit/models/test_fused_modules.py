@@ -21,6 +21,7 @@ from forerun.models.fused.families import frequencies, spec_of
 from forerun.models.loading import load
 from forerun.models.loading.fused_modules import FusedModules
 from gguf_files import write_gguf
+from published import publish
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32,
@@ -108,6 +109,7 @@ def test_a_window_in_the_last_layer_is_tried_too(tmp_path: Path) -> None:
 def test_generate_imports_no_modelling_code_and_opens_the_file_once(tmp_path: Path) -> None:
     write_gguf(tmp_path / "it.gguf", MODELS["llama"](), "Q8_0")
     MODELS["llama"]().save_pretrained(tmp_path / "folder")
+    publish("LLaVA", tmp_path / "container")
     code = """
 import sys
 from forerun.cli.main import app
@@ -122,9 +124,10 @@ for path in sys.argv[1:]:
            if name in sys.modules])
     print(opened.count(path))
 """
-    command = [sys.executable, "-c", code, str(tmp_path / "it.gguf"), str(tmp_path / "folder")]
+    command = [sys.executable, "-c", code, *(str(tmp_path / each) for each in ("it.gguf", "folder", "container"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     lines = done.stdout.splitlines()
     assert lines[1:4] == ["[]", "[]", "1"], "of the file: models, others, times that its header is read"
     # what Transformers' configuration classes import by themselves: a table of names, and no model
     assert "transformers.modeling_utils" not in lines[5] and "modeling_llama" not in lines[5]
+    assert lines[9] == lines[5] and "conversion_mapping" not in lines[9], "of a container"

@@ -61,6 +61,8 @@ _LARGEST = 3.5e38
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 """Types of layers that keep nothing of a sequence but keys and values."""
 
+_BIDIRECTIONAL = "it attends to a prompt in both directions"
+
 
 def refuse_unservable(config: Any, name: str) -> None:
     """Raise UnsupportedModelError, with the reason, for kinds of models that forerun cannot serve."""
@@ -68,7 +70,11 @@ def refuse_unservable(config: Any, name: str) -> None:
     if refused is None:
         return
     foreign = set(getattr(config, "layer_types", None) or ()) - _STATELESS
-    if foreign and config.model_type in FAMILIES:
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        reason = _BIDIRECTIONAL
+    elif "chunked_attention" in foreign:
+        reason = "its layers of type chunked_attention attend within chunks of positions, which no decoder computes"
+    elif foreign and config.model_type in FAMILIES:
         kinds = ", ".join(sorted(foreign))
         reason = f"its layers of type {kinds} are computed by the fused decoder alone, which does not take {refused}"
     elif foreign:
@@ -78,6 +84,60 @@ def refuse_unservable(config: Any, name: str) -> None:
     else:
         return
     raise UnsupportedModelError(f"{name} ({config.model_type}) cannot be served: {reason}.")
+
+
+_PLAIN_TYPES = {
+    "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
+}
+"""Text models of containers that Transformers has no causal language model of, and the type that each is. They rotate
+parts of a head by a position's time, height and width, which are the same number in text: a plain rotation."""
+_REFUSED = {"paligemma": _BIDIRECTIONAL}
+"""Containers whose text models are computed otherwise than those of the same type alone."""
+
+
+def text_config(whole: Any, place: str) -> Any:
+    """Return the Transformers configuration of the text model in a container; of any other model, its own.
+
+    place: where it is written, for messages.
+
+    Raises:
+        UnsupportedModelError: it is not a decoder that attends to earlier positions alone.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    # Logits are scaled as the text model alone scales them. In Transformers the containers of Granite Vision
+    # (LLaVA-NeXT), Granite Speech, Aya Vision and Command A Vision have the output layer and leave the scale out, but
+    # the publishers' text models were trained with it: IBM's foundation-model-stack gives its llava_next Granite's
+    # logits_scaling, and vLLM's cohere2_vision takes the logits of its Cohere2ForCausalLM. Greedy text is the same.
+    text = whole.get_text_config(decoder=True)
+    kind = "an encoder-decoder" if text is not whole and whole.is_encoder_decoder else None
+    if reason := _REFUSED.get(whole.model_type, kind):
+        raise UnsupportedModelError(
+            f"{place}: {whole.model_type} cannot be served: {reason}; forerun serves decoder-only models, whose "
+            "attention is causal. Serve it with Transformers."
+        )
+    if text.model_type not in _PLAIN_TYPES:
+        return text
+    values = {key: value for key, value in text.to_dict().items() if key != "model_type"}
+    rope = {key: value for key, value in values["rope_parameters"].items() if not key.startswith("mrope")}
+    values["rope_parameters"] = {"partial_rotary_factor": 1.0, **rope}
+    values["head_dim"] = values.get("head_dim") or text.hidden_size // text.num_attention_heads
+    if text.model_type == "qwen3_vl_moe_text":  # which has no such key
+        values["norm_topk_prob"] = True
+    return CONFIG_MAPPING[_PLAIN_TYPES[text.model_type]].from_dict(values)
+
+
+def parts_of(fields: Fields) -> list[Fields]:
+    """Return a configuration, and that of the text model inside if it is a container's."""
+    inner = (fields.fields("thinker_config", None) or fields).fields("text_config", None)
+    return [fields] if inner is None else [fields, inner]
 
 
 def check_values(fields: Fields) -> None:

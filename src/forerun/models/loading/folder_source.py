@@ -13,8 +13,16 @@ import torch
 from forerun.config import QUANTISATIONS
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
-from forerun.models.loading.configuration import OUTPUT_TOKENS, check_values, token_ids, token_ids_of
-from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, ModelFolder
+from forerun.models.loading.configuration import (
+    OUTPUT_TOKENS,
+    check_values,
+    parts_of,
+    text_config,
+    token_ids,
+    token_ids_of,
+)
+from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, ModelFolder
+from forerun.models.loading.published_names import text_names, turned
 from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
 from forerun.models.loading.quantized_tensors import QuantizedTensors
 from forerun.models.loading.source import ModelSource
@@ -28,6 +36,8 @@ _DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_confi
 _DROPPED |= {"output_hidden_states", "output_attentions", "return_dict"}  # what a forward returns
 _DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
+_FLAT = {"qwen2_vl", "qwen2_5_vl"}
+"""Containers that are published with the values of their text model beside those of the other parts."""
 
 
 class FolderSource(ModelSource):
@@ -50,41 +60,48 @@ class FolderSource(ModelSource):
         model_type = fields.string("model_type")
         if model_type not in CONFIG_MAPPING:
             raise UnsupportedModelError(_unknown_type(self.folder, fields, model_type))
-        text = fields.fields("text_config", None)
-        for part in (fields, text):
-            if part is not None:
-                stored_quantization(part)
-                check_values(part)
+        for part in parts_of(fields):
+            stored_quantization(part)
+            check_values(part)
         with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
             cls = CONFIG_MAPPING[model_type]
-            return cls.from_dict(_of_types(cls, _without_code(fields.values))).get_text_config(decoder=True)
+            whole = cls.from_dict(_of_types(cls, _without_code(fields.values)))
+            text = text_config(whole, fields.place)
+        # either may say it alone, and the classes of containers have defaults that are not the publishers'
+        if len({bool(getattr(each, "tie_word_embeddings", None)) for each in (whole, text)}) > 1:
+            text.tie_word_embeddings = not self._has_output_layer()
+        return text
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
         """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
-        ids = token_ids(self.folder.read(GENERATION_CONFIG))
-        if ids is None:
-            given = getattr(config, "eos_token_id", None)
-            ids = [] if given is None else [given] if isinstance(given, int) else given
-        return token_ids_of(ids, config)
+        for fields in (self.folder.read(GENERATION_CONFIG), self.folder.config()):  # a container's before its text's
+            if (ids := token_ids(fields)) is not None:
+                return token_ids_of(ids, config)
+        given = getattr(config, "eos_token_id", None)
+        return token_ids_of([] if given is None else [given] if isinstance(given, int) else given, config)
 
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
         tensors come in the format they are stored in."""
-        checkpoint = _open(self.folder.weight_files())
-        if self.quantization() is None:
-            return checkpoint
-        quantized, others = QuantizedTensors.sort(checkpoint.slices, self.name)
-        return dataclasses.replace(checkpoint, slices={**others, **dict(quantized.slices(dtype))})
+        slices = self._slices()
+        if self.folder.config().string("model_type") == "qwen3_vl_moe":
+            slices = turned(slices, config)
+        if self.quantization() is not None:
+            quantized, others = QuantizedTensors.sort(slices, self.name)
+            slices = {**others, **dict(quantized.slices(dtype))}
+        return Checkpoint(slices, CONFIG, f"Give the {CONFIG} that the weights were saved with.")
 
     def stored_dtype(self) -> str | None:
         """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantized
         (`ModelSource.stored_dtype`)."""
-        return _open(self.folder.weight_files()).stored_dtype() if self.quantization() is None else None
+        if self.quantization() is not None:
+            return None
+        return Checkpoint(self._slices(), CONFIG, REMEDY).stored_dtype()
 
     def quantization(self) -> Quantization | None:
         """Return the quantization that the weights were saved in for forerun; None if the user chooses it
         (`ModelSource.quantization`)."""
-        return stored_quantization(self.folder.config())
+        return next(filter(None, map(stored_quantization, parts_of(self.folder.config()))), None)
 
     def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
@@ -99,7 +116,18 @@ class FolderSource(ModelSource):
         return super().quantized_format(config) if self.quantization() is None else self._quantized().form
 
     def _quantized(self) -> QuantizedTensors:
-        return QuantizedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
+        return QuantizedTensors.sort(self._slices(), self.name)[0]
+
+    def _slices(self) -> dict[str, TensorSlice]:
+        """Return the tensors of the text model by its own names."""
+        fields = self.folder.config()
+        is_container = len(parts_of(fields)) > 1 or fields.values.get("model_type") in _FLAT
+        return _open(self.folder.weight_files(), is_container=is_container)
+
+    def _has_output_layer(self) -> bool:
+        """Return whether the weights have an output layer. No weights of a hub id are fetched if there is an index."""
+        index = self.folder.read(INDEX).fields("weight_map", None)
+        return any("lm_head." in name for name in (self._slices() if index is None else index.values))
 
     def recommended_sampling(self) -> dict[str, float]:
         """Return the sampling options that the files recommend, if they would change the result of a request without
@@ -134,7 +162,10 @@ class FolderSource(ModelSource):
             raise ModelLoadError(f"no tokenizer could be read from {self.name}: there is none. {remedy}")
         settings = self.folder.tokenizer_config()
         try:
-            return read_tokenizer(self.folder.path, self.name, remedy)
+            found = read_tokenizer(self.folder.path, self.name, remedy)
+            if not getattr(found, "chat_template", None):  # in the file of a container's processor, as formerly
+                found.chat_template = self.folder.read("chat_template.json").string("chat_template", None)
+            return found
         except ModelLoadError as error:
             code = asks_for_code(settings)
             if code is None or "trust_remote_code" not in str(error.__cause__):
@@ -215,11 +246,13 @@ def _of_types(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _open(files: Sequence[Path]) -> Checkpoint:
-    """Open the tensors of safetensors files, at least one.
+def _open(files: Sequence[Path], *, is_container: bool) -> dict[str, TensorSlice]:
+    """Open the tensors of safetensors files, at least one, by the names of the text model.
+
+    is_container: the text model's alone.
 
     Raises:
-        ModelLoadError: a file is damaged, or two files have a tensor of the same name.
+        ModelLoadError: a file is damaged, or a tensor is there twice, in two files or by two names.
     """
     from safetensors import safe_open
 
@@ -227,10 +260,13 @@ def _open(files: Sequence[Path]) -> Checkpoint:
     for file in files:
         with as_load_errors(f"{file}: the weights are damaged", REMEDY):
             opened: Any = safe_open(file, framework="pt")
-            for name in opened.keys():  # noqa: SIM118 (no mapping)
-                if name in slices:
-                    raise ModelLoadError(f"{file}: tensor {name} is in another file as well. {REMEDY}")
-                slices[name] = opened.get_slice(name)
+            names = text_names(opened.keys(), is_container=is_container)
+            for name, own in names.items():
+                if own in slices:
+                    raise ModelLoadError(
+                        f"{file}: tensor {name} is there twice, in another file or by another name of {own}. {REMEDY}"
+                    )
+                slices[own] = opened.get_slice(name)
     if not slices:
         raise ModelLoadError(f"{files[0]}: it holds no tensors. {REMEDY}")
-    return Checkpoint(slices, CONFIG, f"Give the {CONFIG} that the weights were saved with.")
+    return slices

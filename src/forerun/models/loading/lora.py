@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.models.loading.folder import ModelFolder, local_path
 from forerun.models.loading.folder_source import FolderSource
+from forerun.models.loading.published_names import text_name, text_names
 from forerun.models.loading.transformers_modules import rounded
 from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import Fields
@@ -45,6 +46,7 @@ _KEEPS_BASE = (None, True, False, "gaussian", "orthogonal", "eva")
 """Ways to begin an adapter that leave the base model's weights as they were."""
 _PATTERN = re.compile(r"[\w.^$]+")
 _MAX_RANK = 2**16
+_BASE = "base_model.model."
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|"
     r"lora_embedding_B|lora_magnitude_vector(?:\.weight)?)"
@@ -96,8 +98,27 @@ def _pattern(fields: Fields, key: str) -> dict[str, float]:
     if odd is not None:
         raise fields.wrong(key, f"by names of modules, and {odd[:60]!r} is none")
     if key == "rank_pattern":
-        return {name: pattern.integer(name, low=1, high=_MAX_RANK) for name in pattern.values}
-    return {name: pattern.number(name) for name in pattern.values}
+        return {_of_text(name): pattern.integer(name, low=1, high=_MAX_RANK) for name in pattern.values}
+    return {_of_text(name): pattern.number(name) for name in pattern.values}
+
+
+def _of_text(name: str) -> str:
+    """Return the name of a module in the text model of a container that an adapter was trained on."""
+    return "^" * name.startswith("^") + text_name(name.lstrip("^"))
+
+
+def _text_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return the tensors of an adapter by names of the text model; of a container's, those of its text model.
+
+    Raises:
+        ModelLoadError: one is there by two names.
+    """
+    inner = {name.removeprefix(_BASE): tensor for name, tensor in tensors.items()}
+    named = text_names(inner, is_container=any(text_name(name) != name for name in inner))
+    found = {f"{_BASE}{own}": inner[name] for name, own in named.items()}
+    if len(found) < len(named):
+        raise ModelLoadError(f"{path / WEIGHTS}: it holds tensors of a text model by two names. {REMEDY}")
+    return found
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -153,7 +174,7 @@ def sorted_tensors(tensors: Mapping[str, Tensor], path: Path) -> Tensors:
         else:
             raise UnsupportedModelError(f"{path / WEIGHTS}: tensor {name[:120]} is no part of a LoRA matrix. {MERGED}")
     if not parts:
-        raise ModelLoadError(f"{path / WEIGHTS}: it holds no LoRA matrices. {REMEDY}")
+        raise ModelLoadError(f"{path / WEIGHTS}: it holds no LoRA matrices of a language model. {REMEDY}")
     return Tensors(matrices, parts, whole)
 
 
@@ -246,9 +267,9 @@ class Adapter:
             )
         fields = Fields.read(path / CONFIG, ModelLoadError, remedy=REMEDY)
         settings = read_settings(fields)
-        tensors = sorted_tensors(read_tensors(path), path)
-        check_targets(fields, tensors.parts)
-        return cls(path, settings, tensors)
+        found = read_tensors(path)
+        check_targets(fields, sorted_tensors(found, path).parts)
+        return cls(path, settings, sorted_tensors(_text_tensors(found, path), path))
 
     def merged(self, model: Any, name: str) -> Any:
         """Merge the adapter into a Transformers model, and return it.

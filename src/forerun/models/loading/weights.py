@@ -26,7 +26,7 @@ FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|position_ids|cos_cached|sin_cached)$|\.(attn|attention)\.bias$")
 _LAYER = re.compile(r"^(?P<list>(?:.+\.)?(?:layers|h|blocks|block|layer))\.(?P<index>\d+)\.")
 _DECODER_LISTS = {
-    *("model.layers", "layers", "model.language_model.layers", "model.decoder.layers", "decoder.layers"),
+    *("model.layers", "layers", "model.decoder.layers", "decoder.layers"),
     *("transformer.h", "h", "gpt_neox.layers", "transformer.blocks", "model.model.layers"),
 }
 
@@ -109,7 +109,7 @@ def check_layers(checkpoint: Checkpoint, num_layers: int, num_nextn: int, name: 
             f"{max(counts.values())}. {checkpoint.remedy}"
         )
     for layers, count in counts.items():
-        if layers.removeprefix("language_model.") in _DECODER_LISTS and count > num_layers + num_nextn:
+        if layers in _DECODER_LISTS and count > num_layers + num_nextn:
             raise ModelLoadError(
                 f"{name}: the weights have {layers}.{count - 1}, but {checkpoint.described_by} speaks of "
                 f"{num_layers} layers only. {checkpoint.remedy}"
