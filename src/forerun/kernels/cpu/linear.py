@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from forerun.errors import ModelLoadError
 from forerun.kernels.block_weight import BlockType, BlockWeight, non_finite_row
 from forerun.kernels.cpu.library import Library, LinearStruct, WeightLayout
 from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
@@ -212,7 +213,9 @@ def _in_float16(scale: Tensor) -> tuple[Tensor, Tensor]:
     """
     scale = scale.float()
     _, exponent = scale.abs().amax(1, keepdim=True).frexp()
-    factor = torch.ldexp(torch.ones_like(scale[:, :1]), exponent - 16) if scale.shape[1] > 1 else scale.where(scale != 0, 1.0)
+    factor = scale.where(scale != 0, 1.0)
+    if scale.shape[1] > 1:
+        factor = torch.ldexp(torch.ones_like(scale[:, :1]), exponent - 16)
     halves = (scale / factor).half()
     if not torch.equal(halves.float() * factor, scale):
         raise ModelLoadError("its scales differ too much for float16. Load the model with quantize='none'.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -12,9 +12,13 @@ import torch
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ModelLoadError, UnsupportedModelError
-from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
+from forerun.kernels.block_weight import BlockType, BlockWeight
+from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat, QuantizedWeight
+from forerun.models.fused.families import refusal, spec_of
+from forerun.models.fused.spec import DecoderSpec
 from forerun.models.loading.configuration import OUTPUT_TOKENS, check_values, token_ids, token_ids_of
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, ModelFolder
+from forerun.models.loading.published import COMPUTED, Method, PublishedWeights, check_codes
 from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
 from forerun.models.loading.quantized_tensors import QuantizedTensors
 from forerun.models.loading.source import ModelSource
@@ -26,7 +30,7 @@ from forerun.utils.json_file import Fields
 # keys that would make Transformers import code or open files that were not checked
 _DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_config", "distributed_config"}
 _DROPPED |= {"output_hidden_states", "output_attentions", "return_dict"}  # what a forward returns
-_DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
+_DROPPED |= {"quantization_config", "compression_config", "quantization"}  # weights are integers or numbers when read
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
 
 
@@ -34,6 +38,7 @@ class FolderSource(ModelSource):
     """The config.json, safetensors and tokenizer of a folder. None of its code is run."""
 
     place_of_sampling = GENERATION_CONFIG
+    computed_types = COMPUTED
 
     def __init__(self, folder: ModelFolder) -> None:
         self.name, self.folder = folder.name, folder
@@ -50,10 +55,10 @@ class FolderSource(ModelSource):
         model_type = fields.string("model_type")
         if model_type not in CONFIG_MAPPING:
             raise UnsupportedModelError(_unknown_type(self.folder, fields, model_type))
+        Method.of(fields)
         text = fields.fields("text_config", None)
         for part in (fields, text):
             if part is not None:
-                stored_quantization(part)
                 check_values(part)
         with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
             cls = CONFIG_MAPPING[model_type]
@@ -71,15 +76,34 @@ class FolderSource(ModelSource):
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
         tensors come in the format they are stored in."""
         checkpoint = _open(self.folder.weight_files())
-        if self.quantization() is None:
+        sorted_ = self._sort(checkpoint.slices)
+        if sorted_ is None:
+            check_codes(checkpoint.slices, self.name, f"{CONFIG} does not say how")
             return checkpoint
-        quantized, others = QuantizedTensors.sort(checkpoint.slices, self.name)
+        quantized, others = sorted_
         return dataclasses.replace(checkpoint, slices={**others, **dict(quantized.slices(dtype))})
+
+    def _sort(
+        self, slices: Mapping[str, TensorSlice]
+    ) -> tuple[QuantizedTensors | PublishedWeights, dict[str, TensorSlice]] | None:
+        """Return the quantized weights and the other tensors; None if none are quantized."""
+        if self.quantization() is not None:
+            return QuantizedTensors.sort(slices, self.name)
+        method = Method.of(self.folder.config())
+        return None if method is None else PublishedWeights.sort(slices, self.name, method)
+
+    def _published(self) -> PublishedWeights | None:
+        """Return the weights that another program has quantized; None if there are none."""
+        sorted_ = (
+            None if Method.of(self.folder.config()) is None else self._sort(_open(self.folder.weight_files()).slices)
+        )
+        return sorted_[0] if sorted_ is not None and isinstance(sorted_[0], PublishedWeights) else None
 
     def stored_dtype(self) -> str | None:
         """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantized
         (`ModelSource.stored_dtype`)."""
-        return _open(self.folder.weight_files()).stored_dtype() if self.quantization() is None else None
+        is_quantized = self.quantization() is not None or Method.of(self.folder.config()) is not None
+        return None if is_quantized else _open(self.folder.weight_files()).stored_dtype()
 
     def quantization(self) -> Quantization | None:
         """Return the quantization that the weights were saved in for forerun; None if the user chooses it
@@ -89,14 +113,43 @@ class FolderSource(ModelSource):
     def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
-        if self.quantization() is None:
-            return super().quantized_weight(config)
-        return self._quantized().read
+        if self.quantization() is not None:
+            return self._quantized().read
+        form, published = self.quantized_format(config), self._published()
+        matrices = None if published is None else published.matrices(_spec(config))
+        return lambda name: None if matrices is None or form(name) is None else _values(matrices(name))
 
     def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
         (`ModelSource.quantized_format`)."""
-        return super().quantized_format(config) if self.quantization() is None else self._quantized().form
+        if self.quantization() is not None:
+            return self._quantized().form
+        published = self._published()
+        forms = None if published is None else published.forms(_spec(config))
+        made = MADE_FORMS[8]  # of all that others make, forerun makes this form alone
+        return lambda name: made if forms is not None and forms(name) == made else None
+
+    def blocks(self, config: Any) -> Callable[[str], BlockWeight | QuantizedWeight | None]:
+        """Return a function that returns the integers of a matrix as another program has published them, or None
+        (`ModelSource.blocks`)."""
+        published = self._published()
+        return super().blocks(config) if published is None else published.matrices(_spec(config))
+
+    def block_form(self, config: Any) -> Callable[[str], QuantizedFormat | BlockType | None]:
+        """Return a function that returns the forms of `blocks`; no codes are read (`ModelSource.block_form`)."""
+        published = self._published()
+        return super().block_form(config) if published is None else published.forms(_spec(config))
+
+    def block_types(self) -> Mapping[str, int]:
+        """Return how many weights of each published layout there are (`ModelSource.block_types`)."""
+        published = self._published()
+        return {} if published is None else published.counts()
+
+    def mixture(self) -> str | None:
+        """Return how another program has quantized the weights, such as "awq", if any are integers
+        (`ModelSource.mixture`)."""
+        published = self._published()
+        return None if published is None or not any(map(published.form, published.found)) else published.method.name
 
     def _quantized(self) -> QuantizedTensors:
         return QuantizedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
@@ -144,22 +197,24 @@ class FolderSource(ModelSource):
             ) from None
 
 
+def _spec(config: Any) -> DecoderSpec | None:
+    return spec_of(config) if refusal(config) is None else None
+
+
+def _values(weight: BlockWeight | QuantizedWeight | None) -> QuantizedWeight | None:
+    return weight if isinstance(weight, QuantizedWeight) else None
+
+
 def stored_quantization(fields: Fields) -> Quantization | None:
-    """Return the quantization that `forerun quantize` stored the weights in; None for float weights.
+    """Return the quantization that `forerun quantize` stored the weights in; None for all others.
 
     Raises:
-        UnsupportedModelError: they are quantized by another program, or a later version of forerun.
+        UnsupportedModelError: they are quantized by a later version of forerun.
         ModelLoadError: its description is damaged.
     """
     stored: Fields | None = fields.fields("quantization_config", None)
-    if stored is None:
+    if stored is None or stored.string("quant_method", "") != METHOD:
         return None
-    method = stored.string("quant_method", "unnamed")
-    if method != METHOD:
-        raise UnsupportedModelError(
-            f"{fields.place}: the weights are quantized ({method[:60]}), which forerun does not undo. Take the model's "
-            "float weights, which it quantizes itself (quantize='int8'), or save dequantized ones with Transformers."
-        )
     layout = stored.integer("format", low=1)
     if layout != LAYOUT:
         raise UnsupportedModelError(

@@ -96,6 +96,7 @@ class QuantizedTensors:
         if _PACKED in parts:
             quantized = torch.stack([quantized & 15, quantized >> 4], 2).flatten(1)
         form = self._form(name)
+        assert form.zero is not None
         if form.bits == 4 and int(quantized.max()) > 15:
             raise ModelLoadError(f"{self.place}: the weight {name} has codes of more than 4 bits. {REMEDY}")
         return QuantizedWeight(form.bits, quantized, form.zero, scale, minimum, form.group)
