@@ -93,10 +93,10 @@ def gptq(bits: int, group: int, *, symmetric: bool, act_order: bool = False, ver
         found = rounded(weight, bits, group, torch.float16, symmetric=symmetric, order=order)
         place = torch.arange(width) // (group if group > 0 else width)
         place = place if order is None else place[order.argsort()]
-        zeros = (found.zeros - int(version == "gptq")) % 2**bits
+        lacking = sum(2**shift for shift in range(0, 32, bits)) if version == "gptq" else 0
         tensors = {
             "qweight": words(found.codes, bits).T,
-            "qzeros": words(zeros.T, bits),
+            "qzeros": words(found.zeros.T, bits) - lacking,
             "scales": found.scale.T,
             "g_idx": place.int(),
         }
@@ -133,7 +133,7 @@ def _compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] 
 
 
 def compressed(bits: int, group: int, *, symmetric: bool) -> Publication:
-    """As compressed-tensors' "pack-quantized": words along the inputs, of zeros along the outputs; scales are bfloat16."""
+    """As compressed-tensors' "pack-quantized": words along the inputs, of zeros along the outputs; bfloat16 scales."""
 
     def pack(path: str, weight: Tensor) -> tuple[Tensors, Tensor]:
         found = rounded(weight, bits, group, torch.bfloat16, symmetric=symmetric)
@@ -225,7 +225,7 @@ def float8(block: int) -> Publication:
 
 
 def nvfp4() -> Publication:
-    """As compressed-tensors' "nvfp4-pack-quantized": E2M1, the first in the low half of a byte, FP8 scales of sixteen."""
+    """As compressed-tensors' "nvfp4-pack-quantized": E2M1, the first in the low half of a byte, a scale for sixteen."""
 
     def pack(path: str, weight: Tensor) -> tuple[Tensors, Tensor]:
         groups = weight.view(len(weight), -1, 16)
@@ -314,7 +314,7 @@ PUBLICATIONS: dict[str, Publication] = {
 
 
 def publish(name: str, folder: Path, seed: int = 0) -> tuple[Path, PreTrainedModel]:
-    """Save a tiny model in a layout, and return the folder and the model with the numbers that its weights stand for."""
+    """Save a tiny model in a layout, and return the folder and the model with the numbers that it stands for."""
     publication = PUBLICATIONS[name]
     wide = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
     model, tensors = tiny_model(publication.family, seed, **wide), dict[str, Tensor]()

@@ -237,7 +237,8 @@ def weight_layout(form: Form) -> WeightLayout:
 
 def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeight | BlockWeight, span: int) -> Tensor:
     """Pack a weight for the library. Returns [bytes] uint8."""
-    packed = weight_memory(library.packed_bytes(kind, *weight.shape, span))
+    out_features, in_features = weight.shape
+    packed = weight_memory(library.packed_bytes(kind, out_features, in_features, span))
     if isinstance(weight, BlockWeight):
         _pack_blocks(library, kind, weight, packed)
         return packed

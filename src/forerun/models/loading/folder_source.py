@@ -13,12 +13,11 @@ import torch
 from forerun.config import QUANTISATIONS
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.kernels.block_weight import BlockType, BlockWeight
-from forerun.kernels.quantize import MADE_FORMS, QuantizedFormat, QuantizedWeight
-from forerun.models.fused.families import refusal, spec_of
-from forerun.models.fused.spec import DecoderSpec
+from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import OUTPUT_TOKENS, check_values, token_ids, token_ids_of
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, ModelFolder
-from forerun.models.loading.published import COMPUTED, Method, PublishedWeights, check_codes
+from forerun.models.loading.published import PublishedWeights, check_codes, settings_of
+from forerun.models.loading.published_layouts import COMPUTED, Settings
 from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
 from forerun.models.loading.quantized_tensors import QuantizedTensors
 from forerun.models.loading.source import ModelSource
@@ -55,7 +54,7 @@ class FolderSource(ModelSource):
         model_type = fields.string("model_type")
         if model_type not in CONFIG_MAPPING:
             raise UnsupportedModelError(_unknown_type(self.folder, fields, model_type))
-        Method.of(fields)
+        settings_of(fields)
         text = fields.fields("text_config", None)
         for part in (fields, text):
             if part is not None:
@@ -76,33 +75,20 @@ class FolderSource(ModelSource):
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
         tensors come in the format they are stored in."""
         checkpoint = _open(self.folder.weight_files())
-        sorted_ = self._sort(checkpoint.slices)
-        if sorted_ is None:
+        if (settings := settings_of(self.folder.config())) is not None:
+            quantized: QuantizedTensors | PublishedWeights
+            quantized, others = PublishedWeights.sort(checkpoint.slices, self.name, settings)
+        elif self.quantization() is not None:
+            quantized, others = QuantizedTensors.sort(checkpoint.slices, self.name)
+        else:
             check_codes(checkpoint.slices, self.name, f"{CONFIG} does not say how")
             return checkpoint
-        quantized, others = sorted_
         return dataclasses.replace(checkpoint, slices={**others, **dict(quantized.slices(dtype))})
-
-    def _sort(
-        self, slices: Mapping[str, TensorSlice]
-    ) -> tuple[QuantizedTensors | PublishedWeights, dict[str, TensorSlice]] | None:
-        """Return the quantized weights and the other tensors; None if none are quantized."""
-        if self.quantization() is not None:
-            return QuantizedTensors.sort(slices, self.name)
-        method = Method.of(self.folder.config())
-        return None if method is None else PublishedWeights.sort(slices, self.name, method)
-
-    def _published(self) -> PublishedWeights | None:
-        """Return the weights that another program has quantized; None if there are none."""
-        sorted_ = (
-            None if Method.of(self.folder.config()) is None else self._sort(_open(self.folder.weight_files()).slices)
-        )
-        return sorted_[0] if sorted_ is not None and isinstance(sorted_[0], PublishedWeights) else None
 
     def stored_dtype(self) -> str | None:
         """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantized
         (`ModelSource.stored_dtype`)."""
-        is_quantized = self.quantization() is not None or Method.of(self.folder.config()) is not None
+        is_quantized = self.quantization() is not None or settings_of(self.folder.config()) is not None
         return None if is_quantized else _open(self.folder.weight_files()).stored_dtype()
 
     def quantization(self) -> Quantization | None:
@@ -113,46 +99,41 @@ class FolderSource(ModelSource):
     def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
-        if self.quantization() is not None:
-            return self._quantized().read
-        form, published = self.quantized_format(config), self._published()
-        matrices = None if published is None else published.matrices(_spec(config))
-        return lambda name: None if matrices is None or form(name) is None else _values(matrices(name))
+        return super().quantized_weight(config) if self.quantization() is None else self._quantized().read
 
     def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
         (`ModelSource.quantized_format`)."""
-        if self.quantization() is not None:
-            return self._quantized().form
-        published = self._published()
-        forms = None if published is None else published.forms(_spec(config))
-        made = MADE_FORMS[8]  # of all that others make, forerun makes this form alone
-        return lambda name: made if forms is not None and forms(name) == made else None
+        return super().quantized_format(config) if self.quantization() is None else self._quantized().form
+
+    def _quantized(self) -> QuantizedTensors:
+        return QuantizedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
+
+    def _published(self) -> PublishedWeights:
+        """Return the weights that another program has quantized."""
+        settings = settings_of(self.folder.config())
+        if settings is None:
+            return PublishedWeights(Settings("", ""), self.name, {})
+        return PublishedWeights.sort(_open(self.folder.weight_files()).slices, self.name, settings)[0]
 
     def blocks(self, config: Any) -> Callable[[str], BlockWeight | QuantizedWeight | None]:
         """Return a function that returns the integers of a matrix as another program has published them, or None
         (`ModelSource.blocks`)."""
-        published = self._published()
-        return super().blocks(config) if published is None else published.matrices(_spec(config))
+        return self._published().matrices(config)
 
     def block_form(self, config: Any) -> Callable[[str], QuantizedFormat | BlockType | None]:
         """Return a function that returns the forms of `blocks`; no codes are read (`ModelSource.block_form`)."""
-        published = self._published()
-        return super().block_form(config) if published is None else published.forms(_spec(config))
+        return self._published().forms(config)
 
     def block_types(self) -> Mapping[str, int]:
         """Return how many weights of each published layout there are (`ModelSource.block_types`)."""
-        published = self._published()
-        return {} if published is None else published.counts()
+        return self._published().counts()
 
     def mixture(self) -> str | None:
         """Return how another program has quantized the weights, such as "awq", if any are integers
         (`ModelSource.mixture`)."""
         published = self._published()
-        return None if published is None or not any(map(published.form, published.found)) else published.method.name
-
-    def _quantized(self) -> QuantizedTensors:
-        return QuantizedTensors.sort(_open(self.folder.weight_files()).slices, self.name)[0]
+        return published.settings.method if any(weight.form for _, weight in published.found.values()) else None
 
     def recommended_sampling(self) -> dict[str, float]:
         """Return the sampling options that the files recommend, if they would change the result of a request without
@@ -195,14 +176,6 @@ class FolderSource(ModelSource):
             raise ModelLoadError(
                 f"{settings.place}: the code that auto_map asks for ({code}) is not run: it could do anything. {remedy}"
             ) from None
-
-
-def _spec(config: Any) -> DecoderSpec | None:
-    return spec_of(config) if refusal(config) is None else None
-
-
-def _values(weight: BlockWeight | QuantizedWeight | None) -> QuantizedWeight | None:
-    return weight if isinstance(weight, QuantizedWeight) else None
 
 
 def stored_quantization(fields: Fields) -> Quantization | None:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
-from forerun.kernels.quantize import GROUP, QuantizedFormat, QuantizedWeight
+from forerun.kernels.quantize import GROUP, MADE_FORMS, QuantizedFormat, QuantizedWeight
 from forerun.models.loading.weights import TensorSlice
 
 Parts = Mapping[str, TensorSlice]
 """A weight's tensors by the end of their names; "": the codes."""
+Index = EllipsisType | int
+"""All of a parameter, or that of an expert."""
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output of eight whose code lies in each half of a word's bytes, from the lowest on."""
@@ -30,360 +32,280 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -
 
 
 class Settings(NamedTuple):
-    """What the configuration says of a quantization, where tensors do not.
+    """What a configuration says of a quantization.
 
     Attributes:
+        method: a key of METHODS. place: the file, for messages.
         zeros_lack_one: GPTQ's first format, whose zeros are one less than they stand for.
         group: inputs that share a scale, if all weights have the same; 0: nothing is said.
         block: outputs and inputs that share a scale of FP8; 0: nothing is said.
         bits: of integers that lie in bytes.
     """
 
+    method: str
+    place: str
     zeros_lack_one: bool = False
     group: int = 0
     block: tuple[int, int] = (0, 0)
     bits: int = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Integers:
-    """The integers of a weight, not unpacked yet. Each method raises ValueError where they contradict each other.
+class Stored(NamedTuple):
+    """A weight that is not read yet.
 
     Attributes:
-        bits: of an integer as it is kept.
-        shape: outputs and inputs. groups: of inputs.
-        codes: returns [out, in] uint8.
-        scale: returns [out, groups], in float32 `has_wide_scales`. zero: returns [out, groups] uint8; None: the middle.
-        place: returns [in], the group of each input; None: in order.
-        group: inputs of a group, by the configuration; 0: nothing is said.
+        shape: of the parameter.
+        numbers: returns it in float32. Raises ValueError where its tensors contradict each other.
+        form: of `weight`.
+        weight: returns the integers as they are; None where no kernel has their form.
     """
 
-    bits: int
-    shape: tuple[int, int]
-    groups: int
-    codes: Callable[[], Tensor]
-    scale: Callable[[], Tensor]
-    zero: Callable[[], Tensor] | None
-    has_wide_scales: bool
-    place: Callable[[], Tensor] | None = None
-    group: int = 0
-
-    def form(self) -> QuantizedFormat | None:
-        """Return the format of `weight`; None where no kernel has one: groups that are scattered or not whole groups of
-        32, and groups with scales in float32."""
-        width = self.shape[1]
-        group = width // self.groups
-        if self.bits not in (2, 4, 8) or width % self.groups or (self.groups > 1 and self.group not in (0, group)):
-            raise ValueError(
-                f"{self.groups} groups of {self.group or group} inputs with {self.bits} bits, rows of {width}"
-            )
-        if self.groups == 1 and self.bits == 8 and self.zero is None:
-            return QuantizedFormat(8, 128, None, False)
-        if self.groups > 1 and (group % GROUP or self.has_wide_scales or self._is_scattered()):
-            return None
-        return QuantizedFormat(max(4, self.bits), None, -(-group // GROUP) * GROUP, False)
-
-    def weight(self) -> QuantizedWeight | None:
-        """Return the integers as they are; None where there is no form."""
-        if (form := self.form()) is None:
-            return None
-        codes, zeros, scale = self._read()
-        return QuantizedWeight(form.bits, codes, zeros if form.zero is None else form.zero, scale, None, form.group)
-
-    def numbers(self) -> Tensor:
-        """Return the numbers, [out, in] float32."""
-        self.form()
-        place = (
-            torch.arange(self.shape[1]) // (self.shape[1] // self.groups) if self.place is None else self.place().long()
-        )
-        codes, zeros, scale = self._read()
-        return (codes.float() - zeros[:, place]).mul_(scale[:, place])
-
-    def _read(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return codes, zeros and scales."""
-        codes, scale = self.codes().contiguous(), self.scale().float().contiguous()
-        zeros = torch.full(scale.shape, 1 << self.bits - 1) if self.zero is None else self.zero()
-        by_group = (self.shape[0], self.groups)
-        if (codes.shape, scale.shape, zeros.shape) != (self.shape, by_group, by_group):
-            raise ValueError(f"{list(codes.shape)} codes, {list(scale.shape)} scales and {list(zeros.shape)} zeros")
-        if not scale.isfinite().all():
-            raise ValueError("a scale is NaN or infinite")
-        return codes, zeros.to(torch.uint8), scale
-
-    def _is_scattered(self) -> bool:
-        """Return whether the inputs of a group lie apart."""
-        if self.place is None:
-            return False
-        place, width = self.place().long(), self.shape[1]
-        if place.shape != (width,) or int(place.min()) < 0 or int(place.max()) >= self.groups:
-            raise ValueError(f"the group of an input is none of 0..{self.groups - 1}")
-        return not torch.equal(place, torch.arange(width) // (width // self.groups))
+    shape: list[int]
+    numbers: Callable[[Index], Tensor]
+    form: QuantizedFormat | BlockType | None = None
+    weight: Callable[[Index], QuantizedWeight | BlockWeight] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """How a weight lies in tensors.
 
     Attributes:
         name: for messages.
-        codes: the end of the name of the tensor of codes, behind that of the weight without its last part.
-        dtypes: of the codes.
-        needed: ends of the names of the tensors beside it. others: of those that may be there.
-        leaf: the weight's last part.
-        shape: of the parameter.
-        integers: of its parts; None: it has none that are computed with.
-        blocks: its parts as GGUF's blocks of this type; None: they are none.
-        numbers: of its parts, float32.
+        codes: the end of the name of the tensor of codes. dtypes: of the codes.
+        needed: ends in place of it of the tensors beside it. others: of those that may be there.
+        leaf: the parameter's end in place of it.
+        read: the weight of its tensors. Raises ValueError where they contradict each other.
     """
 
     name: str
     codes: str
     dtypes: tuple[str, ...]
     needed: tuple[str, ...]
+    read: Callable[[Parts, Settings], Stored]
     others: tuple[str, ...] = ()
     leaf: str = ""
-    shape: Callable[[Parts], list[int]] = lambda parts: parts[""].get_shape()
-    integers: Callable[[Parts, Settings], Integers] | None = None
-    blocks: Callable[[Parts, EllipsisType | int], BlockWeight] | None = None
-    numbers: Callable[[Parts, Settings, EllipsisType | int], Tensor] | None = None
-
-    def form(self, parts: Parts, settings: Settings) -> QuantizedFormat | BlockType | None:
-        """Return the format of `weight`; None where the weight is numbers."""
-        if self.blocks is not None:
-            return BLOCK_TYPES["MXFP4"]
-        return None if self.integers is None else self.integers(parts, settings).form()
-
-    def weight(
-        self, parts: Parts, settings: Settings, index: EllipsisType | int = ...
-    ) -> QuantizedWeight | BlockWeight | None:
-        """Return the integers of a weight as they are, or those of an expert; None where the weight is numbers."""
-        if self.blocks is not None:
-            return self.blocks(parts, index)
-        return None if self.integers is None else self.integers(parts, settings).weight()
-
-    def dequantized(self, parts: Parts, settings: Settings, index: EllipsisType | int = ...) -> Tensor:
-        """Return the numbers of a weight, or those of an expert, in float32."""
-        if self.integers is not None:
-            return self.integers(parts, settings).numbers()
-        assert self.numbers is not None
-        return self.numbers(parts, settings, index)
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:
     """Return the fields of bits of words, the lowest first. [..., n] -> [..., n * bits of a word / bits] uint8."""
     packed = words.contiguous().view(torch.uint8)
-    if bits == 8:
-        return packed
-    mask = (1 << bits) - 1
-    return torch.stack([packed >> shift & mask for shift in range(0, 8, bits)], -1).flatten(-2)
+    shifts = range(0, 8, bits)
+    return torch.stack([packed >> shift & (1 << bits) - 1 for shift in shifts], -1).flatten(-2) if bits < 8 else packed
 
 
-def _gptq(parts: Parts, settings: Settings) -> Integers:
+def _integers(
+    settings: Settings,
+    bits: int,
+    shape: tuple[int, int],
+    groups: int,
+    scale: TensorSlice,
+    read: Callable[[], tuple[Tensor, Tensor, Tensor | None]],
+    *,
+    has_zeros: bool = True,
+    place: TensorSlice | None = None,
+) -> Stored:
+    """Return a weight of integers, which are kept unless groups are scattered or not whole groups of 32 inputs, or have
+    scales in float32.
+
+    Args:
+        shape: outputs and inputs.
+        read: returns [out, in] codes and [out, groups] scales and zeros; None: the middle.
+        place: [in], the group of each input; None: in order.
+    """
+    width, group = shape[1], shape[1] // groups
+    if bits not in (2, 4, 8):
+        raise ValueError(f"its integers have {bits} bits, not 2, 4 or 8")
+    if width % groups or (groups > 1 and settings.group not in (0, group)):
+        raise ValueError(f"{groups} groups of {settings.group or group} inputs, and rows of {width}")
+
+    in_order = torch.arange(width) // group
+    of = in_order if place is None else place[...].long()
+    if of.shape != (width,) or not 0 <= int(of.min()) <= int(of.max()) < groups:
+        raise ValueError(f"the group of an input is none of 0..{groups - 1}")
+
+    def checked() -> tuple[Tensor, Tensor, Tensor]:
+        codes, scales, zeros = read()
+        zeros = torch.full(scales.shape, 1 << bits - 1) if zeros is None else zeros
+        by_group = (shape[0], groups)
+        if (codes.shape, scales.shape, zeros.shape) != (shape, by_group, by_group):
+            raise ValueError(f"{list(codes.shape)} codes, {list(scales.shape)} scales and {list(zeros.shape)} zeros")
+        if not scales.isfinite().all():
+            raise ValueError("a scale is NaN or infinite")
+        return codes.contiguous(), scales.float().contiguous(), zeros.to(torch.uint8)
+
+    def numbers(index: Index) -> Tensor:
+        codes, scales, zeros = checked()
+        return (codes.float() - zeros[:, of]).mul_(scales[:, of])
+
+    def weight(index: Index) -> QuantizedWeight:
+        codes, scales, zeros = checked()
+        return QuantizedWeight(form.bits, codes, zeros if form.zero is None else form.zero, scales, None, form.group)
+
+    is_channel = groups == 1 and bits == 8 and not has_zeros
+    form = MADE_FORMS[8] if is_channel else QuantizedFormat(max(4, bits), None, -(-group // GROUP) * GROUP, False)
+    if groups > 1 and (group % GROUP or scale.get_dtype() == "F32" or not of.equal(in_order)):
+        return Stored(list(shape), numbers)
+    return Stored(list(shape), numbers, form, weight)
+
+
+def _gptq(parts: Parts, settings: Settings) -> Stored:
     groups, out = parts[".scales"].get_shape()
     (rows, _), (_, packed) = parts[""].get_shape(), parts[".qzeros"].get_shape()
     bits = 32 * packed // out
-    mask, lacking = (1 << bits) - 1, int(settings.zeros_lack_one)
-    place = parts.get(".g_idx")
-    return Integers(
-        bits,
-        (out, 32 * rows // max(1, bits)),
-        groups,
-        lambda: _fields(parts[""][...].T, bits),
-        lambda: parts[".scales"][...].T,
-        lambda: ((_fields(parts[".qzeros"][...], bits) + lacking) & mask).T,
-        parts[".scales"].get_dtype() == "F32",
-        None if place is None else lambda: place[...],
-        settings.group,
-    )
+    # added to whole words, as it was taken off: a zero of 0 has borrowed from the next
+    lacking = sum(1 << shift for shift in range(0, 32, bits)) if settings.zeros_lack_one else 0
+
+    def read() -> tuple[Tensor, Tensor, Tensor]:
+        zeros = _fields(parts[".qzeros"][...] + lacking, bits)
+        return _fields(parts[""][...].T, bits), parts[".scales"][...].T, zeros.T
+
+    shape = out, 32 * rows // bits
+    return _integers(settings, bits, shape, groups, parts[".scales"], read, place=parts.get(".g_idx"))
 
 
-def _awq(parts: Parts, settings: Settings) -> Integers:
-    (groups, out), (count, _) = parts[".scales"].get_shape(), parts[""].get_shape()
+def _awq(parts: Parts, settings: Settings) -> Stored:
+    (groups, out), (width, _) = parts[".scales"].get_shape(), parts[""].get_shape()
 
     def unpacked(words: Tensor) -> Tensor:
         """Return [out, n] codes of [n, out / 8] words."""
-        packed = words.T.contiguous().view(torch.uint8).view(words.shape[1], words.shape[0], 4)
-        codes = torch.empty(words.shape[1], 8, words.shape[0], dtype=torch.uint8)
+        count, per_row = words.shape
+        packed = words.T.contiguous().view(torch.uint8).view(per_row, count, 4)
+        codes = torch.empty(per_row, 8, count, dtype=torch.uint8)
         for place, output in enumerate(_AWQ_ORDER):
             codes[:, output] = packed[..., place // 2] >> 4 * (place % 2) & 15
         return codes.flatten(0, 1)
 
-    return Integers(
-        4,
-        (out, count),
-        groups,
-        lambda: unpacked(parts[""][...]),
-        lambda: parts[".scales"][...].T,
-        lambda: unpacked(parts[".qzeros"][...]),
-        parts[".scales"].get_dtype() == "F32",
-        group=settings.group,
-    )
+    def read() -> tuple[Tensor, Tensor, Tensor]:
+        return unpacked(parts[""][...]), parts[".scales"][...].T, unpacked(parts[".qzeros"][...])
+
+    return _integers(settings, 4, (out, width), groups, parts[".scales"], read)
 
 
-def _packed_shape(parts: Parts) -> list[int]:
-    found: list[int] = parts["_shape"][...].tolist()
-    return found
+def _packed(parts: Parts, settings: Settings) -> Stored:
+    """Of compressed-tensors: words along the inputs, of zeros along the outputs."""
+    out, width = parts["_shape"][...].tolist()
+    bits, zero = 32 // -(-width // parts[""].get_shape()[1]), parts.get("_zero_point")
+
+    def read() -> tuple[Tensor, Tensor, Tensor | None]:
+        zeros = None if zero is None else _fields(zero[...].T, bits)[:, :out].T
+        return _fields(parts[""][...], bits)[:, :width], parts["_scale"][...], zeros
+
+    scale, place, has_zeros = parts["_scale"], parts.get("_g_idx"), zero is not None
+    return _integers(settings, bits, (out, width), scale.get_shape()[1], scale, read, has_zeros=has_zeros, place=place)
 
 
-def _packed(parts: Parts, settings: Settings) -> Integers:
-    """Of compressed-tensors, packed: zeros along the outputs."""
-    out, count = _packed_shape(parts)
-    bits = 32 // -(-count // parts[""].get_shape()[1])
-    zero, place, scale = parts.get("_zero_point"), parts.get("_g_idx"), parts["_scale"]
-    return Integers(
-        bits,
-        (out, count),
-        scale.get_shape()[1],
-        lambda: _fields(parts[""][...], bits)[:, :count].contiguous(),
-        lambda: scale[...],
-        None if zero is None else lambda: _fields(zero[...].T, bits)[:, :out].T,
-        scale.get_dtype() == "F32",
-        None if place is None else lambda: place[...],
-        settings.group,
-    )
-
-
-def _bytes(scale_part: str, zero_part: str | None, factor: float = 1.0) -> Callable[[Parts, Settings], Integers]:
-    """Return the reader of signed integers that lie in bytes, with a scale for each output, or for groups.
+def _bytes(parts: Parts, settings: Settings, scale_part: str, zero_part: str, factor: float = 1.0) -> Stored:
+    """Of signed integers that lie in bytes, with a scale for each output, or for groups.
 
     factor: of the scales.
     """
+    (out, width), zero, scale = parts[""].get_shape(), parts.get(zero_part), parts[scale_part]
+    groups, most = scale.get_shape()[1] if len(scale.get_shape()) == 2 else 1, 1 << settings.bits - 1
 
-    def read(parts: Parts, settings: Settings) -> Integers:
-        out, count = parts[""].get_shape()
-        zero, scale = parts[zero_part] if zero_part in parts else None, parts[scale_part]
-        groups = scale.get_shape()[1] if len(scale.get_shape()) == 2 else 1
+    def by_group(tensor: Tensor) -> Tensor:
+        return tensor.view(-1, groups).expand(out, groups)
 
-        def codes() -> Tensor:
-            values, most = parts[""][...], 1 << settings.bits - 1
-            if most < 128 and not -most <= int(values.min()) <= int(values.max()) < most:
-                raise ValueError(f"a code has more than {settings.bits} bits")
-            return values.view(torch.uint8) ^ 128
+    def read() -> tuple[Tensor, Tensor, Tensor | None]:
+        codes = parts[""][...]
+        if not -most <= int(codes.min()) <= int(codes.max()) < most:
+            raise ValueError(f"a code has more than {settings.bits} bits")
+        zeros = None if zero is None else by_group(zero[...].view(torch.uint8) ^ 128)
+        return codes.view(torch.uint8) ^ 128, by_group(scale[...].float() * factor), zeros
 
-        return Integers(
-            8,
-            (out, count),
-            groups,
-            codes,
-            lambda: (scale[...].float() * factor).view(-1, groups).expand(out, groups),
-            None if zero is None else lambda: zero[...].view(torch.uint8).view(-1, groups).expand(out, groups) ^ 128,
-            scale.get_dtype() == "F32",
-            group=settings.group,
-        )
-
-    return read
+    return _integers(settings, 8, (out, width), groups, scale, read, has_zeros=zero is not None)
 
 
-def _doubled(part: str) -> Callable[[Parts], list[int]]:
-    """Return a function of the shape of codes, two in a byte."""
+def _mxfp4(parts: Parts, settings: Settings, scale_part: str) -> Stored:
+    """Of E2M1, two in a byte, and exponents for 32 inputs; with a dimension more, of all experts,
+    whose parameter is [experts, in, out]."""
+    *count, out, groups = parts[scale_part].get_shape()
 
-    def shape(parts: Parts) -> list[int]:
-        *outer, last = parts[part].get_shape()
-        return [*outer, 2 * last]
+    def weight(index: Index) -> BlockWeight:
+        """Return GGUF's blocks: the first half of the inputs in low halves of bytes."""
+        exponents = parts[scale_part][index]
+        codes = _fields(parts[""][index].reshape(*exponents.shape, 16), 4)
+        blocks = torch.cat([exponents[..., None], codes[..., :16] | codes[..., 16:] << 4], -1)
+        return BlockWeight("MXFP4", (out, 32 * groups), blocks.flatten(1).numpy())
 
-    return shape
+    def numbers(index: Index) -> Tensor:
+        if count and index is ...:
+            return torch.stack([numbers(each) for each in range(count[0])])
+        found = weight(index).quantized().dequantize(torch.float32)
+        return found.T if count else found
 
-
-def _mxfp4(parts: Parts, index: EllipsisType | int) -> BlockWeight:
-    """Return GGUF's blocks of a matrix: these have the first half of the inputs in low halves of bytes."""
-    scales = parts.get("_scales", parts.get("_scale"))
-    assert scales is not None
-    exponents = scales[index]
-    pairs = parts[""][index].reshape(*exponents.shape, 16)
-    codes = _fields(pairs, 4)
-    blocks = torch.cat([exponents[..., None], codes[..., :16] | codes[..., 16:] << 4], -1)
-    return BlockWeight("MXFP4", (exponents.shape[0], 32 * exponents.shape[1]), blocks.flatten(1).numpy())
-
-
-def _mxfp4_numbers(parts: Parts, settings: Settings, index: EllipsisType | int) -> Tensor:
-    if index is ... and len(parts[""].get_shape()) == 4:
-        return torch.stack([_mxfp4_numbers(parts, settings, each) for each in range(parts[""].get_shape()[0])])
-    numbers = _mxfp4(parts, index).quantized().dequantize(torch.float32)
-    return numbers.T if len(parts[""].get_shape()) == 4 else numbers
+    return Stored([*count, 32 * groups, out] if count else [out, 32 * groups], numbers, BLOCK_TYPES["MXFP4"], weight)
 
 
-def _experts_shape(parts: Parts) -> list[int]:
-    count, out, groups, _ = parts[""].get_shape()
-    return [count, 32 * groups, out]
+def _float8(parts: Parts, settings: Settings, scale_part: str) -> Stored:
+    """Of FP8 with a scale for each tensor, output or block; scales in bytes are exponents."""
+    shape = parts[""].get_shape()
+
+    def numbers(index: Index) -> Tensor:
+        scale = parts[scale_part][index]
+        scale = torch.exp2(scale.float() - 127) if scale.dtype == torch.uint8 else scale.float()
+        return parts[""][index].float().mul_(_spread(scale, shape[-2:], settings.block))
+
+    return Stored(shape, numbers)
 
 
-def _float8(scale_part: str) -> Callable[[Parts, Settings, EllipsisType | int], Tensor]:
-    """Return the reader of FP8 with a scale for each tensor, output or block."""
-
-    def read(parts: Parts, settings: Settings, index: EllipsisType | int) -> Tensor:
-        return (
-            parts[""][index]
-            .float()
-            .mul_(_spread(_scales(parts[scale_part][index]), parts[""].get_shape()[-2:], settings))
-        )
-
-    return read
-
-
-def _scales(scale: Tensor) -> Tensor:
-    """Return scales in float32; bytes are exponents."""
-    return torch.exp2(scale.float() - 127) if scale.dtype == torch.uint8 else scale.float()
-
-
-def _spread(scale: Tensor, shape: list[int], settings: Settings) -> Tensor:
-    """Repeat scales for all that share them: [...], [out] or [..., rows, columns] -> what a matrix is multiplied by."""
+def _spread(scale: Tensor, shape: list[int], blocks: tuple[int, int] = (0, 0)) -> Tensor:
+    """Repeat scales for all that share them: [], [out] or [..., rows, columns] -> what a matrix is multiplied by."""
     if scale.dim() < 2:
         return scale[:, None] if scale.numel() > 1 else scale.reshape(())
-    for axis, (size, block) in enumerate(zip(shape, settings.block, strict=True), -2):
+    for axis, (size, given) in enumerate(zip(shape, blocks, strict=True), -2):
         count = scale.shape[axis]
-        if count in (1, size):
-            continue
-        block = block or size // count
-        if -(-size // block) != count:
+        block = given or size // count
+        if count not in (1, size, -(-size // block)):
             raise ValueError(f"{count} scales of blocks of {block} do not fit {size} numbers")
-        scale = scale.repeat_interleave(block, axis).narrow(axis, 0, size)
+        if count not in (1, size):
+            scale = scale.repeat_interleave(block, axis).narrow(axis, 0, size)
     return scale
 
 
-def _nvfp4(global_part: str, *, divides: bool) -> Callable[[Parts, Settings, EllipsisType | int], Tensor]:
-    """Return the reader of E2M1, with FP8 scales of 16 inputs and one of the tensor."""
+def _nvfp4(parts: Parts, settings: Settings, global_part: str, *, divides: bool) -> Stored:
+    """Of E2M1 with FP8 scales of 16 inputs, and one of the tensor, by which `divides`."""
+    *outer, half = parts[""].get_shape()
 
-    def read(parts: Parts, settings: Settings, index: EllipsisType | int) -> Tensor:
+    def numbers(index: Index) -> Tensor:
         whole = parts[global_part][index].float().reshape(())
         scale = parts["_scale"][index].float() * (1 / whole if divides else whole)
-        codes = _fields(parts[""][index], 4)
-        numbers = torch.tensor(_E2M1)[codes.int()]
-        return numbers.mul_(_spread(scale, list(numbers.shape), Settings()))
+        found = torch.tensor(_E2M1)[_fields(parts[""][index], 4).int()]
+        return found.mul_(_spread(scale, list(found.shape[-2:])))
 
-    return read
+    return Stored([*outer, 2 * half], numbers)
 
 
-def _nf4_state(parts: Parts) -> dict[str, Any]:
+def _nf4(parts: Parts, settings: Settings) -> Stored:
+    """Of bitsandbytes' 4 bits: places in a table, the first in the high half of a byte, of blocks with a scale each,
+    which may be quantized itself."""
     (part,) = (parts[key] for key in parts if key.startswith(".quant_state."))
-    state: dict[str, Any] = json.loads(bytes(part[...].tolist()))
-    return state
+    state = json.loads(bytes(part[...].tolist()))
+
+    def numbers(index: Index) -> Tensor:
+        scale, packed = parts[".absmax"][...], parts[""][...].flatten()
+        if ".nested_absmax" in parts:
+            wide = parts[".nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(scale)]
+            scale = parts[".nested_quant_map"][...][scale.int()] * wide + state["nested_offset"]
+        found = parts[".quant_map"][...].float()[torch.stack([packed >> 4, packed & 15], 1).flatten().int()]
+        return found.mul_(scale.float().repeat_interleave(state["blocksize"])[: len(found)]).view(state["shape"])
+
+    return Stored(list(state["shape"]), numbers)
 
 
-def _nf4(parts: Parts, settings: Settings, index: EllipsisType | int) -> Tensor:
-    """Return the numbers of bitsandbytes' 4 bits: places in a table, the first in the high half of a byte, of blocks
-    with a scale each, which may be quantized itself."""
-    state, scale = _nf4_state(parts), parts[".absmax"][...]
-    if ".nested_absmax" in parts:
-        wide = parts[".nested_absmax"][...].repeat_interleave(state["nested_blocksize"])[: len(scale)]
-        scale = parts[".nested_quant_map"][...][scale.int()] * wide + state["nested_offset"]
-    packed = parts[""][...].flatten()
-    codes = torch.stack([packed >> 4, packed & 15], 1).flatten().int()
-    numbers = parts[".quant_map"][...].float()[codes]
-    return numbers.mul_(scale.float().repeat_interleave(state["blocksize"])[: len(numbers)]).view(state["shape"])
-
-
-def _hqq(parts: Parts, settings: Settings, index: EllipsisType | int) -> Tensor:
-    """Return the numbers of HQQ: groups are rows, or columns, packed by equal parts of the rows, the first highest."""
-    bits = int(parts[".nbits"][...])
+def _hqq(parts: Parts, settings: Settings) -> Stored:
+    """Of HQQ: groups are rows, or columns, packed by equal parts of the rows, the first highest."""
+    bits, shape = int(parts[".nbits"][...]), parts[".shape"][...].tolist()
     if bits not in (1, 2, 4, 8) or any(
         bool(parts[key][...]) for key in (".quant_scale", ".quant_zero") if key in parts
     ):
         raise ValueError(f"{bits} bits, or scales that are quantized themselves, are not read")
-    packed, mask = parts[""][...], (1 << bits) - 1
-    codes = torch.cat([packed >> shift & mask for shift in range(8 - bits, -1, -bits)])
-    return ((codes.float() - parts[".zero"][...].float()) * parts[".scale"][...].float()).view(
-        parts[".shape"][...].tolist()
-    )
+
+    def numbers(index: Index) -> Tensor:
+        packed = parts[""][...]
+        codes = torch.cat([packed >> shift & (1 << bits) - 1 for shift in range(8 - bits, -1, -bits)])
+        return ((codes.float() - parts[".zero"][...].float()) * parts[".scale"][...].float()).view(shape)
+
+    return Stored(shape, numbers)
 
 
 _HQQ_OTHERS = (
@@ -391,68 +313,67 @@ _HQQ_OTHERS = (
     *(".offload_meta", ".encoded_state_dict", ".stores_quant_config", ".channel_wise", ".optimize", ".round_zero"),
     *(".group_size", ".axis"),
 )
-_OF_4_BITS = (".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
-
-
-def _of(read: Callable[[Parts, Settings], Integers]) -> Callable[[Parts], list[int]]:
-    return lambda parts: list(read(parts, Settings()).shape)
-
-
-GPTQ = Layout("GPTQ", ".qweight", ("I32",), (".qzeros", ".scales"), (".g_idx",), ".weight", _of(_gptq), _gptq)
-AWQ = Layout("AWQ", ".qweight", ("I32",), (".qzeros", ".scales"), (), ".weight", _of(_awq), _awq)
-PACKED = Layout(
-    "packed integers", "_packed", ("I32",), ("_scale", "_shape"), ("_zero_point", "_g_idx"), "", _packed_shape, _packed
+_NESTED = (".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
+_GPTQ = Layout("GPTQ", ".qweight", ("I32",), (".qzeros", ".scales"), _gptq, (".g_idx",), ".weight")
+_FLOAT8_OF = Layout("FP8", "", _FLOAT8, ("_scale",), partial(_float8, scale_part="_scale"))
+_INT8 = Layout(
+    "int8", "", ("I8",), ("_scale",), partial(_bytes, scale_part="_scale", zero_part="_zero_point"), ("_zero_point",)
 )
-INT8 = Layout("int8", "", ("I8",), ("_scale",), ("_zero_point",), integers=_bytes("_scale", "_zero_point"))
-BNB_INT8 = Layout(
-    "LLM.int8()", ".weight", ("I8",), (".SCB",), (".weight_format",), ".weight", integers=_bytes(".SCB", None, 1 / 127)
-)
-TORCHAO_INT8 = Layout(
-    "torchao's int8",
-    "._weight_qdata",
-    ("I8",),
-    ("._weight_scale",),
-    ("._weight_zero_point", "._weight_act_pre_scale"),
-    ".weight",
-    integers=_bytes("._weight_scale", "._weight_zero_point"),
-)
-MXFP4_EXPERTS = Layout("MXFP4", "_blocks", ("U8",), ("_scales",), (), "", _experts_shape, None, _mxfp4, _mxfp4_numbers)
-MXFP4 = Layout("MXFP4", "_packed", ("U8",), ("_scale",), (), "", _doubled(""), None, _mxfp4, _mxfp4_numbers)
-FLOAT8_BLOCKS = Layout("FP8", "", _FLOAT8, ("_scale_inv",), numbers=_float8("_scale_inv"))
-FLOAT8 = Layout("FP8", "", _FLOAT8, ("_scale",), numbers=_float8("_scale"))
-TORCHAO_FLOAT8 = Layout(
-    "torchao's FP8", "._weight_qdata", _FLOAT8, ("._weight_scale",), (), ".weight", numbers=_float8("._weight_scale")
-)
-NVFP4 = Layout(
-    "NVFP4", "", ("U8",), ("_scale", "_scale_2"), (), "", _doubled(""), numbers=_nvfp4("_scale_2", divides=False)
-)
-NVFP4_PACKED = Layout(
-    "NVFP4",
-    "_packed",
-    ("U8",),
-    ("_scale", "_global_scale"),
-    (),
-    "",
-    _doubled(""),
-    numbers=_nvfp4("_global_scale", divides=True),
-)
-BNB_4_BITS = Layout(
-    "NF4 or FP4",
-    "",
-    ("U8",),
-    (".absmax", ".quant_map"),
-    _OF_4_BITS,
-    "",
-    lambda parts: list(_nf4_state(parts)["shape"]),
-    numbers=_nf4,
-)
-HQQ = Layout(
-    "HQQ",
-    ".W_q",
-    ("U8",),
-    (".scale", ".zero", ".shape", ".nbits"),
-    _HQQ_OTHERS,
-    ".weight",
-    lambda parts: parts[".shape"][...].tolist(),
-    numbers=_hqq,
-)
+METHODS: Mapping[str, tuple[Layout, ...]] = {
+    "gptq": (_GPTQ,),
+    "awq": (_GPTQ._replace(name="AWQ", read=_awq),),
+    "compressed-tensors": (
+        Layout("packed integers", "_packed", ("I32",), ("_scale", "_shape"), _packed, ("_zero_point", "_g_idx")),
+        Layout(
+            "NVFP4",
+            "_packed",
+            ("U8",),
+            ("_scale", "_global_scale"),
+            partial(_nvfp4, global_part="_global_scale", divides=True),
+        ),
+        Layout("MXFP4", "_packed", ("U8",), ("_scale",), partial(_mxfp4, scale_part="_scale")),
+        _INT8,
+        _FLOAT8_OF,
+    ),
+    "bitsandbytes": (
+        Layout(
+            "LLM.int8()",
+            ".weight",
+            ("I8",),
+            (".SCB",),
+            partial(_bytes, scale_part=".SCB", zero_part=".zeros", factor=1 / 127),
+            (".weight_format",),
+            ".weight",
+        ),
+        Layout("NF4 or FP4", "", ("U8",), (".absmax", ".quant_map"), _nf4, _NESTED),
+    ),
+    "mxfp4": (Layout("MXFP4", "_blocks", ("U8",), ("_scales",), partial(_mxfp4, scale_part="_scales")),),
+    "fp8": (_FLOAT8_OF._replace(needed=("_scale_inv",), read=partial(_float8, scale_part="_scale_inv")), _FLOAT8_OF),
+    "fbgemm_fp8": (_FLOAT8_OF,),
+    "modelopt": (
+        Layout("NVFP4", "", ("U8",), ("_scale", "_scale_2"), partial(_nvfp4, global_part="_scale_2", divides=False)),
+        _FLOAT8_OF,
+    ),
+    "quark": (_INT8, _FLOAT8_OF),
+    "torchao": (
+        Layout(
+            *("torchao's int8", "._weight_qdata", ("I8",), ("._weight_scale",)),
+            partial(_bytes, scale_part="._weight_scale", zero_part="._weight_zero_point"),
+            ("._weight_zero_point",),
+            ".weight",
+        ),
+        Layout(
+            "torchao's FP8",
+            "._weight_qdata",
+            _FLOAT8,
+            ("._weight_scale",),
+            partial(_float8, scale_part="._weight_scale"),
+            (),
+            ".weight",
+        ),
+    ),
+    "hqq": (Layout("HQQ", ".W_q", ("U8",), (".scale", ".zero", ".shape", ".nbits"), _hqq, _HQQ_OTHERS, ".weight"),),
+}
+"""By `quant_method`, the layouts that weights may have."""
+COMPUTED = ("GPTQ", "AWQ", "packed integers", "int8", "LLM.int8()", "torchao's int8", "MXFP4")
+"""Names of layouts whose integers are computed with as they are."""
