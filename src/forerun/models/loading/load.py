@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +13,8 @@ import torch
 
 from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from forerun.kernels.block_weight import BlockWeight
+from forerun.kernels.quantize import QuantizedWeight
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.decoders import Kind, library_for, make_decoder, mixture_as_stored, served_kind
 from forerun.models.fused.families import refusal
@@ -263,8 +266,10 @@ def _read_weights(
     served = served_dtype(source, dtype, is_quantized=False)
     mixture = mixture_as_stored(source, quantize, device, served, is_fused=is_fused, adapted=adapter is not None)
     if mixture is not None:
-        return *_read_stored(source, config, served), mixture
+        return *_read_stored(source, config, served, source.blocks(config)), mixture
     if quantize is None or quantize == UNQUANTIZED:
+        if is_fused and adapter is None and library_for(device, served) is not None and source.block_types():
+            return *_read_stored(source, config, served, lambda name: None), None  # one matrix at a time
         return _read(source, config, served, adapter, ATTENTION_NAME, is_fused=is_fused), None, None
     read = read_to_quantize(source, config, dtype, adapter, quantize, is_fused=is_fused, attention=ATTENTION_NAME)
     return *read, quantize
@@ -397,16 +402,21 @@ def read_to_quantize(
     return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
 
 
-def _read_stored(source: ModelSource, config: Any, number_format: torch.dtype) -> tuple[Any, StoredMaker]:
+def _read_stored(
+    source: ModelSource,
+    config: Any,
+    number_format: torch.dtype,
+    blocks: Callable[[str], BlockWeight | QuantizedWeight | None],
+) -> tuple[Any, StoredMaker]:
     """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
-    by one as the files have them. number_format: of everything else."""
+    by one. blocks: those that are computed with as the files have them. number_format: of everything else."""
     checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
     unread = replace(checkpoint, unread=streamed(checkpoint.slices, config))
     model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_fused=True)
     library = library_for(model.device, number_format)
     assert library is not None  # `mixture_as_stored`
     numbers = stored_numbers(checkpoint.slices, config)
-    return model, StoredMaker(source.name, library, source.blocks(config), numbers, number_format, reading.count)
+    return model, StoredMaker(source.name, library, blocks, numbers, number_format, reading.count)
 
 
 def _read(

@@ -170,6 +170,7 @@ class StoredMaker:
         if weight is not None:
             return weight if part.rows is None else weight.rows(part.rows)
         numbers: Tensor = self._numbers[part.name][...].to(self.dtype)
+        numbers = numbers.T if part.is_transposed else numbers
         return numbers if part.rows is None else numbers[part.rows]
 
     def embedding(self, part: Part) -> Tensor:
