@@ -85,8 +85,7 @@ class QuantizedWeight:
 
     def centred(self) -> Tensor:
         """Return [out, in] quantized values minus their zeros, float64."""
-        zero = self.zero if isinstance(self.zero, int) else self._wide(self.zero)
-        return self.quantized.double() - zero
+        return self.quantized.double() - (self.zero if isinstance(self.zero, int) else self._wide(self.zero))
 
     def rows(self, index: Tensor) -> QuantizedWeight:
         """Select or reorder output channels. index: [n] int64."""

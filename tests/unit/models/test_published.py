@@ -151,11 +151,11 @@ DAMAGE: dict[str, tuple[str, Change, str]] = {
         lambda t, c: t["model.layers.1.mlp.experts.down_proj_scales"].fill_(255),
         r"tensor model\.layers\.1\.mlp\.experts\.0\.down_proj\.weight: row 0 has a scale that is NaN",
     ),
-    "a group": ("AWQ", lambda t, c: c.update(group_size=48), r"\d groups of 48 inputs, and rows of"),
+    "a group": ("AWQ", lambda t, c: c.update(group_size=48), r"\d groups of 48 integers of 4 bits do not fit rows of"),
     "groups": (
         "W4A16",
         lambda t, c: t.update({f"{Q}.weight_scale": torch.ones(128, 3, dtype=torch.bfloat16)}),
-        "3 groups of 128 inputs, and rows of 128",
+        "3 groups of 128 integers of 4 bits do not fit rows of 128",
     ),
     "outputs": (
         "W4A16",
@@ -165,9 +165,9 @@ DAMAGE: dict[str, tuple[str, Change, str]] = {
     "three bits": (
         "GPTQ, 4 bits",
         lambda t, c: t.update({f"{Q}.qzeros": t[f"{Q}.qzeros"][:, :12]}),
-        r"q_proj\.weight .*its integers have 3 bits",
+        r"q_proj\.weight .*integers of 3 bits",
     ),
-    "no such group": ("GPTQ, act-order", lambda t, c: t[f"{Q}.g_idx"].fill_(2), r"none of 0\.\.1"),
+    "no such group": ("GPTQ, act-order", lambda t, c: t[f"{Q}.g_idx"].fill_(2), "whose inputs are in groups 2 to 2"),
     "codes": (
         "W8A8",
         lambda t, c: c["config_groups"]["group_0"]["weights"].update(num_bits=4),

@@ -211,7 +211,6 @@ def _in_float16(scale: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ModelLoadError: float16 does not hold what is left of a scale.
     """
-    scale = scale.float()
     _, exponent = scale.abs().amax(1, keepdim=True).frexp()
     factor = scale.where(scale != 0, 1.0)
     if scale.shape[1] > 1:
@@ -237,8 +236,7 @@ def weight_layout(form: Form) -> WeightLayout:
 
 def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeight | BlockWeight, span: int) -> Tensor:
     """Pack a weight for the library. Returns [bytes] uint8."""
-    out_features, in_features = weight.shape
-    packed = weight_memory(library.packed_bytes(kind, out_features, in_features, span))
+    packed = weight_memory(library.packed_bytes(kind, weight.shape[0], weight.shape[1], span))
     if isinstance(weight, BlockWeight):
         _pack_blocks(library, kind, weight, packed)
         return packed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -75,14 +76,12 @@ class FolderSource(ModelSource):
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
         tensors come in the format they are stored in."""
         checkpoint = _open(self.folder.weight_files())
-        if (settings := settings_of(self.folder.config())) is not None:
-            quantized: QuantizedTensors | PublishedWeights
-            quantized, others = PublishedWeights.sort(checkpoint.slices, self.name, settings)
-        elif self.quantization() is not None:
-            quantized, others = QuantizedTensors.sort(checkpoint.slices, self.name)
-        else:
-            check_codes(checkpoint.slices, self.name, f"{CONFIG} does not say how")
+        settings, slices = settings_of(self.folder.config()), checkpoint.slices
+        if settings is None and self.quantization() is None:
+            check_codes(slices, self.name, f"{CONFIG} does not say how")
             return checkpoint
+        sort = QuantizedTensors.sort if settings is None else partial(PublishedWeights.sort, settings=settings)
+        quantized, others = sort(slices, self.name)
         return dataclasses.replace(checkpoint, slices={**others, **dict(quantized.slices(dtype))})
 
     def stored_dtype(self) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,8 +12,6 @@ import torch
 
 from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.kernels.block_weight import BlockWeight
-from forerun.kernels.quantize import QuantizedWeight
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.decoders import Kind, library_for, make_decoder, mixture_as_stored, served_kind
 from forerun.models.fused.families import refusal
@@ -45,7 +42,6 @@ from forerun.utils.foreign_errors import as_memory_errors, reason
 from forerun.utils.glibc import return_freed_memory
 
 _log = logging.getLogger(__name__)
-FLOAT16 = "float16"
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 """Of the significand."""
 # raised by modules that do not fit this attention, or by configurations that fit no model, when they compute
@@ -90,7 +86,7 @@ def load_model(
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
-    if dtype == FLOAT16:
+    if dtype == "float16":
         _log.warning("%s: dtype is float16, in which nothing is computed; bfloat16 is taken.", name)
     with as_memory_errors(f"{name} cannot be loaded"):
         source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize, kv_cache_dtype)
@@ -199,8 +195,8 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
         ConfigError, ModelLoadError: as `load_model`.
     """
     check_dtype(dtype)
-    if dtype == FLOAT16:
-        raise ConfigError(f"dtype is {FLOAT16!r}, in which nothing is computed. Give 'bfloat16' or 'float32'.")
+    if dtype == "float16":
+        raise ConfigError("dtype is 'float16', in which nothing is computed. Give 'bfloat16' or 'float32'.")
     source = find_source(name)
     config = source.config()
     model = _read(source, config, served_dtype(source, dtype, is_quantized=False), adapter)
@@ -266,10 +262,10 @@ def _read_weights(
     served = served_dtype(source, dtype, is_quantized=False)
     mixture = mixture_as_stored(source, quantize, device, served, is_fused=is_fused, adapted=adapter is not None)
     if mixture is not None:
-        return *_read_stored(source, config, served, source.blocks(config)), mixture
+        return *_read_stored(source, config, served), mixture
     if quantize is None or quantize == UNQUANTIZED:
         if is_fused and adapter is None and library_for(device, served) is not None and source.block_types():
-            return *_read_stored(source, config, served, lambda name: None), None  # one matrix at a time
+            return *_read_stored(source, config, served, as_numbers=True), None  # one matrix at a time
         return _read(source, config, served, adapter, ATTENTION_NAME, is_fused=is_fused), None, None
     read = read_to_quantize(source, config, dtype, adapter, quantize, is_fused=is_fused, attention=ATTENTION_NAME)
     return *read, quantize
@@ -351,7 +347,7 @@ def _assemble(
 
 def check_dtype(dtype: str) -> None:
     """Raise ConfigError if there is no such number format. float16 is taken for bfloat16 (`served_dtype`)."""
-    if dtype not in (*DTYPES, FLOAT16):
+    if dtype not in (*DTYPES, "float16"):
         remedy = "auto is that of the weights, float32 for float16."
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}: {remedy}")
 
@@ -363,11 +359,11 @@ def served_dtype(source: ModelSource, dtype: str, *, is_quantized: bool) -> torc
     is_quantized: weights are quantized, and the result is for everything else: float32 if "auto" finds float64, in
         which quantized values are not multiplied.
     """
-    if dtype == FLOAT16:
+    if dtype == "float16":
         dtype = "bfloat16"
     elif dtype == "auto":
         stored = source.stored_dtype() or "float32"
-        dtype = "float32" if stored == FLOAT16 else stored
+        dtype = "float32" if stored == "float16" else stored
     found: torch.dtype = getattr(torch, dtype)
     return torch.float32 if is_quantized and found == torch.float64 else found
 
@@ -406,16 +402,18 @@ def _read_stored(
     source: ModelSource,
     config: Any,
     number_format: torch.dtype,
-    blocks: Callable[[str], BlockWeight | QuantizedWeight | None],
+    *,
+    as_numbers: bool = False,
 ) -> tuple[Any, StoredMaker]:
     """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
-    by one. blocks: those that are computed with as the files have them. number_format: of everything else."""
+    by one as the files have them, or `as_numbers`. number_format: of everything else."""
     checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
     unread = replace(checkpoint, unread=streamed(checkpoint.slices, config))
     model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_fused=True)
     library = library_for(model.device, number_format)
     assert library is not None  # `mixture_as_stored`
     numbers = stored_numbers(checkpoint.slices, config)
+    blocks = (lambda name: None) if as_numbers else source.blocks(config)
     return model, StoredMaker(source.name, library, blocks, numbers, number_format, reading.count)
 
 

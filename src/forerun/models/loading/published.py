@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +19,18 @@ from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.fused.experts import apart, part_of
 from forerun.models.fused.families import spec_of
 from forerun.models.loading.published_layouts import COMPUTED, METHODS, Index, Settings, Stored
+from forerun.models.loading.quantized_tensors import Dequantized
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
 _OF_AUTO_ROUND = {"auto_gptq": "gptq", "auto_awq": "awq", "llm_compressor": "compressed-tensors"}
 _KEYS = ("quantization_config", "compression_config", "quantization")
-_OF_ACTIVATIONS = tuple(f"{kind}_{what}" for kind in ("input", "output") for what in ("scale", "zero_point"))
-_OF_ACTIVATIONS += ("input_global_scale", "input_scale_ub", "activation_scale", "k_scale", "v_scale", "q_scale")
+"""The last is MLX's, and may be another program's word for something else."""
+_OF_ACTIVATIONS = (
+    *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "input_global_scale", "input_scale_ub"),
+    *("activation_scale", "k_scale", "v_scale", "q_scale"),
+)
 """Last parts of names of tensors for activations, keys and values of 8 bits, which are not brought to these here."""
 _CODES = ("I32", "I8", "U8", "U32", "F8_E4M3", "F8_E5M2")
 _UNREAD = re.compile("marlin|sparse|gemv|bitblas|qqq|exl3|vptq|gptq_p|llm-awq|paroquant")
@@ -42,29 +46,34 @@ def settings_of(fields: Fields) -> Settings | None:
         UnsupportedModelError: there is no way to compute them on a CPU.
         ModelLoadError: the description is damaged.
     """
-    parts = (fields, fields.fields("text_config", None))
-    found = [part.fields(key, None) for part in parts if part is not None for key in _KEYS]
-    for stored in found:
-        if stored is not None and stored.values.get("quant_method") != "forerun":
-            return _settings(stored, _name(stored), fields.place)
-    return None
+    parts = [part for part in (fields, fields.fields("text_config", None)) if part is not None]
+    keys = [
+        (part, key) for part in parts for key in _KEYS if key != _KEYS[-1] or isinstance(part.values.get(key), dict)
+    ]
+    found = [each for part, key in keys if (each := part.fields(key, None)) is not None]
+    stored = next((each for each in found if each.values.get("quant_method") != "forerun"), None)
+    return None if stored is None else _settings(stored, _name(stored), fields.place)
 
 
 def _name(stored: Fields) -> str:
     """Return the key of METHODS that a description names."""
     values, sparsity = stored.values, stored.fields("sparsity_config", None)
-    name = stored.string("quant_method", "").lower()
-    if not name:
-        is_mlx, is_bnb = {"bits", "group_size"} <= values.keys(), any(f"load_in_{n}bit" in values for n in (4, 8))
-        name = "bitsandbytes" if is_bnb else "MLX" if is_mlx else "a program that is not named"
+    is_mlx, is_bnb = {"bits", "group_size"} <= values.keys(), any(f"load_in_{n}bit" in values for n in (4, 8))
+    unnamed = "bitsandbytes" if is_bnb else "MLX" if is_mlx else "a program that is not named"
+    name = stored.string("quant_method", unnamed)
     if name.endswith("auto-round"):
         packing = stored.string("packing_format", "auto_gptq").rpartition(":")[2]
         name = next((found for part, found in _OF_AUTO_ROUND.items() if part in packing), f"{name}, {packing[:40]}")
-    forms = [str(values.get(each)) for each in ("format", "checkpoint_format", "version")]
-    unread = [form[:40] for form in forms if _UNREAD.search(form)]
-    unread += ["sparse"] if sparsity is not None and sparsity.string("format", "dense") != "dense" else []
-    unread += ["with transforms"] if values.get("transform_config") else []
-    unread += [f"{bits} bits"] if (bits := stored.integer("bits", 4)) not in (2, 4, 8) else []
+    unread = [
+        *(
+            form[:40]
+            for each in ("format", "checkpoint_format", "version")
+            if _UNREAD.search(form := str(values.get(each)))
+        ),
+        *(["sparse"] if sparsity is not None and sparsity.string("format", "dense") != "dense" else []),
+        *(["with transforms"] if values.get("transform_config") else []),
+        *([f"{bits} bits"] if (bits := stored.integer("bits", 4)) not in (2, 4, 8) else []),
+    ]
     if name not in METHODS or unread:
         raise UnsupportedModelError(
             f"{stored.place}: the weights are quantized by {', '.join([name[:60], *unread])}, for which there is no "
@@ -82,8 +91,8 @@ def _settings(stored: Fields, name: str, place: str) -> Settings:
     sizes = {part.integer(key, 0, low=-1) for part in weights for key in ("group_size", "q_group_size") if key in part}
     group = max(0, *sizes) if len(sizes) == 1 and "dynamic" not in stored else 0
     bits = [part.integer("num_bits", 8, low=1, high=8) for part in weights if part.values.get("type") == "int"]
-    lacks_one = stored.string("checkpoint_format", "gptq") != "gptq_v2"
-    return Settings(name, place, lacks_one, group, (block[0], block[-1]), max(bits, default=8))
+    zeros_lack_one = stored.string("checkpoint_format", "gptq") != "gptq_v2"
+    return Settings(name, place, zeros_lack_one, group, (block[0], block[-1]), max(bits, default=8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +139,16 @@ class PublishedWeights:
 
     def slices(self, dtype: torch.dtype) -> Iterator[tuple[str, TensorSlice]]:
         """Yield the weights by name, dequantized when they are read."""
-        for name in self.found:
-            yield name, _Numbers(self, name, dtype)
+        for name, (_, weight) in self.found.items():
+            yield name, Dequantized(weight.shape, partial(self._numbers, name, dtype))
+
+    def _numbers(self, name: str, dtype: torch.dtype, index: Index) -> Tensor:
+        layout, weight = self.found[name]
+        with self.about(name, layout):
+            numbers = weight.numbers(index)
+            if not torch.stack(numbers.aminmax()).isfinite().all():
+                raise ValueError("it holds NaN or infinity")
+            return numbers.to(dtype)
 
     def matrices(self, config: Any) -> Callable[[str], QuantizedWeight | BlockWeight | None]:
         """Return a function that returns the integers of a weight by the name of a fused decoder's parameter, those of
@@ -174,28 +191,6 @@ class PublishedWeights:
     def about(self, name: str, layout: str) -> AbstractContextManager[None]:
         """Name the weight in the errors of a block."""
         return as_load_errors(f"{self.place}: the {layout} weight {name} cannot be read", REMEDY)
-
-
-class _Numbers(NamedTuple):
-    """A quantized weight in the form of a safetensors slice."""
-
-    weights: PublishedWeights
-    name: str
-    dtype: torch.dtype
-
-    def get_shape(self) -> list[int]:
-        return self.weights.found[self.name][1].shape
-
-    def get_dtype(self) -> str:
-        return "F32"
-
-    def __getitem__(self, index: Index) -> Tensor:  # type: ignore[override]
-        layout, weight = self.weights.found[self.name]
-        with self.weights.about(self.name, layout):
-            numbers = weight.numbers(index)
-            if not torch.stack(numbers.aminmax()).isfinite().all():
-                raise ValueError("it holds NaN or infinity")
-            return numbers.to(self.dtype)
 
 
 def check_codes(slices: Mapping[str, TensorSlice], place: str, why: str) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from types import EllipsisType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,10 +88,13 @@ class Layout(NamedTuple):
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:
-    """Return the fields of bits of words, the lowest first. [..., n] -> [..., n * bits of a word / bits] uint8."""
-    packed = words.contiguous().view(torch.uint8)
-    shifts = range(0, 8, bits)
-    return torch.stack([packed >> shift & (1 << bits) - 1 for shift in shifts], -1).flatten(-2) if bits < 8 else packed
+    """Return the fields of bits of words, the lowest first. [..., n] -> [..., n * bits of a word / bits] uint8.
+
+    By NumPy: torch's threads would wait for each other, on a busy machine many times as long as the work takes.
+    """
+    packed = words.contiguous().view(torch.uint8).numpy()
+    fields = [packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
+    return torch.from_numpy(np.stack(fields, -1)).flatten(-2) if bits < 8 else torch.from_numpy(packed)
 
 
 def _integers(
@@ -108,26 +112,23 @@ def _integers(
     scales in float32.
 
     Args:
-        shape: outputs and inputs.
         read: returns [out, in] codes and [out, groups] scales and zeros; None: the middle.
         place: [in], the group of each input; None: in order.
     """
     width, group = shape[1], shape[1] // groups
-    if bits not in (2, 4, 8):
-        raise ValueError(f"its integers have {bits} bits, not 2, 4 or 8")
-    if width % groups or (groups > 1 and settings.group not in (0, group)):
-        raise ValueError(f"{groups} groups of {settings.group or group} inputs, and rows of {width}")
-
     in_order = torch.arange(width) // group
     of = in_order if place is None else place[...].long()
-    if of.shape != (width,) or not 0 <= int(of.min()) <= int(of.max()) < groups:
-        raise ValueError(f"the group of an input is none of 0..{groups - 1}")
+    is_whole = width % groups == 0 and (groups == 1 or settings.group in (0, group)) and of.shape == (width,)
+    if bits not in (2, 4, 8) or not is_whole or not 0 <= int(of.min()) <= int(of.max()) < groups:
+        raise ValueError(
+            f"{groups} groups of {settings.group or group} integers of {bits} bits do not fit rows of {width}, whose "
+            f"inputs are in groups {int(of.min())} to {int(of.max())}"
+        )
 
     def checked() -> tuple[Tensor, Tensor, Tensor]:
         codes, scales, zeros = read()
         zeros = torch.full(scales.shape, 1 << bits - 1) if zeros is None else zeros
-        by_group = (shape[0], groups)
-        if (codes.shape, scales.shape, zeros.shape) != (shape, by_group, by_group):
+        if (codes.shape, scales.shape, zeros.shape) != (shape, (shape[0], groups), (shape[0], groups)):
             raise ValueError(f"{list(codes.shape)} codes, {list(scales.shape)} scales and {list(zeros.shape)} zeros")
         if not scales.isfinite().all():
             raise ValueError("a scale is NaN or infinite")
@@ -141,10 +142,10 @@ def _integers(
         codes, scales, zeros = checked()
         return QuantizedWeight(form.bits, codes, zeros if form.zero is None else form.zero, scales, None, form.group)
 
-    is_channel = groups == 1 and bits == 8 and not has_zeros
-    form = MADE_FORMS[8] if is_channel else QuantizedFormat(max(4, bits), None, -(-group // GROUP) * GROUP, False)
+    form = QuantizedFormat(max(4, bits), None, -(-group // GROUP) * GROUP, False)
     if groups > 1 and (group % GROUP or scale.get_dtype() == "F32" or not of.equal(in_order)):
         return Stored(list(shape), numbers)
+    form = MADE_FORMS[8] if groups == 1 and bits == 8 and not has_zeros else form
     return Stored(list(shape), numbers, form, weight)
 
 
@@ -159,8 +160,8 @@ def _gptq(parts: Parts, settings: Settings) -> Stored:
         zeros = _fields(parts[".qzeros"][...] + lacking, bits)
         return _fields(parts[""][...].T, bits), parts[".scales"][...].T, zeros.T
 
-    shape = out, 32 * rows // bits
-    return _integers(settings, bits, shape, groups, parts[".scales"], read, place=parts.get(".g_idx"))
+    place, width = parts.get(".g_idx"), 32 * rows // bits
+    return _integers(settings, bits, (out, width), groups, parts[".scales"], read, place=place)
 
 
 def _awq(parts: Parts, settings: Settings) -> Stored:
@@ -168,12 +169,11 @@ def _awq(parts: Parts, settings: Settings) -> Stored:
 
     def unpacked(words: Tensor) -> Tensor:
         """Return [out, n] codes of [n, out / 8] words."""
-        count, per_row = words.shape
-        packed = words.T.contiguous().view(torch.uint8).view(per_row, count, 4)
-        codes = torch.empty(per_row, 8, count, dtype=torch.uint8)
-        for place, output in enumerate(_AWQ_ORDER):
-            codes[:, output] = packed[..., place // 2] >> 4 * (place % 2) & 15
-        return codes.flatten(0, 1)
+        packed = words.T.contiguous().view(torch.uint8).view(words.shape[1], words.shape[0], 4)
+        apart = np.ascontiguousarray(packed.numpy().transpose(0, 2, 1))
+        codes = np.empty((words.shape[1], 8, words.shape[0]), np.uint8)
+        codes[:, _AWQ_ORDER[::2]], codes[:, _AWQ_ORDER[1::2]] = apart & 15, apart >> 4
+        return torch.from_numpy(codes).flatten(0, 1)
 
     def read() -> tuple[Tensor, Tensor, Tensor]:
         return unpacked(parts[""][...]), parts[".scales"][...].T, unpacked(parts[".qzeros"][...])
@@ -190,8 +190,8 @@ def _packed(parts: Parts, settings: Settings) -> Stored:
         zeros = None if zero is None else _fields(zero[...].T, bits)[:, :out].T
         return _fields(parts[""][...], bits)[:, :width], parts["_scale"][...], zeros
 
-    scale, place, has_zeros = parts["_scale"], parts.get("_g_idx"), zero is not None
-    return _integers(settings, bits, (out, width), scale.get_shape()[1], scale, read, has_zeros=has_zeros, place=place)
+    shape, groups, place = (out, width), parts["_scale"].get_shape()[1], parts.get("_g_idx")
+    return _integers(settings, bits, shape, groups, parts["_scale"], read, has_zeros=zero is not None, place=place)
 
 
 def _bytes(parts: Parts, settings: Settings, scale_part: str, zero_part: str, factor: float = 1.0) -> Stored:
@@ -202,15 +202,12 @@ def _bytes(parts: Parts, settings: Settings, scale_part: str, zero_part: str, fa
     (out, width), zero, scale = parts[""].get_shape(), parts.get(zero_part), parts[scale_part]
     groups, most = scale.get_shape()[1] if len(scale.get_shape()) == 2 else 1, 1 << settings.bits - 1
 
-    def by_group(tensor: Tensor) -> Tensor:
-        return tensor.view(-1, groups).expand(out, groups)
-
     def read() -> tuple[Tensor, Tensor, Tensor | None]:
         codes = parts[""][...]
         if not -most <= int(codes.min()) <= int(codes.max()) < most:
             raise ValueError(f"a code has more than {settings.bits} bits")
-        zeros = None if zero is None else by_group(zero[...].view(torch.uint8) ^ 128)
-        return codes.view(torch.uint8) ^ 128, by_group(scale[...].float() * factor), zeros
+        zeros = None if zero is None else zero[...].view(torch.uint8).view(-1, groups).expand(out, groups) ^ 128
+        return codes.view(torch.uint8) ^ 128, (scale[...].float() * factor).view(-1, groups).expand(out, groups), zeros
 
     return _integers(settings, 8, (out, width), groups, scale, read, has_zeros=zero is not None)
 
@@ -241,9 +238,12 @@ def _float8(parts: Parts, settings: Settings, scale_part: str) -> Stored:
     shape = parts[""].get_shape()
 
     def numbers(index: Index) -> Tensor:
-        scale = parts[scale_part][index]
-        scale = torch.exp2(scale.float() - 127) if scale.dtype == torch.uint8 else scale.float()
-        return parts[""][index].float().mul_(_spread(scale, shape[-2:], settings.block))
+        scale, are_exponents = parts[scale_part][index].float(), parts[scale_part].get_dtype() == "U8"
+        return (
+            parts[""][index]
+            .float()
+            .mul_(_spread(torch.exp2(scale - 127) if are_exponents else scale, shape[-2:], settings.block))
+        )
 
     return Stored(shape, numbers)
 
@@ -253,8 +253,7 @@ def _spread(scale: Tensor, shape: list[int], blocks: tuple[int, int] = (0, 0)) -
     if scale.dim() < 2:
         return scale[:, None] if scale.numel() > 1 else scale.reshape(())
     for axis, (size, given) in enumerate(zip(shape, blocks, strict=True), -2):
-        count = scale.shape[axis]
-        block = given or size // count
+        count, block = scale.shape[axis], given or size // scale.shape[axis]
         if count not in (1, size, -(-size // block)):
             raise ValueError(f"{count} scales of blocks of {block} do not fit {size} numbers")
         if count not in (1, size):
@@ -295,10 +294,6 @@ def _nf4(parts: Parts, settings: Settings) -> Stored:
 def _hqq(parts: Parts, settings: Settings) -> Stored:
     """Of HQQ: groups are rows, or columns, packed by equal parts of the rows, the first highest."""
     bits, shape = int(parts[".nbits"][...]), parts[".shape"][...].tolist()
-    if bits not in (1, 2, 4, 8) or any(
-        bool(parts[key][...]) for key in (".quant_scale", ".quant_zero") if key in parts
-    ):
-        raise ValueError(f"{bits} bits, or scales that are quantized themselves, are not read")
 
     def numbers(index: Index) -> Tensor:
         packed = parts[""][...]
@@ -308,12 +303,6 @@ def _hqq(parts: Parts, settings: Settings) -> Stored:
     return Stored(shape, numbers)
 
 
-_HQQ_OTHERS = (
-    *(".packing", ".unpack_view_dtype", ".view_as_float", ".quant_scale", ".quant_zero", ".compute_dtype"),
-    *(".offload_meta", ".encoded_state_dict", ".stores_quant_config", ".channel_wise", ".optimize", ".round_zero"),
-    *(".group_size", ".axis"),
-)
-_NESTED = (".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _GPTQ = Layout("GPTQ", ".qweight", ("I32",), (".qzeros", ".scales"), _gptq, (".g_idx",), ".weight")
 _FLOAT8_OF = Layout("FP8", "", _FLOAT8, ("_scale",), partial(_float8, scale_part="_scale"))
 _INT8 = Layout(
@@ -345,7 +334,14 @@ METHODS: Mapping[str, tuple[Layout, ...]] = {
             (".weight_format",),
             ".weight",
         ),
-        Layout("NF4 or FP4", "", ("U8",), (".absmax", ".quant_map"), _nf4, _NESTED),
+        Layout(
+            "NF4 or FP4",
+            "",
+            ("U8",),
+            (".absmax", ".quant_map"),
+            _nf4,
+            (".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
+        ),
     ),
     "mxfp4": (Layout("MXFP4", "_blocks", ("U8",), ("_scales",), partial(_mxfp4, scale_part="_scales")),),
     "fp8": (_FLOAT8_OF._replace(needed=("_scale_inv",), read=partial(_float8, scale_part="_scale_inv")), _FLOAT8_OF),
@@ -372,7 +368,28 @@ METHODS: Mapping[str, tuple[Layout, ...]] = {
             ".weight",
         ),
     ),
-    "hqq": (Layout("HQQ", ".W_q", ("U8",), (".scale", ".zero", ".shape", ".nbits"), _hqq, _HQQ_OTHERS, ".weight"),),
+    "hqq": (
+        Layout(
+            "HQQ",
+            ".W_q",
+            ("U8",),
+            (".scale", ".zero", ".shape", ".nbits"),
+            _hqq,
+            (
+                *(".packing", ".unpack_view_dtype", ".view_as_float", ".quant_scale", ".quant_zero", ".compute_dtype"),
+                *(
+                    ".offload_meta",
+                    ".encoded_state_dict",
+                    ".stores_quant_config",
+                    ".channel_wise",
+                    ".optimize",
+                    ".round_zero",
+                ),
+                *(".group_size", ".axis"),
+            ),
+            ".weight",
+        ),
+    ),
 }
 """By `quant_method`, the layouts that weights may have."""
 COMPUTED = ("GPTQ", "AWQ", "packed integers", "int8", "LLM.int8()", "torchao's int8", "MXFP4")
