@@ -85,8 +85,7 @@ class QuantizedWeight:
 
     def centred(self) -> Tensor:
         """Return [out, in] quantized values minus their zeros, float64."""
-        zero = self.zero if isinstance(self.zero, int) else self._wide(self.zero)
-        return self.quantized.double() - zero
+        return self.quantized.double() - (self.zero if isinstance(self.zero, int) else self._wide(self.zero))
 
     def rows(self, index: Tensor) -> QuantizedWeight:
         """Select or reorder output channels. index: [n] int64."""
@@ -98,8 +97,9 @@ class QuantizedWeight:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
         """Return the weight with its tensors changed."""
-        fields = {name: getattr(self, name) for name in ("quantized", "zero", "scale", "minimum")}
-        return replace(self, **{name: change(each) for name, each in fields.items() if isinstance(each, Tensor)})
+        zero = change(self.zero) if isinstance(self.zero, Tensor) else self.zero
+        minimum = None if self.minimum is None else change(self.minimum)
+        return replace(self, quantized=change(self.quantized), zero=zero, scale=change(self.scale), minimum=minimum)
 
     @staticmethod
     def cat(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:

@@ -360,10 +360,7 @@ def _stored_forms(
     """Return `WeightStorage.stored`. mixture: of the files, if weights are computed with as they are stored."""
     if quantize is not None:
         return source.quantized_format(config)
-    if mixture is None:
-        return lambda name: None
-    blocks = source.blocks(config)
-    return lambda name: None if (weight := blocks(name)) is None else weight.form
+    return source.block_form(config) if mixture is not None else lambda name: None
 
 
 def attention_widths(config: Any) -> tuple[int, int, int, int]:

@@ -91,7 +91,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) 
         ({"layer_types": ["no_such_attention"] * 2}, "layer_types"),
         ({"hidden_act": "no_such_act"}, "no_such_act"),
         ({"num_attention_heads": 5}, "heads|shape|hidden"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized .gptq."),
+        ({"quantization_config": {"quant_method": "gptq"}}, "weights are quantized by gptq, and none is"),
         ({"quantization_config": 3}, "quantization_config is 3"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000, but must be a whole number in 1"),
         ({"num_hidden_layers": 65_536}, "speaks of 65536 layers, and the weights have 2"),

@@ -72,8 +72,8 @@ def test_missing_tensor_is_not_filled_with_noise(llama: Path) -> None:
 
 
 def test_unknown_dtype_kind_and_device(llama: Path) -> None:
-    with pytest.raises(ConfigError, match=r"float16.*float32"):
-        load_model(llama, dtype="float16")
+    with pytest.raises(ConfigError, match=r"float8.*float32 for float16"):
+        load_model(llama, dtype="float8")
     with pytest.raises(ConfigError, match="fast"):
         load_model(llama, kind="fast")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="device is 'abacus'"):

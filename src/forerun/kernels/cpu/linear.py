@@ -249,9 +249,10 @@ def _in_float16(scale: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ModelLoadError: float16 does not hold what is left of a scale.
     """
-    scale = scale.float()
     _, exponent = scale.abs().amax(1, keepdim=True).frexp()
-    factor = torch.ldexp(torch.ones_like(scale[:, :1]), exponent - 16) if scale.shape[1] > 1 else scale.where(scale != 0, 1.0)
+    factor = scale.where(scale != 0, 1.0)
+    if scale.shape[1] > 1:
+        factor = torch.ldexp(torch.ones_like(scale[:, :1]), exponent - 16)
     halves = (scale / factor).half()
     if not torch.equal(halves.float() * factor, scale):
         raise ModelLoadError("its scales differ too much for float16. Load the model with quantize='none'.")
@@ -273,7 +274,7 @@ def weight_layout(form: Form) -> WeightLayout:
 
 def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeight | BlockWeight, span: int) -> Tensor:
     """Pack a weight for the library. Returns [bytes] uint8."""
-    packed = weight_memory(library.packed_bytes(kind, *weight.shape, span))
+    packed = weight_memory(library.packed_bytes(kind, weight.shape[0], weight.shape[1], span))
     if isinstance(weight, BlockWeight):
         _pack_blocks(library, kind, weight, packed)
         return packed

@@ -98,6 +98,7 @@ class GroupProduct:
         self.out_features, self.in_features = weight.shape
         self.takes = takes
         self.bias = None if bias is None else bias.detach().float().contiguous()
+        assert isinstance(weight.zero, int)  # zeros of groups are computed by the native kernels
         self._bits, self._zero = weight.bits, weight.zero
         wanted = GROUP if weight.bits == 8 else _PAIR
         padded = F.pad(weight.quantized, (0, -self.in_features % wanted))

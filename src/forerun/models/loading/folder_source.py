@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -12,6 +13,7 @@ import torch
 
 from forerun.config import QUANTISATIONS
 from forerun.errors import ModelLoadError, UnsupportedModelError
+from forerun.kernels.block_weight import BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.configuration import (
     OUTPUT_TOKENS,
@@ -22,6 +24,8 @@ from forerun.models.loading.configuration import (
     token_ids_of,
 )
 from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, ModelFolder
+from forerun.models.loading.published import PublishedWeights, check_codes, settings_of
+from forerun.models.loading.published_layouts import COMPUTED, Settings
 from forerun.models.loading.published_names import text_names, turned
 from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
 from forerun.models.loading.quantized_tensors import QuantizedTensors
@@ -34,7 +38,7 @@ from forerun.utils.json_file import Fields
 # keys that would make Transformers import code or open files that were not checked
 _DROPPED = {"auto_map", "custom_generate", "transformers_weights", "fusion_config", "distributed_config"}
 _DROPPED |= {"output_hidden_states", "output_attentions", "return_dict"}  # what a forward returns
-_DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
+_DROPPED |= {"quantization_config", "compression_config", "quantization"}  # weights are integers or numbers when read
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
 _FLAT = {"qwen2_vl", "qwen2_5_vl"}
 """Containers that are published with the values of their text model beside those of the other parts."""
@@ -44,6 +48,7 @@ class FolderSource(ModelSource):
     """The config.json, safetensors and tokenizer of a folder. None of its code is run."""
 
     place_of_sampling = GENERATION_CONFIG
+    computed_types = COMPUTED
 
     def __init__(self, folder: ModelFolder) -> None:
         self.name, self.folder = folder.name, folder
@@ -60,8 +65,8 @@ class FolderSource(ModelSource):
         model_type = fields.string("model_type")
         if model_type not in CONFIG_MAPPING:
             raise UnsupportedModelError(_unknown_type(self.folder, fields, model_type))
+        settings_of(fields)
         for part in parts_of(fields):
-            stored_quantization(part)
             check_values(part)
         with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
             cls = CONFIG_MAPPING[model_type]
@@ -83,20 +88,22 @@ class FolderSource(ModelSource):
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
         tensors come in the format they are stored in."""
-        slices = self._slices()
+        settings, slices = settings_of(self.folder.config()), self._slices()
         if self.folder.config().string("model_type") == "qwen3_vl_moe":
             slices = turned(slices, config)
-        if self.quantization() is not None:
-            quantized, others = QuantizedTensors.sort(slices, self.name)
+        if settings is None and self.quantization() is None:
+            check_codes(slices, self.name, f"{CONFIG} does not say how")
+        else:
+            sort = QuantizedTensors.sort if settings is None else partial(PublishedWeights.sort, settings=settings)
+            quantized, others = sort(slices, self.name)
             slices = {**others, **dict(quantized.slices(dtype))}
         return Checkpoint(slices, CONFIG, f"Give the {CONFIG} that the weights were saved with.")
 
     def stored_dtype(self) -> str | None:
         """Return the dtype of most of the weights, such as "bfloat16"; None if they are quantized
         (`ModelSource.stored_dtype`)."""
-        if self.quantization() is not None:
-            return None
-        return Checkpoint(self._slices(), CONFIG, REMEDY).stored_dtype()
+        is_quantized = self.quantization() is not None or settings_of(self.folder.config()) is not None
+        return None if is_quantized else Checkpoint(self._slices(), CONFIG, REMEDY).stored_dtype()
 
     def quantization(self) -> Quantization | None:
         """Return the quantization that the weights were saved in for forerun; None if the user chooses it
@@ -106,9 +113,7 @@ class FolderSource(ModelSource):
     def quantized_weight(self, config: Any) -> Callable[[str], QuantizedWeight | None]:
         """Return a function that returns a quantized weight of the files by Transformers' name, with rows in
         Transformers' order, or None if none can be served as stored (`ModelSource.quantized_weight`)."""
-        if self.quantization() is None:
-            return super().quantized_weight(config)
-        return self._quantized().read
+        return super().quantized_weight(config) if self.quantization() is None else self._quantized().read
 
     def quantized_format(self, config: Any) -> Callable[[str], QuantizedFormat | None]:
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read
@@ -128,6 +133,32 @@ class FolderSource(ModelSource):
         """Return whether the weights have an output layer. No weights of a hub id are fetched if there is an index."""
         index = self.folder.read(INDEX).fields("weight_map", None)
         return any("lm_head." in name for name in (self._slices() if index is None else index.values))
+
+    def _published(self) -> PublishedWeights:
+        """Return the weights that another program has quantized."""
+        settings = settings_of(self.folder.config())
+        if settings is None:
+            return PublishedWeights(Settings("", ""), self.name, {})
+        return PublishedWeights.sort(self._slices(), self.name, settings)[0]
+
+    def blocks(self, config: Any) -> Callable[[str], BlockWeight | QuantizedWeight | None]:
+        """Return a function that returns the integers of a matrix as another program has published them, or None
+        (`ModelSource.blocks`)."""
+        return self._published().matrices(config)
+
+    def block_form(self, config: Any) -> Callable[[str], QuantizedFormat | BlockType | None]:
+        """Return a function that returns the forms of `blocks`; no codes are read (`ModelSource.block_form`)."""
+        return self._published().forms(config)
+
+    def block_types(self) -> Mapping[str, int]:
+        """Return how many weights of each published layout there are (`ModelSource.block_types`)."""
+        return self._published().counts()
+
+    def mixture(self) -> str | None:
+        """Return how another program has quantized the weights, such as "awq", if any are integers
+        (`ModelSource.mixture`)."""
+        published = self._published()
+        return published.settings.method if any(weight.form for _, weight in published.found.values()) else None
 
     def recommended_sampling(self) -> dict[str, float]:
         """Return the sampling options that the files recommend, if they would change the result of a request without
@@ -176,21 +207,15 @@ class FolderSource(ModelSource):
 
 
 def stored_quantization(fields: Fields) -> Quantization | None:
-    """Return the quantization that `forerun quantize` stored the weights in; None for float weights.
+    """Return the quantization that `forerun quantize` stored the weights in; None for all others.
 
     Raises:
-        UnsupportedModelError: they are quantized by another program, or a later version of forerun.
+        UnsupportedModelError: they are quantized by a later version of forerun.
         ModelLoadError: its description is damaged.
     """
     stored: Fields | None = fields.fields("quantization_config", None)
-    if stored is None:
+    if stored is None or stored.string("quant_method", "") != METHOD:
         return None
-    method = stored.string("quant_method", "unnamed")
-    if method != METHOD:
-        raise UnsupportedModelError(
-            f"{fields.place}: the weights are quantized ({method[:60]}), which forerun does not undo. Take the model's "
-            "float weights, which it quantizes itself (quantize='int8'), or save dequantized ones with Transformers."
-        )
     layout = stored.integer("format", low=1)
     if layout != LAYOUT:
         raise UnsupportedModelError(

@@ -14,7 +14,6 @@ import torch
 
 from forerun.config import AUTO, DEFAULT_DTYPE, DTYPES, NATIVE, QUANTISATIONS, REFERENCE, TRITON, UNQUANTIZED
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.kernels.block_weight import BLOCK_TYPES
 from forerun.kernels.cpu.linear import experts_in
 from forerun.kernels.triton.availability import is_triton_selected
 from forerun.models.decoders import Kind, library_for, make_decoder, mixture_as_stored, served_kind
@@ -66,21 +65,22 @@ def load_model(
 ) -> Model:
     """Load a causal language model and test whether it is exact.
 
-    One line is logged where the weights are rounded, one where blocks of a GGUF file are not computed with as they are
+    One line is logged where the weights are rounded, one where quantized weights are not computed with as they are
     stored, and one (of the level INFO) where the files recommend sampling options: those of a request are its own.
 
     Args:
         name: "bundled", "bundled-draft", "smollm2" (once fetched), a local folder, a .gguf file, a hub id, or one of
             its GGUF files ("owner/name:file.gguf").
         dtype: "float32", "bfloat16", "float64", or "auto": that of the weights, float32 for float16 and for quantized
-            ones.
+            ones. "float16" is taken for bfloat16, with a warning.
         kind: of decoder: "fused" for the families of `fused/families.py`, "general" for Transformers' own modules,
             "auto" for the first where it serves the model.
         device: where the model computes: "cpu", "cuda", "cuda:1", "mps".
         adapter: the folder of a PEFT LoRA adapter to merge.
         quantize: "int8" or "int4": the weights are quantized, and `dtype` is the number format of everything else.
-            None: as stored, which is quantized in folders that `forerun quantize` has written, and in GGUF files where
-            the native kernels compute the fused decoder. "none": numbers of `dtype`, whatever is stored.
+            None: as stored, which is quantized in folders that `forerun quantize` has written, and in GGUF files and
+            the integers of other programs where the native kernels compute the fused decoder. "none": numbers of
+            `dtype`, whatever is stored.
         kv_cache_dtype: "bfloat16", "float32" or "int8", what keys and values are stored in by the native kernels;
             "auto": `dtype`.
         experts_on_disk: the weights of experts lie in a file, for models that memory does not hold.
@@ -93,6 +93,8 @@ def load_model(
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
+    if dtype == "float16":
+        _log.warning("%s: dtype is float16, in which nothing is computed; bfloat16 is taken.", name)
     token = experts_in.set(_disk() if experts_on_disk else None)
     try:
         with as_memory_errors(f"{name} cannot be loaded"):
@@ -124,7 +126,9 @@ def log_source_notes(source: ModelSource, model: Model, name: str | Path, *, is_
     if stored is not None and model.quantize is None and _BITS[stored] > _BITS[served]:
         _log.warning("%s: the weights are %s and are rounded to %s; dtype='auto' keeps them.", name, stored, served)
     types = {
-        each: count for each, count in source.block_types().items() if model.quantize is None or each not in BLOCK_TYPES
+        each: count
+        for each, count in source.block_types().items()
+        if model.quantize is None or each not in source.computed_types
     }
     if types and not is_asked_for:
         form = model.quantize if model.quantize in QUANTISATIONS else served
@@ -132,7 +136,7 @@ def log_source_notes(source: ModelSource, model: Model, name: str | Path, *, is_
         _log.warning(
             "%s: tensors are computed as %s and not as they are stored: %s. The native fused decoder, without an "
             "adapter, computes with %s as they are; quantize='int4' saves memory.",
-            *(name, form, listed, ", ".join(BLOCK_TYPES)),
+            *(name, form, listed, ", ".join(source.computed_types)),
         )
 
 
@@ -210,6 +214,8 @@ def load_transformers_model(name: str | Path, dtype: str, adapter: str | Path | 
         ConfigError, ModelLoadError: as `load_model`.
     """
     check_dtype(dtype)
+    if dtype == "float16":
+        raise ConfigError("dtype is 'float16', in which nothing is computed. Give 'bfloat16' or 'float32'.")
     source = find_source(name)
     config = source.config()
     model = _read(source, config, served_dtype(source, dtype, is_quantized=False), adapter)
@@ -277,6 +283,8 @@ def _read_weights(
     if mixture is not None:
         return *_read_stored(source, config, served), mixture
     if quantize is None or quantize == UNQUANTIZED:
+        if is_fused and adapter is None and library_for(device, served) is not None and source.block_types():
+            return *_read_stored(source, config, served, as_numbers=True), None  # one matrix at a time
         return _read(source, config, served, adapter, ATTENTION_NAME, is_fused=is_fused), None, None
     read = read_to_quantize(source, config, dtype, adapter, quantize, is_fused=is_fused, attention=ATTENTION_NAME)
     return *read, quantize
@@ -357,22 +365,25 @@ def _assemble(
 
 
 def check_dtype(dtype: str) -> None:
-    """Raise ConfigError if there is no such number format."""
-    if dtype not in DTYPES:
+    """Raise ConfigError if there is no such number format. float16 is taken for bfloat16 (`served_dtype`)."""
+    if dtype not in (*DTYPES, "float16"):
         remedy = "auto is that of the weights, float32 for float16."
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(DTYPES)}: {remedy}")
 
 
 def served_dtype(source: ModelSource, dtype: str, *, is_quantized: bool) -> torch.dtype:
-    """Return the dtype of a name. "auto" is the weights' own, and float32, which holds all of it, for float16 and for
-    dequantized weights.
+    """Return the dtype of a name: bfloat16 for float16, which nothing is computed in. "auto" is the weights' own, and
+    float32, which holds all of it, for float16 and for dequantized weights.
 
     is_quantized: weights are quantized, and the result is for everything else: float32 if "auto" finds float64, in
         which quantized values are not multiplied.
     """
-    if dtype == "auto":
-        dtype = source.stored_dtype() or "float32"
-    found: torch.dtype = getattr(torch, "float32" if dtype == "float16" else dtype)
+    if dtype == "float16":
+        dtype = "bfloat16"
+    elif dtype == "auto":
+        stored = source.stored_dtype() or "float32"
+        dtype = "float32" if stored == "float16" else stored
+    found: torch.dtype = getattr(torch, dtype)
     return torch.float32 if is_quantized and found == torch.float64 else found
 
 
@@ -406,16 +417,23 @@ def read_to_quantize(
     return rounded(model, number_format, leave), QuantizedMaker(quantization, stored, {}, number_format)
 
 
-def _read_stored(source: ModelSource, config: Any, number_format: torch.dtype) -> tuple[Any, StoredMaker]:
+def _read_stored(
+    source: ModelSource,
+    config: Any,
+    number_format: torch.dtype,
+    *,
+    as_numbers: bool = False,
+) -> tuple[Any, StoredMaker]:
     """Return the modules of a model whose matrices are placeholders, and the maker of its layers, which reads these one
-    by one as the files have them. number_format: of everything else."""
+    by one as the files have them, or `as_numbers`. number_format: of everything else."""
     checkpoint, reading = counted(source.checkpoint(config, number_format), source.name)
     unread = replace(checkpoint, unread=streamed(checkpoint.slices, config))
     model = _modules(source, config, unread, number_format, ATTENTION_NAME, is_fused=True)
     library = library_for(model.device, number_format)
     assert library is not None  # `mixture_as_stored`
     numbers = stored_numbers(checkpoint.slices, config)
-    return model, StoredMaker(source.name, library, source.blocks(config), numbers, number_format, reading.count)
+    blocks = (lambda name: None) if as_numbers else source.blocks(config)
+    return model, StoredMaker(source.name, library, blocks, numbers, number_format, reading.count)
 
 
 def _read(

@@ -117,22 +117,22 @@ def form_kept(stored: QuantizedFormat | None, quantize: Quantization, *, is_oute
 
 
 class StoredMaker:
-    """Makes native layers of weights as a GGUF file has them (`Maker`): blocks as they lie, each layer of its own type,
-    other tensors as numbers.
+    """Makes native layers of weights as the files have them (`Maker`): GGUF's blocks and the integers of other programs
+    as they lie, each layer of its own type, other tensors as numbers.
 
     Args:
         place: the file, for messages.
-        blocks: returns the matrix of a name from the file, or None where numbers are to be used.
+        blocks: returns the matrix of a name from the files, or None where numbers are to be used.
         numbers: tensors by name, which are read here in place of what the model holds.
         dtype: of the numbers.
-        read: called with the name of each matrix in blocks once it is packed.
+        read: called with the name of each such matrix once it is packed.
     """
 
     def __init__(
         self,
         place: str,
         library: Library,
-        blocks: Callable[[str], BlockWeight | None],
+        blocks: Callable[[str], BlockWeight | QuantizedWeight | None],
         numbers: Mapping[str, TensorSlice],
         dtype: torch.dtype,
         read: Callable[[str], None],
@@ -141,25 +141,37 @@ class StoredMaker:
         self._numbers, self.dtype = numbers, dtype
 
     def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
-        """Make the layer of one part (`Maker.linear`).
+        """Make one layer of the parts (`Maker.linear`): numbers, if these differ in form.
 
         Raises:
             ModelLoadError: a scale is NaN or infinite.
         """
-        ((name, _, rows, _),) = parts
-        weight: BlockWeight | Tensor | None = self._blocks(name)
-        if isinstance(weight, BlockWeight):
-            weight = weight if rows is None else weight.rows(rows)
+        weights = [self._weight(part) for part in parts]
+        blocks = [weight for weight in weights if isinstance(weight, BlockWeight)]
+        values = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+        if len({None if isinstance(weight, Tensor) else weight.form for weight in weights}) > 1 or not (
+            blocks or values
+        ):
+            numbers = [each if isinstance(each, Tensor) else each.dequantize(self.dtype) for each in weights]
+            joined: BlockWeight | QuantizedWeight | Tensor = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
         else:
-            numbers = self._numbers[name][...].to(self.dtype)
-            weight = numbers if rows is None else numbers[rows]
+            joined = BlockWeight.cat(blocks) if blocks else QuantizedWeight.cat(values)
         try:
-            linear = NativeLinear(self._library, weight, bias)
+            linear = NativeLinear(self._library, joined, bias)
         except ModelLoadError as error:
-            raise ModelLoadError(f"{self._place}: tensor {name}: {error}") from None
-        if isinstance(weight, BlockWeight):
-            self._read(name)
+            raise ModelLoadError(f"{self._place}: tensor {parts[0].name}: {error}") from None
+        for part, weight in zip(parts, weights, strict=True):
+            if not isinstance(weight, Tensor):
+                self._read(part.name)
         return linear
+
+    def _weight(self, part: Part) -> BlockWeight | QuantizedWeight | Tensor:
+        weight = self._blocks(part.name)
+        if weight is not None:
+            return weight if part.rows is None else weight.rows(part.rows)
+        numbers: Tensor = self._numbers[part.name][...].to(self.dtype)
+        numbers = numbers.T if part.is_transposed else numbers
+        return numbers if part.rows is None else numbers[part.rows]
 
     def embedding(self, part: Part) -> Tensor:
         """Return the rows as numbers (`Maker.embedding`); the native decoder makes a layer of them."""

@@ -8,8 +8,9 @@ float16 one per group of 32 inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import EllipsisType
 
 import torch
@@ -34,6 +35,27 @@ def tensors_of(name: str, weight: QuantizedWeight, *, is_transposed: bool = Fals
     if weight.minimum is not None:
         found[f"{prefix}.{_MINIMUM}"] = weight.minimum
     return {key: tensor.contiguous() for key, tensor in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Dequantized:
+    """A quantized weight in the form of a safetensors slice.
+
+    Attributes:
+        numbers: returns it, or the part of it at a place of its first dimension.
+    """
+
+    shape: list[int]
+    numbers: Callable[[EllipsisType | int], Tensor]
+
+    def get_shape(self) -> list[int]:
+        return self.shape
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def __getitem__(self, index: EllipsisType | int) -> Tensor:
+        return self.numbers(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +120,7 @@ class QuantizedTensors:
         form = self._form(name)
         if form.bits == 4 and int(quantized.max()) > 15:
             raise ModelLoadError(f"{self.place}: the weight {name} has codes of more than 4 bits. {REMEDY}")
-        return QuantizedWeight(form.bits, quantized, form.zero, scale, minimum, form.group)
+        return QuantizedWeight(form.bits, quantized, form.zero or 0, scale, minimum, form.group)
 
     def form(self, name: str) -> QuantizedFormat | None:
         """Return the format of what `read` returns."""
@@ -114,7 +136,15 @@ class QuantizedTensors:
     def slices(self, dtype: torch.dtype) -> Iterator[tuple[str, TensorSlice]]:
         """Yield the weights by the names that Transformers uses, dequantized when they are read."""
         for name in self.parts:
-            yield name, _Dequantized(self, name, dtype)
+            shape = list(self.shape(name))
+            shape = shape[::-1] if name in self.transposed else shape
+            yield name, Dequantized(shape, partial(self._numbers, name, dtype))
+
+    def _numbers(self, name: str, dtype: torch.dtype, index: EllipsisType | int) -> Tensor:
+        weight = self.read(name)
+        assert weight is not None
+        numbers = weight.dequantize(dtype)
+        return (numbers.T.contiguous() if name in self.transposed else numbers)[index]
 
     def _quantized(self, name: str) -> TensorSlice:
         parts = self.parts[name]
@@ -142,25 +172,3 @@ class QuantizedTensors:
             raise ModelLoadError(f"{self.place}: the weight {name} has minima, and no groups. {REMEDY}")
         if not by_group and _PACKED in parts:
             raise ModelLoadError(f"{self.place}: the weight {name} has 4 bits, and no groups. {REMEDY}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Dequantized:
-    """A quantized weight in the form of a safetensors slice."""
-
-    quantized: QuantizedTensors
-    name: str
-    dtype: torch.dtype
-
-    def get_shape(self) -> list[int]:
-        shape = list(self.quantized.shape(self.name))
-        return shape[::-1] if self.name in self.quantized.transposed else shape
-
-    def get_dtype(self) -> str:
-        return "F32"
-
-    def __getitem__(self, index: EllipsisType | int) -> Tensor:
-        weight = self.quantized.read(self.name)
-        assert weight is not None
-        numbers = weight.dequantize(self.dtype)
-        return (numbers.T.contiguous() if self.name in self.quantized.transposed else numbers)[index]

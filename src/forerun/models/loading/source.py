@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from forerun.kernels.block_weight import BlockWeight
+from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import QuantizedFormat, QuantizedWeight
 from forerun.models.loading.gguf.tensors import GgufTensor
 from forerun.models.loading.quantized_layers import Quantization
@@ -25,10 +25,12 @@ class ModelSource(ABC):
     Attributes:
         name: the name that the user gave, for messages.
         place_of_sampling: where `recommended_sampling` is written, for messages.
+        computed_types: of `block_types`, those that the native fused decoder computes with as they lie.
     """
 
     name: str
     place_of_sampling: str
+    computed_types: Collection[str] = BLOCK_TYPES
 
     @abstractmethod
     def config(self) -> Any:
@@ -84,18 +86,24 @@ class ModelSource(ABC):
         """Return a function that returns the format of a weight of `quantized_weight` by name; no numbers are read."""
         return lambda name: None
 
-    def blocks(self, config: Any) -> Callable[[str], BlockWeight | None]:
-        """Return a function that returns a matrix of the files in GGUF's blocks by Transformers' name, with rows in
-        Transformers' order, or None for other tensors. Those of a file are read when they are used."""
+    def blocks(self, config: Any) -> Callable[[str], BlockWeight | QuantizedWeight | None]:
+        """Return a function that returns a matrix of the files in GGUF's blocks, or in the integers of another program,
+        by Transformers' name, with rows in Transformers' order, or None for other tensors. They are read when they are
+        used."""
         return lambda name: None
 
+    def block_form(self, config: Any) -> Callable[[str], QuantizedFormat | BlockType | None]:
+        """Return a function that returns the forms of `blocks` by name."""
+        blocks = self.blocks(config)
+        return lambda name: None if (weight := blocks(name)) is None else weight.form
+
     def block_types(self) -> Mapping[str, int]:
-        """Return how many tensors of the files there are of each of GGUF's quantized types."""
+        """Return how many tensors of the files there are of each of GGUF's quantized types, or of another program's."""
         return {}
 
     def mixture(self) -> str | None:
         """Return the name of the mixture of types in which the files have their weights, such as "Q4_K_M"; None if no
-        weight is in blocks that can be computed with as they lie."""
+        weight is in blocks or integers that can be computed with as they lie."""
         return None
 
     def finish(self) -> None:  # noqa: B027 (most have nothing to do)

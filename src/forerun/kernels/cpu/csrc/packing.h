@@ -1,6 +1,6 @@
 // Weights from rows to blocks of sixteen outputs, and back.
 #pragma once
-#include "layouts.h"
+#include "block_packing.h"
 
 namespace forerun {
 
@@ -51,11 +51,19 @@ inline void pack(int32_t kind, int64_t out, int64_t in, int64_t span, const void
     span = span_of(l, span);
     for (int64_t o = 0; o < out; o++) {
         uint8_t* block = (uint8_t*)packed + o / 16 * l.block(groups, span);
-        for (int64_t k = 0; k < in; k++) {
-            int shift;
-            uint8_t* to = block + l.at(k / 32, span) + code_place(l, o % 16, k % 32, &shift);
-            const uint8_t code = codes[o * in + k];
-            *to |= (uint8_t)((l.low == 8 ? code ^ 0x80 : code) << shift);
+        for (int64_t g = 0; g < groups; g++) {
+            uint8_t *to = block + l.at(g, span), row[32];
+            memset(row, l.low == 8 ? 0x80 : 0, 32);  // what is 0, behind the last input
+            memcpy(row, codes + o * in + 32 * g, in - 32 * g < 32 ? in - 32 * g : 32);
+            GroupCodes c;
+            for (int i = 0; i < 4; i++) {
+                c.low[i] = eight_bytes(row + 8 * i);
+                if (l.low == 4) continue;
+                c.low[i] ^= 0x80 * EACH_BYTE;
+                memcpy(to + 128 * i + 4 * (o % 16), &c.low[i], 4);
+                memcpy(to + 128 * i + 64 + 4 * (o % 16), (char*)&c.low[i] + 4, 4);
+            }
+            if (l.low == 4) put_codes<0>(to, o % 16, c);
         }
         for (int64_t g = 0; (l.scales == Scales::halves || l.has_zeros()) && g < shared; g++) {
             uint8_t* at = block + (l.has_zeros() ? l.at(g * span, span) - l.head() : l.at(g) + l.codes());
