@@ -217,6 +217,7 @@ class LayerSpec:
         rotation: which of the decoder's rotations turns queries and keys; None: none.
         attends, is_recurrent, feeds: whether it has attention, a recurrence, a feed-forward layer.
         has_experts: the feed-forward layer is a mixture of experts.
+        norms_input: attention reads what "input_norm" gives, where `DecoderSpec.norm_owners` leaves that open.
     """
 
     window: int | None = None
@@ -225,6 +226,7 @@ class LayerSpec:
     is_recurrent: bool = False
     feeds: bool = True
     has_experts: bool = False
+    norms_input: bool = True
 
     @property
     def mixes(self) -> bool:
@@ -249,7 +251,8 @@ class DecoderSpec:
         qkv_groups: groups of heads of such a module, each of which has its queries, keys and values side by side.
         is_transposed: the linear layers of the layers have weights [in, out].
         biases: roles, "norms" and "head", that have a bias.
-        base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`.
+        base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`. norm:
+            the final one; empty: there is none.
         positions, first_position: of a table of what is added to the embeddings, below `base`, and its row for the
             first position; None: nothing is.
         renamed: parts of the names of parameters that files have, and what they are in Transformers.

@@ -29,6 +29,9 @@ _DROPPED |= {"output_hidden_states", "output_attentions", "return_dict"}  # what
 _DROPPED |= {"quantization_config"}  # forerun's own; any other is refused
 _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_internal", "attn_implementation"}
 
+_ALIASES = {"mimo": "qwen2"}
+"""Model types that Transformers does not have, and those whose layers they have."""
+
 
 class FolderSource(ModelSource):
     """The config.json, safetensors and tokenizer of a folder. None of its code is run."""
@@ -47,7 +50,7 @@ class FolderSource(ModelSource):
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         fields = self.folder.config()
-        model_type = fields.string("model_type")
+        model_type = _ALIASES.get(fields.string("model_type"), fields.string("model_type"))
         if model_type not in CONFIG_MAPPING:
             raise UnsupportedModelError(_unknown_type(self.folder, fields, model_type))
         text = fields.fields("text_config", None)
@@ -57,7 +60,8 @@ class FolderSource(ModelSource):
                 check_values(part)
         with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
             cls = CONFIG_MAPPING[model_type]
-            return cls.from_dict(_of_types(cls, _without_code(fields.values))).get_text_config(decoder=True)
+            values = {**_without_code(fields.values), "model_type": model_type}
+            return cls.from_dict(_of_types(cls, values)).get_text_config(decoder=True)
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
         """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
