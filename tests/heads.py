@@ -17,9 +17,11 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from doubles import FakeModel, MarkovModel
+from families import VOCAB
 from forerun.config import BUNDLED_TARGET
 from forerun.drafters import DRAFTERS
 from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.drafters.heads.folder import save_head
@@ -146,6 +148,26 @@ def states_of(target: LanguageModel, head: StoredHead[EagleConfig], text: Seq[in
     hidden_outputs = target.forward([rows], head.config.layers).hidden_outputs
     assert hidden_outputs is not None
     return hidden_outputs
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """Random tokens of the tiny families."""
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def logits_of(target: Model, head: StoredHead[EagleConfig], text: list[int], drafted: list[int]) -> Tensor:
+    """A head's logits of a text in two chunks, and of drafted tokens row by row."""
+    model, found = EagleModel(head, target), []
+    cache, states = model.new_cache(), model.fuse(states_of(target, head, text[:-1]))
+    for part in (slice(0, 7), slice(7, None)):
+        result = model.forward([Rows(cache, text[1:][part], states=states[part])])
+        cache.commit(range(len(text[1:][part])))
+        found.append(result.logits)
+    for token in drafted:
+        assert result.hidden_outputs is not None
+        result = model.forward([Rows(cache, [token], states=result.hidden_outputs[-1])])
+        found.append(result.logits)
+    return torch.cat(found)
 
 
 def reference_logits(

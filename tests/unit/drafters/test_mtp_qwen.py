@@ -8,28 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from families import VOCAB, make_family
+from families import make_family
 from forerun import LLM, EagleTree, Hybrid, Mtp, Suffix
 from forerun.config import AUTO, REFERENCE, EngineConfig
 from forerun.drafters import Drafter
 from forerun.drafters.belonging import belonging
 from forerun.drafters.build import automatic_drafter
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.folder import save_head
 from forerun.drafters.mtp.checkpoint_format import read_mtp
 from forerun.engine.memory_plan import MemoryPlan
 from forerun.errors import ConfigError, DrafterError
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.models import Model, Rows, load_model, load_tokenizer
+from forerun.models import load_model, load_tokenizer
 from forerun.types import Draft, Sequence
 from forerun.utils import workloads
 from forerun.utils.machine import GIB
 from head_rig import GREEDY, Rig, cases
-from heads import states_of
+from heads import logits_of, states_of, tokens
 from mtp_layers import FAMILY, TINY, expected_logits, with_mtp
 
 DRAFTED = [5, 9, 2]
@@ -40,25 +38,6 @@ SEEDED = replace(LONG, temperature=0.9, seed=4)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_mtp(tmp_path_factory.mktemp("mtp"))
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def logits_of(target: Model, head: StoredHead[EagleConfig], text: list[int], drafted: list[int]) -> torch.Tensor:
-    """The layer's logits of a text in two chunks, and of drafted tokens row by row."""
-    model, found = EagleModel(head, target), []
-    cache, states = model.new_cache(), model.fuse(states_of(target, head, text[:-1]))
-    for part in (slice(0, 7), slice(7, None)):
-        result = model.forward([Rows(cache, text[1:][part], states=states[part])])
-        cache.commit(range(len(text[1:][part])))
-        found.append(result.logits)
-    for token in drafted:
-        assert result.hidden_outputs is not None
-        result = model.forward([Rows(cache, [token], states=result.hidden_outputs[-1])])
-        found.append(result.logits)
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("kind", ["reference", "native"])
@@ -77,7 +56,8 @@ def test_dense_qwen3_next_has_such_a_layer_too(tmp_path: Path) -> None:
     target = load_model(folder, "float64")
     head, text = read_mtp(target, str(folder)), tokens(12, 6)
     assert head.config.extras() == ["normed output", "norms of queries and keys", "gated attention"]
-    expected = expected_logits(folder, text, DRAFTED, states_of(target, head, text[:-1])[:, 0].double())
+    states = states_of(target, head, text[:-1])[:, 0].double()
+    expected = expected_logits(folder, text, DRAFTED, states, "qwen3_next")
     assert (logits_of(target, head, text, DRAFTED) - expected).abs().max() < 1e-5
     assert automatic_drafter(str(folder)) == "hybrid:sources=suffix+mtp"
 

@@ -144,6 +144,7 @@ def head_modules(made: HeadLayers, config: EagleConfig | BlockConfig, output: Li
     """Return the layers of a head as the modules of a decoder (`FusedDecoder`, `NativeDecoder`), whose output layer is
     the given one, and what makes its layers."""
     root, names, spec = nn.Module(), dict[str, str](), config.spec
+    read_in = made.takes if made.library is None else made.dtype
     root.spec, root.config, root.dtype = spec, config.rope_config, made.takes  # type: ignore[assignment]
     table = torch.empty(config.draft_vocab_size, spec.hidden, device="meta")
     outer = _parameter(root, f"{spec.base}.{spec.embedding}.weight", table)
@@ -153,7 +154,8 @@ def head_modules(made: HeadLayers, config: EagleConfig | BlockConfig, output: Li
         if name.startswith(("layers.", "midlayer.")) or name == "norm.weight":
             ours = f"{spec.base}.{re.sub(r'^midlayer', 'layers.0', name)}"
             names[ours] = name
-            _parameter(root, ours, tensor.detach().to(made.device))
+            kept = spec.dtype_in(ours, read_in) if tensor.dim() > 1 else tensor.dtype
+            _parameter(root, ours, tensor.detach().to(made.device, kept))
     return root, HeadMaker(made, output, names)
 
 
