@@ -62,10 +62,7 @@ class MtpLayer(nn.Module):
         wide, eps = config.hidden_size, config.rms_norm_eps
         self.embedding_norm, self.state_norm, self.norm = (norm(wide, eps) for _ in range(3))
         self.fc = nn.Linear(2 * wide, wide, bias=False)
-        kinds = getattr(config, "layer_types", None) or ["full_attention"]
-        self.layer = deepcopy(
-            model.model.layers[-1 if kinds[-1] != "linear_attention" else kinds.index("full_attention")]
-        )
+        self.layer = deepcopy(model.model.layers[-1])
         self.layout, generator = layout, torch.Generator().manual_seed(seed)
         for tensor in self.state_dict().values():
             tensor.copy_(0.2 * torch.randn(tensor.shape, generator=generator))

@@ -67,6 +67,8 @@ def eagle_config_of(settings: Fields, names: Collection[str], *, version: int, n
     heads = layer.integer("num_attention_heads", low=1)
     flags, count = _flags(settings) if version == 3 else {}, layer.integer("num_hidden_layers", 1, low=1)
     first, further = "layers.0" if version == 1 else "midlayer", [f"layers.{index}" for index in range(1, count)]
+    if version == 1 and settings.flag("bias", False):
+        names = {*names, "fc.bias"}
     try:
         config = EagleConfig(
             version=version,

@@ -43,7 +43,7 @@ EMBEDDING = torch.randn(96, 32, generator=torch.Generator().manual_seed(5))
 def eagle_1(folder: Path) -> dict[str, Tensor]:
     """Write a head like the authors of EAGLE-1: a copy of the embedding, a bias."""
     tensors = random_tensors(BIASED)
-    write(folder, LLAMA, {**tensors, "embed_tokens.weight": EMBEDDING})
+    write(folder, {**LLAMA, "bias": True}, {**tensors, "embed_tokens.weight": EMBEDDING})
     return tensors
 
 
