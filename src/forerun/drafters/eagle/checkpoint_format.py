@@ -135,7 +135,7 @@ def _refuse_unserved(fields: Fields) -> None:
         )
 
 
-def _flags(settings: Fields) -> dict[str, bool]:
+def _flags(settings: Fields) -> dict[str, Any]:
     default = () if SPECULATORS in settings.values else (False,)  # programs differ in the default of `speculators`
     eagle: Fields | None = settings.fields("eagle_config", None)
     return {
@@ -231,8 +231,10 @@ def stored_biases(layer: Fields, names: Collection[str], prefixes: Collection[st
     return tuple(sorted(found))
 
 
-_BIASED = dict.fromkeys(("attention_bias", "qkv_bias"), ("self_attn.q", "self_attn.k", "self_attn.v"))
-_BIASED["mlp_bias"] = ("mlp.gate", "mlp.up")
+_BIASED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("attention_bias", "qkv_bias"), ("self_attn.q", "self_attn.k", "self_attn.v")),
+    "mlp_bias": ("mlp.gate", "mlp.up"),
+}
 
 
 # Writing.

@@ -80,16 +80,14 @@ def medusa_config_of(settings: Fields, stored: Mapping[str, Slice], num_layers: 
         )
     layers = _count(settings, "layers", ("num_hidden_layers", "medusa_num_layers"))
     rows = stored.get(f"0.{layers}.weight")
-    sizes = [] if rows is None else rows.get_shape()
-    vocab, hidden = (
-        settings.integer("vocab_size", *sizes[:1], low=1),
-        settings.integer("hidden_size", *sizes[1:], low=1),
-    )
+    given = {} if rows is None else dict(zip(("vocab_size", "hidden_size"), rows.get_shape(), strict=False))
+    settings = replace(settings, values={**given, **settings.values})
+    vocab = settings.integer("vocab_size", low=1)
     try:
         return MedusaConfig(
             vocab_size=vocab,
             draft_vocab_size=settings.integer("truncated_vocab_size", vocab, low=1),
-            target_hidden_size=hidden,
+            target_hidden_size=settings.integer("hidden_size", low=1),
             num_heads=_count(settings, "heads", ("num_heads", _ORIGINAL)),
             num_layers=layers,
             layers=(num_layers,),
