@@ -43,8 +43,13 @@ PUBLISHED = {
 }
 
 
+BY_DEFAULT = ("Qwen3-Next", "MiMo", "DeepSeek V3")
+
+
 @pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in PUBLISHED]
+)
 def test_a_layer_is_that_of_its_publisher_and_drafts(name: str, dtype: str, tmp_path: Path) -> None:
     family, layout, options, extras = PUBLISHED[name]
     folder = with_mtp(tmp_path, family, layout=layout, **(options or {"num_hidden_layers": 2}))

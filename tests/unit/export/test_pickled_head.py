@@ -66,7 +66,8 @@ class Harm:
         return open, (str(self.path), "w")
 
 
-@pytest.mark.parametrize("content", ["harm", pytest.param("damage", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("content", ["harm", "damage"])
 def test_what_is_no_tensors_is_refused_and_not_run(content: str, tmp_path: Path) -> None:
     file = published(tmp_path / "head")
     file.write_bytes(pickle.dumps({"fc.weight": Harm(tmp_path / "harmed")}) if content == "harm" else b"PK\x03\x04")
