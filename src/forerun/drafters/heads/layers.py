@@ -77,7 +77,7 @@ class HeadLayers:
             order = torch.arange(len(tensors[f"{name}.weight"]))
             order = pair_halves(order, head_dim) if number < rotated else order
             parts.append(self.rows(f"{name}.weight", order))
-            biases += [tensors[f"{name}.bias"][order]] if f"{name}.bias" in self.head.config.tensors() else []
+            biases += [tensors[f"{name}.bias"][order]] if f"{name}.bias" in tensors else []
         return self.product(parts, torch.cat(biases) if biases else None)
 
     def rows(self, name: str, rows: Tensor | None) -> Tensor | QuantizedWeight:

@@ -217,7 +217,7 @@ class LayerSpec:
         rotation: which of the decoder's rotations turns queries and keys; None: none.
         attends, is_recurrent, feeds: whether it has attention, a recurrence, a feed-forward layer.
         has_experts: the feed-forward layer is a mixture of experts.
-        norms_input: attention reads what "input_norm" gives, where `DecoderSpec.norm_owners` leaves that open.
+        norms_input: there is an "input_norm", where `DecoderSpec.norm_owners` leaves that open.
     """
 
     window: int | None = None
@@ -251,8 +251,7 @@ class DecoderSpec:
         qkv_groups: groups of heads of such a module, each of which has its queries, keys and values side by side.
         is_transposed: the linear layers of the layers have weights [in, out].
         biases: roles, "norms" and "head", that have a bias.
-        base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`. norm:
-            the final one; empty: there is none.
+        base, embedding, norm, head, layer_list: paths in the model; all but `base` and `head` are below `base`.
         positions, first_position: of a table of what is added to the embeddings, below `base`, and its row for the
             first position; None: nothing is.
         renamed: parts of the names of parameters that files have, and what they are in Transformers.
@@ -294,7 +293,7 @@ class DecoderSpec:
     base: str = "model"
     embedding: str = "embed_tokens"
     layer_list: str = "layers"
-    norm: str = "norm"
+    norm: str = "norm"  # empty: there is none
     head: str = "lm_head"
     positions: str | None = None
     first_position: int = 0
