@@ -95,6 +95,8 @@ FORMAT_VERSION = 1
 FC = "fc.weight"
 """The projection that public EAGLE heads begin with, and language models have not."""
 _D2T = "d2t"
+_FORMER = {"attention_gate": False, "rotated": None}
+"""Fields of earlier versions, and their values in the heads that are read."""
 _TRAIN_AGAIN = "Train it to its end, or take an earlier checkpoint."
 _NEWER = "Read it with the version of forerun that wrote it."
 
@@ -285,8 +287,8 @@ def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[Bl
     }
     types = {each.name: str(each.type) for each in fields(kind)}
     optional = {each.name for each in fields(kind) if (each.default, each.default_factory) != (MISSING, MISSING)}
-    for key in head.values:
-        if key not in types:
+    for key, value in head.values.items():
+        if key not in types and _FORMER.get(key, ...) != value:
             raise ModelLoadError(f"{head.place}: {key[:60]} is unknown here. {_NEWER}")
     json_fields = {name: made for name, made in types.items() if name in head.values or name not in optional}
     try:

@@ -57,7 +57,7 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
         UnsupportedModelError: they are intact, but of an unsupported kind.
     """
     source = str(folder)
-    with as_load_errors(f"{folder / 'model.safetensors'}: the weights are damaged", REMEDY):
+    with as_load_errors(f"{folder}: the weights are damaged", REMEDY):
         stored = open_slices(folder)
         config = medusa_config_of(settings, stored, num_layers)
         found = _renamed(stored, config, source)

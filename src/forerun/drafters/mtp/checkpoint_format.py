@@ -246,7 +246,7 @@ def _config(config: Any, found: Mapping[str, TensorSlice], naming: _Naming) -> C
     """Return the configuration of the layer, which is like the target's last one with attention, but for the kind and
     the width of its feed-forward part."""
     spec = spec_of(config)
-    own = next(layer for layer in reversed(spec.layers) if layer.attends)
+    own = next((layer for layer in reversed(spec.layers) if layer.attends), spec.layers[-1])
     has_experts = spec.experts is not None and f"layers.0.{spec.experts.router}.weight" in found
     up = found.get(f"layers.0.{spec.modules.get('up')}.weight")
     decoder = replace(

@@ -31,7 +31,17 @@ def same(one: Tensor | None, two: Tensor | None) -> bool:
     return one is two if one is None or two is None else torch.equal(one, two)
 
 
-@pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3, EXTENDED], ids=["1", "3", "extended"])
+PUBLISHED = replace(
+    EAGLE_3,
+    num_layers=2,
+    biases=("fc", "layers.1.mlp.down_proj"),
+    rope_scaling={"rope_type": "linear", "factor": 2.0},
+    head_norms=True,
+    norm_all_before_fc=True,
+)
+
+
+@pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3, EXTENDED, PUBLISHED], ids=["1", "3", "extended", "published"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_written_is_read(config: EagleConfig, dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(config).items()}
@@ -126,6 +136,15 @@ def test_a_configuration_that_the_tensors_contradict(changes: dict[str, Any], sa
     save(tmp_path, EXTENDED)
     resealed(tmp_path, **changes)
     with pytest.raises(ModelLoadError, match=said):
+        load_head(tmp_path)
+
+
+def test_fields_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    save(tmp_path, EAGLE_1)
+    resealed(tmp_path, head={"attention_gate": False, "rotated": None})
+    assert load_head(tmp_path).config == EAGLE_1
+    resealed(tmp_path, head={"attention_gate": True})
+    with pytest.raises(ModelLoadError, match="attention_gate is unknown"):
         load_head(tmp_path)
 
 
