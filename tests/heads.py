@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from doubles import FakeModel, MarkovModel
+from families import VOCAB
 from forerun.config import BUNDLED_TARGET
 from forerun.drafters import DRAFTERS
 from forerun.drafters.eagle.config import EagleConfig
+from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import StoredHead
 from forerun.drafters.heads.fingerprint import target_fingerprint
 from forerun.drafters.heads.folder import save_head
@@ -146,6 +150,26 @@ def states_of(target: LanguageModel, head: StoredHead[EagleConfig], text: Seq[in
     return hidden_outputs
 
 
+def tokens(count: int, seed: int) -> list[int]:
+    """Random tokens of the tiny families."""
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def logits_of(target: Model, head: StoredHead[EagleConfig], text: list[int], drafted: list[int]) -> Tensor:
+    """A head's logits of a text in two chunks, and of drafted tokens row by row."""
+    model, found = EagleModel(head, target), []
+    cache, states = model.new_cache(), model.fuse(states_of(target, head, text[:-1]))
+    for part in (slice(0, 7), slice(7, None)):
+        result = model.forward([Rows(cache, text[1:][part], states=states[part])])
+        cache.commit(range(len(text[1:][part])))
+        found.append(result.logits)
+    for token in drafted:
+        assert result.hidden_outputs is not None
+        result = model.forward([Rows(cache, [token], states=result.hidden_outputs[-1])])
+        found.append(result.logits)
+    return torch.cat(found)
+
+
 def reference_logits(
     head: StoredHead[EagleConfig],
     target: LanguageModel,
@@ -187,7 +211,13 @@ def _fused(config: EagleConfig, weight: dict[str, Tensor], states: Tensor) -> Te
         return states[0]
     if config.norm_before_fc:
         states = torch.stack([_norm(each, weight[f"fc_norm.{i}.weight"], config) for i, each in enumerate(states)])
-    return weight["fc.weight"] @ states.flatten()
+    flat = states.flatten()
+    return _map(weight, "fc", _norm(flat, weight["input_norm.weight"], config) if config.norm_all_before_fc else flat)
+
+
+def _map(weight: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    """The product of a matrix, and its bias."""
+    return weight[f"{name}.weight"] @ x + weight.get(f"{name}.bias", 0.0)
 
 
 def _entering(
@@ -196,10 +226,10 @@ def _entering(
     """What attention reads of a row, and the row's residual."""
     if config.is_mtp:
         pair = _norm(embedding, weight["enorm.weight"], config), _norm(state, weight["hnorm.weight"], config)
-        x = weight["fc.weight"] @ torch.cat(pair)
+        x = _map(weight, "fc", torch.cat(pair))
         return _norm(x, weight["layers.0.input_layernorm.weight"], config), x
     if config.version == 1:
-        x = weight["fc.weight"] @ torch.cat([embedding, state])
+        x = _map(weight, "fc", torch.cat([embedding, state]))
         return x, x
     normed = _norm(state, weight["midlayer.hidden_norm.weight"], config)
     read = torch.cat([_norm(embedding, weight["midlayer.input_layernorm.weight"], config), normed])
@@ -210,8 +240,19 @@ def _entering(
 
 
 def _row(config: EagleConfig, weight: dict[str, Tensor], inputs: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """What the layer gives for the last of these rows."""
+    """What the layers give for the last of these rows."""
     layer = "layers.0" if config.version == 1 else "midlayer"
+    for further in range(1, config.num_layers):
+        given = [_of_layer(config, weight, inputs[: count + 1], layer) for count in range(len(inputs))]
+        layer = f"layers.{further}"
+        inputs = [(_norm(x, weight[f"{layer}.input_layernorm.weight"], config), x) for x in given]
+    return _of_layer(config, weight, inputs, layer)
+
+
+def _of_layer(
+    config: EagleConfig, weight: dict[str, Tensor], inputs: list[tuple[Tensor, Tensor]], layer: str
+) -> Tensor:
+    """What one layer gives for the last of these rows."""
     last = len(inputs) - 1
     window = config.sliding_window or len(inputs)
     seen = range(max(0, last - window + 1), last + 1)
@@ -221,24 +262,19 @@ def _row(config: EagleConfig, weight: dict[str, Tensor], inputs: list[tuple[Tens
 
         def part(name: str, row: int, place: int) -> Tensor:
             width = config.head_dim
-            x = (weight[f"{layer}.self_attn.{name}_proj.weight"] @ inputs[row][0])[place * width :][:width]
+            x = _map(weight, f"{layer}.self_attn.{name}_proj", inputs[row][0])[place * width :][:width]
             norm = weight.get(f"{layer}.self_attn.{name}_norm.weight")
             return x if norm is None else _norm(x, norm, config)
 
-        place = 2 * head if config.attention_gate else head
-        query = _rotated(config, part("q", last, place), last)
+        query = _rotated(config, part("q", last, head), last)
         scores = torch.stack([query @ _rotated(config, part("k", row, group), row) for row in seen])
         accept_probs = (scores * config.head_dim**-0.5).softmax(0)
         mixed = sum(accept_prob * part("v", row, group) for accept_prob, row in zip(accept_probs, seen, strict=True))
-        if config.attention_gate:
-            gates = weight[f"{layer}.self_attn.q_proj.weight"] @ inputs[last][0]
-            mixed = mixed * gates[(place + 1) * config.head_dim :][: config.head_dim].sigmoid()
         heads.append(mixed)
-    x = inputs[last][1] + weight[f"{layer}.self_attn.o_proj.weight"] @ torch.cat(heads)  # type: ignore[arg-type]
+    x = inputs[last][1] + _map(weight, f"{layer}.self_attn.o_proj", torch.cat(heads))  # type: ignore[arg-type]
     h = _norm(x, weight[f"{layer}.post_attention_layernorm.weight"], config)
-    gate, up = (weight[f"{layer}.mlp.{name}_proj.weight"] @ h for name in ("gate", "up"))
-    down: Tensor = weight[f"{layer}.mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
-    return x + down
+    gate, up = (_map(weight, f"{layer}.mlp.{name}_proj", h) for name in ("gate", "up"))
+    return x + _map(weight, f"{layer}.mlp.down_proj", gate * gate.sigmoid() * up)
 
 
 def _passed_on(config: EagleConfig, weight: dict[str, Tensor], output: Tensor) -> Tensor:
@@ -246,11 +282,16 @@ def _passed_on(config: EagleConfig, weight: dict[str, Tensor], output: Tensor) -
 
 
 def _rotated(config: EagleConfig, x: Tensor, position: int) -> Tensor:
-    """Numbers i and i + R/2 turned by position * theta^(-2i/R), of the first R numbers."""
-    half = (config.rotated or config.head_dim) // 2
-    angles = position * config.rope_theta ** -(torch.arange(half).double() / half)
-    a, b, rest = x[:half], x[half : 2 * half], x[2 * half :]
-    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest])
+    """Numbers i and i + D/2 turned by position * theta^(-2i/D), or as Transformers scales it."""
+    half, factor = config.head_dim // 2, 1.0
+    angles = config.rope_theta ** -(torch.arange(half).double() / half)
+    if config.rope_scaling:
+        rope = {**config.rope_scaling, "rope_theta": config.rope_theta}
+        sizes = {"hidden_size": config.hidden_size, "num_attention_heads": config.num_heads}
+        own = LlamaConfig(**sizes, head_dim=config.head_dim, max_position_embeddings=64, rope_parameters=rope)
+        angles, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](own)
+    angles, a, b = position * angles, x[:half], x[half:]
+    return factor * torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()])
 
 
 def _norm(x: Tensor, weight: Tensor, config: EagleConfig) -> Tensor:

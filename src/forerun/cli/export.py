@@ -46,10 +46,19 @@ def hf(
 
 @app.command()
 def head(
-    head: Annotated[Path, typer.Argument(help="Folder of a head that forerun trained.", metavar="HEAD")],
+    head: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a head that forerun trained, or the pickled file of a public one.", metavar="HEAD"
+        ),
+    ],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="OUT")],
 ) -> None:
-    """Write a head with its matrices at 8 bits: a quarter of the bytes."""
+    """Write a head with its matrices at 8 bits: a quarter of the bytes.
+
+    Of a pickled file, such as pytorch_model.bin, write the tensors as safetensors, with the config.json beside it: the
+    file is read in a process of its own, which makes nothing but tensors of it.
+    """
     from forerun.export.quantized import export_head
 
     exported = export_head(head, out)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +13,9 @@ from torch import Tensor
 
 from forerun import __version__
 from forerun.config import QUANTISATIONS
-from forerun.drafters.heads.checkpoint_formats import WEIGHTS
-from forerun.drafters.heads.folder import CONFIG, head_settings, load_head, save_head
-from forerun.errors import ConfigError, UnsupportedModelError
+from forerun.drafters.heads.checkpoint_formats import MEDUSA_WEIGHTS, WEIGHTS, open_slices
+from forerun.drafters.heads.folder import CONFIG, float_type, head_settings, load_head, save_head
+from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.export.files import (
     MAX_SHARD_BYTES,
     Exported,
@@ -33,6 +36,7 @@ from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
 from forerun.models.loading.quantized_tensors import tensors_of
 from forerun.models.loading.transformers_modules import quietly
 from forerun.utils.files import whole_folder, write_bytes, write_json
+from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import read_json
 
 _BYTES = {8: 1.1, 4: 0.7}
@@ -189,12 +193,13 @@ _INT8: Literal["int8"] = "int8"
 
 
 def export_head(head: Path, out: Path) -> Exported:
-    """Write a head with its matrices at 8 bits and a scale per row, and copy the other files of its folder.
+    """Write a head with its matrices at 8 bits and a scale per row, and copy the other files of its folder; or write
+    what a pickled file holds as safetensors, beside a copy of its config.json.
 
     The folder is new.
 
     Args:
-        head: folder of a head that forerun trained.
+        head: folder of a head that forerun trained, or the pickled file of a public one.
 
     Raises:
         ConfigError: `out` exists or cannot be written; the disk has too little space; the head is of a public form, or
@@ -202,6 +207,8 @@ def export_head(head: Path, out: Path) -> Exported:
         ModelLoadError: the head cannot be read.
     """
     check_output(out)
+    if head.is_file():
+        return _export_pickled(head, out)
     if "format" not in head_settings(head).values:
         raise ConfigError(f"{head} is a head of a public form, which has no 8 bits. Give one that forerun trained.")
     stored = load_head(head)
@@ -226,6 +233,36 @@ def export_head(head: Path, out: Path) -> Exported:
         written = {path.name: path.stat().st_size for path in fresh.iterdir()}
     count = sum(tensor.numel() for tensor in stored.tensors.values())
     return Exported(count, _INT8, sum(written.values()), tuple(sorted(written)))
+
+
+_READ_TENSORS = """
+import sys, torch
+from safetensors.torch import save_file
+found = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
+tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor)}
+save_file({name: each.clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}, sys.argv[2])
+"""
+"""The program that reads a pickle, of which it makes nothing but tensors."""
+
+
+def _export_pickled(file: Path, out: Path) -> Exported:
+    """Write the tensors of a pickled file, which a process of its own reads. Errors as of `export_head`."""
+    settings = file.with_name(CONFIG)
+    head_settings(file.parent)
+    check_disk_space(out, file.stat().st_size)
+    weights = MEDUSA_WEIGHTS if file.stem == Path(MEDUSA_WEIGHTS).stem else WEIGHTS
+    with whole_folder(out, ConfigError) as fresh:
+        command = [sys.executable, "-P", "-c", _READ_TENSORS, str(file), str(fresh / weights)]
+        ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        if ended.returncode:
+            said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {ended.returncode}"]
+            raise ModelLoadError(f"{file}: no tensors could be read from it: {said[-1][:200]}. {REMEDY}")
+        write_bytes(fresh / CONFIG, settings.read_bytes(), error=ConfigError)
+        slices = open_slices(fresh).values()
+        dtype = str(float_type(slices)).removeprefix("torch.")
+        written = {path.name: path.stat().st_size for path in fresh.iterdir()}
+    count = sum(math.prod(each.get_shape()) for each in slices)
+    return Exported(count, dtype, sum(written.values()), tuple(sorted(written)))
 
 
 _NOTE = """

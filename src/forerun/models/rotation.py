@@ -8,11 +8,6 @@ from torch import Tensor
 from forerun.models.attention.base import Layout
 
 
-def inverse_frequencies(theta: float, head_dim: int) -> Tensor:
-    """Return [head_dim / 2] angles between consecutive positions, as models without scaling have them."""
-    return theta ** -(torch.arange(0, head_dim, 2).float() / head_dim)
-
-
 class Rotation:
     """Rotates numbers 2i and 2i + 1 of each head by an angle that grows with the position.
 

@@ -42,10 +42,8 @@ class EagleHead(HeadModule):
     config: EagleConfig
 
     def __init__(self, config: EagleConfig) -> None:
-        if config.attention_gate or config.head_norms or config.rotated is not None:
-            raise UnsupportedModelError(
-                "A layer with gated attention, norms of queries, or a partial rotation is neither trained nor measured."
-            )
+        if odd := [part for part, is_there in config.further_parts.items() if is_there]:
+            raise UnsupportedModelError(f"A head with {', '.join(odd)} is neither trained nor measured.")
         super().__init__(config)
 
 

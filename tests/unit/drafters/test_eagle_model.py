@@ -17,13 +17,33 @@ from forerun.errors import IncompatibleDrafterError
 from forerun.models import Model, Rows, load_model
 from heads import random_head, reference_logits, states_of
 
-GATED = {"version": 1, "is_mtp": True, "norm_output": True, "attention_gate": True, "head_norms": True, "rotated": 8}
+ATTENTION = [f"midlayer.self_attn.{each}_proj" for each in "qkvo"]
+PUBLISHED: dict[str, Any] = {
+    "num_layers": 2,
+    "head_norms": True,
+    "biases": ("fc", "layers.1.mlp.down_proj", *ATTENTION),
+    "norm_all_before_fc": True,
+    "max_positions": 64,
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "first version": {"version": 1},
     "mtp": {"version": 1, "is_mtp": True},
     "mtp with output rows": {"version": 1, "is_mtp": True, "norm_output": True, "own_output_rows": True},
-    "mtp with gates": GATED,
+    "published": PUBLISHED,
+    "published, normed": {**PUBLISHED, "norm_output": True, "draft_vocab_size": 40, "own_output_rows": True},
+    "published, first version": {
+        "version": 1,
+        "num_layers": 2,
+        "biases": ("fc", *(f"layers.0.self_attn.{each}_proj" for each in "qkv")),
+        "rope_scaling": YARN,
+        "max_positions": 64,
+    },
     "reduced": {"draft_vocab_size": 40, "own_output_rows": True},
     "everything": {
         "draft_vocab_size": 40,
@@ -115,7 +135,7 @@ def test_every_path_of_a_tree_is_a_chain(target: Model) -> None:
         assert difference(model.widened(logits[None])[0], expected) < 1e-5
 
 
-@pytest.mark.parametrize("form", [{"norm_before_fc": True}, GATED], ids=["eagle", "mtp"])
+@pytest.mark.parametrize("form", [{"norm_before_fc": True}, PUBLISHED], ids=["eagle", "published"])
 @pytest.mark.parametrize(
     "options", [{"dtype": "bfloat16"}, {"dtype": "float32"}, {"dtype": "bfloat16", "quantize": "int8"}]
 )

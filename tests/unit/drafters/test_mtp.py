@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as tf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -123,13 +122,6 @@ def bind(target: Model, drafter: Mtp | None = None) -> Mtp:
     return drafter
 
 
-def copied_layer(tensors: dict[str, Tensor]) -> None:
-    """Return the target's own last layer again, with all of its tensors."""
-    last = f"model.layers.{LAYERS - 1}."
-    for name in [name for name in tensors if name.startswith(last)]:
-        tensors[f"model.layers.{LAYERS}." + name.removeprefix(last)] = tensors[name].clone()
-
-
 def renamed(tensors: dict[str, Tensor]) -> None:
     tensors["model.mtp_block.0.self_attn.q_proj.weight"] = torch.ones(2, 2)
 
@@ -152,21 +144,6 @@ def test_an_unknown_form_is_said_and_the_target_serves_without(
         results: Any = LLM(target, "mtp", num_draft_tokens=3).generate([[1, 2, 3]], GREEDY)
     assert said in caplog.text and "Nothing is drafted" in caplog.text
     assert results[0].token_ids == expected[0].token_ids and results[0].stats.num_draft_tokens == 0
-
-
-def test_experts_of_a_checkpoint_that_transformers_makes_are_refused_by_name(tmp_path: Path, caplog: Any) -> None:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
-    config = tf.Glm4MoeConfig(
-        **sizes, intermediate_size=96, moe_intermediate_size=32, num_key_value_heads=2, head_dim=16, n_routed_experts=4,
-        num_experts_per_tok=2, first_k_dense_replace=1, eos_token_id=None, bos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    tf.Glm4MoeForCausalLM(config).save_pretrained(tmp_path / "plain")
-    folder = with_layer(tmp_path / "plain", tmp_path / "target", None, DEEPSEEK, copied_layer)
-    with caplog.at_level("WARNING", logger="forerun"):
-        drafter = bind(load_model(folder, "float32"))
-    assert "mlp.experts" in caplog.text
-    assert drafter.draft([], []) == []
 
 
 def test_what_is_claimed_and_not_held(plain: Path, head: StoredHead[EagleConfig], tmp_path: Path) -> None:

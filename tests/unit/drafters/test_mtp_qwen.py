@@ -8,28 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from families import VOCAB, make_family
+from families import make_family
 from forerun import LLM, EagleTree, Hybrid, Mtp, Suffix
 from forerun.config import AUTO, REFERENCE, EngineConfig
 from forerun.drafters import Drafter
 from forerun.drafters.belonging import belonging
 from forerun.drafters.build import automatic_drafter
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.eagle.model import EagleModel
 from forerun.drafters.heads.config import StoredHead
-from forerun.drafters.heads.folder import load_head, save_head
+from forerun.drafters.heads.folder import save_head
 from forerun.drafters.mtp.checkpoint_format import read_mtp
 from forerun.engine.memory_plan import MemoryPlan
-from forerun.errors import DrafterError
+from forerun.errors import ConfigError, DrafterError
 from forerun.kernels.cpu.page_layout import PAGE
-from forerun.models import Model, Rows, load_model, load_tokenizer
+from forerun.models import load_model, load_tokenizer
 from forerun.types import Draft, Sequence
 from forerun.utils import workloads
 from forerun.utils.machine import GIB
 from head_rig import GREEDY, Rig, cases
-from heads import states_of
+from heads import logits_of, states_of, tokens
 from mtp_layers import FAMILY, TINY, expected_logits, with_mtp
 
 DRAFTED = [5, 9, 2]
@@ -40,25 +38,6 @@ SEEDED = replace(LONG, temperature=0.9, seed=4)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_mtp(tmp_path_factory.mktemp("mtp"))
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def logits_of(target: Model, head: StoredHead[EagleConfig], text: list[int], drafted: list[int]) -> torch.Tensor:
-    """The layer's logits of a text in two chunks, and of drafted tokens row by row."""
-    model, found = EagleModel(head, target), []
-    cache, states = model.new_cache(), model.fuse(states_of(target, head, text[:-1]))
-    for part in (slice(0, 7), slice(7, None)):
-        result = model.forward([Rows(cache, text[1:][part], states=states[part])])
-        cache.commit(range(len(text[1:][part])))
-        found.append(result.logits)
-    for token in drafted:
-        assert result.hidden_outputs is not None
-        result = model.forward([Rows(cache, [token], states=result.hidden_outputs[-1])])
-        found.append(result.logits)
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("kind", ["reference", "native"])
@@ -76,8 +55,9 @@ def test_dense_qwen3_next_has_such_a_layer_too(tmp_path: Path) -> None:
     folder = with_mtp(tmp_path, "qwen3_next", num_experts=0)
     target = load_model(folder, "float64")
     head, text = read_mtp(target, str(folder)), tokens(12, 6)
-    assert head.config.attention_gate and head.config.rotated == 4
-    expected = expected_logits(folder, text, DRAFTED, states_of(target, head, text[:-1])[:, 0].double())
+    assert head.config.extras() == ["normed output", "norms of queries and keys", "gated attention"]
+    states = states_of(target, head, text[:-1])[:, 0].double()
+    expected = expected_logits(folder, text, DRAFTED, states, "qwen3_next")
     assert (logits_of(target, head, text, DRAFTED) - expected).abs().max() < 1e-5
     assert automatic_drafter(str(folder)) == "hybrid:sources=suffix+mtp"
 
@@ -100,18 +80,16 @@ def test_drafts_through_the_engine_are_those_of_the_formulas(folder: Path) -> No
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_a_quantized_layer_is_near(quantize: str | None, folder: Path, tmp_path: Path) -> None:
-    """The layer with 8 bits: stored, or made for a quantized target."""
+    """The layer with 8 bits, as it is made for a quantized target."""
     target = load_model(folder, "float32", quantize=quantize)
     head = read_mtp(target, str(folder))
-    save_head(tmp_path / "head", head.config, head.tensors, quantize="int8")
-    stored = load_head(tmp_path / "head").of(EagleConfig, "", "")
-    assert stored.config == head.config and "layers.0.self_attn.q_proj.weight" in stored.quantized
+    with pytest.raises(ConfigError, match="stays in its target's checkpoint"):
+        save_head(tmp_path / "head", head.config, head.tensors)
     text = tokens(23, 1)
     exact = expected_logits(folder, text, DRAFTED)
-    for each in (head, stored):
-        near = logits_of(target, each, text, DRAFTED).double()
-        assert (near - exact).norm() < (0.02 if quantize is None and each is head else 0.2) * exact.norm()
-    plain, drafted = (LLM(target, each, num_draft_tokens=3).generate([text], GREEDY) for each in (None, Mtp(stored)))
+    near = logits_of(target, head, text, DRAFTED).double()
+    assert (near - exact).norm() < (0.02 if quantize is None else 0.2) * exact.norm()
+    plain, drafted = (LLM(target, each, num_draft_tokens=3).generate([text], GREEDY) for each in (None, Mtp(head)))
     assert drafted[0].token_ids == plain[0].token_ids and drafted[0].stats.num_draft_tokens > 0  # type: ignore[index, union-attr]
 
 

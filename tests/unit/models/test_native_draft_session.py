@@ -135,7 +135,7 @@ def test_tokens_are_picked_among_the_first_columns(tmp_path: Path) -> None:
 def test_what_is_no_number_is_said(tmp_path: Path) -> None:
     model = load_model(make_family("llama", tmp_path))
     chains = begun(model, [model.new_cache()])
-    chains._decoder._model.eps = float("nan")  # type: ignore[attr-defined]
+    chains._decoder.struct.eps = float("nan")  # type: ignore[attr-defined]
     found = chains.advance([[1]])
     assert found.columns == [-1] and found.probabilities == [0.0]
 

@@ -144,14 +144,14 @@ def test_a_longer_rotation_of_another_thread_leaves_the_one_in_use(tmp_path: Pat
     model = load_model(make_family("llama", tmp_path))
     decoder = model.decoder
     assert isinstance(decoder, NativeDecoder)
-    layers, held = decoder.library.layers, [weakref.ref(table) for table in decoder._rotation.reaching(1)]
+    layers, held = decoder.library.layers, [weakref.ref(table) for table in decoder.rotation.reaching(1)]
 
     class Growing:
         def __getattr__(self, name: str) -> object:
             return getattr(library, name)
 
         def layers(self, *arguments: object) -> None:
-            decoder._rotation.reaching(3000)
+            decoder.rotation.reaching(3000)
             gc.collect()
             assert all(table() is not None for table in held)
             layers(*arguments)

@@ -1,12 +1,16 @@
-"""Public block heads: `dflash` and `dspark` of the `speculators` form, as vLLM reads them, read and written.
+"""Public block heads: `dflash` and `dspark` of the `speculators` form, as vLLM reads them, read and written; and those
+of the authors of DFlash, read.
 
 Their tensors have the names of `BlockConfig.tensors`. What a configuration leaves out of its layers is what
-Transformers takes for a Qwen3 layer, since the form writes only what differs. `block_size` counts slots there.
+Transformers takes for a Qwen3 layer, since the form writes only what differs. `block_size` counts slots there. The
+authors' configuration is that of the layers, with further keys in `dflash_config`; a layer named there is one whose
+output is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +18,14 @@ from torch import Tensor
 
 from forerun.config import AUTO
 from forerun.drafters.block.config import BlockConfig
-from forerun.drafters.eagle.checkpoint_format import SPECULATORS, rope_theta
+from forerun.drafters.eagle.checkpoint_format import SPECULATORS, rotation_fields, stored_biases, with_rotation
 from forerun.drafters.heads.config import (
     OUTPUT,
     as_stored,
     fused_layers,
     refuse_features,
     refuse_unserved,
+    rope_parameters,
     speculators_entry,
     token_tables,
 )
@@ -33,7 +38,6 @@ LAYER_IDS = "aux_hidden_state_layer_ids"
 _OTHER_HEAD = "Give one that has it otherwise, or train one: forerun train block."
 _SERVED = (
     ("hidden_act", "silu"),
-    ("attention_bias", False),
     ("logit_scale", 1),
     ("partial_rotary_factor", 1),
     ("is_causal", False),
@@ -41,56 +45,89 @@ _SERVED = (
     ("projector_type", "dflash"),
     ("shift_label", False),
     ("markov_head_type", "vanilla"),
+    ("attention_mode", "gqa"),
+    ("input_embedding_scale", 1),
+    ("output_multiplier", 1),
+    ("final_logit_softcapping", 0),
 )
 """Keys and the one value that is supported, which is also the default."""
 _FULL = "full_attention"
+_DFLASH = "DFlashDraftModel"
 
 
 def is_block(settings: Fields) -> bool:
     """Return whether a config.json describes a block head."""
-    return settings.values.get(SPECULATORS) in BLOCK_KINDS
+    return settings.values.get(SPECULATORS) in BLOCK_KINDS or _is_of_authors(settings)
 
 
-def block_config_of(settings: Fields, *, has_output_rows: bool, num_layers: int | None) -> BlockConfig:
+def _is_of_authors(settings: Fields) -> bool:
+    return SPECULATORS not in settings.values and "dflash_config" in settings
+
+
+def block_config_of(settings: Fields, names: Collection[str], *, num_layers: int | None) -> BlockConfig:
     """Return the configuration of a public block head.
 
     Args:
-        has_output_rows: whether it has a tensor lm_head.weight.
+        names: of its tensors.
         num_layers: of the target; None if that is not known.
 
     Raises:
         ModelLoadError: a key is missing or wrong.
         UnsupportedModelError: it uses a feature that is not supported.
     """
-    layer = settings.fields("transformer_layer_config")
+    if is_of_authors := _is_of_authors(settings):
+        layer, settings = settings, _authors_keys(settings)
+    else:
+        layer = settings.fields("transformer_layer_config")
     hidden, vocab = layer.integer("hidden_size", 4096, low=1), layer.integer("vocab_size", 151936, low=1)
     _refuse_unserved(settings, layer, hidden)
     slots, from_anchor = settings.integer("block_size", low=1), settings.flag("sample_from_anchor", False)
-    is_dspark = settings.string(SPECULATORS) == "dspark"
+    is_dspark = settings.values.get(SPECULATORS) == "dspark"
+    layers, count = settings.list_of(LAYER_IDS, int), layer.integer("num_hidden_layers", 32, low=1)
     try:
-        return BlockConfig(
+        config = BlockConfig(
             vocab_size=vocab,
             draft_vocab_size=settings.integer("draft_vocab_size", vocab, low=1),
             hidden_size=hidden,
-            num_layers=layer.integer("num_hidden_layers", 32, low=1),
+            num_layers=count,
             num_heads=layer.integer("num_attention_heads", 32, low=1),
             num_kv_heads=layer.integer("num_key_value_heads", 32, low=1),
             head_dim=layer.integer("head_dim", 128, low=1),
             intermediate_size=layer.integer("intermediate_size", 22016, low=1),
-            layers=fused_layers(settings, settings.list_of(LAYER_IDS, int), num_layers, _OTHER_HEAD),
+            layers=fused_layers(settings, [each + is_of_authors for each in layers], num_layers, _OTHER_HEAD),
             block_size=slots if from_anchor else slots - 1,
             sample_from_anchor=from_anchor,
             mask_token_id=settings.integer("mask_token_id", low=0),
             markov_rank=settings.integer("markov_rank", low=0) if is_dspark else 0,
             confidence=is_dspark and settings.flag("enable_confidence_head", True),
             confidence_with_markov=settings.flag("confidence_head_with_markov", True),
-            own_output_rows=has_output_rows,
-            rope_theta=rope_theta(layer),
+            own_output_rows=OUTPUT in names,
+            biases=stored_biases(layer, names, [f"layers.{index}" for index in range(count)]),
+            **rotation_fields(layer),
             rms_norm_eps=layer.number("rms_norm_eps", 1e-6, low=0),
             max_positions=layer.integer("max_position_embeddings", 32768, low=1),
         )
     except ConfigError as failure:
         raise ModelLoadError(f"{settings.place}: {failure} {REMEDY}") from None
+    return with_rotation(config, layer)
+
+
+def _authors_keys(settings: Fields) -> Fields:
+    """Return the keys of the head of a configuration of DFlash's authors by the names of `speculators`.
+
+    Raises:
+        UnsupportedModelError: it is of a later kind, whose layers convolve.
+    """
+    architectures = settings.list_of("architectures", str, [_DFLASH])
+    if architectures != [_DFLASH]:
+        raise _unserved(settings, f"architectures is {architectures}, and of these heads {_DFLASH} is served")
+    own = settings.fields("dflash_config")
+    found: dict[str, Any] = {**settings.values, **own.values}
+    target, count = settings.integer("num_target_layers", 0), settings.integer("num_hidden_layers", low=1)
+    span = (target - 4) / max(1, count - 1)  # from layer 1 to the third last
+    default = [round(1 + index * span) for index in range(count)] if count > 1 else [target // 2]
+    layers = own.list_of("target_layer_ids", int, default)
+    return replace(own, values=found | {LAYER_IDS: layers, "target_hidden_size": None})
 
 
 def _refuse_unserved(settings: Fields, layer: Fields, hidden: int) -> None:
@@ -98,7 +135,7 @@ def _refuse_unserved(settings: Fields, layer: Fields, hidden: int) -> None:
         refuse_unserved(fields, _SERVED, _OTHER_HEAD)
     kind = layer.string("model_type", "qwen3")
     if kind != "qwen3":
-        raise _unserved(layer, f"model_type is {kind[:40]!r}, and block heads of Qwen3 layers are served")
+        raise _unserved(layer, f"model_type is {kind[:40]!r}, and block heads are served whose layers are Qwen3's")
     for each in layer.list_of("layer_types", str, None) or [_FULL]:
         if each != _FULL:
             raise _unserved(layer, f"layer_types has {each[:40]!r}, and only {_FULL!r} is served")
@@ -141,6 +178,7 @@ def check_block_export(
             config.layers[-1] >= num_layers
         ),
         "a confidence without a Markov bias": config.confidence and not config.markov_rank,
+        "biases": bool(config.biases),
         "an order of the output tokens that is not the target's": (
             config.draft_vocab_size == config.vocab_size and d2t is not None
         ),
@@ -199,7 +237,7 @@ def _layer(config: BlockConfig, dtype: str) -> dict[str, Any]:
         "attention_bias": False,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rope_parameters": rope_parameters(config),
         "max_position_embeddings": config.max_positions,
         "layer_types": [_FULL] * config.num_layers,
         "use_sliding_window": False,

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from forerun.config import MAX_BLOCK_SIZE
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.config import KeyShape, check_attention, check_layers, check_positive, check_vocabulary
+from forerun.drafters.heads.config import (
+    KeyShape,
+    bias_shapes,
+    check_attention,
+    check_layers,
+    check_positive,
+    check_vocabulary,
+    layer_tensors,
+    layers_spec,
+    plain_config,
+)
 from forerun.errors import ConfigError
+from forerun.models.fused.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +63,11 @@ class BlockConfig:
         own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
         sliding_window: positions that the slots of a block attend to, up to its last slot; None for all. No public
             format can represent it.
-        rope_theta: of the rotation of queries and keys.
+        rope_theta: base of the rotation of queries and keys.
+        rope_scaling: parameters of a rotation that is not plain, as Transformers' `rope_parameters`.
         rms_norm_eps: of all norms.
         max_positions: rows that it was made for.
+        biases: matrices, without ".weight", that have a bias.
     """
 
     vocab_size: int
@@ -78,6 +93,8 @@ class BlockConfig:
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
     max_positions: int = 2048
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive(
@@ -112,6 +129,7 @@ class BlockConfig:
             raise ConfigError(
                 f"mask_token_id of the head is {self.mask_token_id}, and its target has {self.vocab_size:,} tokens."
             )
+        self.tensors()  # which compares biases with matrices
 
     def _check_pairs(self) -> None:
         """Raise ConfigError for settings that a head with `context_tokens` cannot have."""
@@ -162,10 +180,20 @@ class BlockConfig:
     @property
     def keys(self) -> KeyShape:
         """Return the shape of the keys of its layers."""
-        return KeyShape(self.num_layers, self.num_kv_heads, self.head_dim)
+        return KeyShape(self.num_layers, self.num_kv_heads, self.head_dim, self.head_dim)
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """Return its layers as those of a decoder."""
+        return layers_spec(self, head_norms=True)
+
+    @property
+    def rope_config(self) -> Any:
+        """Return the configuration that Transformers computes its rotation of."""
+        return plain_config(self)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return every trained tensor by name with its shape; only the confidence has a bias.
+        """Return every trained tensor by name with its shape.
 
         The names are those that vLLM reads, and for what it cannot read, names of the same style.
         """
@@ -183,7 +211,7 @@ class BlockConfig:
         if self.confidence:
             tensors["confidence_head.proj.weight"] = (1, self.confidence_width)
             tensors["confidence_head.proj.bias"] = (1,)
-        return tensors
+        return tensors | bias_shapes(self, tensors)
 
     def extras(self) -> list[str]:
         """Return the features that not every block head has."""
@@ -197,6 +225,8 @@ class BlockConfig:
             "norms of states": self.norm_before_fc,
             "output rows of its own": self.own_output_rows,
             f"window of {self.sliding_window or 0:,}": self.sliding_window is not None,
+            "biases": bool(self.biases),
+            f"rotation {self.rope_scaling.get('rope_type')}": bool(self.rope_scaling),
         }
         return [name for name, holds in found.items() if holds]
 
@@ -217,26 +247,14 @@ class BlockConfig:
 
 
 def _of_masks(config: BlockConfig) -> dict[str, tuple[int, ...]]:
-    hidden, wide, narrow = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden = config.hidden_size
     tensors: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, len(config.layers) * hidden),
         "hidden_norm.weight": (hidden,),
     }
     for index in range(config.num_layers):
         layer = f"layers.{index}"
-        tensors |= {
-            f"{layer}.input_layernorm.weight": (hidden,),
-            f"{layer}.self_attn.q_proj.weight": (wide, hidden),
-            f"{layer}.self_attn.k_proj.weight": (narrow, hidden),
-            f"{layer}.self_attn.v_proj.weight": (narrow, hidden),
-            f"{layer}.self_attn.o_proj.weight": (hidden, wide),
-            f"{layer}.self_attn.q_norm.weight": (config.head_dim,),
-            f"{layer}.self_attn.k_norm.weight": (config.head_dim,),
-            f"{layer}.post_attention_layernorm.weight": (hidden,),
-            f"{layer}.mlp.gate_proj.weight": (config.intermediate_size, hidden),
-            f"{layer}.mlp.up_proj.weight": (config.intermediate_size, hidden),
-            f"{layer}.mlp.down_proj.weight": (hidden, config.intermediate_size),
-        }
+        tensors |= {f"{layer}.input_layernorm.weight": (hidden,), **layer_tensors(config, layer, hidden)}
     tensors["norm.weight"] = (hidden,)
     if config.norm_before_fc:
         tensors |= {f"fc_norm.{i}.weight": (hidden,) for i in range(len(config.layers))}

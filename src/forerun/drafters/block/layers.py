@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.layer import EagleLayer, NativeEagleLayer, ReferenceEagleLayer
-from forerun.drafters.heads.layers import HeadLayers, NativeHead, head_attention, state_norms
-from forerun.kernels.cpu.library import LayerStruct, Library
+from forerun.drafters.heads.layers import HeadLayers, NativeHead, fused_states, head_modules, state_norms
+from forerun.kernels.cpu.library import Library
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.kv_cache import SequenceCache
-from forerun.models.attention.base import Layout, Planner, cache_of
-from forerun.models.attention.native import PathPlanner, rows_struct
-from forerun.models.base import LanguageModel, Rows
+from forerun.models.attention.base import Planner, cache_of
+from forerun.models.attention.native import rows_struct
+from forerun.models.base import HiddenStateOutputs, LanguageModel, Rows
+from forerun.models.fused.decoder import FusedDecoder
 from forerun.models.linear import Linear
 from forerun.models.model import lay_out
-from forerun.models.rotation import Rotation, inverse_frequencies, pair_halves, rotate
+from forerun.models.rotation import pair_halves, rotate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,36 +71,6 @@ def _markov(made: HeadLayers, config: BlockConfig, target: LanguageModel, token_
     return embeddings @ made.vector(f"{first}.weight").T, made.product([after])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockLayer:
-    """One layer: norms as they are computed, and linear layers."""
-
-    input_norm: Tensor
-    qkv: Linear
-    query_norm: Tensor
-    key_norm: Tensor
-    out: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
-
-    @classmethod
-    def of(cls, made: HeadLayers, index: int, head_dim: int) -> BlockLayer:
-        """Build from a head's tensors. The numbers of queries and keys that one rotation turns lie side by side."""
-        prefix = f"layers.{index}"
-        order = pair_halves(torch.arange(head_dim), head_dim)
-        return cls(
-            input_norm=made.vector(f"{prefix}.input_layernorm.weight"),
-            qkv=made.linear(*(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), rotated=2, head_dim=head_dim),
-            query_norm=made.vector(f"{prefix}.self_attn.q_norm.weight")[order],
-            key_norm=made.vector(f"{prefix}.self_attn.k_norm.weight")[order],
-            out=made.linear(f"{prefix}.self_attn.o_proj"),
-            mlp_norm=made.vector(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=made.linear(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
-            down=made.linear(f"{prefix}.mlp.down_proj"),
-        )
-
-
 class ReferenceBlockLayers:
     """Computes the rows of a block head in PyTorch, with linear layers of the target's kind.
 
@@ -113,7 +83,7 @@ class ReferenceBlockLayers:
     """
 
     def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear) -> None:
-        self._config, self._made, self._output = config, made, output
+        self._config, self._made = config, made
         self._fuse = made.linear("fc")
         self._state_norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
         self._context_norm = made.vector("hidden_norm.weight")
@@ -121,20 +91,15 @@ class ReferenceBlockLayers:
         keys, values = ([f"{prefix}.{name}_proj" for prefix in prefixes] for name in "kv")
         # to the keys of all layers, then the values of all layers
         self._context = made.linear(*keys, *values, rotated=len(keys), head_dim=config.head_dim)
-        self._layers = [BlockLayer.of(made, index, config.head_dim) for index in range(config.num_layers)]
-        self._norm = made.vector("norm.weight")
+        order = pair_halves(torch.arange(config.head_dim), config.head_dim)
+        self._key_norms = [made.vector(f"{prefix}.k_norm.weight")[order] for prefix in prefixes]
         self._eps = torch.tensor(config.rms_norm_eps, dtype=made.compute, device=made.device)
-        frequencies = inverse_frequencies(config.rope_theta, config.head_dim)
-        self._rotation = Rotation(frequencies, 1.0, made.compute, made.device)
-        self._form, layer = head_attention(config)
-        self._attention = made.attention()
-        self.planner: Planner = self._attention.planner([layer] * config.num_layers, made.device)
+        self._decoder = FusedDecoder(*head_modules(made, config, output))
+        self.planner: Planner = self._decoder.planner
 
     def fuse(self, states: Tensor) -> Tensor:
         """Fuse the target's states, [n, layers, hidden_size] in float32 or float64, to [n, hidden_size]."""
-        if self._state_norms:
-            states = torch.stack([self._normed(states[:, i], norm) for i, norm in enumerate(self._state_norms)], 1)
-        return self._made.multiply(self._fuse, states.flatten(1))
+        return fused_states(self._made, self._fuse, self._state_norms, states)
 
     def context(self, batch: Sequence[Rows]) -> None:
         """Compute context rows of fused states, which join their caches' scratch."""
@@ -152,9 +117,9 @@ class ReferenceBlockLayers:
         both = heads.view(len(states), 2, config.num_layers, config.num_kv_heads, config.head_dim).permute(
             1, 2, 3, 0, 4
         )
-        turns = self._rotation.at(torch.tensor(positions, device=self._made.device))
-        for index, layer in enumerate(self._layers):
-            keys = self._normed(both[0, index].transpose(0, 1).contiguous(), layer.key_norm)
+        turns = self._decoder.rotations[0].at(torch.tensor(positions, device=self._made.device))
+        for index, norm in enumerate(self._key_norms):
+            keys = self._normed(both[0, index].transpose(0, 1).contiguous(), norm)
             rotate(keys, turns)
             keys, start = keys.transpose(0, 1), 0
             for cache, first, rows in zip(caches, firsts, batch, strict=True):
@@ -175,26 +140,12 @@ class ReferenceBlockLayers:
         """
         layout = lay_out(batch, self.planner)
         x = torch.cat([x, x[-1:].expand(layout.num_rows - len(x), -1)])
-        for index, layer in enumerate(self._layers):
-            x = self._layer(index, layer, x, layout)
-        output = self._normed(layout.select_logit_rows(x), self._norm)
-        logits = self._made.multiply(self._output, output)
-        return output[: layout.num_logits], logits[: layout.num_logits]
-
-    def _layer(self, index: int, layer: BlockLayer, x: Tensor, layout: Layout) -> Tensor:
-        multiply, config = self._made.multiply, self._config
-        heads = multiply(layer.qkv, self._normed(x, layer.input_norm)).view(len(x), -1, config.head_dim)
-        rotated = config.num_heads + config.num_kv_heads
-        query = self._normed(heads[:, : config.num_heads], layer.query_norm)
-        key = self._normed(heads[:, config.num_heads : rotated], layer.key_norm)
-        turns = self._rotation.turns(layout)
-        rotate(query, turns)
-        rotate(key, turns)
-        attended = self._attention.forward(index, query, key, heads[:, rotated:], layout, self._form)
-        x = x + multiply(layer.out, attended)
-        h = multiply(layer.gate_up, self._normed(x, layer.mlp_norm))
-        wide = config.intermediate_size
-        return x + multiply(layer.down, F.silu(h[:, :wide]).mul_(h[:, wide:]))
+        decoder, made = self._decoder, self._made
+        outputs = HiddenStateOutputs((decoder.num_layers,), layout)
+        x = decoder.through(x.to(made.takes), layout, 0, decoder.num_layers, outputs)
+        logits, normed = decoder.head(x, layout, outputs), outputs.stacked()
+        assert normed is not None
+        return normed[:, 0].to(made.compute), logits[: layout.num_logits].to(made.compute)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self._eps)
@@ -209,13 +160,9 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
     """
 
     def __init__(self, made: HeadLayers, config: BlockConfig, output: Linear, library: Library) -> None:
-        super().__init__(made, config, library)
+        super().__init__(made, config, output, library)
         self._context_norm = made.vector("hidden_norm.weight").contiguous()
-        form, attention = head_attention(config)
-        self._path_planner = PathPlanner([attention] * config.num_layers, made.dtype)
-        self.planner: Planner = self._path_planner
-        self._layers = (LayerStruct * config.num_layers)(*map(self._layer, range(config.num_layers)))
-        self._model = self._model_struct(self._layers, config.num_layers, output, form.scale)
+        self._model = self._decoder.struct
 
     def context(self, batch: Sequence[Rows]) -> None:
         parts = [rows.states for rows in batch if rows.states is not None]
@@ -243,15 +190,6 @@ class NativeBlockLayers(NativeHead[BlockConfig]):
         logits = torch.empty(len(output), self._config.draft_vocab_size)
         self._library.head(model, len(output), output.data_ptr(), logits.data_ptr(), threads)
         return output, logits
-
-    def _layer(self, index: int) -> LayerStruct:
-        prefix = f"layers.{index}"
-        return self._layer_struct(
-            prefix,
-            input_norm=self._norm(f"{prefix}.input_layernorm"),
-            query_norm=self._norm(f"{prefix}.self_attn.q_norm"),
-            key_norm=self._norm(f"{prefix}.self_attn.k_norm"),
-        )
 
 
 class PairLayers:

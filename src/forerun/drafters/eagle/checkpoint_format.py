@@ -6,8 +6,8 @@ EAGLE-1 and EAGLE-3 heads have a Llama configuration with further keys; the `spe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,37 +19,41 @@ from forerun.drafters.heads.config import (
     fused_layers,
     refuse_features,
     refuse_unserved,
+    rope_parameters,
     speculators_entry,
     token_tables,
 )
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from forerun.utils.foreign_errors import REMEDY
+from forerun.models.fused.families import frequencies
+from forerun.models.loading.configuration import check_rope
+from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
+
+if TYPE_CHECKING:
+    from forerun.drafters.block.config import BlockConfig
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS = "speculators_model_type"
 _PLAIN_STATES = 3
 _OTHER_HEAD = "Give one that has it otherwise, or train one: forerun train eagle."
+_LAYERS = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose layers are those of Llama, but for biases and norms of queries and keys."""
 _SERVED = (
     ("hidden_act", "silu"),
-    ("attention_bias", False),
-    ("qkv_bias", False),
-    ("mlp_bias", False),
     ("logit_scale", 1),
     ("partial_rotary_factor", 1),
-    ("norm_before_fc", False),
     ("is_causal", True),
     ("parallel_drafting", False),
 )
 """Keys and the one value that is supported, which is also the default."""
 
 
-def eagle_config_of(settings: Fields, *, version: int, has_output_rows: bool, num_layers: int | None) -> EagleConfig:
+def eagle_config_of(settings: Fields, names: Collection[str], *, version: int, num_layers: int | None) -> EagleConfig:
     """Return the configuration of a public EAGLE head.
 
     Args:
-        version: 1 or 3, by the names of its tensors.
-        has_output_rows: whether it has a tensor lm_head.weight.
+        names: of its tensors, as `EagleConfig.tensors` has them.
+        version: 1 or 3, by these.
         num_layers: of the target; None if that is not known.
 
     Raises:
@@ -61,9 +65,12 @@ def eagle_config_of(settings: Fields, *, version: int, has_output_rows: bool, nu
         _refuse_unserved(fields)
     hidden, vocab = layer.integer("hidden_size", low=1), layer.integer("vocab_size", low=1)
     heads = layer.integer("num_attention_heads", low=1)
-    flags = _flags(settings) if version == 3 else {}
+    flags, count = _flags(settings) if version == 3 else {}, layer.integer("num_hidden_layers", 1, low=1)
+    first, further = "layers.0" if version == 1 else "midlayer", [f"layers.{index}" for index in range(1, count)]
+    if version == 1 and settings.flag("bias", False):
+        names = {*names, "fc.bias"}
     try:
-        return EagleConfig(
+        config = EagleConfig(
             version=version,
             vocab_size=vocab,
             draft_vocab_size=settings.integer("draft_vocab_size", vocab, low=1) if version == 3 else vocab,
@@ -74,19 +81,23 @@ def eagle_config_of(settings: Fields, *, version: int, has_output_rows: bool, nu
             head_dim=layer.integer("head_dim", hidden // heads, low=1),
             intermediate_size=layer.integer("intermediate_size", low=1),
             layers=_layers(settings, num_layers) if version == 3 else (_needed(settings, num_layers),),
-            own_output_rows=has_output_rows,
+            own_output_rows=OUTPUT in names,
             sliding_window=_window(layer),
-            rope_theta=rope_theta(layer),
+            head_norms=f"{first}.self_attn.q_norm.weight" in names or layer.string("model_type", "") == "qwen3",
+            num_layers=count,
+            biases=stored_biases(layer, names, [first, *further]),
+            **rotation_fields(layer),
             rms_norm_eps=layer.number("rms_norm_eps", 1e-6, low=0),
             max_positions=layer.integer("max_position_embeddings", 2048, low=1),
             **flags,
         )
     except ConfigError as failure:
         raise ModelLoadError(f"{settings.place}: {failure} {REMEDY}") from None
+    return with_rotation(config, layer)
 
 
 def _layer(settings: Fields) -> Fields:
-    """Return the Llama configuration of the head's layer."""
+    """Return the configuration of the head's layer."""
     if SPECULATORS not in settings.values:
         layer = settings
     else:
@@ -98,15 +109,10 @@ def _layer(settings: Fields) -> Fields:
             )
         layer = settings.fields("transformer_layer_config")
     kind = layer.string("model_type", "llama")
-    if kind != "llama":
+    if kind not in _LAYERS:
         raise UnsupportedModelError(
-            f"{layer.place}: model_type is {kind[:40]!r}, and heads are served whose layer is a Llama layer. "
-            f"{_OTHER_HEAD}"
-        )
-    count = layer.integer("num_hidden_layers", 1)
-    if count != 1:
-        raise UnsupportedModelError(
-            f"{layer.place}: the head has {count} layers, and heads of one layer are served. {_OTHER_HEAD}"
+            f"{layer.place}: model_type is {kind[:40]!r}, and EAGLE heads are served whose layers are those of "
+            f"{', '.join(_LAYERS)}. {_OTHER_HEAD}"
         )
     return layer
 
@@ -129,10 +135,12 @@ def _refuse_unserved(fields: Fields) -> None:
         )
 
 
-def _flags(settings: Fields) -> dict[str, bool]:
+def _flags(settings: Fields) -> dict[str, Any]:
     default = () if SPECULATORS in settings.values else (False,)  # programs differ in the default of `speculators`
+    eagle: Fields | None = settings.fields("eagle_config", None)
     return {
         "norm_before_fc": settings.flag("fc_norm", False),
+        "norm_all_before_fc": any(each.flag("norm_before_fc", False) for each in (settings, eagle) if each is not None),
         "norm_before_residual": settings.flag("norm_before_residual", *default),
         "norm_output": settings.flag("norm_output", False),
     }
@@ -170,20 +178,63 @@ def _window(layer: Fields) -> int | None:
     return layer.integer("sliding_window", low=1) if kinds[0] == "sliding_attention" else None
 
 
-def rope_theta(layer: Fields) -> float:
-    """Return the base of a plain rotation. Raises UnsupportedModelError for another kind."""
-    for key in ("rope_parameters", "rope_scaling"):
-        scaling: Fields | None = layer.fields(key, None)
-        if scaling is None:
-            continue
-        kind = scaling.string("rope_type", None) or scaling.string("type", None) or "default"
-        if kind != "default":
-            raise UnsupportedModelError(
-                f"{scaling.place}: rope_type is {kind[:40]!r}, and heads with plain rotation are served. {_OTHER_HEAD}"
-            )
-        if "rope_theta" in scaling.values:
-            return scaling.number("rope_theta", low=1)
-    return layer.number("rope_theta", 10_000.0, low=1)
+def rotation_fields(layer: Fields) -> dict[str, Any]:
+    """Return `rope_theta` and `rope_scaling` of a published head. Raises ModelLoadError: there is no such rotation."""
+    theta = layer.number("rope_theta", 10_000.0, low=1)
+    found: list[Fields | None] = [layer.fields(key, None) for key in ("rope_parameters", "rope_scaling")]
+    rope = next((each for each in found if each is not None), None)
+    if rope is None:
+        return {"rope_theta": theta}
+    check_rope(rope)
+    kind = rope.string("rope_type", None) or rope.string("type", None) or "default"
+    theta = rope.number("rope_theta", theta, low=1)
+    if kind in _PLAIN:
+        return {"rope_theta": theta}
+    lengths = (layer.integer(key, 0) for key in ("original_max_position_embeddings", "max_position_embeddings"))
+    kept = {key: value for key, value in rope.values.items() if key not in ("type", "rope_theta")}
+    kept = (
+        {"original_max_position_embeddings": next(filter(None, lengths), 0)}
+        | kept
+        | {"rope_type": _FORMER.get(kind, kind)}
+    )
+    return {"rope_theta": theta, "rope_scaling": kept}
+
+
+_PLAIN, _FORMER = ("default", "mrope"), {"su": "longrope"}
+"""Rotations that are plain for text, and former names."""
+_Config = TypeVar("_Config", bound="EagleConfig | BlockConfig")
+
+
+def with_rotation(config: _Config, layer: Fields) -> _Config:
+    """Return a configuration whose rotation can be computed. Raises ModelLoadError: a parameter is missing or wrong."""
+    kind = config.rope_scaling.get("rope_type", "default")
+    what = f"{layer.place}: the rotation {kind}"
+    with as_load_errors(f"{what} cannot be computed of its parameters", REMEDY):
+        try:
+            frequencies(config.rope_config, config.spec)
+        except KeyError as missing:
+            raise ModelLoadError(f"{what} has no {missing.args[0]!r} among its parameters. {REMEDY}") from None
+    return config
+
+
+def stored_biases(layer: Fields, names: Collection[str], prefixes: Collection[str]) -> tuple[str, ...]:
+    """Return the matrices with a bias: those of which there is one, those that the configuration says have one, and
+    those that are multiplied together with such a one.
+
+    prefixes: of the names of the head's layers.
+    """
+    found = {name.removesuffix(".bias") for name in names if name.endswith(".bias")} - {"confidence_head.proj"}
+    for key, parts in _BIASED.items():
+        for prefix in prefixes:
+            together = {f"{prefix}.{part}_proj" for part in parts}
+            found |= together if layer.flag(key, False) or found & together else set()
+    return tuple(sorted(found))
+
+
+_BIASED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("attention_bias", "qkv_bias"), ("self_attn.q", "self_attn.k", "self_attn.v")),
+    "mlp_bias": ("mlp.gate", "mlp.up"),
+}
 
 
 # Writing.
@@ -206,6 +257,7 @@ def check_eagle_export(config: EagleConfig, d2t: Tensor | None, form: str, num_l
             config.hidden_size != config.target_hidden_size
         ),
         "an order of the output tokens that is not the target's": whole and d2t is not None,
+        **{part: has for part, has in config.further_parts.items() if not part.startswith("rotation")},
     }
     common[f"form {form}, which has no EAGLE"] = form not in ("eagle", "speculators")
     if config.version == 1:
@@ -306,7 +358,7 @@ def _llama_settings(config: EagleConfig, dtype: str) -> dict[str, Any]:
         "mlp_bias": False,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rope_parameters": rope_parameters(config),
         "max_position_embeddings": config.max_positions,
         "tie_word_embeddings": False,
     }

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from forerun.drafters.heads.config import KeyShape, check_attention, check_layers, check_positive, check_vocabulary
+from forerun.drafters.heads.config import (
+    KeyShape,
+    bias_shapes,
+    check_attention,
+    check_layers,
+    check_positive,
+    check_vocabulary,
+    layer_tensors,
+    layers_spec,
+    plain_config,
+)
 from forerun.errors import ConfigError
+from forerun.models.fused.spec import DecoderSpec
 
 EAGLE_VERSIONS = (1, 3)
 
@@ -23,8 +36,8 @@ class EagleConfig:
     Version 1: x = fc([embedding; state]) is the input and the residual of a layer without input_layernorm, there is no
     final norm, and the output layer is the target's.
     An MTP layer (DeepSeek-V3, 2412.19437) is a version 1 whose x = fc([enorm(embedding); hnorm(state)]) enters a whole
-    decoder layer, and whose logits are those of norm(output). Its attention may be that of Qwen3-Next: gated, and with
-    norms of queries and keys before a part of each head is rotated.
+    decoder layer, and whose logits are those of norm(output).
+    Published heads may have further layers, which are whole; biases; a scaled rotation; norms of queries and keys.
 
     Attributes:
         version: 1 or 3.
@@ -37,19 +50,20 @@ class EagleConfig:
         layers: of the target, whose entering states are fused, rising; the number of the target's layers stands for
             the state after its final norm. Version 1: that alone.
         norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused (3.1).
+        norm_all_before_fc: all of them together are ("input_norm").
         norm_before_residual: the residual is hidden_norm(g) in place of g.
         norm_output: what goes to the next row is the output after `norm` (3.1).
         embedding_residual: a linear map of the embedding is added to the residual. No public format can represent it.
         own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
         sliding_window: rows that a row attends to, itself included; None for all.
-        rope_theta: of the rotation of queries and keys.
+        rope_theta: base of the rotation of queries and keys.
+        rope_scaling: parameters of a rotation that is not plain, as Transformers' `rope_parameters`.
         rms_norm_eps: of all norms.
         max_positions: rows that it was made for.
         is_mtp: it is an MTP layer.
-        attention_gate: what attention gives is multiplied by a sigmoid; q_proj has the query and the gate of each head
-            side by side.
         head_norms: queries and keys of each head are normalised.
-        rotated: numbers of each head that are rotated; None for all.
+        num_layers: decoder layers.
+        biases: matrices, without ".weight", that have a bias.
     """
 
     version: int
@@ -63,6 +77,7 @@ class EagleConfig:
     intermediate_size: int
     layers: tuple[int, ...]
     norm_before_fc: bool = False
+    norm_all_before_fc: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
     embedding_residual: bool = False
@@ -71,10 +86,11 @@ class EagleConfig:
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-5
     max_positions: int = 2048
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
     is_mtp: bool = False
-    attention_gate: bool = False
     head_norms: bool = False
-    rotated: int | None = None
+    num_layers: int = 1
+    biases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive(
@@ -88,17 +104,12 @@ class EagleConfig:
             head_dim=self.head_dim,
             intermediate_size=self.intermediate_size,
             max_positions=self.max_positions,
+            num_layers=self.num_layers,
         )
         if self.version not in EAGLE_VERSIONS:
             raise ConfigError(f"version of the head is {self.version}, but must be 1 or 3.")
         if self.is_mtp and self.version != 1:
             raise ConfigError(f"an MTP layer is a head of version 1, not {self.version}.")
-        if not self.is_mtp and (self.attention_gate or self.head_norms or self.rotated is not None):
-            raise ConfigError(
-                "attention_gate, head_norms and rotated are those of an MTP layer, which this head is not."
-            )
-        if not 2 <= self.num_rotated <= self.head_dim or self.num_rotated % 2:
-            raise ConfigError(f"rotated is {self.rotated}, but must be even, and from 2 to head_dim, {self.head_dim}.")
         check_vocabulary(self.draft_vocab_size, self.vocab_size)
         check_attention(self.num_heads, self.num_kv_heads, self.head_dim)
         check_layers(self.layers)
@@ -107,6 +118,7 @@ class EagleConfig:
                 f"an EAGLE-1 head is as wide as its target, but has {self.hidden_size} for "
                 f"{self.target_hidden_size}. Take version 3."
             )
+        self.tensors()  # which compares biases with matrices
 
     @property
     def kind(self) -> str:
@@ -115,71 +127,78 @@ class EagleConfig:
 
     @property
     def keys(self) -> KeyShape:
-        """Return the shape of the keys of its layer."""
-        return KeyShape(1, self.num_kv_heads, self.head_dim)
+        """Return the shape of the keys of its layers."""
+        return KeyShape(len(self.spec.layers), self.num_kv_heads, *self.spec.cached_widths)
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """Return its layers as those of a decoder. What the first reads, `entry_norms` have normed."""
+        norm = "norm" if self.version == 3 or self.is_mtp else ""
+        return layers_spec(self, head_norms=self.head_norms, norms_first=self.is_mtp, norm=norm)
+
+    @property
+    def rope_config(self) -> Any:
+        """Return the configuration that Transformers computes its rotation of."""
+        return plain_config(self)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return every trained tensor by name with its shape; linear layers have no biases.
+        """Return every trained tensor by name with its shape.
 
         The names are those that vLLM reads (EAGLE-3: `midlayer`), and for what it cannot read, names of the same style.
         `d2t`, which is not trained, is stored beside them where the draft vocabulary is smaller than the target's.
         """
         hidden, target = self.hidden_size, self.target_hidden_size
         layer = self.layer_name
-        wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         states = 2 if self.version == 1 else len(self.layers)
         tensors: dict[str, tuple[int, ...]] = {
             "fc.weight": (hidden, states * target),
-            f"{layer}.self_attn.q_proj.weight": (wide * (2 if self.attention_gate else 1), self.attention_input),
-            f"{layer}.self_attn.k_proj.weight": (narrow, self.attention_input),
-            f"{layer}.self_attn.v_proj.weight": (narrow, self.attention_input),
-            f"{layer}.self_attn.o_proj.weight": (hidden, wide),
-            f"{layer}.mlp.gate_proj.weight": (self.intermediate_size, hidden),
-            f"{layer}.mlp.up_proj.weight": (self.intermediate_size, hidden),
-            f"{layer}.mlp.down_proj.weight": (hidden, self.intermediate_size),
-            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            **layer_tensors(self, layer, self.attention_input),
         }
-        if self.version == 3:
-            tensors |= {
-                f"{layer}.input_layernorm.weight": (target,),
-                f"{layer}.hidden_norm.weight": (hidden,),
-                "norm.weight": (hidden,),
-            }
+        for index in range(1, self.num_layers):
+            tensors |= layer_tensors(self, f"layers.{index}", hidden)
+            tensors[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+        for name, width in zip(self.entry_norms, (target, hidden), strict=False):
+            tensors[f"{name}.weight"] = (width,)
         if self.is_mtp:
-            tensors |= {
-                "enorm.weight": (target,),
-                "hnorm.weight": (target,),
-                f"{layer}.input_layernorm.weight": (hidden,),
-                "norm.weight": (hidden,),
-            }
-        if self.head_norms:
-            tensors |= {f"{layer}.self_attn.{name}_norm.weight": (self.head_dim,) for name in "qk"}
+            tensors[f"{layer}.input_layernorm.weight"] = (hidden,)
+        if self.spec.norm:
+            tensors["norm.weight"] = (hidden,)
         if self.norm_before_fc:
             tensors |= {f"fc_norm.{i}.weight": (target,) for i in range(len(self.layers))}
+        if self.norm_all_before_fc:
+            tensors["input_norm.weight"] = (states * target,)
         if self.embedding_residual:
             tensors["embedding_residual.weight"] = (hidden, target)
         if self.own_output_rows:
             tensors["lm_head.weight"] = (self.draft_vocab_size, hidden)
-        return tensors
+        return tensors | bias_shapes(self, tensors)
 
     def extras(self) -> list[str]:
         """Return the features that not every EAGLE head has."""
         found = {
-            "norms of states": self.norm_before_fc,
+            "norms of states": self.norm_before_fc or self.norm_all_before_fc,
             "normed output": self.norm_output,
             "residual of the embedding": self.embedding_residual,
             "output rows of its own": self.own_output_rows,
             f"window of {self.sliding_window or 0:,}": self.sliding_window is not None,
-            "gated attention": self.attention_gate,
-            "norms of queries and keys": self.head_norms,
-            f"rotation of {self.num_rotated} of {self.head_dim} numbers": self.num_rotated < self.head_dim,
+            **self.further_parts,
         }
         return [name for name, holds in found.items() if holds]
 
     @property
-    def num_rotated(self) -> int:
-        """Return the numbers of each head that are rotated."""
-        return self.head_dim if self.rotated is None else self.rotated
+    def further_parts(self) -> dict[str, bool]:
+        """Return parts that a published head may have and none that forerun trains, and whether this one has them."""
+        spec, rope = self.spec, self.rope_scaling.get("rope_type")
+        return {
+            f"{len(spec.layers)} layers": len(spec.layers) > 1,
+            "biases": bool(self.biases),
+            "norms of queries and keys": "query_norm" in spec.modules,
+            "one norm of all states": self.norm_all_before_fc,
+            f"rotation {rope}": rope is not None,
+            "gated attention": "attention_gate" in spec.modules,
+            "latent attention": spec.latent is not None,
+            "experts": spec.layers[0].has_experts,
+        }
 
     @property
     def layer_name(self) -> str:
@@ -188,7 +207,9 @@ class EagleConfig:
 
     @property
     def entry_norms(self) -> tuple[str, ...]:
-        """Return the names of the norms of embedding and state, without ".weight", that an MTP layer begins with."""
+        """Return the names, without ".weight", of the norms of embedding and state; none of a version 1."""
+        if self.version == 3:
+            return f"{self.layer_name}.input_layernorm", f"{self.layer_name}.hidden_norm"
         return ("enorm", "hnorm") if self.is_mtp else ()
 
     @property

@@ -76,7 +76,7 @@ class EagleModel(FusingHeadModel):
         assert layout.states is not None
         embedding = self._embedded(layout.token_ids)
         logits, states = self._layer.forward(layout, embedding, layout.states.to(self.compute_dtype))
-        return Forward(logits[: layout.num_logits], layout.select_hidden_rows(states)[:, None])
+        return Forward(logits[: layout.num_logits], states[:, None])
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         if self.device.type == "cpu":

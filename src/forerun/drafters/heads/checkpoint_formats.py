@@ -1,4 +1,5 @@
-"""Public heads as folders: EAGLE-1, EAGLE-3 (as vLLM reads them), and the `speculators` forms of EAGLE-3 and of blocks.
+"""Public heads as folders: EAGLE-1, EAGLE-3 (as vLLM reads them), the `speculators` forms of EAGLE-3 and of blocks, and
+DFlash.
 
 Their tensors have the names of `EagleConfig.tensors` or `BlockConfig.tensors`, the layer of an EAGLE-3 head `midlayer`
 or `layers.0`. Beside these there may be a copy of the target's embedding (`embed_tokens.weight`), whose signs are a
@@ -38,9 +39,13 @@ from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
 WEIGHTS = "model.safetensors"
+MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
+"""Of the authors of Medusa."""
 EMBEDDING = "embed_tokens.weight"
 _OF_TRAINING = re.compile(r"^verifier_(norm|lm_head)\.weight$|\.rotary_emb\.inv_freq$")
 """Tensors that drafting has no use for: the target's, for the loss, and what a configuration gives."""
+ASSISTANT = "_assistant"
+"""How the model types of Gemma's heads end."""
 
 
 class Slice(TensorSpec, Protocol):
@@ -82,9 +87,14 @@ def public_config_of(
         ModelLoadError, UnsupportedModelError: as `read_public`.
     """
     config: EagleConfig | BlockConfig
-    has_output_rows = OUTPUT in stored
+    has_output_rows, kind = OUTPUT in stored, settings.string("model_type", "")
+    if kind.endswith(ASSISTANT):
+        raise UnsupportedModelError(
+            f"{settings.place}: model_type is {kind[:40]!r}. Such a head attends to keys and values of its target's "
+            "last layers, which no target hands out here. Take another drafter."
+        )
     if is_block(settings):
-        config = block_config_of(settings, has_output_rows=has_output_rows, num_layers=num_layers)
+        config = block_config_of(settings, stored, num_layers=num_layers)
     else:
         version = 3 if _is_eagle_3(settings, stored) else 1
         if version == 1 and has_output_rows:
@@ -92,7 +102,8 @@ def public_config_of(
                 f"{source}: an EAGLE-1 head with an output layer of its own ({OUTPUT}) is not served. Give one that "
                 "uses its target's."
             )
-        config = eagle_config_of(settings, version=version, has_output_rows=has_output_rows, num_layers=num_layers)
+        names = _renamed(stored, source) if version == 3 else stored
+        config = eagle_config_of(settings, names, version=version, num_layers=num_layers)
     if not has_output_rows and config.draft_vocab_size < config.vocab_size:
         raise ModelLoadError(f"{source}: {OUTPUT} is missing, the output layer of the draft vocabulary. {REMEDY}")
     return config
@@ -106,13 +117,10 @@ def _head(
     d2t = checked_d2t(offsets, config, source, ModelLoadError, REMEDY)
     _check_mask(mask, d2t, config, source)
     wanted = config.tensors()
-    for name in [name for name in found if name.endswith(".bias") and name not in wanted]:
-        if not bool(found[name][...].any()):  # zeros change nothing
-            del found[name]
     check_forms(config, found, source, ModelLoadError, REMEDY)
     tensors = {name: found[name][...] for name in wanted}
     check_values(tensors, source, ModelLoadError, REMEDY)
-    form = "speculators" if SPECULATORS in settings.values else config.kind
+    form = "speculators" if SPECULATORS in settings.values else "DFlash" if is_block(settings) else config.kind
     return StoredHead(config, tensors, d2t, fingerprint, form=form)
 
 
@@ -121,9 +129,10 @@ def open_slices(folder: Path) -> dict[str, Slice]:
     pickles."""
     from safetensors import safe_open
 
-    if not (folder / WEIGHTS).is_file():
+    found = next((file for file in (folder / WEIGHTS, folder / MEDUSA_WEIGHTS) if file.is_file()), None)
+    if found is None:
         raise _no_weights(folder)
-    opened: Any = safe_open(folder / WEIGHTS, framework="pt")
+    opened: Any = safe_open(found, framework="pt")
     names = opened.keys()
     return {name: opened.get_slice(name) for name in names if not _OF_TRAINING.search(name)}
 
@@ -174,8 +183,7 @@ def _no_weights(folder: Path) -> ModelLoadError:
     if pickles:
         return ModelLoadError(
             f"{folder}: the head's weights are pickled ({pickles[0]}), and a pickle can run code when it is loaded. "
-            f"Convert it where you trust it: read it by torch.load(..., weights_only=True), and write {WEIGHTS} by "
-            "safetensors.torch.save_file."
+            f"Write its tensors as {WEIGHTS}: forerun export head {folder / pickles[0]} OUT."
         )
     files = sorted(path.name for path in folder.glob("*.safetensors*"))
     has = f" (there is {files[0]})" if files else ""

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, dataclass, field, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.kernels.quantize import QuantizedWeight
+from forerun.models.fused.spec import HEAD_NORMS, LLAMA_MODULES, NORM_OWNERS, QKV, DecoderSpec, LayerSpec
+from forerun.models.loading.configuration import PlainConfig
 from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import ErrorType, Fields
 
+if TYPE_CHECKING:
+    from forerun.drafters.block.config import BlockConfig
+    from forerun.drafters.eagle.config import EagleConfig
+
 
 class KeyShape(NamedTuple):
-    """Keys, and values as wide, that a head keeps of a row; 0 layers of a head that keeps none."""
+    """Keys and values that a head keeps of a row; 0 layers of a head that keeps none."""
 
     num_layers: int
     num_heads: int
-    head_dim: int
+    key_width: int
+    value_width: int
 
 
 class HeadConfig(Protocol):
@@ -63,6 +70,69 @@ class HeadConfig(Protocol):
 
     def extras(self) -> list[str]:
         """Return the features that not every head of its kind has, for people."""
+
+
+def layers_spec(
+    config: EagleConfig | BlockConfig, *, head_norms: bool, norms_first: bool = True, norm: str = "norm"
+) -> DecoderSpec:
+    """Return layers like those of Llama, or with `head_norms` of Qwen3.
+
+    Args:
+        norms_first: the attention of the first layer reads what "input_layernorm" gives.
+        norm: the final one; empty: there is none.
+    """
+    layer = LayerSpec(config.sliding_window)
+    return DecoderSpec(
+        *(config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size, config.intermediate_size),
+        layers=(replace(layer, norms_input=norms_first), *[layer] * (config.num_layers - 1)),
+        rotations=((None, rope_parameters(config)),),
+        rotated=config.head_dim,
+        scale=config.head_dim**-0.5,
+        eps=config.rms_norm_eps,
+        modules=LLAMA_MODULES | (HEAD_NORMS if head_norms else {}),
+        norm_owners={**NORM_OWNERS, "input_norm": "norms_input"},
+        norm=norm,
+    )
+
+
+def rope_parameters(config: EagleConfig | BlockConfig) -> dict[str, Any]:
+    """Return the rotation of queries and keys, as Transformers' configurations have it."""
+    return {"rope_type": "default", "rope_theta": config.rope_theta, **config.rope_scaling}
+
+
+def plain_config(config: EagleConfig | BlockConfig) -> PlainConfig:
+    """Return what Transformers reads of a configuration to compute its rotation."""
+    return PlainConfig(
+        rope_parameters=rope_parameters(config),
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        max_position_embeddings=config.max_positions,
+    )
+
+
+def bias_shapes(
+    config: EagleConfig | BlockConfig, tensors: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the biases of matrices of these shapes, by name. Raises ConfigError: there is no such matrix."""
+    if odd := [name for name in config.biases if len(tensors.get(f"{name}.weight", ())) != 2]:
+        raise ConfigError(f"biases of the head has {odd[0][:100]!r}, which is no matrix of such a head.")
+    return {f"{name}.bias": tensors[f"{name}.weight"][:1] for name in config.biases}
+
+
+def layer_tensors(config: EagleConfig | BlockConfig, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a layer by name with their shapes, but for the norm of what its attention reads.
+
+    width: of that. prefix: how the names begin.
+    """
+    spec = config.spec
+    own = replace(spec.layers[0], norms_input=False)
+    shapes: dict[str, tuple[int, ...]] = {
+        spec.modules[role]: (spec.out_features(role), width if role in QKV else spec.in_features(role))
+        for role in spec.roles(own)
+    }
+    shapes |= {spec.modules[role]: (spec.norm_width(role),) for role in spec.norms(own)}
+    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
 
 
 def check_positive(of: str, **sizes: int) -> None:
@@ -214,8 +284,6 @@ def check_forms(
 def refuse_others(found: Collection[str], wanted: Collection[str], source: str, error: ErrorType, remedy: str) -> None:
     """Refuse tensors that a head has no use for: to leave one out would change what it computes."""
     for name in sorted(set(found) - set(wanted)):
-        if name.endswith(".bias"):
-            raise error(f"{source}: {name} is a bias, and linear layers of heads have none here. {remedy}")
         raise error(f"{source}: the tensor {name[:100]} is none of such a head's. {remedy}")
 
 

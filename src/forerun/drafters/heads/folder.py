@@ -23,7 +23,7 @@ from forerun.config import SHIPPED_HEADS
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.checkpoint_format import SPECULATORS
 from forerun.drafters.eagle.config import EagleConfig
-from forerun.drafters.heads.checkpoint_formats import WEIGHTS, open_slices, public_config_of, read_public
+from forerun.drafters.heads.checkpoint_formats import ASSISTANT, WEIGHTS, open_slices, public_config_of, read_public
 from forerun.drafters.heads.config import FLOATS, HeadConfig, StoredHead, TensorSpec, check_loaded, checked_d2t
 from forerun.drafters.heads.fingerprint import Fingerprint, FingerprintedTarget, same_target, target_fingerprint
 from forerun.drafters.medusa.checkpoint_format import is_medusa, medusa_config_of, read_medusa
@@ -95,6 +95,8 @@ FORMAT_VERSION = 1
 FC = "fc.weight"
 """The projection that public EAGLE heads begin with, and language models have not."""
 _D2T = "d2t"
+_FORMER = {"attention_gate": False, "rotated": None}
+"""Fields of earlier versions, and their values in the heads that are read."""
 _TRAIN_AGAIN = "Train it to its end, or take an earlier checkpoint."
 _NEWER = "Read it with the version of forerun that wrote it."
 
@@ -125,7 +127,9 @@ def save_head(
     """
     from safetensors.torch import save
 
-    source = str(folder)
+    source, form = str(folder), next((name for name, kind in FORMATS.items() if type(config) is kind), None)
+    if form is None:
+        raise ConfigError(f"{source}: a layer of its target's own kind stays in its target's checkpoint.")
     check_loaded(config, tensors, source, ConfigError, _TRAIN_AGAIN)
     offsets = checked_d2t(d2t, config, source, ConfigError, "Give the one that it was trained with.")
     kept = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
@@ -135,7 +139,7 @@ def save_head(
         kept[_D2T] = offsets.to(torch.int32)
     weights = save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()})
     json_fields = {
-        "format": next(name for name, kind in FORMATS.items() if isinstance(config, kind)),
+        "format": form,
         "format_version": FORMAT_VERSION,
         "head": asdict(config),
         "target": {"fingerprint": fingerprint, "number_format": number_format},
@@ -148,7 +152,7 @@ def save_head(
 
 
 def load_head(folder: Path, num_layers: int | None = None) -> StoredHead[HeadConfig]:
-    """Read a head: one of forerun's form, or a public EAGLE-1, EAGLE-3, `speculators` or Medusa head.
+    """Read a head: one of forerun's form, or a public EAGLE-1, EAGLE-3, `speculators`, DFlash or Medusa head.
 
     Args:
         num_layers: of the target. Public heads may be silent about the layers whose states they read, which then
@@ -199,7 +203,7 @@ def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
     if "format" in settings.values:
         config = _config(settings.fields("head"), FORMATS[settings.string("format", choices=tuple(FORMATS))])
     elif is_medusa(settings):
-        config = medusa_config_of(settings, num_layers)
+        config = medusa_config_of(settings, stored, num_layers)
     else:
         config = public_config_of(settings, stored, str(folder), num_layers)
     return HeadHeader(config, float_type(stored.values()), has_quantized(stored))
@@ -228,7 +232,7 @@ def is_head(folder: Path) -> bool:
         return False
     settings = head_settings(folder)
     json_fields = {"format", SPECULATORS, "draft_vocab_size"} & settings.values.keys()
-    if json_fields or is_medusa(settings):
+    if json_fields or is_medusa(settings) or str(settings.values.get("model_type")).endswith(ASSISTANT):
         return True
     with as_load_errors(f"{folder / WEIGHTS}: the weights are damaged", REMEDY):
         return (folder / WEIGHTS).is_file() and FC in open_slices(folder)
@@ -276,13 +280,15 @@ def _config(head: Fields, kind: type[EagleConfig] | type[MedusaConfig] | type[Bl
         "float": head.number,
         "str": head.string,
         "tuple[int, ...]": lambda key: tuple(head.list_of(key, int)),
+        "tuple[str, ...]": lambda key: tuple(head.list_of(key, str)),
+        "Mapping[str, Any]": lambda key: head.fields(key).values,
         "tuple[float, ...]": lambda key: tuple(head.list_of(key, float)),
         "int | None": lambda key: head.integer(key, None),
     }
     types = {each.name: str(each.type) for each in fields(kind)}
-    optional = {each.name for each in fields(kind) if each.default is not MISSING}
-    for key in head.values:
-        if key not in types:
+    optional = {each.name for each in fields(kind) if (each.default, each.default_factory) != (MISSING, MISSING)}
+    for key, value in head.values.items():
+        if key not in types and _FORMER.get(key, ...) != value:
             raise ModelLoadError(f"{head.place}: {key[:60]} is unknown here. {_NEWER}")
     json_fields = {name: made for name, made in types.items() if name in head.values or name not in optional}
     try:

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.config import REFERENCE
 from forerun.drafters.block.config import BlockConfig
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import HeadConfig, StoredHead
 from forerun.errors import IncompatibleDrafterError
-from forerun.kernels.cpu.library import LayerStruct, Library, LinearStruct, ModelStruct
+from forerun.kernels.cpu.library import Library, LinearStruct
 from forerun.kernels.cpu.linear import NativeLinear
-from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE
-from forerun.kernels.partition import AttentionShape, PathPlan
+from forerun.kernels.partition import PathPlan
 from forerun.kernels.quantize import QuantizedWeight, quantize_int8
+from forerun.kernels.torch.elementwise import rms_norm
 from forerun.kv_cache import PagePool, SequenceCache
-from forerun.models.attention.base import Attention, LayerAttention, PackedRows, Planner
-from forerun.models.attention.native import NativeAttention, PathPlanner
-from forerun.models.attention.reference import ReferenceAttention
+from forerun.models.attention.base import PackedRows, Planner
 from forerun.models.base import Exactness, LanguageModel, Rows
 from forerun.models.decoders import library_for
-from forerun.models.linear import Linear, make_linear, make_quantized_linear
+from forerun.models.fused.native import NativeDecoder
+from forerun.models.linear import Linear, Part, make_linear, make_quantized_linear, place
 from forerun.models.model import packed_rows
-from forerun.models.rotation import HalfRotation, inverse_frequencies, pair_halves
+from forerun.models.rotation import pair_halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,6 @@ class HeadLayers:
         takes = compute if library is not None or quantizes else dtype
         return cls(head, device, dtype, compute, takes, library, quantizes)
 
-    def attention(self) -> Attention:
-        """Return attention of the target's kind."""
-        return (
-            ReferenceAttention(self.takes)
-            if self.library is None
-            else NativeAttention(self.library, self.takes, self.dtype)
-        )
-
     def vector(self, name: str) -> Tensor:
         """Return a tensor that is added or multiplied elementwise, in `compute`."""
         return self.head.tensors[name].detach().to(self.device, self.compute)
@@ -78,18 +70,22 @@ class HeadLayers:
         return self.vector(name) if name in self.head.tensors else None
 
     def linear(self, *names: str, rotated: int = 0, head_dim: int = 0) -> Linear:
-        """Return one layer of these matrices; the first `rotated` of them have heads of this width to be rotated."""
-        parts = []
+        """Return one layer of these matrices and their biases, which all or none of them have; the first `rotated` of
+        them have heads of this width to be rotated."""
+        tensors, parts, biases = self.head.tensors, [], []
         for number, name in enumerate(names):
-            order = torch.arange(len(self.head.tensors[f"{name}.weight"]))
-            parts.append(self.rows(name, pair_halves(order, head_dim) if number < rotated else order))
-        return self.product(parts)
+            order = torch.arange(len(tensors[f"{name}.weight"]))
+            order = pair_halves(order, head_dim) if number < rotated else order
+            parts.append(self.rows(f"{name}.weight", order))
+            biases += [tensors[f"{name}.bias"][order]] if f"{name}.bias" in tensors else []
+        return self.product(parts, torch.cat(biases) if biases else None)
 
-    def rows(self, name: str, rows: Tensor) -> Tensor | QuantizedWeight:
-        """Return these rows of a matrix, in this order."""
-        name = f"{name}.weight"
-        quantized = self.head.quantized.get(name)
-        return self.head.tensors[name][rows] if quantized is None else quantized.rows(rows)
+    def rows(self, name: str, rows: Tensor | None) -> Tensor | QuantizedWeight:
+        """Return these rows of a matrix, in this order; None: all rows."""
+        quantized, numbers = self.head.quantized.get(name), self.head.tensors[name]
+        if rows is None:
+            return numbers if quantized is None else quantized
+        return numbers[rows.cpu()] if quantized is None else quantized.rows(rows.cpu())
 
     def output(self, is_of_head: bool, target: LanguageModel, token_ids: Tensor) -> Linear:
         """Return the output layer: the head's, the target's own, or the target's rows of these tokens, quantized if the
@@ -106,29 +102,91 @@ class HeadLayers:
         """Multiply [n, in] -> [n, out] in `compute`, whatever type the layer reads."""
         return linear.forward(x.to(self.takes)).to(self.compute)
 
-    def product(self, parts: Sequence[Tensor | QuantizedWeight]) -> Linear:
+    def product(self, parts: Sequence[Tensor | QuantizedWeight], bias: Tensor | None = None) -> Linear:
         """Return one layer whose outputs are those of the parts, [out, in], one after another."""
+        bias = None if bias is None else bias.to(self.device, self.takes)
         quantized = [part.to(self.device) for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) == len(parts):
-            return make_quantized_linear(quantized)
+            return make_quantized_linear(quantized, bias)
         numbers = [part.dequantize(self.compute) if isinstance(part, QuantizedWeight) else part for part in parts]
         joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
         if self.quantizes:
-            return make_quantized_linear([quantize_int8(joined, "a head")])
+            return make_quantized_linear([quantize_int8(joined, "a head")], bias)
         joined = joined.to(self.dtype)
-        return make_linear(joined) if self.library is None else NativeLinear(self.library, joined)
+        return make_linear(joined, bias) if self.library is None else NativeLinear(self.library, joined, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMaker:
+    """Makes a decoder's layers of a head's tensors (`Maker`).
+
+    Attributes:
+        output: the output layer.
+        names: the head's tensors by the decoder's parameters.
+    """
+
+    made: HeadLayers
+    output: Linear
+    names: Mapping[str, str]
+
+    def linear(self, parts: Sequence[Part], bias: Tensor | None = None, *, is_head: bool = False) -> Linear:
+        """Make one layer whose outputs are those of the parts, concatenated (`Maker.linear`)."""
+        if is_head:
+            return self.output
+        return self.made.product([self.made.rows(self.names[part.name], part.rows) for part in parts], bias)
+
+    def embedding(self, part: Part) -> Tensor:
+        """Return a table of no rows: a head reads those of its target."""
+        return torch.empty(0, part.weight.shape[1], dtype=self.made.takes, device=self.made.device)
+
+
+def head_modules(made: HeadLayers, config: EagleConfig | BlockConfig, output: Linear) -> tuple[Any, HeadMaker]:
+    """Return the layers of a head as the modules of a decoder (`FusedDecoder`, `NativeDecoder`), whose output layer is
+    the given one, and what makes its layers."""
+    root, names, spec = nn.Module(), dict[str, str](), config.spec
+    read_in = made.takes if made.library is None else made.dtype
+    root.spec, root.config, root.dtype = spec, config.rope_config, made.takes  # type: ignore[assignment]
+    table = torch.empty(config.draft_vocab_size, spec.hidden, device="meta")
+    outer = _parameter(root, f"{spec.base}.{spec.embedding}.weight", table)
+    place(root, spec.head, outer)
+    place(root, f"{spec.base}.{spec.layer_list}", nn.ModuleList(nn.Module() for _ in spec.layers))
+    for name, tensor in made.head.tensors.items():
+        if name.startswith(("layers.", "midlayer.")) or name == "norm.weight":
+            ours = f"{spec.base}.{re.sub(r'^midlayer', 'layers.0', name)}"
+            names[ours] = name
+            kept = spec.dtype_in(ours, read_in) if tensor.dim() > 1 else tensor.dtype
+            _parameter(root, ours, tensor.detach().to(made.device, kept))
+    return root, HeadMaker(made, output, names)
+
+
+def _parameter(root: nn.Module, name: str, numbers: Tensor) -> nn.Module:
+    """Add a parameter, and the modules down to it where there are none. Return the last one."""
+    path, _, leaf = name.rpartition(".")
+    try:
+        module = root.get_submodule(path)
+    except AttributeError:
+        place(root, path, module := nn.Module())
+        module.register_parameter("bias", None)
+    module.register_parameter(leaf, nn.Parameter(numbers, requires_grad=False))
+    return module
 
 
 def state_norms(config: EagleConfig | BlockConfig) -> list[str]:
-    """Return the names of the norms of the target's states, without ".weight"; empty if they are read as they are."""
+    """Return the names of the norms of the target's states, without ".weight", of each or of all together; empty if
+    they are read as they are."""
+    if isinstance(config, EagleConfig) and config.norm_all_before_fc:
+        return ["input_norm"]
     return [f"fc_norm.{i}" for i in range(len(config.layers))] if config.norm_before_fc else []
 
 
-def head_attention(config: EagleConfig | BlockConfig) -> tuple[AttentionShape, LayerAttention]:
-    """Return the shape of the attention of every layer of a head."""
-    form = AttentionShape(config.head_dim**-0.5, config.sliding_window)
-    group = config.num_heads // config.num_kv_heads
-    return form, LayerAttention(config.num_kv_heads, group, config.head_dim, config.head_dim, form)
+def fused_states(made: HeadLayers, fuse: Linear, norms: Sequence[Tensor], states: Tensor) -> Tensor:
+    """Fuse the target's states, [n, layers, H] in float32 or float64, in PyTorch. norms: those of `state_norms`."""
+    x = states.flatten(1)
+    if norms:
+        eps = torch.tensor(made.head.config.rms_norm_eps, dtype=made.compute, device=made.device)  # type: ignore[attr-defined]
+        parts = zip(x.chunk(len(norms), 1), norms, strict=True)
+        x = torch.cat([rms_norm(part, norm, eps) for part, norm in parts], 1)
+    return made.multiply(fuse, x)
 
 
 def check_sizes(config: HeadConfig, target: LanguageModel, name: str) -> int:
@@ -235,22 +293,26 @@ _Config = TypeVar("_Config", EagleConfig, BlockConfig)
 
 
 class NativeHead(Generic[_Config]):
-    """The base of heads that are computed by the native library, which set the planner of their attention.
+    """The base of heads that are computed by the native library.
+
+    Attributes:
+        planner: of the attention of its layers.
 
     Args:
         made: makes the layers of the head's tensors.
+        output: the output layer.
     """
 
-    _path_planner: PathPlanner
-
-    def __init__(self, made: HeadLayers, config: _Config, library: Library) -> None:
+    def __init__(self, made: HeadLayers, config: _Config, output: Linear, library: Library) -> None:
         self._config: _Config = config
         self._library, self._made = library, made
+        modules, maker = head_modules(made, config, output)
+        self._decoder = NativeDecoder(modules, library, maker, made.dtype)
+        self.planner: Planner = self._decoder.planner
         self._kept: list[Tensor | NativeLinear] = []  # the structures point into their memory
         self._fuse = self._linear("fc")
         norms = [made.vector(f"{name}.weight") for name in state_norms(config)]
-        self._state_norms = torch.cat(norms) if norms else None
-        self._rotation = HalfRotation(inverse_frequencies(config.rope_theta, config.head_dim), 1.0)
+        self._num_norms, self._state_norms = len(norms), torch.cat(norms) if norms else None
 
     def fuse(self, states: Tensor) -> Tensor:
         """Fuse the target's states, [n, layers, H] in float32."""
@@ -259,7 +321,7 @@ class NativeHead(Generic[_Config]):
         self._library.fuse(
             ctypes.byref(self._fuse),
             None if self._state_norms is None else self._state_norms.data_ptr(),
-            x.shape[1],
+            self._num_norms or 1,
             self._config.rms_norm_eps,
             x.data_ptr(),
             len(x),
@@ -274,48 +336,9 @@ class NativeHead(Generic[_Config]):
         for rows in batch:
             packed.append(packed_rows(rows, packed[-1].end if packed else 0))
         end = max(rows.cache.length + rows.cache.num_scratch for rows in packed)
-        return self._path_planner.plan(packed, 0), self._rotation.reaching(end)
-
-    def _model_struct(self, layers: Any, num_layers: int, output: Linear, scale: float) -> ModelStruct:
-        """Fill the model's structure. layers: a pointer to, or an array of, `num_layers` structures, which must be kept
-        alive; scale: of the attention."""
-        config = self._config
-        return ModelStruct(
-            layers=layers,
-            norm=self._norm("norm"),
-            head=self._struct(output),
-            num_layers=num_layers,
-            hidden=config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            intermediate=config.intermediate_size,
-            page=PAGE,
-            cache_format=CACHE_FORMATS[self._made.dtype],
-            eps=config.rms_norm_eps,
-            scale=scale,
-        )
-
-    def _layer_struct(self, prefix: str, query: LinearStruct | None = None, **others: Any) -> LayerStruct:
-        """Fill the structure of a decoder layer.
-
-        Args:
-            prefix: how the names of its tensors begin.
-            query: of the queries; None: all of q_proj.
-            others: addresses of norms that it has beside that of its feed-forward part, and further fields.
-        """
-        return LayerStruct(
-            mlp_norm=self._norm(f"{prefix}.post_attention_layernorm"),
-            query=self._linear(f"{prefix}.self_attn.q_proj") if query is None else query,
-            key=self._linear(f"{prefix}.self_attn.k_proj"),
-            value=self._linear(f"{prefix}.self_attn.v_proj"),
-            out=self._linear(f"{prefix}.self_attn.o_proj"),
-            gate=self._linear(f"{prefix}.mlp.gate_proj"),
-            up=self._linear(f"{prefix}.mlp.up_proj"),
-            down=self._linear(f"{prefix}.mlp.down_proj"),
-            window=self._config.sliding_window or 0,
-            **others,
-        )
+        plan = self.planner.plan(packed, 0)
+        assert isinstance(plan, PathPlan)
+        return plan, self._decoder.rotation.reaching(end)
 
     def _linear(self, name: str) -> LinearStruct:
         return self._struct(self._made.linear(name))

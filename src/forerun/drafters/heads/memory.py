@@ -112,7 +112,7 @@ def _page_nbytes(header: HeadHeader, target: ModelMemory) -> int:
     keys = header.config.keys
     if not keys.num_layers:
         return 0
-    layer = LayerAttention(keys.num_heads, 1, keys.head_dim, keys.head_dim, AttentionShape(keys.head_dim**-0.5))
+    layer = LayerAttention(keys.num_heads, 1, keys.key_width, keys.value_width, AttentionShape(1.0))
     layers = [layer] * keys.num_layers
     library = library_for(target.device, target.dtype)
     planner: Planner

@@ -1,5 +1,6 @@
 """Medusa heads in the form that vLLM reads: config.json with model_type "medusa", and tensors of the names of
-`MedusaConfig.tensors`, or those of the original repository ("K.LAYER.linear.weight", "K.LAYERS.weight").
+`MedusaConfig.tensors`, or those of the original repository ("K.LAYER.linear.weight", "K.LAYERS.weight"), whose file
+is another, and whose config.json may say no more than the numbers of heads and layers.
 
 Beside these: `token_map`, [truncated_vocab_size] int64, the target's tokens that the heads can propose. The output rows
 are `lm_head.weight` with original_lm_head, else `lm_heads.K.weight`; rows of the whole vocabulary are cut by the map.
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.drafters.heads.checkpoint_formats import Slice, open_slices
+from forerun.drafters.heads.checkpoint_formats import WEIGHTS, Slice, open_slices
 from forerun.drafters.heads.config import (
     OUTPUT,
     StoredHead,
@@ -33,13 +34,15 @@ from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
 FORM = "medusa"
+_ORIGINAL = "medusa_num_heads"
 TOKEN_MAP = "token_map"
 _OUTPUT = re.compile(r"^lm_heads?\.(\d+\.)?weight$")
 
 
 def is_medusa(settings: Fields) -> bool:
     """Return whether config.json describes Medusa heads."""
-    return settings.values.get("model_type") == FORM or "MedusaModel" in settings.list_of("architectures", str, [])
+    named = settings.values.get("model_type") == FORM or _ORIGINAL in settings
+    return named or "MedusaModel" in settings.list_of("architectures", str, [])
 
 
 def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> StoredHead[MedusaConfig]:
@@ -54,19 +57,20 @@ def read_medusa(folder: Path, settings: Fields, num_layers: int | None) -> Store
         UnsupportedModelError: they are intact, but of an unsupported kind.
     """
     source = str(folder)
-    with as_load_errors(f"{folder / 'model.safetensors'}: the weights are damaged", REMEDY):
+    with as_load_errors(f"{folder}: the weights are damaged", REMEDY):
         stored = open_slices(folder)
-        config = medusa_config_of(settings, num_layers)
+        config = medusa_config_of(settings, stored, num_layers)
         found = _renamed(stored, config, source)
         d2t = checked_d2t(_offsets(found.pop(TOKEN_MAP, None), config, source), config, source, ModelLoadError, REMEDY)
-        tensors = _with_biases(found, settings, config, source)
+        has_biases = settings.flag("medusa_fc_bias", not (folder / WEIGHTS).is_file())
+        tensors = _with_biases(found, has_biases, config, source)
         tensors = {name: _cut(name, tensor, d2t, config) for name, tensor in tensors.items()}
         check_loaded(config, tensors, source, ModelLoadError, REMEDY)
         return StoredHead(config, tensors, d2t, form="Medusa")
 
 
-def medusa_config_of(settings: Fields, num_layers: int | None) -> MedusaConfig:
-    """Return the configuration of public heads. Arguments and errors as of `read_medusa`."""
+def medusa_config_of(settings: Fields, stored: Mapping[str, Slice], num_layers: int | None) -> MedusaConfig:
+    """Return the configuration of public heads. stored: their tensors. The rest, and errors, as of `read_medusa`."""
     if settings.values.get("logit_scale", 1) != 1:
         raise UnsupportedModelError(f"{settings.place}: logit_scale is served as 1 alone.")
     if num_layers is None:
@@ -74,14 +78,18 @@ def medusa_config_of(settings: Fields, num_layers: int | None) -> MedusaConfig:
             f"{settings.place}: which state of its target Medusa heads read depends on the target's number of layers. "
             "Give the target too (--model)."
         )
+    layers = _count(settings, "layers", ("num_hidden_layers", "medusa_num_layers"))
+    rows = stored.get(f"0.{layers}.weight")
+    given = {} if rows is None else dict(zip(("vocab_size", "hidden_size"), rows.get_shape(), strict=False))
+    settings = replace(settings, values={**given, **settings.values})
     vocab = settings.integer("vocab_size", low=1)
     try:
         return MedusaConfig(
             vocab_size=vocab,
             draft_vocab_size=settings.integer("truncated_vocab_size", vocab, low=1),
             target_hidden_size=settings.integer("hidden_size", low=1),
-            num_heads=_count(settings, "heads", ("num_heads", "medusa_num_heads")),
-            num_layers=_count(settings, "layers", ("num_hidden_layers", "medusa_num_layers")),
+            num_heads=_count(settings, "heads", ("num_heads", _ORIGINAL)),
+            num_layers=layers,
             layers=(num_layers,),
             output_rows="one" if settings.flag("original_lm_head", False) else "each",
         )
@@ -151,9 +159,10 @@ def exported_medusa_config(
 
 
 def _count(settings: Fields, what: str, names: tuple[str, str]) -> int:
-    """Return a number that has one of two names. Programs accept any key with "num" and the word for it."""
+    """Return a number that has one of two names. Programs accept any key with "num" and the word for it, where it does
+    not have the second name, which is of the authors."""
     ambiguous = [key for key in settings.values if "num" in key and what in key and key not in names]
-    if ambiguous:
+    if ambiguous and names[1] not in settings:
         raise ModelLoadError(
             f"{settings.place}: {ambiguous[0][:60]} would be taken for {names[0]} by some programs. Leave it out."
         )
@@ -165,7 +174,7 @@ def _renamed(stored: Mapping[str, Slice], config: MedusaConfig, source: str) -> 
     """Return the tensors by the names of `MedusaConfig.tensors`."""
     found: dict[str, Slice] = {}
     for name, each in stored.items():
-        own_name = name.removeprefix("medusa_heads.")
+        own_name = re.sub(r"^medusa_heads?\.", "", name)
         own_name = re.sub(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$", r"blocks.\1.layers.\2.\3", own_name)
         own_name = re.sub(rf"^(\d+)\.{config.num_layers}\.weight$", r"lm_heads.\1.weight", own_name)
         if config.output_rows == "one" and own_name == "lm_heads.0.weight":
@@ -190,9 +199,8 @@ def _offsets(token_map: Slice | None, config: MedusaConfig, source: str) -> Tens
     return tokens.to(torch.int64) - torch.arange(size)
 
 
-def _with_biases(found: Mapping[str, Slice], settings: Fields, config: MedusaConfig, source: str) -> dict[str, Tensor]:
-    """Read all tensors; biases are zeros where config.json says that there are none."""
-    has = settings.flag("medusa_fc_bias", False)
+def _with_biases(found: Mapping[str, Slice], has: bool, config: MedusaConfig, source: str) -> dict[str, Tensor]:
+    """Read all tensors; biases are zeros where there are none. has: whether there are."""
     tensors: dict[str, Tensor] = {}
     for name, each in found.items():
         if _OUTPUT.match(name):

@@ -74,7 +74,7 @@ class MedusaConfig:
     @property
     def keys(self) -> KeyShape:
         """Return an empty shape: the heads attend to nothing."""
-        return KeyShape(0, 0, 0)
+        return KeyShape(0, 0, 0, 0)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return every trained tensor by name with its shape. The names are those that vLLM reads."""

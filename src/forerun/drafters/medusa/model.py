@@ -117,10 +117,6 @@ class MedusaModel(HeadModel):
             [made.linear(f"blocks.{k}.layers.{layer}") for layer in range(1, config.num_layers)]
             for k in range(config.num_heads)
         ]
-        self._biases = [
-            torch.stack([made.vector(f"blocks.{k}.layers.{layer}.bias") for k in range(config.num_heads)])
-            for layer in range(config.num_layers)
-        ]
         self._output = _output_layers(made, target, self.token_ids)
         self._eps = torch.tensor(EMBEDDING_EPS, dtype=made.compute, device=target.device)
         self._ones = torch.ones(config.target_hidden_size, dtype=made.compute, device=target.device)
@@ -143,7 +139,7 @@ class MedusaModel(HeadModel):
         states = states.to(self.device, self.compute_dtype)
         count, width = states.shape
         h = self._made.multiply(self._first[0], states).view(count, -1, width)[:, :most]
-        x = states[:, None] + F.silu(h + self._biases[0][:most])
+        x = states[:, None] + F.silu(h)
         if self.config.num_layers > 1:
             x = torch.stack([self._deeper(k, x[:, k]) for k in range(most)], 1)
         if self.config.output_rows == "each":
@@ -193,7 +189,7 @@ class MedusaModel(HeadModel):
             embedding = self.target.embedding_rows(tokens.to(self.device)).to(self.compute_dtype)
             embedding = rms_norm(embedding, self._ones, self._eps).view(len(rows), -1)
             h = self._made.multiply(self._first[k], torch.cat([state, embedding], 1))
-            x = self._deeper(k, state + F.silu(h + self._biases[0][k]))
+            x = self._deeper(k, state + F.silu(h))
             found = self._made.multiply(self._output[k if self.config.output_rows == "each" else 0], x)
             if len(by_head) == 1:
                 return found
@@ -203,8 +199,8 @@ class MedusaModel(HeadModel):
 
     def _deeper(self, k: int, x: Tensor) -> Tensor:
         """Compute the layers of one head except the first."""
-        for number, linear in enumerate(self._later[k], 1):
-            x = x + F.silu(self._made.multiply(linear, x) + self._biases[number][k])
+        for linear in self._later[k]:
+            x = x + F.silu(self._made.multiply(linear, x))
         return x
 
 

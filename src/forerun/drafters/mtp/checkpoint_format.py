@@ -1,11 +1,10 @@
 """The layer that a target's checkpoint carries to predict further tokens (MTP), read as a head.
 
-Transformers drops such layers when it loads a model, so they are read by name. Two ways of naming them are known:
-DeepSeek-V3's and GLM's, the layer after the last one (`enorm`, `hnorm`, `eh_proj`, `shared_head.norm`), and that of
-Qwen3-Next and Qwen3.5 (`mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`, `mtp.norm`). The block is
-supported if it is that of a Llama, perhaps with norms of queries and keys, and with the gated attention and the partial
-rotation of its target; mixtures of experts, latent attention and biases are refused by name. Of several such layers the
-first drafts, again and again.
+Transformers drops such layers when it loads a model, so they are read by name. Three ways of naming them are known:
+that of DeepSeek-V3 and GLM, the layer after the last one (`enorm`, `hnorm`, `eh_proj`, `shared_head.norm`); that of
+Qwen3-Next and Qwen3.5 (`mtp.fc`, `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden`, `mtp.norm`); and that of MiMo
+(`model.mtp_layers`). The block is one of the target's own layers with attention, of any family of the fused decoder:
+with its experts, latents, gates and rotation. Of several such layers the first drafts, again and again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import StoredHead, check_forms, check_values
@@ -27,15 +25,16 @@ from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.models.base import LanguageModel
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.spec import DecoderSpec
+from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
+from forerun.models.loading.fused_modules import by_parameter, layer_modules
 from forerun.models.loading.weights import TensorSlice
 from forerun.utils.foreign_errors import REMEDY
 
 _log = logging.getLogger(__name__)
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
-_QUERY_NORM = "self_attn.q_norm.weight"
 _CLAIMS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-_FURTHER = re.compile(r"mtp\.layers\.[1-9]\d*\.")
+_FURTHER = re.compile(r"(mtp\.layers|model\.mtp_layers)\.[1-9]\d*\.")
 _MOST_NAMED = 3
 """Names of tensors that a message gives."""
 
@@ -48,11 +47,13 @@ class _Naming:
         block: how the names of the decoder layer begin.
         renamed: the further tensors: their name -> ours.
         norm_output: what goes to the next row is behind the last norm.
+        state_first: the projection reads the state before the embedding.
     """
 
     block: str
     renamed: Mapping[str, str]
     norm_output: bool
+    state_first: bool = False
 
 
 def _namings(num_layers: int) -> tuple[_Naming, ...]:
@@ -81,7 +82,52 @@ def _namings(num_layers: int) -> tuple[_Naming, ...]:
             },
             norm_output=True,
         ),
+        _Naming(
+            mimo := "model.mtp_layers.0.",
+            {
+                f"{mimo}token_layernorm.weight": "enorm.weight",
+                f"{mimo}hidden_layernorm.weight": "hnorm.weight",
+                f"{mimo}input_proj.weight": "fc.weight",
+                f"{mimo}final_layernorm.weight": "norm.weight",
+            },
+            norm_output=True,
+            state_first=True,
+        ),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CarriedConfig(EagleConfig):
+    """The configuration of an MTP layer that is one of its target's.
+
+    Attributes:
+        decoder: the layer alone, as a decoder.
+        target: the target's configuration, of which rotations are computed.
+    """
+
+    decoder: DecoderSpec | None = None
+    target: Any = None
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """Return the layer as a decoder."""
+        assert self.decoder is not None
+        return self.decoder
+
+    @property
+    def rope_config(self) -> Any:
+        """Return the configuration that Transformers computes its rotation of."""
+        return self.target
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Return every tensor by name with its shape, experts apart."""
+        wide = self.hidden_size
+        names = [f"{name}.weight" for name in (*self.entry_norms, "norm")]
+        found = {"fc.weight": (wide, 2 * wide), **dict.fromkeys(names, (wide,))}
+        with torch.device("meta"):
+            layer = layer_modules(self.spec, self.spec.layers[0])
+        found |= {f"layers.0.{name}": tuple(each.shape) for name, each in layer.named_parameters()}
+        return found | ({_OUTPUT: (self.vocab_size, wide)} if self.own_output_rows else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +136,13 @@ class CarriedMtp:
 
     Attributes:
         config: its shape, with the target's output layer.
-        slices: its tensors by the names of `EagleConfig.tensors`, and its copies of the target's tables.
-        norm_offset: what is added to the weights of its norms.
+        slices: its tensors by the names of `CarriedConfig.tensors`, and its copies of the target's tables.
+        state_first: the projection reads the state before the embedding.
     """
 
-    config: EagleConfig
+    config: CarriedConfig
     slices: Mapping[str, TensorSlice]
-    norm_offset: float
+    state_first: bool
 
 
 def claims_mtp(config: Any) -> bool:
@@ -120,16 +166,24 @@ def find_mtp(name: str | Path) -> CarriedMtp:
     )
     if naming is None:
         raise _missing(source.name, config, slices)
-    found = _tensors(slices, naming, source.name)
-    spec = spec_of(config) if refusal(config) is None else None
-    sizes, attention = _sizes(config, found, source.name), _attention(config, spec, found, source.name)
-    head = EagleConfig(**sizes, **attention, norm_output=naming.norm_output)
+    if reason := refusal(config):
+        raise UnsupportedModelError(
+            f"{source.name}: its MTP layer is one of a model that the fused decoder does not compute: {reason}. Take "
+            "another drafter."
+        )
+    found = _tensors(slices, naming, spec_of(config))
+    head = _config(config, found, naming)
+    if unknown := sorted(found.keys() - head.tensors().keys() - {_EMBEDDING, _OUTPUT}):
+        raise UnsupportedModelError(
+            f"{source.name}: its MTP layer has {_named(unknown)}, which no layer of the target has: one like these is "
+            "served. Take another drafter."
+        )
     numbers = "|".join(str(config.num_hidden_layers + number) for number in range(1, 9))
     pattern = re.compile(rf"model\.layers\.({numbers})\.|{_FURTHER.pattern}")
     if later := sorted({match[0] for each in slices if (match := pattern.match(each))}):
         message = "%s has further MTP layers (%s), which are not used: the first drafts again and again."
         _log.info(message, source.name, later)
-    return CarriedMtp(head, found, 0.0 if spec is None else spec.norm_offset)
+    return CarriedMtp(head, found, naming.state_first)
 
 
 def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
@@ -145,8 +199,11 @@ def read_mtp(target: LanguageModel, name: str) -> StoredHead[EagleConfig]:
     found, head = _shared(dict(carried.slices), carried.config, target, name)
     check_forms(head, found, name, ModelLoadError, REMEDY)
     tensors = {each: found[each][...] for each in head.tensors()}
-    if carried.norm_offset:
-        tensors |= {each: _wide(norm) + carried.norm_offset for each, norm in tensors.items() if norm.dim() == 1}
+    for each in head.entry_norms:  # the decoder adds it to its own
+        norm = tensors[f"{each}.weight"]
+        tensors[f"{each}.weight"] = norm.to(torch.promote_types(norm.dtype, torch.float32)) + head.spec.norm_offset
+    if carried.state_first:
+        tensors["fc.weight"] = torch.cat(tensors["fc.weight"].chunk(2, 1)[::-1], 1)
     check_values(tensors, name, ModelLoadError, REMEDY)
     return StoredHead(head, tensors, fingerprint=target_fingerprint(target), form="MTP")
 
@@ -169,84 +226,65 @@ def _missing(name: str, config: Any, slices: Mapping[str, TensorSlice]) -> Model
     )
 
 
-def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, name: str) -> dict[str, TensorSlice]:
-    """Return the layer's tensors by the names of `EagleConfig.tensors`, with the copies of the target's tables."""
-    known = {f"{part}_proj.weight" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")}
-    known |= {_QUERY_NORM, "self_attn.k_norm.weight"}
-    known |= {f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
-    known |= {"input_layernorm.weight", "post_attention_layernorm.weight"}
-    found, unknown = {}, []
+def _tensors(slices: Mapping[str, TensorSlice], naming: _Naming, spec: DecoderSpec) -> dict[str, TensorSlice]:
+    """Return the layer's tensors by the names of `CarriedConfig.tensors`, with the copies of the target's tables; what
+    is unknown by its own name. spec: of the target."""
+    found, block = {}, dict[str, TensorSlice]()
+    layer = f"{spec.base}.{spec.layer_list}.0."
     for each, tensor in slices.items():
+        part = each.removeprefix(naming.block)
         if each in naming.renamed:
             found[naming.renamed[each]] = tensor
-        elif each.startswith(naming.block):
-            part = each.removeprefix(naming.block)
-            if part in known:
-                found[f"layers.0.{part}"] = tensor
-            elif not part.endswith("rotary_emb.inv_freq"):
-                unknown.append(each)
+        elif part != each and not part.endswith("rotary_emb.inv_freq"):
+            block[layer + part] = tensor
         elif each.startswith("mtp.") and not _FURTHER.match(each):
-            unknown.append(each)
-    if unknown:
-        raise UnsupportedModelError(
-            f"{name}: its MTP layer has {_named(sorted(unknown))}, and the block of a Llama is served alone, without "
-            "experts, latent attention or biases. Take another drafter."
-        )
-    return found
+            found[each] = tensor
+    return found | {f"layers.0.{each.removeprefix(layer)}": one for each, one in by_parameter(spec, block).items()}
 
 
-def _sizes(config: Any, found: Mapping[str, TensorSlice], name: str) -> dict[str, Any]:
-    """Return the layer's sizes, which are the target's except for the width of its feed-forward part."""
-    act = getattr(config, "hidden_act", "silu")
-    if act != "silu":
-        raise UnsupportedModelError(f"{name}: its MTP layer has hidden_act {str(act)[:40]!r}, and silu is served.")
-    up = found.get("layers.0.mlp.up_proj.weight")
-    if up is None:
-        raise ModelLoadError(f"{name}: the MTP layer has no mlp.up_proj.weight. {REMEDY}")
-    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
-    return {
-        "version": 1,
-        "is_mtp": True,
-        "vocab_size": int(config.vocab_size),
-        "draft_vocab_size": int(config.vocab_size),
-        "hidden_size": hidden,
-        "target_hidden_size": hidden,
-        "num_heads": heads,
-        "num_kv_heads": int(getattr(config, "num_key_value_heads", None) or heads),
-        "head_dim": int(getattr(config, "head_dim", None) or hidden // heads),
-        "intermediate_size": int(up.get_shape()[0]),
-        "layers": (int(config.num_hidden_layers),),
-        "rms_norm_eps": float(config.rms_norm_eps),
-        "max_positions": int(config.max_position_embeddings),
-    }
-
-
-def _attention(config: Any, spec: DecoderSpec | None, found: Mapping[str, TensorSlice], name: str) -> dict[str, Any]:
-    """Return how the layer's attention differs from others, as its target's does. spec: of the target, if it is
-    known."""
-    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
-    partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)) or 1
-    is_known = partial == 1 or (spec is not None and not spec.is_interleaved)
-    if kind != "default" or not is_known or any(isinstance(each, Mapping) for each in rope.values()):
-        raise UnsupportedModelError(
-            f"{name}: its MTP layer rotates by {str(kind)[:40]!r} of a part of {partial}, and plain rotation is served."
-        )
-    return {
-        "rope_theta": float(rope.get("rope_theta", 10_000.0)),
-        "attention_gate": spec is not None and "attention_gate" in spec.modules,
-        "head_norms": f"layers.0.{_QUERY_NORM}" in found,
-        "rotated": None if spec is None or partial == 1 else spec.rotated,
-    }
-
-
-def _wide(numbers: Tensor) -> Tensor:
-    return numbers if numbers.dtype == torch.float64 else numbers.float()
+def _config(config: Any, found: Mapping[str, TensorSlice], naming: _Naming) -> CarriedConfig:
+    """Return the configuration of the layer, which is like the target's last one with attention, but for the kind and
+    the width of its feed-forward part."""
+    spec = spec_of(config)
+    own = next((layer for layer in reversed(spec.layers) if layer.attends), spec.layers[-1])
+    has_experts = spec.experts is not None and f"layers.0.{spec.experts.router}.weight" in found
+    up = found.get(f"layers.0.{spec.modules.get('up')}.weight")
+    decoder = replace(
+        spec,
+        layers=(replace(own, has_experts=has_experts),),
+        intermediate=spec.intermediate if up is None else up.get_shape()[0] // len(spec.sharing("up")),
+        base="model",
+        embedding="embed_tokens",
+        layer_list="layers",
+        norm="norm",
+        head="lm_head",
+        positions=None,
+        norms_embeddings=False,
+        embedding_scale=1.0,
+    )
+    return CarriedConfig(
+        version=1,
+        is_mtp=True,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.vocab_size,
+        hidden_size=spec.hidden,
+        target_hidden_size=spec.hidden,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        intermediate_size=max(1, decoder.intermediate),
+        layers=(len(spec.layers),),
+        rms_norm_eps=spec.eps,
+        max_positions=context_length(config),
+        norm_output=naming.norm_output,
+        decoder=decoder,
+        target=config,
+    )
 
 
 def _shared(
-    found: dict[str, TensorSlice], head: EagleConfig, target: LanguageModel, name: str
-) -> tuple[dict[str, TensorSlice], EagleConfig]:
+    found: dict[str, TensorSlice], head: CarriedConfig, target: LanguageModel, name: str
+) -> tuple[dict[str, TensorSlice], CarriedConfig]:
     """Drop copies of the target's tables. An output layer of its own stays."""
 
     target_signs = Fingerprint.parse(target_fingerprint(target))

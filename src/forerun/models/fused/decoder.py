@@ -23,7 +23,7 @@ from forerun.models.attention.base import Attention, LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.experts import ExpertLayer, bias_of, take_apart
-from forerun.models.fused.families import frequencies, spec_of
+from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import LatentLayer
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
 from forerun.models.fused.spec import EXPERT, MIXED, RECURRENT_ROLES, SHARED, DecoderSpec, LayerSpec
@@ -125,7 +125,7 @@ class FusedDecoder(LayerRangeDecoder):
 
     def __init__(self, model: Any, maker: Maker | None = None, output_tokens: Tensor | None = None) -> None:
         maker = maker or FloatMaker()
-        self.spec = spec = spec_of(model.config)
+        self.spec = spec = spec_in(model)
         base = model.get_submodule(spec.base)
         table, head_module = base.get_submodule(spec.embedding), getattr(model, spec.head)
         self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
@@ -139,7 +139,7 @@ class FusedDecoder(LayerRangeDecoder):
         if spec.positions is not None:
             positions = base.get_submodule(spec.positions).weight.detach()
             self.positions = positions[spec.first_position :].to(self.compute_dtype)
-        self.norm = self._numbers(base, spec.norm, spec.hidden)
+        self.norm = self._numbers(base, spec.norm, spec.hidden) if spec.norm else None
         is_tied = head_module.weight is table.weight
         head = embedding if is_tied else Part(spec.head_weight, head_module.weight)
         self.lm_head = maker.linear(
@@ -170,24 +170,31 @@ class FusedDecoder(LayerRangeDecoder):
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
-        turns = [rotation.turns(layout) for rotation in self.rotations]
+        turns = self.turns(layout)
         for index in range(first, last):
             hidden_outputs.take(index, x)
-            layer = self.layers[index]
-            h = self._normed(x, layer.norms.get("input_norm"))
-            attended = self._attended(layer, h, layout, turns) if layer.spec.attends else None
-            fed = self._fed(layer, x) if self.spec.is_parallel else None
-            feed_norm = layer.norms.get("feed_norm")
-            behind = layer.norms.get("attention_norm")
-            if layer.recurrence is not None:
-                recalled = layer.recurrence.forward(h, layout.packed).to(x.dtype)
-                x = self._added(x, layer.linears["mixed_out"], recalled, behind, layer.recurrence.out_scale)
-            if attended is not None:
-                x = self._added(x, layer.linears["out"], attended, behind, self.spec.attention_scale)
-            if layer.spec.feeds:
-                fed = self._fed(layer, x) if fed is None else fed
-                down = None if layer.experts is not None else layer.linears["down"]
-                x = self._added(x, down, fed, feed_norm, self.spec.feed_scale)
+            x = self.behind_norm(index, x, self._normed(x, self.layers[index].norms.get("input_norm")), layout, turns)
+        return x
+
+    def turns(self, layout: Layout) -> list[Tensor]:
+        """Return what queries and keys of the rows are turned by, of each rotation."""
+        return [rotation.turns(layout) for rotation in self.rotations]
+
+    def behind_norm(self, index: int, x: Tensor, h: Tensor, layout: Layout, turns: list[Tensor]) -> Tensor:
+        """Compute a layer behind its first norm, [T, hidden]. x: what is added to. h: what its attention reads."""
+        layer = self.layers[index]
+        attended = self._attended(layer, h, layout, turns) if layer.spec.attends else None
+        fed = self._fed(layer, x) if self.spec.is_parallel else None
+        behind = layer.norms.get("attention_norm")
+        if layer.recurrence is not None:
+            recalled = layer.recurrence.forward(h, layout.packed).to(x.dtype)
+            x = self._added(x, layer.linears["mixed_out"], recalled, behind, layer.recurrence.out_scale)
+        if attended is not None:
+            x = self._added(x, layer.linears["out"], attended, behind, self.spec.attention_scale)
+        if layer.spec.feeds:
+            fed = self._fed(layer, x) if fed is None else fed
+            down = None if layer.experts is not None else layer.linears["down"]
+            x = self._added(x, down, fed, layer.norms.get("feed_norm"), self.spec.feed_scale)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:

@@ -70,6 +70,11 @@ def spec_of(config: Any) -> DecoderSpec:
     )
 
 
+def spec_in(model: Any) -> DecoderSpec:
+    """Return the decoder of a model's modules: their own, as draft heads have it, or that of their configuration."""
+    return getattr(model, "spec", None) or spec_of(model.config)
+
+
 def _blocks(difference: Difference) -> dict[str, dict[str, bool]]:
     """Take out what layers of each type have, as `LayerSpec` says it, where that is not attention and feed-forward."""
     kinds = _RECURRENT[difference["recurrence"].kind] if "recurrence" in difference else ()

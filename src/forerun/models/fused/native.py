@@ -37,7 +37,7 @@ from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
 from forerun.models.fused.decoder import curve_of, parts_of, sinks_of
 from forerun.models.fused.experts import bias_of, take_apart
-from forerun.models.fused.families import frequencies, spec_of
+from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import weights_by_head
 from forerun.models.fused.native_fields import experts_fields, model_fields, recurrence_fields
 from forerun.models.fused.recurrence import numbers_of, state_layout
@@ -59,6 +59,7 @@ class NativeDecoder(LayerRangeDecoder):
 
     Attributes:
         library: whose kernels compute it.
+        struct: the model in the library's form. rotation: its tables.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class NativeDecoder(LayerRangeDecoder):
         cache_dtype: torch.dtype = torch.bfloat16,
         output_tokens: Tensor | None = None,
     ) -> None:
-        self.spec = spec = spec_of(model.config)
+        self.spec = spec = spec_in(model)
         base = model.get_submodule(spec.base)
         self.hidden, self.library = spec.hidden, library
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
@@ -80,7 +81,7 @@ class NativeDecoder(LayerRangeDecoder):
             self._positions = self._kept[f"{spec.base}.{spec.positions}.weight"] = table[spec.first_position :].clone()
         self.lm_head, self.embedding = self._outer_layers(model, base, maker, output_tokens)
         rotations = frequencies(model.config, spec)
-        self._rotation = HalfRotation(*rotations[0], *rotations[1:])
+        self.rotation = HalfRotation(*rotations[0], *rotations[1:])
         self.num_layers = len(spec.layers)
         self._layers = (LayerStruct * self.num_layers)()
         self._recurrences: list[RecurrenceStruct] = []
@@ -100,7 +101,7 @@ class NativeDecoder(LayerRangeDecoder):
             if own.attends
         ]
         self.planner = self._planner(self.num_layers)
-        self._model = self._model_struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
+        self.struct = self._model_struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
         """Return a decoder of the first layers, as many as hold every kind of layer that there is (by windows,
@@ -115,8 +116,8 @@ class NativeDecoder(LayerRangeDecoder):
         part = copy(self)
         part.num_layers = min(self.num_layers, max(2, 1 + max(map(kinds.index, kinds))))
         part.planner = part._planner(part.num_layers)
-        part._model = ModelStruct.from_buffer_copy(self._model)
-        part._model.head = self.lm_head.last_outputs(num_outputs)
+        part.struct = ModelStruct.from_buffer_copy(self.struct)
+        part.struct.head = self.lm_head.last_outputs(num_outputs)
         return part
 
     def _planner(self, num_layers: int) -> Planner:
@@ -130,14 +131,14 @@ class NativeDecoder(LayerRangeDecoder):
     @property
     def num_outputs(self) -> int:
         """Return the number of logits of a row."""
-        return int(self._model.head.out_features)
+        return int(self.struct.head.out_features)
 
     @property
     def shapes(self) -> tuple[object, ...]:
         """Return all that the kernels are given besides addresses: shapes, formats, windows and constants."""
         layers = self._layers[: self.num_layers]
         inner = (*self._recurrences, *self._experts, *self._latents, *(array[0] for array in self._arrays))
-        return plain_fields(self._model), *map(plain_fields, layers), *map(plain_fields, inner)
+        return plain_fields(self.struct), *map(plain_fields, layers), *map(plain_fields, inner)
 
     @property
     def weight_bytes(self) -> int:
@@ -174,13 +175,13 @@ class NativeDecoder(LayerRangeDecoder):
         if self.embedding_scale != 1.0:
             x *= self.embedding_scale
         if self.spec.norms_embeddings:  # without logits, the final norm alone
-            self.library.head(ctypes.byref(self._model), len(x), x.data_ptr(), None, torch.get_num_threads())
+            self.library.head(ctypes.byref(self.struct), len(x), x.data_ptr(), None, torch.get_num_threads())
         return x if self._positions is None else x.add_(self._positions[positions])
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
         x = x.to(torch.float32, copy=True).contiguous()
-        rotation = self._rotation.reaching(layout.num_positions)
+        rotation = self.rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
         if self.planner.new_state is not None:
             states = _states(layout.packed)
@@ -190,7 +191,7 @@ class NativeDecoder(LayerRangeDecoder):
         ]
         taps = torch.empty(len(x), len(tapped), self.hidden)
         self.library.layers(
-            ctypes.byref(self._model),
+            ctypes.byref(self.struct),
             ctypes.byref(rows),
             first,
             last,
@@ -208,7 +209,7 @@ class NativeDecoder(LayerRangeDecoder):
         other (`LayerRangeDecoder.head`)."""
         x = layout.select_logit_rows(x).to(torch.float32, copy=True).contiguous()
         logits = torch.empty(len(x), self.num_outputs)
-        self.library.head(ctypes.byref(self._model), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
+        self.library.head(ctypes.byref(self.struct), len(x), x.data_ptr(), logits.data_ptr(), torch.get_num_threads())
         return logits
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
@@ -253,7 +254,7 @@ class NativeDecoder(LayerRangeDecoder):
         table.to_empty(device="meta")
         return head, rows
 
-    def _model_struct(self, norm: int, norm_bias: int | None) -> ModelStruct:
+    def _model_struct(self, norm: int | None, norm_bias: int | None) -> ModelStruct:
         """Return the structure of the model. norm, norm_bias: addresses."""
         return ModelStruct(
             layers=self._layers,
@@ -273,7 +274,7 @@ class NativeDecoder(LayerRangeDecoder):
             together = [each for each in MIXED if each in roles] if role == "mixed" else [role]
             return self._native(maker, *parts_of(spec, layer, path, together, in_pairs=False), role=role).struct
 
-        norms = dict[str, tuple[int, int | None]]()
+        norms = dict[str, tuple[int | None, int | None]]()
         for role in spec.norms(own):
             order = spec.norm_order(role, in_pairs=False)
             norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
@@ -335,7 +336,7 @@ class NativeDecoder(LayerRangeDecoder):
         return ctypes.addressof(self._experts[-1])
 
     def _latent(
-        self, layer: Any, path: str, made: dict[str, LinearStruct], norms: dict[str, tuple[int, int | None]]
+        self, layer: Any, path: str, made: dict[str, LinearStruct], norms: dict[str, tuple[int | None, int | None]]
     ) -> int:
         """Keep the structure of a layer's latents, with what `made` and `norms` have for it, and return its address."""
         shape = self.spec.latent
@@ -380,8 +381,10 @@ class NativeDecoder(LayerRangeDecoder):
 
     def _norm(
         self, parent: Any, path: str, name: str, width: int, order: Tensor | None = None
-    ) -> tuple[int, int | None]:
-        """Keep the numbers of a norm, and return the addresses of weight and bias."""
+    ) -> tuple[int | None, int | None]:
+        """Keep the numbers of a norm, and return the addresses of weight and bias; of no norm, none."""
+        if not name:
+            return None, None
         if not self.spec.has_norm_weights:
             return self._pointer(f"{path}.{name}.ones", torch.ones(width)), None
         module, name = parent.get_submodule(name), f"{path}.{name}"
@@ -443,7 +446,7 @@ class NativeDecoderSession(NativeDraftSession):
 
     def __init__(self, decoder: NativeDecoder, caches: Sequence[Cache], pick: Pick) -> None:
         library, outputs = decoder.library, decoder.num_outputs
-        super().__init__(library, caches, decoder._rotation, outputs, pick)
+        super().__init__(library, caches, decoder.rotation, outputs, pick)
         self._decoder = decoder
         self._x = torch.empty(len(caches), decoder.hidden)
 
@@ -453,7 +456,7 @@ class NativeDecoderSession(NativeDraftSession):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
         decoder.placed(self._x[:num_rows], torch.from_numpy(self._position[:num_rows]))
-        model, x = ctypes.byref(decoder._model), self._x
+        model, x = ctypes.byref(decoder.struct), self._x
         library.layers(
             model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), None, 0, None, self._threads
         )

@@ -217,6 +217,7 @@ class LayerSpec:
         rotation: which of the decoder's rotations turns queries and keys; None: none.
         attends, is_recurrent, feeds: whether it has attention, a recurrence, a feed-forward layer.
         has_experts: the feed-forward layer is a mixture of experts.
+        norms_input: there is an "input_norm", where `DecoderSpec.norm_owners` leaves that open.
     """
 
     window: int | None = None
@@ -225,6 +226,7 @@ class LayerSpec:
     is_recurrent: bool = False
     feeds: bool = True
     has_experts: bool = False
+    norms_input: bool = True
 
     @property
     def mixes(self) -> bool:
@@ -291,7 +293,7 @@ class DecoderSpec:
     base: str = "model"
     embedding: str = "embed_tokens"
     layer_list: str = "layers"
-    norm: str = "norm"
+    norm: str = "norm"  # empty: there is none
     head: str = "lm_head"
     positions: str | None = None
     first_position: int = 0

@@ -162,7 +162,7 @@ def check_values(fields: Fields) -> None:
         if (rope := fields.fields(key, None)) is not None:
             kinds = [key for key, value in rope.values.items() if isinstance(value, dict)]  # one for each kind of layer
             for part in [rope.fields(kind) for kind in kinds] or [rope]:
-                _check_rope(part)
+                check_rope(part)
 
 
 def _check_numbers(fields: Fields) -> None:
@@ -186,7 +186,8 @@ def _is_activation(name: str) -> bool:
     return name in ACT2FN
 
 
-def _check_rope(rope: Fields) -> None:
+def check_rope(rope: Fields) -> None:
+    """Raise ModelLoadError for a rotation that Transformers does not have, or parameters that none can have."""
     _check_numbers(rope)
     for key in ("rope_type", "type"):
         if key in rope and rope.string(key) not in _ROPE_TYPES:

@@ -43,6 +43,9 @@ _DROPPED |= {"_name_or_path", "_attn_implementation", "_attn_implementation_inte
 _FLAT = {"qwen2_vl", "qwen2_5_vl"}
 """Containers that are published with the values of their text model beside those of the other parts."""
 
+_ALIASES = {"mimo": "qwen2"}
+"""Model types that Transformers does not have, and those whose layers they have."""
+
 
 class FolderSource(ModelSource):
     """The config.json, safetensors and tokenizer of a folder. None of its code is run."""
@@ -62,7 +65,7 @@ class FolderSource(ModelSource):
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         fields = self.folder.config()
-        model_type = fields.string("model_type")
+        model_type = _ALIASES.get(fields.string("model_type"), fields.string("model_type"))
         if model_type not in CONFIG_MAPPING:
             raise UnsupportedModelError(_unknown_type(self.folder, fields, model_type))
         settings_of(fields)
@@ -70,7 +73,8 @@ class FolderSource(ModelSource):
             check_values(part)
         with as_load_errors(f"{fields.place}: it describes no {model_type} model", REMEDY):
             cls = CONFIG_MAPPING[model_type]
-            whole = cls.from_dict(_of_types(cls, _without_code(fields.values)))
+            values = {**_without_code(fields.values), "model_type": model_type}
+            whole = cls.from_dict(_of_types(cls, values))
             text = text_config(whole, fields.place)
         # either may say it alone, and the classes of containers have defaults that are not the publishers'
         if len({bool(getattr(each, "tie_word_embeddings", None)) for each in (whole, text)}) > 1:

@@ -81,7 +81,7 @@ class FusedModules(nn.Module):
             if spec.positions is not None:
                 positions = spec.first_position + config.max_position_embeddings
                 base.add_module(spec.positions, _Embedding(positions, spec.hidden))
-            base.add_module(spec.layer_list, nn.ModuleList(_layer(spec, own) for own in spec.layers))
+            base.add_module(spec.layer_list, nn.ModuleList(layer_modules(spec, own) for own in spec.layers))
             if spec.has_norm_weights:
                 base.add_module(spec.norm, _Norm(spec.hidden, has_bias="norms" in spec.biases))
             place(self, spec.base, base)  # first: a tied weight has its name from the embedding
@@ -118,7 +118,8 @@ class _Convolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(shape.channels)) if has_bias else None
 
 
-def _layer(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
+def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
+    """Return the modules of one layer, whose numbers are not set."""
     layer, made = nn.Module(), set[str]()
     for role in (*spec.roles(own), *spec.norms(own)):
         path = spec.modules[role]

@@ -31,7 +31,17 @@ def same(one: Tensor | None, two: Tensor | None) -> bool:
     return one is two if one is None or two is None else torch.equal(one, two)
 
 
-@pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3, EXTENDED], ids=["1", "3", "extended"])
+PUBLISHED = replace(
+    EAGLE_3,
+    num_layers=2,
+    biases=("fc", "layers.1.mlp.down_proj"),
+    rope_scaling={"rope_type": "linear", "factor": 2.0},
+    head_norms=True,
+    norm_all_before_fc=True,
+)
+
+
+@pytest.mark.parametrize("config", [EAGLE_1, EAGLE_3, EXTENDED, PUBLISHED], ids=["1", "3", "extended", "published"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_written_is_read(config: EagleConfig, dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(config).items()}
@@ -129,6 +139,15 @@ def test_a_configuration_that_the_tensors_contradict(changes: dict[str, Any], sa
         load_head(tmp_path)
 
 
+def test_fields_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    save(tmp_path, EAGLE_1)
+    resealed(tmp_path, head={"attention_gate": False, "rotated": None})
+    assert load_head(tmp_path).config == EAGLE_1
+    resealed(tmp_path, head={"attention_gate": True})
+    with pytest.raises(ModelLoadError, match="attention_gate is unknown"):
+        load_head(tmp_path)
+
+
 def test_what_was_never_set_is_neither_written_nor_read(tmp_path: Path) -> None:
     tensors = unset_tensors(EAGLE_3)
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == EAGLE_3.tensors()
@@ -164,7 +183,7 @@ def test_tensors_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
     fc = tensors["fc.weight"]
     refused({**tensors, "fc.weight": fc[:, 1:]}, d2t, r"fc\.weight has shape", folder)
     refused({**tensors, "fc.weight": fc.to(torch.int8)}, d2t, r"stored as int8", folder)
-    refused({**tensors, "fc.bias": fc[0]}, d2t, r"fc\.bias is a bias", folder)
+    refused({**tensors, "fc.bias": fc[0]}, d2t, r"fc\.bias is none of such", folder)
     refused({**tensors, "midlayer.scale": fc[0]}, d2t, r"midlayer\.scale is none", folder)
     refused({name: each for name, each in tensors.items() if name != "norm.weight"}, d2t, r"norm\.weight", folder)
     refused(tensors, None, "d2t is missing", folder)

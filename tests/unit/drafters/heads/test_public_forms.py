@@ -36,13 +36,14 @@ LLAMA = {
     "tie_word_embeddings": False,
 }
 SHAPE = EagleConfig(version=3, draft_vocab_size=40, layers=(2, 6, 9), own_output_rows=True, **SIZES)
+BIASED = replace(EAGLE_1, biases=("fc",))
 EMBEDDING = torch.randn(96, 32, generator=torch.Generator().manual_seed(5))
 
 
 def eagle_1(folder: Path) -> dict[str, Tensor]:
-    """Write a head like the authors of EAGLE-1: a copy of the embedding, a bias of zeros."""
-    tensors = random_tensors(EAGLE_1)
-    write(folder, LLAMA, {**tensors, "embed_tokens.weight": EMBEDDING, "fc.bias": torch.zeros(32)})
+    """Write a head like the authors of EAGLE-1: a copy of the embedding, a bias."""
+    tensors = random_tensors(BIASED)
+    write(folder, {**LLAMA, "bias": True}, {**tensors, "embed_tokens.weight": EMBEDDING})
     return tensors
 
 
@@ -97,8 +98,8 @@ def equal(one: Any, two: dict[str, Tensor]) -> bool:
 def test_eagle_1(tmp_path: Path) -> None:
     tensors = eagle_1(tmp_path)
     head = load_head(tmp_path, NUM_LAYERS)
-    assert (head.config, head.form, head.d2t) == (EAGLE_1, "EAGLE-1", None)
-    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(EAGLE_1, torch.float32, is_quantized=False)
+    assert (head.config, head.form, head.d2t) == (BIASED, "EAGLE-1", None)
+    assert head_header(tmp_path, NUM_LAYERS) == HeadHeader(BIASED, torch.float32, is_quantized=False)
     assert equal(head.tensors, tensors)
 
 
@@ -163,8 +164,9 @@ def test_every_missing_tensor_is_named(make: Callable[[Path], dict[str, Tensor]]
     [
         ({"fc.weight": torch.zeros(32, 64)}, r"fc\.weight has shape \[32, 64\], and must have \[32, 96\]"),
         ({"fc.weight": torch.zeros(32, 96, dtype=torch.int8)}, "stored as I8"),
-        ({"fc.bias": torch.ones(32)}, r"fc\.bias is a bias"),
-        ({"midlayer.self_attn.q_norm.weight": torch.ones(8)}, r"q_norm\.weight is none"),
+        ({"norm.bias": torch.ones(32)}, "has 'norm', which is no matrix"),
+        ({"midlayer.self_attn.q_proj.bias": torch.ones(32)}, r"k_proj\.bias \[16\] is missing"),
+        ({"midlayer.self_attn.q_norm.weight": torch.ones(8)}, r"k_norm\.weight \[8\] is missing"),
         ({"layers.0.hidden_norm.weight": torch.ones(32)}, "under two names"),
         ({"layers.1.hidden_norm.weight": torch.ones(32)}, r"layers\.1\.hidden_norm\.weight is none"),
         ({"norm.weight": torch.full((32,), torch.inf)}, "32 numbers that are NaN or infinite"),
@@ -183,14 +185,18 @@ def test_tensors_that_do_not_fit(tensors: dict[str, Tensor], said: str, tmp_path
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "qwen3"}, "model_type is 'qwen3'"),
-        ({"num_hidden_layers": 2}, "2 layers, and heads of one layer"),
-        ({"attention_bias": True}, "attention_bias is True"),
+        ({"model_type": "gemma3"}, "model_type is 'gemma3', and EAGLE heads are served whose layers"),
+        ({"model_type": "gemma4_assistant"}, "attends to keys and values of its target's last layers"),
+        ({"model_type": "qwen3"}, r"midlayer\.self_attn\.[qk]_norm\.weight \[8\] is missing"),
+        ({"num_hidden_layers": 2}, r"layers\.1\.self_attn\.q_proj\.weight \[32, 32\] is missing"),
+        ({"attention_bias": True}, r"midlayer\.self_attn\.k_proj\.bias \[16\] is missing"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu"),
-        ({"norm_before_fc": True}, "norm_before_fc is True"),
+        ({"norm_before_fc": True}, r"input_norm\.weight \[96\] is missing"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
-        ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is True"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3'"),
+        ({"eagle_config": {"norm_before_fc": True}}, r"input_norm\.weight \[96\] is missing"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rotation llama3 has no 'low_freq_factor' among"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "rope_scaling: rope_type is 'spiral', but must be default, "),
+        ({"rope_parameters": {"rope_type": "linear", "factor": -2}}, "rope_parameters: factor is -2, but must be"),
         ({"target_hidden_size": 64}, "32 wide and its target 64"),
         ({"speculators_model_type": "peagle"}, "'peagle', and of these heads only 'eagle3'"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 1, 2]}, "must rise"),

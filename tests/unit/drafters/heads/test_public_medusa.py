@@ -190,7 +190,7 @@ def test_heads_without_biases(target: Path, model: Model, tmp_path: Path) -> Non
         (lambda kept: kept["token_map"].fill_(3), {}, "the same token"),
         (lambda kept: kept["token_map"].add_(90), {}, "outside of the target's 96"),
         (lambda kept: kept.update(token_map=torch.arange(39)), {}, r"token_map is \[39\]"),
-        (lambda kept: None, {"num_heads": 2}, r"blocks\.2\.layers\.0\.bias is a bias|is none of such"),
+        (lambda kept: None, {"num_heads": 2}, "is none of such"),
         (lambda kept: None, {"num_heads": None}, "num_heads is missing"),
         (lambda kept: None, {"num_attention_heads": 4}, "num_attention_heads would be taken for num_heads"),
         (lambda kept: None, {"hidden_size": 16}, r"has shape"),
