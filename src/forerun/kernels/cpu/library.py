@@ -88,6 +88,7 @@ class ExpertsStruct(Structure):
         ("least_sum", c_float),
         ("scale", c_float),
         ("best", c_int32),
+        ("distance", c_float),
     ]
 
 
@@ -240,7 +241,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 19
+ABI = 20
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

@@ -169,7 +169,8 @@ class Experts:
         shared_switch: the module whose sigmoid multiplies what that gives.
         bias: a parameter that is added to scores for the choice alone, and its shape.
         unrounded: the router is float32 in a model of a narrower type.
-        scoring: "softmax" or "sigmoid".
+        scoring: "softmax", "sigmoid", or "sparsemixer" (arXiv 2409.12136): an expert's share is that of a softmax of the
+            scores that are left and less by no more than the part `distance` of them.
         groups, top_groups: of experts, from which alone they are taken; 0: from all.
         best: scores of a group that are added to choose it, 2 or 1.
         adds_to_one: the scores of the chosen are divided by their sum, or by least_sum. scale: of them.
@@ -191,6 +192,7 @@ class Experts:
     bias_shape: tuple[int, ...] = ()
     unrounded: bool = False
     scoring: str = "softmax"
+    distance: float = 0.0
     groups: int = 0
     top_groups: int = 0
     best: int = 2

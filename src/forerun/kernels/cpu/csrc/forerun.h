@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 19
+#define FORERUN_ABI 20
 
 extern "C" {
 
@@ -96,7 +96,11 @@ struct ForerunState {
     int32_t reserved;
 };
 
-enum ForerunScoring : int32_t { FORERUN_SOFTMAX = 0, FORERUN_SIGMOID = 1 };
+enum ForerunScoring : int32_t {
+    FORERUN_SOFTMAX = 0,
+    FORERUN_SIGMOID = 1,
+    FORERUN_SPARSEMIXER = 2,  // none; an expert's share is that of a softmax of those that are left and near
+};
 
 // A mixture of experts: a row is given to the `top` experts of its largest scores, the first of equal ones, whose results
 // are added times the scores. The layer's own gate, up and down are those of an expert that every row is given to.
@@ -114,6 +118,7 @@ struct ForerunExperts {
     float least_sum;              // or by this
     float scale;                  // of the scores
     int32_t best;                 // scores of a group that are added: 2, or 1
+    float distance;               // of FORERUN_SPARSEMIXER: a score is near if it is less by no more than this part of it
 };
 
 // Attention whose keys and values are made of one latent of each position: all heads have one key, which is what the layer's
