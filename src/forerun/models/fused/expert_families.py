@@ -241,9 +241,7 @@ def _cohere2_moe(config: Any) -> Difference:
         "mixed": [not each for each in dense],
         "intermediate": config.prefix_dense_intermediate_size or config.intermediate_size,
         "turned": [window is not None or (each and turned_dense) for window, each in zip(windows, dense, strict=True)],
-        "feed_scale": 0.5 if shared and is_mean else 1.0,
-        # dense layers are not halved
-        "unserved": ["shared_expert_combination_strategy"] if shared and is_mean and any(dense) else [],
+        "feed_scales": [0.5 if shared and is_mean and not each else 1.0 for each in dense],
     }
 
 

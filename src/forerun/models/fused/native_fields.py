@@ -15,7 +15,7 @@ _RECURRENCES = ("short_convolution", "delta_rule", "state_space")
 """In the order of `ForerunRecurrenceKind`."""
 _MODEL = (
     *("hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate", "eps", "scale", "rotated", "is_parallel"),
-    *("has_wide_norms", "norms_rotated", "residual_scale", "attention_scale", "feed_scale", "activation_scale"),
+    *("has_wide_norms", "norms_rotated", "residual_scale", "attention_scale", "activation_scale"),
     *("query_growth", "query_period"),
 )
 _OF_EXPERTS = ("count", "top", "width", "groups", "best", "top_groups", "adds_to_one", "least_sum", "scale", "distance")

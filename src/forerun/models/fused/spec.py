@@ -169,8 +169,8 @@ class Experts:
         shared_switch: the module whose sigmoid multiplies what that gives.
         bias: a parameter that is added to scores for the choice alone, and its shape.
         unrounded: the router is float32 in a model of a narrower type.
-        scoring: "softmax", "sigmoid", or "sparsemixer" (arXiv 2409.12136): an expert's share is that of a softmax of the
-            scores that are left and less by no more than the part `distance` of them.
+        scoring: "softmax", "sigmoid", or "sparsemixer" (arXiv 2409.12136): an expert's share is that of a softmax of
+            the scores that are left and less by no more than `distance` times the larger one's size.
         groups, top_groups: of experts, from which alone they are taken; 0: from all.
         best: scores of a group that are added to choose it, 2 or 1.
         adds_to_one: the scores of the chosen are divided by their sum, or by least_sum. scale: of them.
@@ -218,7 +218,7 @@ class LayerSpec:
         window: positions that a row sees; None: all.
         rotation: which of the decoder's rotations turns queries and keys; None: none.
         attends, is_recurrent, feeds: whether it has attention, a recurrence, a feed-forward layer.
-        has_experts: the feed-forward layer is a mixture of experts.
+        has_experts: the feed-forward layer is a mixture of experts. feed_scale: a factor of what it adds.
     """
 
     window: int | None = None
@@ -227,6 +227,7 @@ class LayerSpec:
     is_recurrent: bool = False
     feeds: bool = True
     has_experts: bool = False
+    feed_scale: float = 1.0
 
     @property
     def mixes(self) -> bool:
@@ -266,7 +267,7 @@ class DecoderSpec:
         scale, softcap: of attention's scores; None: not capped.
         gates_heads: the attention gate is one number of each head.
         query_growth, query_period: queries are multiplied by 1 + growth * log(1 + position // period).
-        embedding_scale, residual_scale, logit_scale: factors. attention_scale, feed_scale: of what these layers add,
+        embedding_scale, residual_scale, logit_scale: factors. attention_scale: of what attention adds,
             besides residual_scale. activation_scale: of what the activation reads. logit_softcap: None: not capped.
         recurrence: of the layers that are recurrent.
         experts: of the layers that have any.
@@ -315,7 +316,6 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     attention_scale: float = 1.0
-    feed_scale: float = 1.0
     activation_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -340,7 +340,7 @@ class DecoderSpec:
             modules=LLAMA_MODULES | {role: name for role, name in self.modules.items() if role in HEAD_NORMS},
             biases=self.biases & ATTENTION,
         )
-        return self == plain and all(layer.rotation == 0 for layer in self.layers)
+        return self == plain and all(layer.rotation == 0 and layer.feed_scale == 1 for layer in self.layers)
 
     @property
     def embedding_weight(self) -> str:

@@ -147,7 +147,8 @@ struct ForerunLayer {
     ForerunLinear attention_gate;          // [heads * head_dim] or [heads], whose sigmoid multiplies what attention gives;
                                            // out 0: none
     const ForerunRecurrence* recurrence;   // beside attention, or where query.out is 0 instead of it; or null
-    int32_t num_before, reserved;          // layers without attention before it
+    int32_t num_before;                    // layers without attention before it
+    float feed_scale;                      // of what the feed-forward layer adds, besides residual_scale; 0: 1
     const ForerunExperts* experts;         // beside the feed-forward layer, or where up.out is 0 instead of it; or null
     const float* sinks;                    // [num_heads], a further logit of attention; or null
     const ForerunLatent* latent;           // value.out is 0 then; or null
@@ -173,10 +174,9 @@ struct ForerunModel {
     float query_growth;          // queries are multiplied by 1 + this * log(1 + position / query_period, rounded down); 0: not
     int32_t query_period;
     int64_t record_size;         // floats of all recurrent layers
-    float attention_scale, feed_scale;  // of what these add to the residual, besides residual_scale; 0: 1
+    float attention_scale;       // of what attention adds to the residual, besides residual_scale; 0: 1
     float activation_scale;      // of what the activation reads; 0: 1
     int32_t key_width, value_width;  // as they are kept; 0: head_dim
-    int32_t reserved;
 };
 
 // The rows of one forward, as forerun/kernels/partition.py describes them.
