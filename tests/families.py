@@ -240,6 +240,7 @@ TINY: dict[str, dict[str, Any]] = {
     "opt": {**_PLAIN, "ffn_dim": 128, "word_embed_proj_dim": 64},
     "phi": _GATED,
     "phi3": _GATED,
+    "phimoe": {**_GATED, **_LOCAL, "router_jitter_noise": 0.2, "attention_bias": True, "lm_head_bias": True},
     "qwen2_moe": {**_GATED, **_EXPERTS, "shared_expert_intermediate_size": 64},
     "qwen3_5_text": {**_HEADS, **_LINEAR, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_moe": {**_HEADS, **_EXPERTS},

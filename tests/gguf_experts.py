@@ -109,15 +109,15 @@ def metadata(config: Any) -> dict[str, Any]:
         "expert_group_count": first("n_group"),
         "expert_group_used_count": first("topk_group"),
     }
-    if kind in ("dots1", "exaone_moe", "glm4_moe"):
+    if kind in ("dots1", "exaone_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         found |= {
             "expert_weights_scale": float(config.routed_scaling_factor),
             "expert_weights_norm": config.norm_topk_prob,
             "leading_dense_block_count": config.mlp_layer_types.count("dense")
-            if kind == "exaone_moe"
+            if kind in ("exaone_moe", "glm4_moe_lite")
             else config.first_k_dense_replace,
         }
-    if kind in ("dots1", "exaone_moe", "glm4_moe", "minimax_m2", "lfm2_moe"):
+    if kind in ("dots1", "exaone_moe", "glm4_moe", "minimax_m2", "lfm2_moe", "deepseek_v3"):
         found["expert_gating_func"] = 2
     more: dict[str, dict[str, Any]] = {
         "ernie4_5_moe": {

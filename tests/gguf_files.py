@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 import gguf_experts
+import gguf_latents
 import gguf_recurrent
 
 MAGIC = b"GGUF"
@@ -32,6 +33,7 @@ ARCHITECTURES = {
     "qwen3_vl_text": "qwen3vl",
     "bamba": "granitehybrid",
     "cohere": "command-r",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
     "falcon_h1": "falcon-h1",
     "gemma3_text": "gemma3",
     "glm": "chatglm",
@@ -93,7 +95,8 @@ def write_gguf(
         tensors: beyond the weights, in float32.
         tokens: of a byte-level tokenizer; None for a file without one.
         split: tensors per part of the model, named as llama.cpp names them; 0: one file.
-        fused: "qkv": queries, keys and values are one tensor; "experts": gates of experts and what they are of.
+        fused: "qkv": queries, keys and values are one tensor; "experts": gates of experts and what they are of;
+            "latents": what makes keys and values of them.
 
     Returns:
         What the file's numbers stand for, by Transformers' names.
@@ -118,6 +121,7 @@ def write_gguf(
         name = name.replace("model.language_model.", "model.")
         found, numbers = [], tensor.float()
         parts = gguf_experts.written(name, numbers, config, is_fused=fused == "experts")
+        parts = parts or gguf_latents.written(name, numbers, config, is_whole=fused == "latents")
         parts = parts or gguf_recurrent.written(name, numbers, config)
         is_plain = tensor.dim() == 1 or gguf_recurrent.is_exact(name) or gguf_experts.is_exact(name)
         for their_name, part in parts.items():
@@ -136,7 +140,7 @@ def write_gguf(
             known = their_name.startswith("blk.")
             their_name = their_name if known else names.get_name(their_name, (".weight", ".bias"))
             writer.add_tensor(their_name, packed, raw_dtype=kind)
-        joined = gguf_experts.read(name, found, config)
+        joined = gguf_experts.read(name, gguf_latents.read(name, found, config), config)
         meaning[name] = tensor if is_plain else gguf_recurrent.read(name, joined, config)
     for name, tensor in (tensors or {}).items():
         writer.add_tensor(name, tensor)
@@ -232,6 +236,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         **gguf_recurrent.metadata(config),
         **gguf_experts.metadata(config),
         **(_yarn(rope) if rope["rope_type"] == "yarn" else {}),
+        **gguf_latents.metadata(config),
     }
 
 

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 import gguf_experts
+import gguf_latents
 import gguf_recurrent
 from families import VOCAB, tiny_model
 from forerun import LLM, SamplingParams
@@ -28,6 +29,7 @@ _SIZES: Mapping[str, dict[str, Any]] = {
     "mistral": {},
     **gguf_recurrent.SIZES,
     **gguf_experts.SIZES,
+    **gguf_latents.SIZES,
 }
 
 

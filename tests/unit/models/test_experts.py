@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,15 @@ def test_equal_scores_go_to_the_first_experts_and_groups_bound_the_choice() -> N
     chosen, shares = route(Experts(4, 2, 8, scoring="sigmoid", scale=3.0), scores, torch.tensor([0.0, 0, 9, 0]))
     assert chosen.tolist() == [[2, 0]]
     assert shares.sum().item() == pytest.approx(3.0)
+
+
+def test_shares_of_near_scores() -> None:
+    experts = Experts(4, 2, 8, scoring="sparsemixer", distance=0.5, adds_to_one=False)
+    chosen, shares = route(experts, torch.tensor([[2.0, 4.0, -1.0, 3.0], [-4.0, -1.0, -1.2, -3.0]]), None)
+    assert chosen.tolist() == [[1, 3], [1, 2]]
+    # 2, 3 and 4 are near 4; 2 and 3 near 3. -1.2 and -1 are near -1, and no other is near -1.2
+    exact = [[1 / (1 + math.exp(-1) + math.exp(-2)), 1 / (1 + math.exp(-1))], [1 / (1 + math.exp(-0.2)), 1.0]]
+    torch.testing.assert_close(shares, torch.tensor(exact))
 
 
 def test_steps_count_the_experts_that_they_read(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("granitemoehybrid", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     ("hunyuan_v1_moe", {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}}),
     ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 0.7}),
-    ("cohere2_moe", {"mlp_layer_types": ["sparse"] * 2, "shared_expert_combination_strategy": "average"}),
+    ("cohere2_moe", {"shared_expert_combination_strategy": "average"}),
     ("cohere2_moe", {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "num_shared_experts": 0}),
     ("cohere2_moe", {"rms_norm_eps": 1e-5, "prefix_dense_sliding_window_pattern": 4, "expert_selection_fn": "sigmoid"}),
     ("gpt_oss", {"num_local_experts": 3, "swiglu_limit": 0.4}),
@@ -106,17 +106,16 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 CHUNKED = {"layer_types": ["chunked_attention", "full_attention"]}
+_LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
+_LONG |= {"original_max_position_embeddings": 64, "short_mscale": 1.2, "long_mscale": 1.3}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"num_experts_per_tok": 5}, "5 of 4 experts"),
     ("qwen3_moe", {"num_experts_per_tok": 0}, "0 of 4 experts"),
     ("qwen3_moe", {"hidden_act": "tanh"}, "activation 'tanh'"),
     ("glm4_moe", {"n_group": 3}, "2 of 3 groups of 8 experts"),
     ("glm4_moe", {"num_experts_per_tok": 5}, "5 experts of 2 groups of 2"),
-    (
-        "cohere2_moe",
-        {"shared_expert_combination_strategy": "average"},
-        "shared_expert_combination_strategy='average'",
-    ),
+    ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok=1"),
+    ("phimoe", {"rope_parameters": _LONG}, "rope_parameters="),
     ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "layers have different numbers of experts"),
     ("apertus", {"hidden_act": "tanh"}, "activation 'tanh'"),
     ("cohere", {"use_qk_norm": True}, "use_qk_norm=True"),
@@ -246,9 +245,9 @@ def test_a_quantized_folder_computes_what_quantizing_at_load_does(
 @pytest.mark.sampled(4)
 def test_an_adapter_is_merged(made: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
     reference, folder = made
-    is_refused = reference.config.model_type in ("falcon_h1", "mamba2", "nemotron_h")  # by PEFT
-    but = ["out_proj"] if is_refused else None
-    config = peft.LoraConfig(r=4, target_modules="all-linear", exclude_modules=but, init_lora_weights=False)
+    refused = {"falcon_h1": "out_proj", "mamba2": "out_proj", "nemotron_h": "out_proj", "phimoe": "router"}  # by PEFT
+    but = refused.get(reference.config.model_type)
+    config = peft.LoraConfig(r=4, target_modules="all-linear", exclude_modules=but and [but], init_lora_weights=False)
     wrapped = peft.get_peft_model(reference.to(torch.float32), config)
     wrapped.save_pretrained(tmp_path / "adapter")
     if config.target_parameters:  # PEFT adds those of experts

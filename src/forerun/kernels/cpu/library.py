@@ -91,6 +91,7 @@ class ExpertsStruct(Structure):
         ("least_sum", c_float),
         ("scale", c_float),
         ("best", c_int32),
+        ("distance", c_float),
     ]
 
 
@@ -130,7 +131,7 @@ class LayerStruct(Structure):
         ("attention_gate", LinearStruct),
         ("recurrence", c_void_p),
         ("num_before", c_int32),
-        ("reserved", c_int32),
+        ("feed_scale", c_float),
         ("experts", c_void_p),
         ("sinks", c_void_p),
         ("latent", c_void_p),
@@ -168,8 +169,8 @@ class ModelStruct(Structure):
         ("query_growth", c_float),
         ("query_period", c_int32),
         ("record_size", c_int64),
-        *((name, c_float) for name in ("attention_scale", "feed_scale", "activation_scale")),
-        *((name, c_int32) for name in ("key_width", "value_width", "reserved")),
+        *((name, c_float) for name in ("attention_scale", "activation_scale")),
+        *((name, c_int32) for name in ("key_width", "value_width")),
     ]
 
 

@@ -194,7 +194,7 @@ class FusedDecoder(LayerRangeDecoder):
         if layer.spec.feeds:
             fed = self._fed(layer, x) if fed is None else fed
             down = None if layer.experts is not None else layer.linears["down"]
-            x = self._added(x, down, fed, layer.norms.get("feed_norm"), self.spec.feed_scale)
+            x = self._added(x, down, fed, layer.norms.get("feed_norm"), layer.spec.feed_scale)
         return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:

@@ -241,9 +241,28 @@ def _cohere2_moe(config: Any) -> Difference:
         "mixed": [not each for each in dense],
         "intermediate": config.prefix_dense_intermediate_size or config.intermediate_size,
         "turned": [window is not None or (each and turned_dense) for window, each in zip(windows, dense, strict=True)],
-        "feed_scale": 0.5 if shared and is_mean else 1.0,
-        # dense layers are not halved
-        "unserved": ["shared_expert_combination_strategy"] if shared and is_mean and any(dense) else [],
+        "feed_scales": [0.5 if shared and is_mean and not each else 1.0 for each in dense],
+    }
+
+
+def _phimoe(config: Any) -> Difference:
+    experts = Experts(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        router="mlp.router",
+        scoring="sparsemixer",
+        distance=2 * config.router_jitter_noise,
+        adds_to_one=False,
+    )
+    # of scaled rotations it has its own factors, and of experts two, whatever the configuration says
+    unserved = ["rope_parameters"] if config.rope_parameters["rope_type"] != "default" else []
+    return {
+        "experts": experts,
+        "norm_kind": "layer",
+        "biases": biases_of(config, "attention_bias") | {"norms"} | ({"head"} if config.lm_head_bias else set()),
+        "renamed": {"block_sparse_moe.gate.": "mlp.router.", **_OF_MIXTRAL},
+        "unserved": [*unserved, *(["num_experts_per_tok"] if experts.top != 2 else [])],
     }
 
 
@@ -260,6 +279,7 @@ EXPERT_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "minimax_m2": _minimax_m2,
     "mixtral": _mixtral,
     "olmoe": _olmoe,
+    "phimoe": _phimoe,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen3_moe,
 }

@@ -123,7 +123,9 @@ def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor
 
     scores: [T, count], of the router. bias: [count], or None.
     """
-    scores = sigmoid(scores) if experts.scoring == "sigmoid" else scores.softmax(-1)
+    is_near = experts.scoring == "sparsemixer"
+    if not is_near:
+        scores = sigmoid(scores) if experts.scoring == "sigmoid" else scores.softmax(-1)
     ranks = scores if bias is None else scores + bias
     if experts.groups:
         groups = ranks.view(len(ranks), experts.groups, -1)
@@ -131,10 +133,19 @@ def route(experts: Experts, scores: Tensor, bias: Tensor | None) -> tuple[Tensor
         left = sums.sort(dim=-1, descending=True, stable=True).indices[:, experts.top_groups :]
         ranks = groups.scatter(1, left[:, :, None].expand(-1, -1, groups.shape[-1]), -torch.inf).view(ranks.shape)
     chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : experts.top]
-    shares = scores.gather(1, chosen)
+    shares = _near_shares(scores, chosen, experts.distance) if is_near else scores.gather(1, chosen)
     if experts.adds_to_one:
         shares = shares / shares.sum(-1, keepdim=True).clamp(min=experts.least_sum)
     return chosen, shares * experts.scale
+
+
+def _near_shares(scores: Tensor, chosen: Tensor, distance: float) -> Tensor:
+    """Return the shares of the chosen experts by "sparsemixer" (`Experts.scoring`), [T, top]."""
+    own, each = scores.gather(1, chosen)[:, :, None], scores[:, None]
+    is_far = (own - each) / each.abs().maximum(own) > distance
+    taken = nn.functional.one_hot(chosen, scores.shape[1])
+    was_before = taken.cumsum(1) > taken
+    return 1 / (each - own).exp().masked_fill(is_far | was_before, 0.0).sum(-1)
 
 
 class ExpertLayer:

@@ -39,14 +39,17 @@ def spec_of(config: Any) -> DecoderSpec:
     windows, rope = layer_windows(config), getattr(config, "rope_parameters", None) or NO_ROTATION
     turned = difference.pop("turned", [True] * len(windows))
     mixed = difference.pop("mixed", ["experts" in difference] * len(windows))
+    scales = difference.pop("feed_scales", [1.0] * len(windows))
     kinds = getattr(config, "layer_types", None) or [""] * len(windows)
     by_kind = {kind: rope[kind] for kind in dict.fromkeys(kinds) if isinstance(rope.get(kind), Mapping)}
     places = {kind: place for place, kind in enumerate(by_kind)}
     layers = tuple(
         LayerSpec(
-            window, places.get(kind, 0) if is_turned else None, **{"has_experts": has_experts, **blocks.get(kind, {})}
+            window,
+            places.get(kind, 0) if is_turned else None,
+            **{"has_experts": has_experts, "feed_scale": scale, **blocks.get(kind, {})},
         )
-        for window, kind, is_turned, has_experts in zip(windows, kinds, turned, mixed, strict=True)
+        for window, kind, is_turned, has_experts, scale in zip(windows, kinds, turned, mixed, scales, strict=True)
     )
     if not layers:
         raise ValueError("it has no layers")

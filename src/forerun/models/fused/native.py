@@ -284,6 +284,7 @@ class NativeDecoder(LayerRangeDecoder):
         return LayerStruct(
             window=own.window or 0,
             rotation=-1 if own.rotation is None else own.rotation,
+            feed_scale=own.feed_scale,
             experts=self._mixture(layer, path, maker) if own.has_experts else None,
             latent=latent,
             sinks=None if sinks is None else self._pointer(f"{path}.{spec.sinks}", sinks),

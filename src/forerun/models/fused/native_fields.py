@@ -9,16 +9,16 @@ from forerun.models.fused.spec import DecoderSpec, Experts, Recurrence
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "xielu", "clamped_swiglu")
 """In the order of `ForerunActivation`."""
-_SCORINGS = ("softmax", "sigmoid")
+_SCORINGS = ("softmax", "sigmoid", "sparsemixer")
 """In the order of `ForerunScoring`."""
 _RECURRENCES = ("short_convolution", "delta_rule", "state_space")
 """In the order of `ForerunRecurrenceKind`."""
 _MODEL = (
     *("hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate", "eps", "scale", "rotated", "is_parallel"),
-    *("has_wide_norms", "norms_rotated", "residual_scale", "attention_scale", "feed_scale", "activation_scale"),
+    *("has_wide_norms", "norms_rotated", "residual_scale", "attention_scale", "activation_scale"),
     *("query_growth", "query_period"),
 )
-_OF_EXPERTS = ("count", "top", "width", "groups", "best", "top_groups", "adds_to_one", "least_sum", "scale")
+_OF_EXPERTS = ("count", "top", "width", "groups", "best", "top_groups", "adds_to_one", "least_sum", "scale", "distance")
 _OF_RECURRENCE = (
     *("num_taps", "channels", "heads", "key_heads", "key_width", "value_width", "norm_width", "gates_first"),
     *("heads_are_tiled", "norm_eps", "beta_scale"),

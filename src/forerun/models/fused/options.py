@@ -19,9 +19,9 @@ ACTIVATIONS = {
 _ACTIVATION_OPTIONS = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act")
 Difference = dict[str, Any]
 """Fields of `DecoderSpec` that differ from Llama's; in "modules", a role that is None is left out. Besides: "turned",
-which layers rotate; "mixed", which have experts, if not all; "rotated_share", the part of each head that is; "blocks",
-what layers of a type have, as `LayerSpec` says it; "heads", of `head_shape`, where a configuration has none; and
-"unserved", options that are not described."""
+which layers rotate; "mixed", which have experts, if not all; "feed_scales", `LayerSpec.feed_scale` of each;
+"rotated_share", the part of each head that is; "blocks", what layers of a type have, as `LayerSpec` says it; "heads",
+of `head_shape`, where a configuration has none; and "unserved", options that are not described."""
 
 
 NO_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}

@@ -173,7 +173,7 @@ def _falcon_h1(config: Any) -> Difference:
         "scale": head_shape(config)[2] ** -0.5 * config.key_multiplier * attended**2,
         "attention_scale": attended * config.attention_out_multiplier,
         "activation_scale": activation,
-        "feed_scale": fed,
+        "feed_scales": [fed] * config.num_hidden_layers,
         "embedding_scale": config.embedding_multiplier,
         "logit_scale": config.lm_head_multiplier,
         "unserved": found["unserved"] + [key for key, scale in biased.items() if getattr(config, key) and scale != 1.0],

@@ -165,11 +165,11 @@ class Experts:
         router: the module of a layer that scores them.
         modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor, as Transformers.
         stacked: the module of Transformers that holds all of them. is_transposed: as [in, out], gate and up by turns.
-        shared_width: intermediate numbers of the expert of all rows.
-        shared_switch: the module whose sigmoid multiplies what that gives.
+        shared_width: intermediate numbers of the expert of all rows. shared_switch: its module; the sigmoid multiplies it.
         bias: a parameter that is added to scores for the choice alone, and its shape.
         unrounded: the router is float32 in a model of a narrower type.
-        scoring: "softmax" or "sigmoid".
+        scoring: "softmax", "sigmoid", or "sparsemixer" (arXiv 2409.12136): an expert's share is that of a softmax of
+            the scores that are left and less by no more than `distance` times the larger one's size.
         groups, top_groups: of experts, from which alone they are taken; 0: from all.
         best: scores of a group that are added to choose it, 2 or 1.
         adds_to_one: the scores of the chosen are divided by their sum, or by least_sum. scale: of them.
@@ -191,6 +191,7 @@ class Experts:
     bias_shape: tuple[int, ...] = ()
     unrounded: bool = False
     scoring: str = "softmax"
+    distance: float = 0.0
     groups: int = 0
     top_groups: int = 0
     best: int = 2
@@ -213,11 +214,10 @@ class LayerSpec:
     """What differs from layer to layer.
 
     Attributes:
-        window: positions that a row sees; None: all.
-        rotation: which of the decoder's rotations turns queries and keys; None: none.
+        window: positions that a row sees; None: all. rotation: which of the decoder's rotations there is; None: none.
         attends, is_recurrent, feeds: whether it has attention, a recurrence, a feed-forward layer.
-        has_experts: the feed-forward layer is a mixture of experts.
-        norms_input: there is an "input_norm", where `DecoderSpec.norm_owners` leaves that open.
+        has_experts: of the feed-forward layer. feed_scale: a factor of what it adds. norms_input: there is an
+            "input_norm", where `DecoderSpec.norm_owners` leaves that open.
     """
 
     window: int | None = None
@@ -227,6 +227,7 @@ class LayerSpec:
     feeds: bool = True
     has_experts: bool = False
     norms_input: bool = True
+    feed_scale: float = 1.0
 
     @property
     def mixes(self) -> bool:
@@ -266,7 +267,7 @@ class DecoderSpec:
         scale, softcap: of attention's scores; None: not capped.
         gates_heads: the attention gate is one number of each head.
         query_growth, query_period: queries are multiplied by 1 + growth * log(1 + position // period).
-        embedding_scale, residual_scale, logit_scale: factors. attention_scale, feed_scale: of what these layers add,
+        embedding_scale, residual_scale, logit_scale: factors. attention_scale: of what attention adds,
             besides residual_scale. activation_scale: of what the activation reads. logit_softcap: None: not capped.
         recurrence: of the layers that are recurrent.
         experts: of the layers that have any.
@@ -315,7 +316,6 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     attention_scale: float = 1.0
-    feed_scale: float = 1.0
     activation_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -340,7 +340,7 @@ class DecoderSpec:
             modules=LLAMA_MODULES | {role: name for role, name in self.modules.items() if role in HEAD_NORMS},
             biases=self.biases & ATTENTION,
         )
-        return self == plain and all(layer.rotation == 0 for layer in self.layers)
+        return self == plain and all(layer.rotation == 0 and layer.feed_scale == 1 for layer in self.layers)
 
     @property
     def embedding_weight(self) -> str:

@@ -19,6 +19,7 @@ from forerun.models import Rows, load_model, load_transformers_model
 from forerun.models.loading.progress import progress_to
 from gguf_experts import SIZES
 from gguf_files import write_gguf
+from gguf_latents import SIZES as LATENT
 from gguf_models import TEXT, answers, ours, theirs, tiny
 
 HYBRID = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True}
@@ -26,7 +27,7 @@ HYBRID = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("type_name", ["F16", "Q8_0", "Q4_0", "MXFP4"])
-@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize("family", [*SIZES, *LATENT])
 def test_blocks_are_computed_as_stored(family: str, type_name: str, tmp_path: Path) -> None:
     if native() is None:
         pytest.skip("the native kernels are not available")
@@ -86,7 +87,7 @@ def test_gates_and_what_they_are_of_in_one_tensor(family: str, type_name: str, t
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("type_name", ["F32", "Q8_0", "MXFP4"])
-@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize("family", [*SIZES, *LATENT])
 def test_speculation_says_what_plain_decoding_says(family: str, type_name: str, tmp_path: Path) -> None:
     path = tmp_path / "it.gguf"
     write_gguf(path, tiny(family), type_name)
@@ -132,7 +133,9 @@ def test_options(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     torch.testing.assert_close(ours(path), theirs(model), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("family", "pattern"), [("glm4_moe", None), ("exaone_moe", [True, False, False])])
+@pytest.mark.parametrize(
+    ("family", "pattern"), [("glm4_moe", None), ("glm4_moe_lite", None), ("exaone_moe", [True, False, False])]
+)
 def test_layers_that_predict_further_tokens_are_left_out(family: str, pattern: Any, tmp_path: Path) -> None:
     path, model = tmp_path / "it.gguf", tiny(family)
     expected = theirs(model)

@@ -30,6 +30,11 @@ _KINDS = {
 }
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in DESCRIBED if family in _OF_FILES),
+    ("deepseek_v3", {}),
+    ("deepseek_v3", {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "norm_topk_prob": False}),
+    ("deepseek_v2", {"topk_method": "greedy", "n_group": None, "topk_group": None, "q_lora_rank": 48}),
+    ("deepseek_v2", {"rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 24.0}}),
+    ("glm4_moe_lite", {}),
     ("bamba", {}),
     ("bamba", {"attention_bias": True, "mamba_conv_bias": False}),
     ("falcon_h1", {"mamba_rms_norm": True, "projectors_bias": True}),

@@ -37,6 +37,8 @@ def tokens_of(tokenizer: Any, text: str, *, special: bool = False) -> list[str]:
         ("glm4", ["hell", "o", "Ġwo", "Ġ", "123", "!Ċ", "ĠĠ", "Ġ", "1"]),
         ("seed-coder", ["hell", "o", "Ġwo", "Ġ", "1", "2", "3", "!", "Ċ", "ĠĠ", "Ġ", "1"]),
         ("hunyuan-dense", ["hell", "o", "Ġwo", "Ġ", "123", "!Ċ", "ĠĠ", "Ġ", "1"]),
+        ("deepseek-v3", ["hell", "o", "Ġwo", "Ġ", "123", "!Ċ", "ĠĠ", "Ġ", "1"]),
+        ("deepseek-llm", ["hell", "o", "Ġwo", "Ġ", "123", "!", "Ċ", "ĠĠ", "Ġ", "1"]),
         ("deepseek-coder", ["hell", "o", "Ġwo", "Ġ", "1", "2", "3", "!", "Ċ", "ĠĠ", "Ġ", "1"]),
     ],
 )
@@ -46,6 +48,13 @@ def test_the_name_of_the_pre_tokenizer_decides_how_text_is_split(pre: str, expec
     metadata[T + "merges"] = [merge for merge in metadata[T + "merges"] if merge != "hell o"]
     tokenizer = read_tokenizer(metadata, "m.gguf")
     assert tokens_of(tokenizer, "hello wo 123!\n   1") == expected
+
+
+def test_letters_without_case_are_split_apart_for_deepseek() -> None:
+    split = read_tokenizer(byte_level("deepseek-llm"), "m.gguf").backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    for text in ("ЯÖ| ÉЯ", "Ö|\u0561", "Ö|\u10d0", "Ö|\U0001d400", "Ö|你", "Ö| -\uff0e", "Ö|  "):
+        pieces = [text.replace("|", "")[start:end] for _, (start, end) in split(text.replace("|", ""))]
+        assert pieces == text.split("|")
 
 
 @pytest.mark.parametrize("pre", sorted(split_rules().keys() & GGUF_PRE_TOKENIZER_SPLITS.keys()))

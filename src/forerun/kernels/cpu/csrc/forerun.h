@@ -101,7 +101,11 @@ struct ForerunState {
     int32_t reserved;
 };
 
-enum ForerunScoring : int32_t { FORERUN_SOFTMAX = 0, FORERUN_SIGMOID = 1 };
+enum ForerunScoring : int32_t {
+    FORERUN_SOFTMAX = 0,
+    FORERUN_SIGMOID = 1,
+    FORERUN_SPARSEMIXER = 2,  // none; an expert's share is that of a softmax of those that are left and near
+};
 
 // A mixture of experts: a row is given to the `top` experts of its largest scores, the first of equal ones, whose results
 // are added times the scores. The layer's own gate, up and down are those of an expert that every row is given to.
@@ -119,6 +123,7 @@ struct ForerunExperts {
     float least_sum;              // or by this
     float scale;                  // of the scores
     int32_t best;                 // scores of a group that are added: 2, or 1
+    float distance;               // of FORERUN_SPARSEMIXER: a score is near if it is less by no more than this part of it
 };
 
 // Attention whose keys and values are made of one latent of each position: all heads have one key, which is what the layer's
@@ -147,7 +152,8 @@ struct ForerunLayer {
     ForerunLinear attention_gate;          // [heads * head_dim] or [heads], whose sigmoid multiplies what attention gives;
                                            // out 0: none
     const ForerunRecurrence* recurrence;   // beside attention, or where query.out is 0 instead of it; or null
-    int32_t num_before, reserved;          // layers without attention before it
+    int32_t num_before;                    // layers without attention before it
+    float feed_scale;                      // of what the feed-forward layer adds, besides residual_scale; 0: 1
     const ForerunExperts* experts;         // beside the feed-forward layer, or where up.out is 0 instead of it; or null
     const float* sinks;                    // [num_heads], a further logit of attention; or null
     const ForerunLatent* latent;           // value.out is 0 then; or null
@@ -173,10 +179,9 @@ struct ForerunModel {
     float query_growth;          // queries are multiplied by 1 + this * log(1 + position / query_period, rounded down); 0: not
     int32_t query_period;
     int64_t record_size;         // floats of all recurrent layers
-    float attention_scale, feed_scale;  // of what these add to the residual, besides residual_scale; 0: 1
+    float attention_scale;       // of what attention adds to the residual, besides residual_scale; 0: 1
     float activation_scale;      // of what the activation reads; 0: 1
     int32_t key_width, value_width;  // as they are kept; 0: head_dim
-    int32_t reserved;
 };
 
 // The rows of one forward, as forerun/kernels/partition.py describes them.

@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from forerun.errors import UnsupportedModelError
-from forerun.utils.json_file import Fields
+from forerun.utils.json_file import REQUIRED, Fields
 
 SECTIONS, TEMPERATURE = "rope.dimension_sections", "attention.temperature_scale"
+_KEY, _VALUE = "attention.key_length", "attention.value_length"
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 NEXT_TOKENS = "nextn_predict_layers"
 HEADS, KEY_HEADS, WIDTH = "attention.head_count", "attention.head_count_kv", "feed_forward_length"
@@ -34,6 +35,7 @@ class Architecture(NamedTuple):
             all layers are rotated alike.
         eps: option of the norms' epsilon; None: a constant.
         is_partly_rotated: files say how much of a head is rotated.
+        is_latent: keys and values are made of latents, as `latent` reads it; the width of a head is what is rotated.
         by_layer: counts that may be 0 in layers which lack what is counted; all others have the same.
         attends: there are heads of attention, and feed-forward layers.
         constants: options that files do not say.
@@ -41,7 +43,7 @@ class Architecture(NamedTuple):
         heads_are_tiled: the converter puts the value heads of recurrent layers into the order of
             `Recurrence.heads_are_tiled`.
         reads: keys among NEUTRAL that may have any value.
-        yarn: parameters of a rotation that is scaled so, which files do not say.
+        yarn: returns parameters of a rotation that is scaled so, which files do not say, or in another way.
     """
 
     model_type: str
@@ -53,13 +55,14 @@ class Architecture(NamedTuple):
     local_base: float | None = None
     eps: str | None = "rms_norm_eps"
     is_partly_rotated: bool = False
+    is_latent: bool = False
     by_layer: tuple[str, ...] = ()
     attends: bool = True
     constants: Mapping[str, Any] = _NOTHING
     options: Options = lambda fields, width, tensors: {}
     heads_are_tiled: bool = False
     reads: tuple[str, ...] = ()
-    yarn: Mapping[str, Any] = _NOTHING
+    yarn: Callable[[Fields], Mapping[str, Any]] = lambda fields: {}
 
     @property
     def eps_key(self) -> str:
@@ -94,3 +97,36 @@ def granite_factors(fields: Fields, width: int) -> dict[str, Any]:
 
 
 GRANITE_FACTORS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+
+
+def latent(fields: Fields, width: int) -> dict[str, Any]:
+    """Return the sizes of attention with latents.
+
+    Newer files say of keys and values what is kept of them, which has one head, and with further keys what each head
+    has; older ones that alone.
+
+    Args:
+        width: numbers of a key that are rotated.
+
+    Raises:
+        ModelLoadError: a key is missing, or its value cannot be.
+        UnsupportedModelError: keys of what is kept say something else.
+    """
+    if width % 2:
+        refuse(fields, f"rope.dimension_count is {width}, an odd number")
+    heads, rank = fields.integer(HEADS, low=1), fields.integer("attention.kv_lora_rank", low=1)
+    said, ending = {key: fields.integer(key, None) for key in (KEY_HEADS, _KEY, _VALUE)}, ""
+    kept = {KEY_HEADS: heads}
+    if f"{_KEY}_mla" in fields:
+        kept, ending = {KEY_HEADS: 1, _KEY: rank + width, _VALUE: rank}, "_mla"
+    for key, value in kept.items():
+        if said[key] != value:
+            refuse(fields, f"{key} is {said[key]}, and {value} with latents of {rank} numbers")
+    value_width = REQUIRED if ending else fields.integer("embedding_length", low=1) // heads
+    return {
+        "q_lora_rank": fields.integer("attention.q_lora_rank", None, low=1),
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": width,
+        "qk_nope_head_dim": fields.integer(_KEY + ending, low=width + 1) - width,
+        "v_head_dim": fields.integer(_VALUE + ending, value_width, low=1),
+    }

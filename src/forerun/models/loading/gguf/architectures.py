@@ -18,6 +18,7 @@ from forerun.models.loading.gguf.architecture import (
     Architecture,
     Options,
     granite_factors,
+    latent,
     refuse,
 )
 from forerun.models.loading.gguf.expert_architectures import EXPERT_ARCHITECTURES, mixtral
@@ -147,6 +148,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         reads=GRANITE_FACTORS,
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", biases=_ATTENTION_BIAS),
+    # its factors are constants in llama.cpp, too
+    "minicpm3": Architecture(
+        "minicpm3",
+        is_latent=True,
+        constants={
+            "attention_bias": False,
+            "mlp_bias": False,
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 256,
+        },
+        options=lambda fields, width, tensors: latent(fields, width),
+    ),
     "nemotron": Architecture(
         "nemotron",
         biases=_UP_BIAS,

@@ -33,6 +33,7 @@ from forerun.utils.foreign_errors import as_load_errors
 from forerun.utils.json_file import REQUIRED, Fields
 
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+_ROTATED = "rope.dimension_count"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
@@ -110,14 +111,14 @@ def read_gguf_config(file: GgufFile, eos_ids: Iterable[int]) -> dict[str, Any]:
 def _attention(fields: Fields, architecture: Architecture, file: GgufFile) -> dict[str, Any]:
     """Return the sizes of attention and feed-forward layers, the rotation, and the options of the model's type."""
     heads = _count(fields, architecture, HEADS)
-    head_dim = _head_dim(fields, heads)
+    head_dim = fields.integer(_ROTATED, low=1, high=2**31) if architecture.is_latent else _head_dim(fields, heads)
     options = _options(fields, architecture, file, head_dim)
     rope = _rope_by_kind(fields, file.tensors, architecture, head_dim, options)
     if "long_factor" in rope:  # Phi3's own option comes before this one of the rotation
         options["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     return {
         "num_attention_heads": heads,
-        "num_key_value_heads": _count(fields, architecture, KEY_HEADS, heads),
+        "num_key_value_heads": heads if architecture.is_latent else _count(fields, architecture, KEY_HEADS, heads),
         "head_dim": head_dim,
         "intermediate_size": _count(fields, architecture, WIDTH, fields.values.get(EXPERT_WIDTH, REQUIRED)),
         "rope_parameters": rope,
@@ -225,7 +226,7 @@ def _head_dim(fields: Fields, heads: int) -> int:
 
 def _rotated(fields: Fields, architecture: Architecture, head_dim: int) -> int:
     """Return how many numbers of a head are rotated: all, but in some architectures."""
-    rotated = fields.integer("rope.dimension_count", head_dim, low=0, high=2**31)
+    rotated = fields.integer(_ROTATED, head_dim, low=0, high=2**31)
     if rotated != head_dim and (not architecture.is_partly_rotated or rotated % 2 or not 0 < rotated < head_dim):
         refuse(fields, f"rope.dimension_count is {rotated} and the heads are {head_dim} wide")
     return rotated
@@ -241,7 +242,7 @@ def _rope_by_kind(
     """Return `rope_parameters` of a Transformers configuration: for each kind of layer, if they are rotated apart."""
     rotated = _rotated(fields, architecture, head_dim)
     found = _long_rope(fields, tensors, rotated) or rope_parameters(fields, tensors.get(ROPE_FACTORS), rotated)
-    found |= architecture.yarn if found["rope_type"] == "yarn" else {}
+    found |= architecture.yarn(fields) if found["rope_type"] == "yarn" else {}
     if architecture.is_partly_rotated:
         share = rotated / head_dim  # of which Transformers takes the whole part, after multiplying
         found["partial_rotary_factor"] = share if int(head_dim * share) == rotated else math.nextafter(share, 1.0)

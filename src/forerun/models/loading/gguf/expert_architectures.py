@@ -1,7 +1,7 @@
 """The architectures of GGUF files with mixtures of experts in all layers, or all but the first (`architectures.py`).
 
 Files that llama.cpp's converter makes of tiny models of each (that of llama-cpp-python 0.3.36) give llama.cpp's logits
-in float32; those of `gpt-oss` where its rotation is not scaled.
+in float32; those of `gpt-oss` where its rotation is not scaled, those of `deepseek2` but for groups of a softmax.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from forerun.models.loading.gguf.architecture import (
     WIDTH,
     Architecture,
     granite_factors,
+    latent,
     layer_count,
     refuse,
 )
 from forerun.models.loading.gguf.mixture import (
     EXPERTS,
+    GATING,
     LEADING,
     LOCAL,
+    NORM,
     OPTIONS,
     SHARED_COUNT,
     SHARED_WIDTH,
     SIGMOID,
+    SOFTMAX,
     SOFTMAX_OF_CHOSEN,
     STEP,
     corrected,
@@ -37,6 +41,7 @@ from forerun.models.loading.gguf.mixture import (
 from forerun.utils.json_file import REQUIRED, Fields
 
 _ROUTED = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
+_FACTOR = "rope.scaling.factor"
 
 
 def mixtral(fields: Fields) -> dict[str, Any]:
@@ -47,6 +52,30 @@ def mixtral(fields: Fields) -> dict[str, Any]:
 
 def _glm4_moe(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {**corrected(fields, _ROUTED, "n_shared_experts"), "first_k_dense_replace": num_dense(fields)}
+
+
+def _deepseek2(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of DeepSeek V3, or of V2, whose scores are a softmax; older files do not say of which."""
+    function, is_corrected = fields.integer(GATING, 0), any(".exp_probs_b." in name for name in tensors)
+    is_v3 = function in SIGMOID or (not function and is_corrected)
+    if fields.string("rope.scaling.type", "linear") == "linear" and fields.number(_FACTOR, 1.0) not in (0, 1):
+        refuse(fields, f"{_FACTOR} is {fields.number(_FACTOR)} and rope.scaling.type linear")
+    found = corrected(fields, _ROUTED, "n_shared_experts", SIGMOID if is_v3 else SOFTMAX)
+    if not is_v3 and found["norm_topk_prob"]:
+        refuse(fields, f"{NORM} is True and {GATING} a softmax")
+    method = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
+    own = {"model_type": "deepseek_v3"} if is_v3 else {"topk_method": method}
+    return {**latent(fields, width), **found, **own, "first_k_dense_replace": num_dense(fields)}
+
+
+def _deepseek_yarn(fields: Fields) -> dict[str, Any]:
+    """Return the parameters of DeepSeek's YaRN scaling. It multiplies scores, and no cosines and sines; the converter
+    writes a tenth of the logarithm's multiplier."""
+    if (attention := fields.number("rope.scaling.attn_factor", 1.0)) != 1:
+        refuse(fields, f"rope.scaling.attn_factor is {attention}")
+    multiplier = 10 * fields.number("rope.scaling.yarn_log_multiplier", low=1e-6)
+    factor = fields.number("rope.scaling.yarn_attn_factor", 1.0, low=0)
+    return {"attention_factor": factor, "mscale": multiplier, "mscale_all_dim": multiplier}
 
 
 def _exaone_moe(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +127,14 @@ def _olmoe(fields: Fields, width: int, tensors: Mapping[str, Any]) -> dict[str, 
 
 _BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 EXPERT_ARCHITECTURES = {
+    "deepseek2": Architecture(
+        "deepseek_v2",
+        is_latent=True,
+        constants={"attention_bias": False, "mlp_bias": False, "rope_interleave": True},
+        options=_deepseek2,
+        reads=(EXPERTS, NEXT_TOKENS),
+        yarn=_deepseek_yarn,
+    ),
     "dots1": Architecture("dots1", biases=_BIAS, options=_glm4_moe, reads=(EXPERTS,)),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe", biases={"use_bias": "blk.0.attn_q.bias"}, options=_ernie4_5_moe, reads=(EXPERTS,)
@@ -125,7 +162,7 @@ EXPERT_ARCHITECTURES = {
         period=2,
         window=REQUIRED,
         constants={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
-        yarn={"truncate": False},
+        yarn=lambda fields: {"truncate": False},
         options=lambda fields, *_: mixture(fields, LOCAL, gating=SOFTMAX_OF_CHOSEN, adds_to_one=False),
         reads=(EXPERTS,),
     ),

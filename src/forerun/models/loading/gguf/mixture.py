@@ -11,7 +11,7 @@ from forerun.utils.json_file import REQUIRED, Fields
 EXPERTS, TOP, EXPERT_WIDTH = "expert_count", "expert_used_count", "expert_feed_forward_length"
 SHARED_COUNT, SHARED_WIDTH = "expert_shared_count", "expert_shared_feed_forward_length"
 LEADING, STEP = "leading_dense_block_count", "interleave_moe_layer_step"
-_GATING, _NORM, _SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
+GATING, NORM, _SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
 _GROUPS, _TOP_GROUPS = "expert_group_count", "expert_group_used_count"
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = (1,), (2,), (3,)
 """Values of expert_gating_func."""
@@ -55,8 +55,8 @@ def mixture(
         UnsupportedModelError: a value stands for another computation.
     """
     same = SOFTMAX + SOFTMAX_OF_CHOSEN if adds_to_one and gating == SOFTMAX else gating
-    neutral: dict[str, tuple[object, ...]] = {**_NEUTRAL, _GATING: (0, *same)}
-    neutral |= {} if adds_to_one is None else {_NORM: (adds_to_one,)}
+    neutral: dict[str, tuple[object, ...]] = {**_NEUTRAL, GATING: (0, *same)}
+    neutral |= {} if adds_to_one is None else {NORM: (adds_to_one,)}
     for key, values in neutral.items():
         value: Any = fields.values.get(key)
         if key not in reads and value is not None and value not in values:
@@ -68,10 +68,12 @@ def mixture(
     return dict(zip(options, (count, top, fields.integer(EXPERT_WIDTH, width, low=1)), strict=True))
 
 
-def corrected(fields: Fields, options: tuple[str, str, str], shared: str) -> dict[str, Any]:
+def corrected(
+    fields: Fields, options: tuple[str, str, str], shared: str, gating: tuple[int, ...] = SIGMOID
+) -> dict[str, Any]:
     """Return the options of DeepSeek V3's experts and those of its successors. shared: option of their number."""
     reads = (_SCALE, _GROUPS, SHARED_COUNT, SHARED_WIDTH, LEADING)
-    found = mixture(fields, options, gating=SIGMOID, adds_to_one=None, reads=reads)
+    found = mixture(fields, options, gating=gating, adds_to_one=None, reads=reads)
     count, top, width = found.values()
     groups = fields.integer(_GROUPS, 1, low=0) or 1
     top_groups = fields.integer(_TOP_GROUPS, 1, low=0) or 1
@@ -87,7 +89,7 @@ def corrected(fields: Fields, options: tuple[str, str, str], shared: str) -> dic
         "n_group": groups,
         "topk_group": top_groups,
         "routed_scaling_factor": fields.number(_SCALE, 0.0) or 1.0,
-        "norm_topk_prob": fields.flag(_NORM, False),
+        "norm_topk_prob": fields.flag(NORM, False),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from types import EllipsisType
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forerun.errors import UnsupportedModelError
+from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import spec_of
 from forerun.models.fused.spec import NORMS, RECURRENT_ROLES, SHARED, DecoderSpec
@@ -21,7 +22,7 @@ from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import HEAD, architecture_of
 from forerun.models.loading.gguf.expert_tensors import ExpertTensors, Stack
 from forerun.models.loading.gguf.file import GgufFile
-from forerun.models.loading.gguf.header import brief
+from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.recurrent_tensors import RecurrentTensors, shaped
 from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
 
@@ -57,6 +58,7 @@ def _parameters(names: Any, spec: DecoderSpec, layer: str, own: Iterable[str]) -
     for path in (
         *own,
         *(layer + each for role, each in spec.modules.items() if role not in (*RECURRENT_ROLES, *SHARED)),
+        *(() if spec.latent is None else (layer + spec.latent.expansion,)),
     ):
         found |= {name: (path + kind, 0) for kind in kinds if (name := names.get_name(path + kind, kinds)) is not None}
     for role, name in _ROLES.items() if spec.recurrence is not None else ():
@@ -66,6 +68,15 @@ def _parameters(names: Any, spec: DecoderSpec, layer: str, own: Iterable[str]) -
     if spec.sinks is not None:
         found["blk.0.attn_sinks.weight"] = layer + spec.sinks, 0
     return found
+
+
+def _halves(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
+    """Return what newer files have in place of the weight that makes keys and values of latents: the names of a tensor
+    for keys and one for values, each with the shape of its part of that weight."""
+    if spec.latent is None:
+        return {}
+    sizes = {"attn_k_b": spec.head_dim - spec.rotated, "attn_v_b": spec.latent.value_width}
+    return {f"blk.0.{name}.weight": (spec.num_heads * size, spec.latent.rank) for name, size in sizes.items()}
 
 
 def name_map(architecture: str, num_layers: int) -> Any:
@@ -102,8 +113,11 @@ class PackedWeights(Mapping[str, GgufTensor]):
         self._recurrence = RecurrentTensors.of(spec, layer, is_tiled=architecture.heads_are_tiled)
         self._experts = ExpertTensors.of(spec, layer)
         shapes = {**self._recurrence.shapes, **self._experts.shapes}
+        halves = _halves(spec)
+        self._expansion = "" if spec.latent is None else f"{layer}{spec.latent.expansion}.weight"
         names = name_map(name, 1)  # what a file says of its number of layers decides nothing here
         attending = {**_parameters(names, spec, layer, own), **self._experts.names}
+        attending |= {each: (self._expansion, place) for place, each in enumerate(halves)}
         recurrent = {**attending, **self._recurrence.names}
         self._tensors: dict[str, dict[int, GgufTensor]] = {}
         for tensor in (each for each in file.tensors.values() if not _COMPUTED.fullmatch(each.name)):
@@ -123,7 +137,11 @@ class PackedWeights(Mapping[str, GgufTensor]):
                 )
             for parameter, part in placed.items():
                 parts = self._tensors.setdefault(parameter.replace("0", str(index), 1), {})
+                if place in parts:
+                    raise ModelLoadError(f"{file.path}: {brief(tensor.name)} is a second {parameter}. {REMEDY}")
                 parts[place] = shaped(shapes, parameter, part)
+                if theirs in halves and prod(part.shape) == prod(halves[theirs]):
+                    parts[place] = replace(part, shape=halves[theirs])
         if HEAD not in file.tensors:
             self._tensors[self.head] = self._tensors[spec.embedding_weight]
 
@@ -191,13 +209,16 @@ class PackedWeights(Mapping[str, GgufTensor]):
 
     def type_name(self, name: str) -> str:
         """Return the type of the tensor that `stored` returns."""
-        return next(iter(types)) if len(types := {part.type_name for part in self._in_order(name)}) == 1 else "F32"
+        types = {part.type_name for part in self._in_order(name)}
+        return next(iter(types)) if len(types) == 1 and not self._is_halved(name) else "F32"
 
     def stored(self, name: str) -> GgufTensor:
         """Return the tensor as it lies in the file, with rows in the file's order; if it is several, these joined."""
         first, *others = parts = self._in_order(name)
         if not others:
             return first
+        if self._is_halved(name):
+            return replace(first, shape=self.shape(name), type_name="F32", blocks=self._whole(*parts), content=None)
         kind = self.type_name(name)
         rows = [part.blocks if part.type_name == kind else _numbers(part.dequantize(torch.float32)) for part in parts]
         return replace(first, shape=self.shape(name), type_name=kind, blocks=np.concatenate(rows), content=None)
@@ -205,7 +226,19 @@ class PackedWeights(Mapping[str, GgufTensor]):
     def in_blocks(self, name: str) -> bool:
         """Return whether there is such a tensor whose blocks, as of `stored`, are the model's but for the order of
         rows."""
-        return name in self._tensors and _of_first(name) not in self._recurrence.columns
+        is_theirs = name in self._tensors and _of_first(name) not in self._recurrence.columns
+        return is_theirs and not self._is_halved(name)
+
+    def _is_halved(self, name: str) -> bool:
+        return _of_first(name) == self._expansion and len(self._tensors[name]) > 1
+
+    def _whole(self, keys: GgufTensor, values: GgufTensor) -> npt.NDArray[np.uint8]:
+        """Return the blocks of what makes keys and values of latents. That of keys lies in the file by head, [heads,
+        rank, numbers of a key]."""
+        heads, (_, rank) = self._decoder.num_heads, values.shape
+        of_keys = keys.dequantize(torch.float32).view(heads, rank, -1).mT
+        of_values = values.dequantize(torch.float32).view(heads, -1, rank)
+        return _numbers(torch.cat([of_keys, of_values], 1).flatten(0, 1))
 
     def _in_order(self, name: str) -> list[GgufTensor]:
         return [part for _, part in sorted(self._tensors[name].items())]

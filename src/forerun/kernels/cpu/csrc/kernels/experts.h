@@ -68,6 +68,7 @@ INLINE void largest_places(const float* x, int32_t count, int32_t top, int32_t* 
 // What scores of a router are, in place.
 INLINE void score(const ForerunExperts& e, float* x) {
     const int64_t n = e.count;
+    if (e.scoring == FORERUN_SPARSEMIXER) return;
     if (e.scoring == FORERUN_SIGMOID) {
         for (int64_t i = 0; i < n; i += 16) put(x + i, f_sigmoid(get(x + i, n - i)), n - i);
         return;
@@ -94,6 +95,21 @@ INLINE void leave_groups(const ForerunExperts& e, float* ranks) {
         for (int32_t i = 0; i < size; i++) ranks[kept[k] * size + i] = -__builtin_inff();
 }
 
+// The share of the k-th of the chosen experts: that of a softmax of the scores near its own, without those before it.
+INLINE float near_share(const ForerunExperts& e, const float* x, const int32_t* chosen, int32_t k) {
+    const float own = x[chosen[k]];
+    float sum = 0.0f, each[16];
+    for (int32_t i = 0; i < e.count; i++) {
+        const float size = x[i] < 0.0f ? -x[i] : x[i];
+        bool is_left = !((own - x[i]) / (size > own ? size : own) > e.distance);
+        for (int32_t j = 0; j < k; j++) is_left &= chosen[j] != i;
+        if (!is_left) continue;
+        put(each, f_exp(f_set(x[i] - own)), 16);
+        sum += each[0];
+    }
+    return 1.0f / sum;
+}
+
 // Choose the experts of row t, whose scores lie in c.scores.
 FN void choose(const ExpertsCall& c, const ForerunExperts& e, int64_t t) {
     float *scores = c.scores + t * e.count, *ranks = c.ranks + t * e.count, *shares = c.shares + t * e.top, sum = 0.0f;
@@ -102,7 +118,8 @@ FN void choose(const ExpertsCall& c, const ForerunExperts& e, int64_t t) {
     for (int32_t i = 0; i < e.count; i++) ranks[i] = scores[i] + (e.bias ? e.bias[i] : 0.0f);
     if (e.groups) leave_groups(e, ranks);
     largest_places(ranks, e.count, e.top, chosen);
-    for (int32_t k = 0; k < e.top; k++) sum += shares[k] = scores[chosen[k]];
+    const bool is_near = e.scoring == FORERUN_SPARSEMIXER;
+    for (int32_t k = 0; k < e.top; k++) sum += shares[k] = is_near ? near_share(e, scores, chosen, k) : scores[chosen[k]];
     if (!(sum > e.least_sum)) sum = sum != sum ? sum : e.least_sum;
     for (int32_t k = 0; k < e.top; k++) shares[k] = (e.adds_to_one ? shares[k] / sum : shares[k]) * e.scale;
 }

@@ -125,7 +125,7 @@ FN void layer_behind_norm(const LayersCall& c, int32_t index, const Input& in, f
     if (attends) add_rows(c, layer.out, c.mixed, layer.attention_norm, m.attention_scale, member);
     if (!m.is_parallel && feeds) gated_rows(c, index, member);
     const Input gated = of_width(c.gated, layer.up.out);
-    if (feeds) add_rows(c, layer.down, gated, layer.feed_norm, m.feed_scale, member, layer.experts);
+    if (feeds) add_rows(c, layer.down, gated, layer.feed_norm, layer.feed_scale, member, layer.experts);
 }
 
 // The largest code that queries, keys and values take.
@@ -214,7 +214,7 @@ static void plan_layers(forerun::Workspace& space, LayersCall& c) {
         }
         fed = l.up.out > fed ? l.up.out : fed;
         gates |= l.attention_gate.out != 0;
-        branch |= has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, m->feed_scale);
+        branch |= has_branch(*m, l.attention_norm, m->attention_scale) || has_branch(*m, l.feed_norm, l.feed_scale);
         mixed.add({&l.out});
         attended = l.out.in > attended ? l.out.in : attended;
         gated.add({&l.down});
