@@ -165,7 +165,7 @@ class Experts:
         router: the module of a layer that scores them.
         modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor, as Transformers.
         stacked: the module of Transformers that holds all of them. is_transposed: as [in, out], gate and up by turns.
-        shared_width: intermediate numbers of the expert of all rows. shared_switch: its module; the sigmoid multiplies it.
+        shared_width: intermediate numbers of the expert of all rows. shared_switch: what its sigmoid multiplies it by.
         bias: a parameter that is added to scores for the choice alone, and its shape.
         unrounded: the router is float32 in a model of a narrower type.
         scoring: "softmax", "sigmoid", or "sparsemixer" (arXiv 2409.12136): an expert's share is that of a softmax of
