@@ -294,6 +294,7 @@ def mxfp4() -> Publication:
 PUBLICATIONS: dict[str, Publication] = {
     "GPTQ, 4 bits": gptq(4, 128, symmetric=True),
     "GPTQ, 4 bits, zeros": gptq(4, 32, symmetric=False, version="gptq_v2"),
+    "GPTQ, 2 bits": gptq(2, 64, symmetric=False),
     "GPTQ, 8 bits": gptq(8, -1, symmetric=True),
     "GPTQ, act-order": gptq(4, 64, symmetric=False, act_order=True),
     "AWQ": awq(64),

@@ -28,9 +28,8 @@ def magnitudes(weight: Tensor | QuantizedWeight) -> Tensor:
     """Of the terms that the products add up, [out, in] float64."""
     if not isinstance(weight, QuantizedWeight):
         return weight.double().abs()
-    numbers = (weight.quantized.double() - weight.zero).abs()
-    columns = [min(i // GROUP, weight.scale.shape[1] - 1) for i in range(weight.shape[1])]
-    numbers = numbers * weight.scale.double()[:, columns]
+    columns = [min(i // (weight.group or GROUP), weight.scale.shape[1] - 1) for i in range(weight.shape[1])]
+    numbers = weight.centred().abs() * weight.scale.double()[:, columns]
     return numbers if weight.minimum is None else numbers + weight.minimum.double().abs()[:, columns]
 
 
@@ -97,8 +96,9 @@ def test_whole_sums(kind: str, out: int, size: int, n: int, extreme: bool, seed:
                 weight.scale[:, index] = 0
             if weight.minimum is not None and (index != shown or by_codes):
                 weight.minimum[:, index] = 0
-    elif weight.activation_bits == 8:  # groups of activations alone: but one of them is zero
-        shown = seed % -(-size // GROUP)
+    if (weight.group is None and weight.activation_bits == 8) or (weight.group or 0) > GROUP:
+        # of groups of activations alone, and of larger groups, all but 32 inputs are zero
+        shown = seed % weight.scale.shape[1] * weight.group // GROUP if weight.group else seed % -(-size // GROUP)
         x[:, : shown * GROUP] = x[:, (shown + 1) * GROUP :] = 0
     linear, expected = NativeLinear(native_library, weight), product_of(weight, x)
     for name in each_set(native_library):

@@ -238,7 +238,7 @@ def span_of(form: QuantizedFormat | BlockType) -> int:
 
 def _in_float16(scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return scales of groups as float16, and what these are multiplied by in each row: a power of 2 that brings its
-    largest to 2^15, or the scale of a single group.
+    largest to 2^15, or else the scale of a single group.
 
     Args:
         scale: [out, groups] float32.
@@ -250,10 +250,10 @@ def _in_float16(scale: Tensor) -> tuple[Tensor, Tensor]:
         ModelLoadError: float16 does not hold what is left of a scale.
     """
     _, exponent = scale.abs().amax(1, keepdim=True).frexp()
-    factor = scale.where(scale != 0, 1.0)
-    if scale.shape[1] > 1:
-        factor = torch.ldexp(torch.ones_like(scale[:, :1]), exponent - 16)
+    factor = torch.ldexp(torch.ones_like(scale[:, :1]), exponent - 16)
     halves = (scale / factor).half()
+    if scale.shape[1] == 1 and not torch.equal(halves.float() * factor, scale):
+        halves, factor = torch.ones_like(halves), scale
     if not torch.equal(halves.float() * factor, scale):
         raise ModelLoadError("its scales differ too much for float16. Load the model with quantize='none'.")
     return halves, factor[:, 0]

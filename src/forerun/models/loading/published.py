@@ -47,13 +47,13 @@ def settings_of(fields: Fields) -> Settings | None:
         UnsupportedModelError: there is no way to compute them on a CPU.
         ModelLoadError: the description is damaged.
     """
-    keys = [
-        (part, key)
+    found = [
+        each
         for part in parts_of(fields)
         for key in _KEYS
         if key != _KEYS[-1] or isinstance(part.values.get(key), dict)
+        if (each := part.fields(key, None)) is not None
     ]
-    found = [each for part, key in keys if (each := part.fields(key, None)) is not None]
     stored = next((each for each in found if each.values.get("quant_method") != "forerun"), None)
     return None if stored is None else _settings(stored, _name(stored), fields.place)
 
@@ -62,8 +62,9 @@ def _name(stored: Fields) -> str:
     """Return the key of METHODS that a description names."""
     values, sparsity = stored.values, stored.fields("sparsity_config", None)
     is_mlx, is_bnb = {"bits", "group_size"} <= values.keys(), any(f"load_in_{n}bit" in values for n in (4, 8))
-    unnamed = "bitsandbytes" if is_bnb else "MLX" if is_mlx else "a program that is not named"
-    name = stored.string("quant_method", unnamed)
+    name = stored.string(
+        "quant_method", "bitsandbytes" if is_bnb else "MLX" if is_mlx else "a program that is not named"
+    )
     if name.endswith("auto-round"):
         packing = stored.string("packing_format", "auto_gptq").rpartition(":")[2]
         name = next((found for part, found in _OF_AUTO_ROUND.items() if part in packing), f"{name}, {packing[:40]}")

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.config import QUANTISATIONS
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
 from forerun.kernels.quantize import GROUP, MADE_FORMS, QuantizedFormat, QuantizedWeight
 from forerun.models.loading.weights import TensorSlice
@@ -111,9 +112,7 @@ def _integers(
     """Return a weight of integers, which are kept unless groups are scattered or not whole groups of 32 inputs, or have
     scales in float32.
 
-    Args:
-        read: returns [out, in] codes and [out, groups] scales and zeros; None: the middle.
-        place: [in], the group of each input; None: in order.
+    read: returns [out, in] codes, and [out, groups] scales and zeros; None: the middle. place: the group of each input.
     """
     width, group = shape[1], shape[1] // groups
     in_order = torch.arange(width) // group
@@ -140,7 +139,8 @@ def _integers(
 
     def weight(index: Index) -> QuantizedWeight:
         codes, scales, zeros = checked()
-        return QuantizedWeight(form.bits, codes, zeros if form.zero is None else form.zero, scales, None, form.group)
+        zero, activation_bits = zeros if form.zero is None else form.zero, QUANTISATIONS[f"int{form.bits}"][1]
+        return QuantizedWeight(form.bits, codes, zero, scales, None, form.group, activation_bits)
 
     form = QuantizedFormat(max(4, bits), None, -(-group // GROUP) * GROUP, False)
     if groups > 1 and (group % GROUP or scale.get_dtype() == "F32" or not of.equal(in_order)):

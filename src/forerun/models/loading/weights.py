@@ -143,7 +143,7 @@ def check_numbers(checkpoint: Checkpoint, unused: Collection[str], name: str) ->
         if dtype not in FLOATS and tensor not in unused and not _COMPUTED.search(tensor):
             raise ModelLoadError(
                 f"{name}: tensor {tensor} is stored as {dtype}, as quantized weights are, and "
-                f"{checkpoint.described_by} does not say how. Take the model's float weights."
+                f"{checkpoint.described_by} does not say how. {checkpoint.remedy}"
             )
 
 
