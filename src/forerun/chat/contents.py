@@ -12,46 +12,41 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
-_NUMBERED = "\x00{}\x00"
-_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|(?<=[{,])\s*([\w.-]+)\s*:')
+_KEY = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\Z))|(?<=[{,])\s*([\w.-]+)\s*:')
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
-_TYPES = {"integer": int, "number": (int, float), "boolean": bool, "null": type(None), "array": list, "object": dict}
-OPTIONS = {"strip", "string_delims", "unquoted_keys", "allow_non_json", "tag_pattern", "value_parser"}
-OPTIONS |= {"line_sep", "kv_sep"}
-# Every error of a content is one of these.
-ERRORS = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError)
+OPTIONS = {"strip", "string_delims", "unquoted_keys", "tag_pattern"}
+ERRORS = (ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError)
+"""What a content that is damaged raises."""
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def read_json(text: str) -> Any:
-    """Parse JSON; unlike Python's, without NaN and infinity. Raises one of ERRORS."""
+def _json(text: str, args: Mapping[str, Any]) -> Any:
+    """Parse JSON, whose strings may stand between marks of their own and whose keys may be bare."""
+    strings: list[str] = []
+
+    def numbered(match: re.Match[str]) -> str:
+        strings.append(json.dumps(match[1], ensure_ascii=False))
+        return f"\0{len(strings) - 1}\0"
+
+    for begin, end in args.get("string_delims", ()):
+        text = re.sub(f"{re.escape(begin)}(.*?){re.escape(end)}", numbered, text.replace("\0", ""), flags=re.DOTALL)
+    if args.get("unquoted_keys"):
+        text = _KEY.sub(lambda match: match[1] or f'"{match[2]}":', text)
+    text = re.sub("\0([0-9]+)\0", lambda match: strings[int(match[1])], text)
     return json.loads(text, parse_constant=_refuse)
 
 
-def _json(text: str, args: Mapping[str, Any]) -> Any:
-    """Parse JSON whose strings may stand between marks of their own, and whose keys may be bare."""
-    strings: list[str] = []
-
-    def stored(match: re.Match[str]) -> str:
-        strings.append(json.dumps(match[1], ensure_ascii=False))
-        return _NUMBERED.format(len(strings) - 1)
-
-    if (delimiters := args.get("string_delims")) and "\0" in text:
-        raise ValueError("it holds a null character")
-    plain = text
-    for begin, end in delimiters or ():
-        plain = re.sub(f"{re.escape(begin)}(.*?){re.escape(end)}", stored, plain, flags=re.DOTALL)
-    if args.get("unquoted_keys"):
-        plain = _KEY.sub(lambda match: match[1] or f'"{match[2]}":', plain)
-    try:
-        return read_json(re.sub("\0([0-9]+)\0", lambda match: strings[int(match[1])], plain))
-    except ValueError:
-        if args.get("allow_non_json"):
-            return text.strip()
-        raise
+def _tags(text: str, args: Mapping[str, Any]) -> dict[str, str]:
+    """Parse tags with a key and a value, and nothing between them."""
+    tag, found, at = re.compile(rf"\s*(?:{args['tag_pattern']})", re.DOTALL), {}, 0
+    while at < len(text.rstrip()):
+        if (match := tag.match(text, at)) is None:
+            raise ValueError("text stands between tags")
+        found[match["key"].strip()], at = match["value"], match.end()
+    return found
 
 
 def _python_calls(text: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -74,74 +69,45 @@ class _Constants(ast.NodeTransformer):
         return ast.Constant(_CONSTANTS[node.id])
 
 
-def _lines(text: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse lines of a key, a separator and a value."""
-    pairs = [line.partition(args.get("kv_sep", ":")) for line in text.split(args.get("line_sep", "\n"))]
-    return {key.strip(): tag_value(value.strip(), args) for key, separator, value in pairs if separator}
-
-
-def _tags(text: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    tags = re.finditer(args["tag_pattern"], text, re.DOTALL)
-    return {tag["key"].strip(): tag_value(tag["value"], args) for tag in tags}
-
-
-def tag_value(text: str, args: Mapping[str, Any]) -> Any:
-    """Return the value of a tag or line by the parser that the template names for values, if it names one."""
-    parser = args.get("value_parser") or {}
-    return CONTENTS[parser.get("name", "text")](text, {"strip": False, **parser.get("args", {})})
-
-
 CONTENTS: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
     "text": lambda text, args: text.strip() if args.get("strip", True) else text,
-    "int": lambda text, args: int(text),
-    "float": lambda text, args: float(text),
-    "bool": lambda text, args: text.strip().lower() in ("true", "1"),
     "json": _json,
     "xml-inline": _tags,
-    "kv-lines": _lines,
     "python-call-list": _python_calls,
 }
 
 
-def typed(text: Any, schema: Any) -> Any:
-    """Return the text of an argument as the type that its JSON schema declares; as it is where it is of no such type."""
+def typed(text: str, schema: Any) -> Any:
+    """Return the text of an argument as a value of the type that its JSON schema declares; as it is if it is none."""
     types = _declared(schema)
-    if not isinstance(text, str) or not types - {"string"}:
-        return text
     try:
-        value = _CONSTANTS[text.strip()] if text.strip() in _CONSTANTS else read_json(text)
-        if isinstance(value, float) and value.is_integer() and "number" not in types:
-            value = int(value)
+        value = _CONSTANTS[text.strip()] if text.strip() in _CONSTANTS else json.loads(text, parse_constant=_refuse)
     except ERRORS:
         return text
-    # True is an int in Python
-    fits = (name for name in types & _TYPES.keys() if isinstance(value, bool) == (name == "boolean"))
-    return value if any(isinstance(value, _TYPES[name]) for name in fits) else text
+    if not types or ("string" in types and not (value is None and "null" in types)):
+        return text
+    return int(value) if isinstance(value, float) and value.is_integer() and "number" not in types else value
 
 
 def _declared(schema: Any) -> set[str]:
     """Return the types that a schema allows, those of its alternatives included."""
     if not isinstance(schema, dict):
         return set()
-    own = schema.get("type")
-    types = {own} if isinstance(own, str) else set(own) if isinstance(own, list) else set()
-    choices = [choice for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list) for choice in schema[key]]
-    return types.union({"null"} if schema.get("nullable") else (), *map(_declared, choices))
+    types = schema.get("type") or []
+    choices = [choice for key in ("anyOf", "oneOf") for choice in schema.get(key) or ()]
+    return set([types] if isinstance(types, str) else types).union(*map(_declared, choices))
 
 
-def transformed(transform: Any, scope: Mapping[str, Any]) -> Any:
+def transformed(transform: Any, scope: Any) -> Any:
     """Return a transform of a response template with its placeholders, such as "{content.name}", filled in.
 
     Raises:
-        KeyError, TypeError: the scope has no such value.
+        LookupError, TypeError: the scope has no such value.
     """
     if isinstance(transform, dict):
         return {key: transformed(value, scope) for key, value in transform.items()}
-    if isinstance(transform, list):
-        return [transformed(value, scope) for value in transform]
     if not isinstance(transform, str) or not (placeholder := _PLACEHOLDER.fullmatch(transform)):
         return transform
-    value: Any = scope
     for key in placeholder[1].split("."):
-        value = value[key]
-    return value
+        scope = scope[key]
+    return scope

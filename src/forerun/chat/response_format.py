@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ _KINDS = {"tool_calls": CALL, **dict.fromkeys(("reasoning_content", "reasoning",
 _REMEDY = "Write it as Transformers' response templates are written."
 _FOLDER = Path(__file__).parent / "families"
 _NOTHING = r"(?!)"
-_OF_CONTENT = re.compile(r"\{content\.(\w+)\}")
+_OF_CONTENT = re.compile(r'\{"name": "\{content\.(\w+)\}", "arguments": "\{content\.(\w+)\}"\}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,71 +33,50 @@ class Region:
 
     Attributes:
         kind: CALL, REASONING or CONTENT.
-        opens: a pattern; None for what is outside of other regions.
-        closes: a pattern; None if it ends with its JSON, or with the answer.
-        literal: of the two, those of which no further text could change a match.
-        inside: what is looked for within it: a group `_close`, and a `_tag`: of JSON's structure, or up to a tag's value.
-        tag: matches a tag with its value; None without tags.
-        content, args, transform, each: how calls are read from its text.
-        join: what is put between the texts of several such regions.
+        opens: a pattern; empty for what is outside of other regions.
+        closes: a pattern, which matches nothing if the region ends with its JSON, or with the answer.
+        inside: what is looked for within it: a group `_close`, and in JSON a group `_json` of its structure.
+        field: the field itself.
         is_json: whether it holds plain JSON, which is followed while it grows.
         is_named: whether the name of a call stands where it opens, and the arguments are all of its content.
         head: matches the JSON of a call up to its arguments; None if these are not recognized before its end.
     """
 
     kind: str
-    opens: str | None
-    closes: str | None
-    literal: frozenset[str]
+    opens: str
+    closes: str
     inside: regex.Pattern[str]
-    tag: regex.Pattern[str] | None
-    content: str
-    args: Mapping[str, Any]
-    transform: Any
-    each: bool
-    join: str
+    field: Mapping[str, Any]
     is_json: bool
     is_named: bool
     head: re.Pattern[str] | None
 
     @classmethod
     def of(cls, name: str, field: Mapping[str, Any]) -> Region:
-        """Read a field of a response template. Raises one of ERRORS, AttributeError or regex.error if it is none."""
+        """Read a field of a response template. Raises one of ERRORS or regex.error if it is none."""
         kind, content, args = _KINDS.get(name, CONTENT), field.get("content", "text"), field.get("content_args", {})
-        patterns = {key: _pattern(field, key) for key in ("open", "close")}
-        (opens, _), (closes, _) = patterns.values()
         if odd := sorted({content} - CONTENTS.keys() | args.keys() - OPTIONS):
-            raise ValueError(f"{odd[0]} is unknown")
-        is_json = kind == CALL and content == "json" and not args
-        tag = args["tag_pattern"] if content == "xml-inline" else None
-        mark = r'["{}\[\]]' if is_json else _NOTHING if tag is None else tag.partition("(?P<value>")[0]
+            raise ValueError(f"{odd[0]} is not supported")
         function = (field.get("transform") or {"function": "{content}"})["function"] if kind == CALL else None
-        return cls(
-            kind=kind,
-            opens=opens,
-            closes=closes,
-            literal=frozenset(key for key, (_, is_literal) in patterns.items() if is_literal),
-            inside=regex.compile(f"(?P<_close>{closes or _NOTHING})|(?P<_tag>{mark})", regex.DOTALL),
-            tag=None if tag is None else regex.compile(tag, regex.DOTALL),
-            content=content,
-            args=args,
-            transform=field.get("transform"),
-            each=field.get("transform_each", False),
-            join=field.get("join") or "",
-            is_json=is_json,
-            is_named=function == {"name": "{name}", "arguments": "{content}"},
-            head=_head(function),
-        )
+        is_json = kind == CALL and content == "json" and not args
+        closes = _pattern(field, "close") or _NOTHING
+        structure = r'["{}\[\]]' if is_json else _NOTHING
+        inside = regex.compile(f"(?P<_close>{closes})|(?P<_json>{structure})", regex.DOTALL)
+        is_named = function == {"name": "{name}", "arguments": "{content}"}
+        return cls(kind, _pattern(field, "open"), closes, inside, field, is_json, is_named, _head(function))
+
+    @property
+    def needs_close(self) -> bool:
+        """Return whether its text does not show that it is whole."""
+        return self.is_json or self.field.get("content") not in ("json", "python-call-list")
 
     def calls(self, text: str, captures: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
-        """Return the names and arguments of the calls that its text holds. Raises one of ERRORS or AttributeError."""
-        value = CONTENTS[self.content](text, self.args)
-        scopes = [{**captures, **item} for item in value] if self.each else [{**captures, "content": value}]
-        values = [transformed(self.transform or "{content}", scope) for scope in scopes]
+        """Return the names and arguments of the calls that its text holds. Raises one of ERRORS."""
+        value = CONTENTS[self.field.get("content", "text")](text, self.field.get("content_args", {}))
+        items = value if self.field.get("transform_each") else [{"content": value}]
+        calls = [transformed(self.field.get("transform", "{content}"), {**captures, **item}) for item in items]
         functions = [
-            call.get("function", call)
-            for value in values
-            for call in (value if isinstance(value, list) else [value])
+            call.get("function", call) for each in calls for call in (each if isinstance(each, list) else [each])
         ]
         found = [(function["name"], function.get("arguments", {})) for function in functions]
         if not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in found):
@@ -104,30 +84,23 @@ class Region:
         return found
 
 
-def _pattern(field: Mapping[str, Any], key: str) -> tuple[str | None, bool]:
-    """Return a pattern of what opens or closes a region, and whether no further text could change a match.
+def _pattern(field: Mapping[str, Any], key: str) -> str:
+    """Return a pattern of what opens or closes a region; empty without.
 
-    Whitespace at its beginning is left out, since it is markup wherever it surrounds markup.
+    Whitespace at its beginning is left out, since all of it around markup is markup.
     """
     if (pattern := field.get(f"{key}_pattern")) is not None:
-        return re.sub(r"^\\s[*+]\??", "", pattern), False
-    if (given := field.get(key)) is None:
-        return None, False
-    literals = sorted([given] if isinstance(given, str) else given, key=len, reverse=True)
-    grows = any(one != other and one.startswith(other) for one in literals for other in literals)
-    return "|".join(regex.escape(literal, special_only=True) for literal in literals), not grows
+        return re.sub(r"^\\s[*+]\??", "", pattern)
+    literals = [field[key]] if isinstance(field.get(key), str) else field.get(key, ())
+    return "|".join(regex.escape(literal, special_only=True) for literal in sorted(literals, key=len, reverse=True))
 
 
 def _head(function: Any) -> re.Pattern[str] | None:
     """Return `Region.head` of a call's function in a transform."""
-    if function == "{content}":
-        function = {"name": "{content.name}", "arguments": "{content.arguments}"}
-    if not isinstance(function, dict):
+    named = _OF_CONTENT.fullmatch(json.dumps(function))
+    if named is None and function != "{content}":
         return None
-    keys = [_OF_CONTENT.fullmatch(str(function.get(key))) for key in ("name", "arguments")]
-    name, arguments = (key and key[1] for key in keys)
-    if name is None or arguments is None:
-        return None
+    name, arguments = ("name", "arguments") if named is None else named.groups()
     return re.compile(rf'\s*\{{\s*"{name}"\s*:\s*"([^"\\]+)"\s*,\s*"{arguments}"\s*:\s*')
 
 
@@ -154,18 +127,25 @@ class ResponseFormat:
         try:
             regions = tuple(Region.of(name, field) for name, field in template["fields"].items())
             openings = (_opening(regions, with_tools=False), _opening(regions, with_tools=True))
-            anchor = regex.compile(_pattern(template, "start_anchor")[0] or _NOTHING, regex.DOTALL)
-        except (*ERRORS, AttributeError, regex.error) as error:
+            anchor = regex.compile(_pattern(template, "start_anchor") or _NOTHING, regex.DOTALL)
+        except (*ERRORS, regex.error) as error:
             raise ConfigError(f"{place}: it is no response template: {error!r}. {_REMEDY}") from None
         return cls(regions, openings, anchor, forced)
+
+
+def _opening(regions: Iterable[Region], *, with_tools: bool) -> regex.Pattern[str]:
+    found = [(at, region) for at, region in enumerate(regions) if with_tools or region.kind != CALL]
+    opens = [f"(?P<_open_{at}>{region.opens})" for at, region in found if region.opens]
+    # the end mark of JSON comes after its last brace, where the region has ended
+    drops = [region.closes for _, region in found if with_tools and (region.is_json or not region.opens)]
+    return regex.compile("|".join([*opens, f"(?P<_drop>{'|'.join(drops) or _NOTHING})"]), regex.DOTALL)
 
 
 def read_format(path: str | Path) -> ResponseFormat:
     """Return the format of a file, a response template or one of `families/`. Raises ConfigError if it holds none."""
     values = read_json(path, ConfigError, remedy=_REMEDY)
-    if isinstance(values, dict) and "response_template" in values:
-        return ResponseFormat.of(values["response_template"], str(path), values.get("forced"))
-    return ResponseFormat.of(values, str(path))
+    is_family = isinstance(values, dict) and "response_template" in values
+    return ResponseFormat.of(values["response_template"] if is_family else values, str(path))
 
 
 def find_format(chat_template: str, response_template: Any = None) -> ResponseFormat | None:
@@ -180,27 +160,24 @@ def find_format(chat_template: str, response_template: Any = None) -> ResponseFo
     """
     if response_template is not None:
         return ResponseFormat.of(response_template, "the tokenizer's response_template")
-    families = [values for values in _families() if all(mark in chat_template for mark in values["written"])]
+    families = [family for family in _families() if all(re.search(mark, chat_template) for mark in family["written"])]
     if not families:
         return None
-    family = max(families, key=lambda values: len(values["written"]))
+    family = max(families, key=lambda family: len(family["written"]))
     template = family["response_template"]
-    # <think> is text where the chat template does not write it
     fields = {
         name: field
         for name, field in template["fields"].items()
-        if _KINDS.get(name) != REASONING or field.get("close", "") in chat_template or "open_pattern" in field
+        if _KINDS.get(name) != REASONING or "open_pattern" in field or _is_written(field, chat_template)
     }
     return ResponseFormat.of({**template, "fields": fields}, family["name"], family.get("forced"))
+
+
+def _is_written(field: Mapping[str, Any], chat_template: str) -> bool:
+    """Return whether a chat template writes what opens or closes a region; where it does not, <think> is text."""
+    return any(str(field.get(key)) in chat_template for key in ("open", "close"))
 
 
 @cache
 def _families() -> list[dict[str, Any]]:
     return [{"name": path.stem, **read_json(path, ConfigError)} for path in sorted(_FOLDER.glob("*.json"))]
-
-
-def _opening(regions: Iterable[Region], *, with_tools: bool) -> regex.Pattern[str]:
-    found = [(at, region) for at, region in enumerate(regions) if with_tools or region.kind != CALL]
-    opens = [f"(?P<_open_{at}>{region.opens})" for at, region in found if region.opens]
-    drops = [region.closes for _, region in found if region.opens is None and region.closes and with_tools]
-    return regex.compile("|".join([*opens, f"(?P<_drop>{'|'.join(drops) or _NOTHING})"]), regex.DOTALL)
