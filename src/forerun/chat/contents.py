@@ -79,7 +79,7 @@ CONTENTS: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
 
 def typed(text: str, schema: Any) -> Any:
     """Return the text of an argument as a value of the type that its JSON schema declares; as it is if it is none."""
-    types = _declared(schema)
+    types = declared(schema)
     try:
         value = _CONSTANTS[text.strip()] if text.strip() in _CONSTANTS else json.loads(text, parse_constant=_refuse)
     except ERRORS:
@@ -89,13 +89,13 @@ def typed(text: str, schema: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and "number" not in types else value
 
 
-def _declared(schema: Any) -> set[str]:
+def declared(schema: Any) -> set[str]:
     """Return the types that a schema allows, those of its alternatives included."""
     if not isinstance(schema, dict):
         return set()
     types = schema.get("type") or []
     choices = [choice for key in ("anyOf", "oneOf") for choice in schema.get(key) or ()]
-    return set([types] if isinstance(types, str) else types).union(*map(_declared, choices))
+    return set([types] if isinstance(types, str) else types).union(*map(declared, choices))
 
 
 def transformed(transform: Any, scope: Any) -> Any:

@@ -132,6 +132,15 @@ class ResponseFormat:
             raise ConfigError(f"{place}: it is no response template: {error!r}. {_REMEDY}") from None
         return cls(regions, openings, anchor, forced)
 
+    def markup(self, special: Mapping[str, int]) -> frozenset[int]:
+        """Return the ids of the special tokens that marks consist of: a parser must find them in the answer's text.
+
+        special: text -> id of the tokenizer's special tokens.
+        """
+        marks = json.dumps([dict(region.field) for region in self.regions], ensure_ascii=False)
+        plain = re.sub(r"\\+(.)", r"\1", marks)
+        return frozenset(token_id for text, token_id in special.items() if text in plain)
+
 
 def _opening(regions: Iterable[Region], *, with_tools: bool) -> regex.Pattern[str]:
     found = [(at, region) for at, region in enumerate(regions) if with_tools or region.kind != CALL]

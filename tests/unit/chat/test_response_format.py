@@ -74,6 +74,24 @@ def test_our_files_may_be_given(tmp_path: Path) -> None:
         assert read_format(path).regions
 
 
+def test_special_tokens_that_are_markup() -> None:
+    tokens = [
+        "<|turn>",
+        "<|channel>",
+        "<channel|>",
+        "<|tool_call>",
+        '<|"|>',
+        "[TOOL_CALLS]",
+        "<｜tool▁sep｜>",
+        "<|end|>",
+    ]
+    special = {token: index for index, token in enumerate(tokens)}
+    assert form(CASES["gemma4"].written).markup(special) == {1, 2, 3, 4}
+    assert form(CASES["mistral"].written).markup(special) == {5}
+    assert form(CASES["deepseek"].written).markup(special) == {6}
+    assert form(CASES["harmony"].written).markup(special) == {7}
+
+
 @pytest.mark.parametrize(
     "values",
     [
