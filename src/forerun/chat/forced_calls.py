@@ -1,8 +1,8 @@
 """Grammars for calls that must be made, or that must follow their schemas, in the format of a family.
 
-A file of `families/` says how a call is written (`forced`): `call` with the places {name} and {arguments}; `trigger`, its
-beginning, before which text is free; what stands `between` calls; where the arguments are not JSON, each `argument` with
-{key} and {value}, and the `separator` between them; what may come `before` calls, and `otherwise` in place of them.
+A file of `families/` says how a call is written (`forced`): `call` with the places {name} and {arguments}; `trigger`,
+its beginning, before which text is free; what stands `between` calls; where the arguments are not JSON, each `argument`
+with {key} and {value}, and the `separator` between them; what may come `before` calls, and `otherwise` in their place.
 """
 
 from __future__ import annotations

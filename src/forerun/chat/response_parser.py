@@ -136,6 +136,8 @@ class ResponseParser:
         thoughts = "|".join(region.opens for region in self._form.regions if region.kind == REASONING) or r"\Z"
         mark = regex.search(rf"(?:{thoughts})\s*\Z", prompt[-_TAIL:])
         self._read(prompt[ends[-1] :] if ends else mark[0] if mark else "", last=False)
+        if self._region is None and self._opening.fullmatch(self._buffer, self._at):
+            self._step(last=True)
         self._is_edge, self._num_begun = self._region is not None, 0
         for texts in (*self._texts.values(), *self._spaces.values()):
             texts.clear()

@@ -104,6 +104,14 @@ def test_what_is_no_call_is_text(text: str) -> None:
     assert message.content.endswith("\nWell.") and read(case, case.text)[1] == message
 
 
+def test_a_line_break_in_a_string_costs_one_call_alone() -> None:
+    broken = '<tool_call>{"name": "weather", "arguments": {"city": "a\nb"}}</tool_call>'
+    text = broken + '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    assert read(CASES["hermes"], text)[1].content == broken and called(read(CASES["hermes"], [text])[1]) == [
+        ("now", {})
+    ]
+
+
 def test_end_marks_in_a_string_are_no_end() -> None:
     text = '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call> \\" <think> } "}}</tool_call>'
     _, message = read(CASES["hermes"], text)
@@ -132,6 +140,12 @@ def test_a_former_answer_in_the_prompt_is_none_of_this_one() -> None:
     for prompt in (case.prompt + before, case.prompt + before.replace("[/TOOL_RESULTS]", "")):
         _, message = read(case._replace(prompt=prompt), ["Good."])
         assert message == ParsedMessage("Good.", None, [], is_unclosed=False)
+
+
+@pytest.mark.parametrize("end", ["", "\n", "Well, "])
+def test_thinking_that_the_prompt_begins(end: str) -> None:
+    parser = ResponseParser(form(CASES["hermes"].written), CHATML + "<think>" + end, TOOLS, "request")
+    assert parser.is_reasoning and parser.push("Hm. ") == [Delta("reasoning", "Hm.")]
 
 
 def test_thinking_that_the_prompt_has_ended() -> None:
