@@ -157,7 +157,11 @@ def test_an_end_token_that_the_tokenizer_alone_names(written_by: int, folder: Pa
 
 @pytest.mark.parametrize(
     "settings",
-    [{"eos_token": 3}, {"eos_token": TURN, "added_tokens_decoder": {"x": TURN}}, {"eos_token": {"content": "<none>"}}],
+    [
+        {"eos_token": 3},
+        {"eos_token": TURN, "added_tokens_decoder": {"x": TURN, "9" * 5000: {"content": TURN}}},
+        {"eos_token": {"content": "<none>"}},
+    ],
 )
 def test_an_end_token_that_is_none(settings: dict[str, Any], folder: Path) -> None:
     byte_level().save_pretrained(folder)

@@ -126,7 +126,7 @@ class ModelFolder:
         if any((self.path / file).exists() for file in (TOKENIZER, TEKKEN)):
             return None
         models = [path for file in _SENTENCE_PIECES if (path := self.path / file).is_file()]
-        return next((path for path in models if path.open("rb").read(1) == b"\n"), None)
+        return next((path for path in models if path.read_bytes().startswith(b"\n")), None)
 
     def read(self, file: str) -> Fields:
         """Read a JSON file; returns empty fields if the folder has no such file.
@@ -146,7 +146,7 @@ class ModelFolder:
             ModelLoadError: there is none, or as `read`.
         """
         if not (self.path / CONFIG).is_file():
-            self._refuse_mistral_layout()
+            self._refuse_mistral_layout(_MISTRAL_CONFIG, _MISTRAL_WEIGHTS)
             other = f", or one of its GGUF files: {self.name}:FILE.gguf" if self.is_remote else ""
             raise ModelLoadError(
                 f"model folder {self.name} has no config.json. Give a Transformers model folder{other}."
@@ -201,7 +201,7 @@ class ModelFolder:
         odd = next((name for name in others if not (self.path / name).is_file()), None)
         if odd is not None:
             return ModelLoadError(f"{self.path / odd}: it is not a regular file. {REMEDY}")
-        self._refuse_mistral_layout()
+        self._refuse_mistral_layout(_MISTRAL_WEIGHTS)
         if others:
             return ModelLoadError(
                 f"model folder {self.name} has {others[0]}, but no {WEIGHTS}, and no {INDEX} that names it. {REMEDY}"
@@ -214,9 +214,9 @@ class ModelFolder:
             )
         return ModelLoadError(f"model folder {self.name} has no *.safetensors weights. {REMEDY}")
 
-    def _refuse_mistral_layout(self) -> None:
-        """Raise UnsupportedModelError if the weights or the configuration are in Mistral's own layout alone."""
-        files = [path.name for file in (_MISTRAL_CONFIG, _MISTRAL_WEIGHTS) for path in sorted(self.path.glob(file))]
+    def _refuse_mistral_layout(self, *patterns: str) -> None:
+        """Raise UnsupportedModelError if there are files of Mistral's own layout."""
+        files = [path.name for pattern in patterns for path in sorted(self.path.glob(pattern))]
         if files:
             raise UnsupportedModelError(
                 f"model folder {self.name} is in Mistral's own layout ({files[0]}), whose names of tensors are not "

@@ -81,10 +81,9 @@ class FolderSource(ModelSource):
         if isinstance(added, dict):
             tokens = [(key, token) for key, token in added.items() if isinstance(token, dict)]
         else:  # files of Transformers 5
-            tokens = [
-                (str(token.get("id")), token) for token in self.folder.read(TOKENIZER).list_of("added_tokens", dict, [])
-            ]
-        return [int(key) for key, token in tokens if token.get("content") == end and key.isdecimal()]
+            entries = self.folder.read(TOKENIZER).list_of("added_tokens", dict, [])
+            tokens = [(str(token.get("id")), token) for token in entries]
+        return [int(key) for key, token in tokens if token.get("content") == end and key.isdecimal() and len(key) < 20]
 
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
