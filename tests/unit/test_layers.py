@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[2] / "src" / "forerun"
 LAYERS = (
     ("errors", "config", "types", "utils"),
     ("kernels",),
-    ("sampling", "verification"),
+    ("sampling", "verification", "chat"),
     ("speculation", "kv_cache"),
     ("models",),
     ("drafters",),

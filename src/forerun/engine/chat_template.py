@@ -105,7 +105,7 @@ def encode(
         return encode_text(tokenizer, prompt, special=special)
     messages = [_message(entry, index) for index, entry in enumerate(prompt)]
     if "chat_template" not in template_options:
-        check_template(tokenizer, name)
+        check_template(tokenizer, name, template_options.get("tools"))
     given = {"add_generation_prompt": True, **template_options}
     text = _rendered(tokenizer, messages, given, name)
     check_text(text, PromptError, "The chat")
@@ -158,16 +158,31 @@ def _is_text(part: Any) -> bool:
     return kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str)
 
 
-def check_template(tokenizer: Any, name: str) -> None:
-    """Raise PromptError if there is no chat template, by which messages become text.
+def check_template(tokenizer: Any, name: str, tools: Seq[Any] | None = None) -> str:
+    """Return the chat template by which messages become text: of a list of named ones "tool_use" if there are tools,
+    else "default".
 
-    tokenizer: None if the model has none.
+    Args:
+        tokenizer: None if the model has none.
+        tools: that the template is given.
+
+    Raises:
+        PromptError: there is no template, or none of these names.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    if not (templates := getattr(tokenizer, "chat_template", None)):
         raise PromptError(
             f"{name} has no chat template, so a chat cannot be put to it. Take a model that was made for chats, put "
             "the template of this one beside its tokenizer (chat_template.jinja), or give the prompt as text."
         )
+    if not isinstance(templates, Mapping):
+        return str(templates)
+    chosen = templates.get("tool_use") if tools is not None else None  # as `apply_chat_template` chooses
+    if (template := chosen or templates.get("default")) is None:
+        raise PromptError(
+            f"{name} has chat templates named {', '.join(sorted(templates))}, and none named default. Give one of "
+            "these names as chat_template."
+        )
+    return str(template)
 
 
 def _is_prompt(entry: object) -> bool:

@@ -18,7 +18,8 @@ from forerun.models.loading.folder import ModelFolder
 HUB_FILES = {
     *("config.json", "generation_config.json", "tokenizer.json", "model.safetensors", "model-f16.safetensors"),
     *("modeling_evil.py", "pytorch_model.bin", "training_args.bin", "onnx/model.onnx", "original/consolidated.pth"),
-    *("other/config.json", "other/model.safetensors", "model.gguf", "weights.pkl"),
+    *("other/config.json", "other/model.safetensors", "model.gguf", "weights.pkl", "a/config.json", "ad/x/y.json"),
+    *("additional_chat_templates/tool_use.jinja", "additional_chat_templates/evil.py"),
 }
 
 
@@ -38,7 +39,10 @@ def test_of_the_hub_neither_code_nor_pickles_are_fetched(tmp_path: Path, monkeyp
     (tmp_path / "cache").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert load_model("someone/tiny", "float32").name == "someone/tiny"
-    assert fetched == {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
+    assert fetched == {
+        *("config.json", "generation_config.json", "tokenizer.json", "model.safetensors"),
+        "additional_chat_templates/tool_use.jinja",
+    }
 
 
 def test_a_hub_id_that_cannot_be_fetched_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.config import BUNDLED_MODELS
-from forerun.errors import ModelLoadError
+from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.utils import fetch as store
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
 
 _REMEDY = "Check its name and the network."
+_SUBFOLDERS = ("[!a]*/*", "a/*", "a[!d]*/*", "*/*/*")
+"""Patterns cannot make an exception: all subfolders but those that begin as additional_chat_templates does."""
 
 
 def download_files(name: str, patterns: Sequence[str]) -> Path:
-    """Fetch these files of a hub id, and return their cached folder; files in subfolders are left out.
+    """Fetch these files of a hub id, and return their cached folder; of subfolders, named chat templates alone.
 
     Raises:
         ModelLoadError: there is no such id, or it can neither be reached nor found in the cache.
@@ -30,7 +32,7 @@ def download_files(name: str, patterns: Sequence[str]) -> Path:
     bundled = ", ".join((*BUNDLED_MODELS, *store.names()))
     what = f"{name} is neither a folder nor one of {bundled}, and cannot be fetched as a hub id"
     with as_load_errors(what, _REMEDY):
-        return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
+        return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=list(_SUBFOLDERS)))
 
 
 def download_file(name: str, file: str) -> Path:
@@ -60,16 +62,11 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TOKENIZER, TEKKEN = "tokenizer.json", "tekken.json"
+_MISTRAL_CONFIG, _MISTRAL_WEIGHTS = "params.json", "consolidated*.safetensors"
 _TOKENIZER_JSON = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
-_TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    TOKENIZER_CONFIG,
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)
+_SENTENCE_PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_TOKENIZERS = (TOKENIZER, TOKENIZER_CONFIG, TEKKEN, "vocab.json", "vocab.txt", *_SENTENCE_PIECES)
 _TEXT = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
@@ -120,6 +117,17 @@ class ModelFolder:
         """Return whether the folder has any file of a tokenizer."""
         return any((self.path / file).exists() for file in _TOKENIZERS)
 
+    def sentence_piece(self) -> Path | None:
+        """Return the SentencePiece model that is the only tokenizer of the folder; None if there is another one.
+
+        Files of tiktoken have such names too; they are lines of text, and a SentencePiece model begins with the tag of
+        its first piece, a line feed.
+        """
+        if any((self.path / file).exists() for file in (TOKENIZER, TEKKEN)):
+            return None
+        models = [path for file in _SENTENCE_PIECES if (path := self.path / file).is_file()]
+        return next((path for path in models if path.read_bytes().startswith(b"\n")), None)
+
     def read(self, file: str) -> Fields:
         """Read a JSON file; returns empty fields if the folder has no such file.
 
@@ -138,6 +146,7 @@ class ModelFolder:
             ModelLoadError: there is none, or as `read`.
         """
         if not (self.path / CONFIG).is_file():
+            self._refuse_mistral_layout(_MISTRAL_CONFIG, _MISTRAL_WEIGHTS)
             other = f", or one of its GGUF files: {self.name}:FILE.gguf" if self.is_remote else ""
             raise ModelLoadError(
                 f"model folder {self.name} has no config.json. Give a Transformers model folder{other}."
@@ -192,6 +201,7 @@ class ModelFolder:
         odd = next((name for name in others if not (self.path / name).is_file()), None)
         if odd is not None:
             return ModelLoadError(f"{self.path / odd}: it is not a regular file. {REMEDY}")
+        self._refuse_mistral_layout(_MISTRAL_WEIGHTS)
         if others:
             return ModelLoadError(
                 f"model folder {self.name} has {others[0]}, but no {WEIGHTS}, and no {INDEX} that names it. {REMEDY}"
@@ -203,3 +213,13 @@ class ModelFolder:
                 "Convert it: model.save_pretrained(folder) of a current Transformers writes safetensors."
             )
         return ModelLoadError(f"model folder {self.name} has no *.safetensors weights. {REMEDY}")
+
+    def _refuse_mistral_layout(self, *patterns: str) -> None:
+        """Raise UnsupportedModelError if there are files of Mistral's own layout."""
+        files = [path.name for pattern in patterns for path in sorted(self.path.glob(pattern))]
+        if files:
+            raise UnsupportedModelError(
+                f"model folder {self.name} is in Mistral's own layout ({files[0]}), whose names of tensors are not "
+                "Transformers'. Most of Mistral's repositories hold config.json and model*.safetensors too: download "
+                "these, or take a GGUF file of the model."
+            )

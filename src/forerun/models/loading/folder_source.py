@@ -23,14 +23,14 @@ from forerun.models.loading.configuration import (
     token_ids,
     token_ids_of,
 )
-from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, ModelFolder
+from forerun.models.loading.folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, ModelFolder
 from forerun.models.loading.published import PublishedWeights, check_codes, settings_of
 from forerun.models.loading.published_layouts import COMPUTED, Settings
 from forerun.models.loading.published_names import text_names, turned
 from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization
 from forerun.models.loading.quantized_tensors import QuantizedTensors
 from forerun.models.loading.source import ModelSource
-from forerun.models.loading.transformers_modules import read_tokenizer
+from forerun.models.loading.transformers_modules import check_sentence_piece, read_tokenizer
 from forerun.models.loading.weights import Checkpoint, TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
 from forerun.utils.json_file import Fields
@@ -82,12 +82,31 @@ class FolderSource(ModelSource):
         return text
 
     def eos_token_ids(self, config: Any) -> frozenset[int]:
-        """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`)."""
-        for fields in (self.folder.read(GENERATION_CONFIG), self.folder.config()):  # a container's before its text's
-            if (ids := token_ids(fields)) is not None:
-                return token_ids_of(ids, config)
-        given = getattr(config, "eos_token_id", None)
-        return token_ids_of([] if given is None else [given] if isinstance(given, int) else given, config)
+        """Return the tokens that end an output; ids that are no token are left out (`ModelSource.eos_token_ids`).
+
+        The tokenizer's end token is one of them, as in vLLM: chats that were trained on top of a base model often name
+        it in the tokenizer's configuration alone.
+        """
+        read = (self.folder.read(GENERATION_CONFIG), self.folder.config())  # a container's before its text's
+        ids = next((found for fields in read if (found := token_ids(fields)) is not None), None)
+        if ids is None:
+            given = getattr(config, "eos_token_id", None)
+            ids = [] if given is None else [given] if isinstance(given, int) else given
+        return token_ids_of([*ids, *self._end_of_tokenizer()], config)
+
+    def _end_of_tokenizer(self) -> list[int]:
+        """Return the id of the end token that tokenizer_config.json names; empty if it names none that was added."""
+        settings = self.folder.tokenizer_config().values
+        end, added = settings.get("eos_token"), settings.get("added_tokens_decoder")
+        end = end.get("content") if isinstance(end, dict) else end
+        if not isinstance(end, str):
+            return []
+        if isinstance(added, dict):
+            tokens = [(key, token) for key, token in added.items() if isinstance(token, dict)]
+        else:  # files of Transformers 5
+            entries = self.folder.read(TOKENIZER).list_of("added_tokens", dict, [])
+            tokens = [(str(token.get("id")), token) for token in entries]
+        return [int(key) for key, token in tokens if token.get("content") == end and key.isdecimal() and len(key) < 20]
 
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
@@ -196,6 +215,8 @@ class FolderSource(ModelSource):
         if not self.has_tokenizer():
             raise ModelLoadError(f"no tokenizer could be read from {self.name}: there is none. {remedy}")
         settings = self.folder.tokenizer_config()
+        if (model := self.folder.sentence_piece()) is not None:
+            check_sentence_piece(model)
         try:
             found = read_tokenizer(self.folder.path, self.name, remedy)
             if not getattr(found, "chat_template", None):  # in the file of a container's processor, as formerly

@@ -18,6 +18,7 @@ from forerun.config import BUNDLED_MODELS
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.general import register_attention
+from forerun.models.loading.folder import TEKKEN, TOKENIZER
 from forerun.models.loading.tokenizer_trial import check_tokenizer, guarded
 from forerun.models.loading.weights import Checkpoint, check_layers, check_numbers, check_shapes, check_unused
 from forerun.utils.foreign_errors import REMEDY, as_load_errors
@@ -37,16 +38,43 @@ def read_tokenizer(folder: Path, name: str, remedy: str) -> Any:
     """
     from transformers import AutoTokenizer
 
-    path, is_own = folder / "tokenizer.json", folder in BUNDLED_MODELS.values()
+    path, is_own = folder / TOKENIZER, folder in BUNDLED_MODELS.values()
     if path.exists() and not is_own:
         check_tokenizer(read_bytes(path, ModelLoadError, remedy=remedy), str(path), remedy)
     with as_load_errors(f"no tokenizer could be read from {name}", remedy):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if (folder / TEKKEN).exists() and not path.exists():
+            tokenizer = _read_tekken(folder / TEKKEN)
+        else:  # mistral_format: where mistral-common is installed, its tokenizer would be taken, which has no template
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, mistral_format=False
+            )
         if not is_own:  # its other files may hold values that are read when it is called
             tokenizer.decode(tokenizer("a", verbose=False)["input_ids"])
     if not path.exists() and (made := getattr(tokenizer, "backend_tokenizer", None)):  # of a file in another format
         check_tokenizer(made.to_str().encode(), name, remedy)
     return guarded(tokenizer, name)
+
+
+def _read_tekken(path: Path) -> Any:
+    """Return the tokenizer of Mistral's tekken.json. Its chat template lies beside it, or is made by mistral-common."""
+    from transformers.integrations.mistral import convert_tekken_tokenizer
+
+    tokenizer = convert_tekken_tokenizer(str(path))
+    tokenizer.add_bos_token = True
+    return tokenizer
+
+
+def check_sentence_piece(path: Path) -> None:
+    """Raise ModelLoadError if packages that Transformers reads a SentencePiece model with are not installed."""
+    from transformers.utils import is_protobuf_available, is_sentencepiece_available
+
+    needed = {"sentencepiece": is_sentencepiece_available(), "protobuf": is_protobuf_available()}
+    if missing := [package for package, is_there in needed.items() if not is_there]:
+        raise ModelLoadError(
+            f"{path}: it is a SentencePiece model, which is read by the packages {' and '.join(needed)}, and "
+            f"{' and '.join(missing)} cannot be imported. Install both: pip install 'forerun[sentencepiece]', or put "
+            f"{TOKENIZER} beside it."
+        )
 
 
 def read_model(name: str, config: Any, checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None = None) -> Any:

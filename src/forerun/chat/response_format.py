@@ -1,0 +1,192 @@
+"""How a family writes its answers: Transformers' response templates, found for a chat template or read from a file.
+
+`families/` has one for each family: the regions of an answer with what opens and closes them, and what they contain.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import regex
+
+from forerun.chat.contents import CONTENTS, ERRORS, OPTIONS, transformed
+from forerun.errors import ConfigError
+from forerun.utils.json_file import read_json
+
+CALL, REASONING, CONTENT = "tool_call", "reasoning", "content"
+_KINDS = {"tool_calls": CALL, **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), REASONING)}
+_REMEDY = "Write it as Transformers' response templates are written."
+_FOLDER = Path(__file__).parent / "families"
+_NOTHING = r"(?!)"
+_OF_CONTENT = re.compile(r'\{"name": "\{content\.(\w+)\}", "arguments": "\{content\.(\w+)\}"\}')
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A field of a response template: a part of an answer.
+
+    Attributes:
+        kind: CALL, REASONING or CONTENT.
+        opens: a pattern; empty for what is outside of other regions.
+        closes: a pattern, which matches nothing if the region ends with its JSON, or with the answer.
+        inside: what is looked for within it: a group `_close`, and in JSON a group `_json` of its structure.
+        field: the field itself.
+        is_json: whether it holds plain JSON, which is followed while it grows.
+        is_named: whether the name of a call stands where it opens, and the arguments are all of its content.
+        head: matches the JSON of a call up to its arguments; None if these are not recognized before its end.
+    """
+
+    kind: str
+    opens: str
+    closes: str
+    inside: regex.Pattern[str]
+    field: Mapping[str, Any]
+    is_json: bool
+    is_named: bool
+    head: re.Pattern[str] | None
+
+    @classmethod
+    def of(cls, name: str, field: Mapping[str, Any]) -> Region:
+        """Read a field of a response template. Raises one of ERRORS or regex.error if it is none."""
+        kind, content, args = _KINDS.get(name, CONTENT), field.get("content", "text"), field.get("content_args", {})
+        if odd := sorted({content} - CONTENTS.keys() | args.keys() - OPTIONS):
+            raise ValueError(f"{odd[0]} is not supported")
+        function = (field.get("transform") or {"function": "{content}"})["function"] if kind == CALL else None
+        is_json = kind == CALL and content == "json" and not args
+        closes = _pattern(field, "close") or _NOTHING
+        structure = r'["{}\[\]]' if is_json else _NOTHING
+        inside = regex.compile(f"(?P<_close>{closes})|(?P<_json>{structure})", regex.DOTALL)
+        is_named = function == {"name": "{name}", "arguments": "{content}"}
+        return cls(kind, _pattern(field, "open"), closes, inside, field, is_json, is_named, _head(function))
+
+    @property
+    def needs_close(self) -> bool:
+        """Return whether its text does not show that it is whole."""
+        return self.is_json or self.field.get("content") not in ("json", "python-call-list")
+
+    def calls(self, text: str, captures: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+        """Return the names and arguments of the calls that its text holds. Raises one of ERRORS."""
+        value = CONTENTS[self.field.get("content", "text")](text, self.field.get("content_args", {}))
+        items = value if self.field.get("transform_each") else [{"content": value}]
+        calls = [transformed(self.field.get("transform", "{content}"), {**captures, **item}) for item in items]
+        functions = [
+            call.get("function", call) for each in calls for call in (each if isinstance(each, list) else [each])
+        ]
+        found = [(function["name"], function.get("arguments", {})) for function in functions]
+        if not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in found):
+            raise TypeError("a call has a name and an object of arguments")
+        return found
+
+
+def _pattern(field: Mapping[str, Any], key: str) -> str:
+    """Return a pattern of what opens or closes a region; empty without.
+
+    Whitespace at its beginning is left out, since all of it around markup is markup.
+    """
+    if (pattern := field.get(f"{key}_pattern")) is not None:
+        return re.sub(r"^\\s[*+]\??", "", pattern)
+    literals = [field[key]] if isinstance(field.get(key), str) else field.get(key, ())
+    return "|".join(regex.escape(literal, special_only=True) for literal in sorted(literals, key=len, reverse=True))
+
+
+def _head(function: Any) -> re.Pattern[str] | None:
+    """Return `Region.head` of a call's function in a transform."""
+    named = _OF_CONTENT.fullmatch(json.dumps(function))
+    if named is None and function != "{content}":
+        return None
+    name, arguments = ("name", "arguments") if named is None else named.groups()
+    return re.compile(rf'\s*\{{\s*"{name}"\s*:\s*"([^"\\]+)"\s*,\s*"{arguments}"\s*:\s*')
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """A response template, ready for parsers.
+
+    Attributes:
+        regions: its fields.
+        openings: what is looked for outside of regions without tools, and with them: groups `_open_N` for regions, and
+            `_drop` for other markup.
+        anchor: matches what stands before an answer in a prompt.
+        forced: how a call is written that must be made (`forced_calls.py`); None if that is unknown.
+    """
+
+    regions: tuple[Region, ...]
+    openings: tuple[regex.Pattern[str], regex.Pattern[str]]
+    anchor: regex.Pattern[str]
+    forced: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, template: Any, place: str, forced: Mapping[str, Any] | None = None) -> ResponseFormat:
+        """Read the values of a response template. Raises ConfigError, naming its place, if it is none."""
+        try:
+            regions = tuple(Region.of(name, field) for name, field in template["fields"].items())
+            openings = (_opening(regions, with_tools=False), _opening(regions, with_tools=True))
+            anchor = regex.compile(_pattern(template, "start_anchor") or _NOTHING, regex.DOTALL)
+        except (*ERRORS, regex.error) as error:
+            raise ConfigError(f"{place}: it is no response template: {error!r}. {_REMEDY}") from None
+        return cls(regions, openings, anchor, forced)
+
+    def markup(self, special: Mapping[str, int]) -> frozenset[int]:
+        """Return the ids of the special tokens that marks consist of: a parser must find them in the answer's text.
+
+        special: text -> id of the tokenizer's special tokens.
+        """
+        marks = json.dumps([dict(region.field) for region in self.regions], ensure_ascii=False)
+        plain = re.sub(r"\\+(.)", r"\1", marks)
+        return frozenset(token_id for text, token_id in special.items() if text in plain)
+
+
+def _opening(regions: Iterable[Region], *, with_tools: bool) -> regex.Pattern[str]:
+    found = [(at, region) for at, region in enumerate(regions) if with_tools or region.kind != CALL]
+    opens = [f"(?P<_open_{at}>{region.opens})" for at, region in found if region.opens]
+    # the end mark of JSON comes after its last brace, where the region has ended
+    drops = [region.closes for _, region in found if with_tools and (region.is_json or not region.opens)]
+    return regex.compile("|".join([*opens, f"(?P<_drop>{'|'.join(drops) or _NOTHING})"]), regex.DOTALL)
+
+
+def read_format(path: str | Path) -> ResponseFormat:
+    """Return the format of a file, a response template or one of `families/`. Raises ConfigError if it holds none."""
+    values = read_json(path, ConfigError, remedy=_REMEDY)
+    is_family = isinstance(values, dict) and "response_template" in values
+    return ResponseFormat.of(values["response_template"] if is_family else values, str(path))
+
+
+def find_format(chat_template: str, response_template: Any = None) -> ResponseFormat | None:
+    """Return the format in which a model answers; None if its chat template writes none that is known.
+
+    Args:
+        chat_template: by which its prompts are written, and with them its former answers.
+        response_template: the tokenizer's own, if it has one, which is taken.
+
+    Raises:
+        ConfigError: the tokenizer's own is none.
+    """
+    if response_template is not None:
+        return ResponseFormat.of(response_template, "the tokenizer's response_template")
+    families = [family for family in _families() if all(re.search(mark, chat_template) for mark in family["written"])]
+    if not families:
+        return None
+    family = max(families, key=lambda family: len(family["written"]))
+    template = family["response_template"]
+    fields = {
+        name: field
+        for name, field in template["fields"].items()
+        if _KINDS.get(name) != REASONING or "open_pattern" in field or _is_written(field, chat_template)
+    }
+    return ResponseFormat.of({**template, "fields": fields}, family["name"], family.get("forced"))
+
+
+def _is_written(field: Mapping[str, Any], chat_template: str) -> bool:
+    """Return whether a chat template writes what opens or closes a region; where it does not, <think> is text."""
+    return any(str(field.get(key)) in chat_template for key in ("open", "close"))
+
+
+@cache
+def _families() -> list[dict[str, Any]]:
+    return [{"name": path.stem, **read_json(path, ConfigError)} for path in sorted(_FOLDER.glob("*.json"))]

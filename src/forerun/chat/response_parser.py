@@ -1,0 +1,301 @@
+"""Reads an answer while it grows: what was thought, what is said, and which tools are called.
+
+Transformers' `ResponseParser` reads the same templates. This one gives the arguments of a call while they are written,
+takes time in proportion to the length, keeps what stands before a call, and never fails: what contradicts the template
+is text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import groupby
+from typing import Any
+
+import regex
+
+from forerun.chat.contents import ERRORS, typed
+from forerun.chat.response_format import CALL, CONTENT, REASONING, Region, ResponseFormat
+
+_STRING = regex.compile(r'(?P<_string>["\n]|\\.)', regex.DOTALL)
+_DEPTH = {"{": 1, "[": 1, "}": -1, "]": -1}
+_TAIL = 200
+"""Characters at a prompt's end within which it may open thinking, where the anchor is not found."""
+_SHORT = 64
+"""Characters that may be searched again with each piece of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer.
+
+    Attributes:
+        kind: "reasoning", "content" or "tool_call".
+        text: to be appended to the text of its kind, or to the arguments of the call.
+        index: of the call.
+        name, id: of the call that begins here; None in its other pieces.
+    """
+
+    kind: str
+    text: str
+    index: int = 0
+    name: str | None = None
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedMessage:
+    """A whole answer.
+
+    Attributes:
+        content: None if there are calls alone.
+        reasoning: None without.
+        tool_calls: as OpenAI's API has them.
+        is_unclosed: whether the answer ends within a call, which is then part of the content.
+    """
+
+    content: str | None
+    reasoning: str | None
+    tool_calls: list[dict[str, Any]]
+    is_unclosed: bool
+
+
+@dataclass(slots=True)
+class _Call:
+    """A region of calls that is open: its captures, markup and text, the place in its JSON, and the call it begins."""
+
+    region: Region
+    captures: Mapping[str, str]
+    opened: str
+    body: list[str] = field(default_factory=list)
+    depth: int = 0
+    is_string: bool = False
+    is_sought: bool = True  # the object of arguments may still come
+    is_streaming: bool = False  # what comes belongs to it
+    is_broken: bool = False  # it can be no JSON any more
+    index: int = -1  # negative: no call was announced
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+
+class ResponseParser:
+    """Splits one answer.
+
+    A call's name and arguments are given as soon as they are certain to be such. If the call is not closed, or turns
+    out to be none, all of its text is content: then it is not among the calls of the message, though pieces were given.
+
+    Args:
+        form: how the model writes.
+        prompt: that it answers, as text; it may open a region.
+        tools: OpenAI's definitions. Without any, calls are text.
+        request_id: makes the ids of calls.
+    """
+
+    def __init__(self, form: ResponseFormat, prompt: str, tools: Iterable[Mapping[str, Any]], request_id: str) -> None:
+        self._form, self._request_id = form, request_id
+        functions = [tool.get("function", tool) for tool in tools]
+        self._schemas = {each["name"]: (each.get("parameters") or {}).get("properties") or {} for each in functions}
+        self._opening = form.openings[bool(functions)]
+        self._buffer, self._at = "", 0  # text, and where what was not read yet begins in it
+        self._new: list[str] = []  # pieces that were not appended to it yet
+        self._num_new, self._patience = 0, 0  # characters of them, and those that are awaited before the next search
+        self._region: Region | None = None
+        self._call: _Call | None = None
+        self._is_edge = False  # nothing but whitespace has come since markup
+        self._texts: dict[str, list[str]] = {CONTENT: [], REASONING: []}
+        self._spaces: dict[str, list[str]] = {CONTENT: [], REASONING: []}  # not given yet: markup may follow
+        self._found: list[Delta] = []
+        self._calls: list[dict[str, Any]] = []
+        self._num_begun, self._is_unclosed = 0, False
+        self._read_prompt(prompt)
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Return whether the model is thinking."""
+        return self._region is not None and self._region.kind == REASONING
+
+    def push(self, text: str) -> list[Delta]:
+        """Read a piece of the answer; return what it adds."""
+        return self._read(text, last=False)
+
+    def end(self) -> list[Delta]:
+        """Return what was held back. Nothing may be pushed afterwards."""
+        return self._read("", last=True)
+
+    def message(self) -> ParsedMessage:
+        """Return the whole answer, after `end`."""
+        content, reasoning = ("".join(self._texts[kind]) for kind in (CONTENT, REASONING))
+        said = content if content or not self._calls else None
+        return ParsedMessage(said, reasoning or None, self._calls, self._is_unclosed)
+
+    def _read_prompt(self, prompt: str) -> None:
+        """Open the region in which the prompt ends: what follows the last anchor is read, or else a mark at its end."""
+        ends = [match.end() for match in self._form.anchor.finditer(prompt)]
+        thoughts = "|".join(region.opens for region in self._form.regions if region.kind == REASONING) or r"\Z"
+        mark = regex.search(rf"(?:{thoughts})\s*\Z", prompt[-_TAIL:])
+        self._read(prompt[ends[-1] :] if ends else mark[0] if mark else "", last=False)
+        if self._region is None and self._opening.fullmatch(self._buffer, self._at):
+            self._step(last=True)
+        self._is_edge, self._num_begun = self._region is not None, 0
+        for texts in (*self._texts.values(), *self._spaces.values()):
+            texts.clear()
+        self._calls.clear()
+
+    def _read(self, text: str, *, last: bool) -> list[Delta]:
+        self._new.append(text)
+        self._num_new += len(text)
+        if self._num_new < self._patience and not last:
+            return []
+        start = max(self._at - 1, 0)  # patterns may look back at one character
+        self._buffer, self._at = self._buffer[start:] + "".join(self._new), self._at - start
+        self._new, self._num_new, self._found = [], 0, []
+        num_pending = len(self._buffer) - self._at
+        for _ in range(3 * num_pending + 3):  # a bound for patterns that match nothing, in turn
+            if not self._step(last):
+                break
+        num_pending = len(self._buffer) - self._at
+        self._patience = num_pending // 8 if num_pending > _SHORT else 0  # so that the time is linear in the length
+        if last:
+            self._end()
+        merged = groupby(self._found, lambda delta: (delta.kind, delta.index, delta.name, delta.id))
+        return [Delta(kind, "".join(each.text for each in group), *rest) for (kind, *rest), group in merged]
+
+    def _end(self) -> None:
+        self._pass(self._buffer[self._at :])
+        if self._call is not None:
+            self._is_unclosed = not self._finish("", may_be_whole=not self._call.region.needs_close)
+        elif not self._is_edge:
+            kind = CONTENT if self._region is None else self._region.kind
+            self._emit(kind, "".join(self._spaces[kind]))
+
+    def _step(self, last: bool) -> bool:
+        """Read up to the next mark and the mark; return whether there may be another one."""
+        region, call = self._region, self._call
+        pattern = self._opening if region is None else region.inside
+        match = (_STRING if call and call.is_string else pattern).search(self._buffer, self._at, partial=not last)
+        stop = len(self._buffer) if match is None else match.start()
+        self._pass(self._buffer[self._at : stop])
+        self._at = stop
+        if match is None or (match.end() == len(self._buffer) and not last):  # more text could change it
+            return False
+        self._at = match.end()
+        mark = next(name for name, text in match.groupdict().items() if name.startswith("_") and text is not None)
+        if mark.startswith("_open"):
+            self._open(self._form.regions[int(mark.removeprefix("_open_"))], match)
+        elif mark == "_close":
+            self._close(match[0])
+        elif call is not None:
+            self._read_json(call, match[0])
+        return True
+
+    def _pass(self, text: str) -> None:
+        """Read text without marks. Whitespace at its end is held back; at an edge that at its beginning is dropped."""
+        if self._call is not None:
+            return self._take(self._call, text)
+        kind = CONTENT if self._region is None else self._region.kind
+        text = text.lstrip() if self._is_edge else text
+        self._is_edge = self._is_edge and not text
+        if said := text.rstrip():
+            self._emit(kind, "".join(self._spaces[kind]) + said)
+            self._spaces[kind] = []
+        self._spaces[kind].append(text[len(said) :])
+        return None
+
+    def _emit(self, kind: str, text: str) -> None:
+        if text:
+            self._texts[kind].append(text)
+            self._found.append(Delta(kind, text))
+
+    def _open(self, region: Region, match: regex.Match[str]) -> None:
+        self._region, self._is_edge = region, True
+        if not self._texts[CONTENT]:
+            self._spaces[CONTENT] = []
+        if region.kind == CALL:
+            captures = {name: text for name, text in match.groupdict().items() if text is not None}
+            self._call = _Call(region, captures, match[0])
+            if region.is_named and "name" in captures:
+                self._begin(self._call, captures["name"])
+        elif self._texts[region.kind]:
+            self._spaces[region.kind] = [region.field.get("join") or ""]
+
+    def _close(self, mark: str) -> None:
+        if self._call is not None:
+            self._finish(mark)
+        elif self._region is not None:
+            self._spaces[self._region.kind] = []
+            self._region, self._is_edge = None, True
+
+    def _read_json(self, call: _Call, mark: str) -> None:
+        """Read what opens or closes a part of JSON, or stands in one of its strings."""
+        if call.is_string:
+            call.is_string = mark not in ('"', "\n")
+            call.is_broken |= mark == "\n"
+            return self._take(call, mark)
+        begins = mark == "{" and call.is_sought and call.depth == (not call.region.is_named)
+        if begins and not call.is_broken:
+            self._begin_arguments(call)
+        call.is_string = mark == '"' and not call.is_broken
+        call.depth += _DEPTH.get(mark, 0)
+        self._take(call, mark)
+        call.is_streaming = call.is_streaming and call.depth > (not call.region.is_named)
+        if mark in "}]" and call.depth <= 0 and not call.is_broken:
+            self._finish("")
+        return None
+
+    def _begin_arguments(self, call: _Call) -> None:
+        """Give what follows as arguments if it is certain that it is an object of arguments."""
+        call.is_sought = False
+        head = call.region.head and call.region.head.fullmatch("".join(call.body))
+        if head:
+            self._begin(call, head[1])
+        call.is_streaming = call.index >= 0
+
+    def _take(self, call: _Call, text: str) -> None:
+        call.body.append(text)
+        if call.is_streaming:
+            self._give(call, text)
+
+    def _begin(self, call: _Call, name: str) -> None:
+        """Announce a call."""
+        call.index, call.name, call.pieces = self._num_begun, name, []
+        self._num_begun += 1
+        self._found.append(Delta(CALL, "", call.index, name, self._id(call)))
+
+    def _give(self, call: _Call, arguments: str) -> None:
+        call.pieces.append(arguments)
+        self._found.append(Delta(CALL, arguments, call.index))
+
+    def _id(self, call: _Call) -> str:
+        """Return the id of a call: nine letters and digits, since Mistral's templates take no other."""
+        return sha256(f"{self._request_id} {call.index}".encode()).hexdigest()[:9]
+
+    def _finish(self, mark: str, *, may_be_whole: bool = True) -> bool:
+        """End a region of calls; return whether it held any. All of its text is content if it did not."""
+        call, self._call, self._region, self._is_edge = self._call, None, None, True
+        assert call is not None
+        try:
+            calls = call.region.calls("".join(call.body), call.captures) if may_be_whole and not call.is_broken else []
+            written = [(name, self._written(call.region, name, arguments)) for name, arguments in calls]
+        except ERRORS:
+            written = []
+        if not written:
+            self._emit(CONTENT, "".join([*self._spaces[CONTENT], call.opened, *call.body, mark]))
+            self._spaces[CONTENT], self._is_edge = [], False
+        is_announced = call.index >= 0
+        for name, arguments in written:
+            if not is_announced:
+                self._begin(call, name)
+            if not call.pieces:
+                self._give(call, arguments)
+            function = {"name": call.name, "arguments": "".join(call.pieces)}
+            self._calls.append({"id": self._id(call), "type": "function", "function": function})
+        return bool(written)
+
+    def _written(self, region: Region, name: str, arguments: dict[str, Any]) -> str:
+        """Return arguments as JSON, those that were written as text by the types of the tool's schema."""
+        if region.field["content"] == "xml-inline":
+            properties = self._schemas.get(name) or {}
+            arguments = {key: typed(text, properties.get(key)) for key, text in arguments.items()}
+        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,141 @@
+"""Grammars of calls: right ones are followed, and others are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from family_answers import CASES, called, form, read
+from forerun.chat.forced_calls import call_grammar
+from forerun.config import Grammar
+from forerun.errors import GrammarError
+from forerun.sampling.grammar.compile import Grammars
+from forerun.utils.vocabulary import special_tokens
+from small_tokenizers import byte_level
+
+pytest.importorskip("llguidance")
+
+PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}}
+WEATHER = {"type": "object", "properties": PROPERTIES, "required": ["city", "days"], "additionalProperties": False}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+SPECIAL = [
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
+    *("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    *("<|tool_call_start|>", "<|tool_call_end|>"),
+]
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>',
+    "qwen3-coder": "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>",
+    "llama3": '{"name": "weather", "parameters": {"city": "Paris", "days": 3}}',
+    "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Paris", "days": 3}',
+    "mistral, a list": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris", "days": 3}}]',
+    "harmony": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris", "days": 3}',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+    '{"city": "Paris", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "lfm2": '<|tool_call_start|>[weather(city="Paris", days=3)]<|tool_call_end|>',
+}
+BEFORE = {
+    "llama3": "",
+    "harmony": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
+    "mistral": "[THINK]Hm.[/THINK]Sure.",
+    "hermes": "<think>\nHm.\n</think>\n\nSure.\n",
+}
+
+
+@pytest.fixture(scope="module", params=["text", "special"])
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    """Two tokenizers: to one, markup is text like any other; to the other, it is special tokens."""
+    made = byte_level()
+    if request.param == "special":
+        made.add_special_tokens({"additional_special_tokens": SPECIAL})
+    return made
+
+
+def follows(tokenizer: Any, grammar: str | None, text: str) -> bool:
+    """Whether a text is all that a grammar allows, and may end there."""
+    assert grammar is not None
+    matcher = Grammars(tokenizer, "m", len(tokenizer)).prepare(Grammar.lark(grammar))()
+    return all(map(matcher.accept, tokenizer(text, add_special_tokens=False)["input_ids"])) and matcher.allowed()[1]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_of_each_family(name: str, tokenizer: Any) -> None:
+    case, call, before = CASES[name]._replace(prompt=""), WRITTEN[name], BEFORE.get(name, "Sure. ")
+    required = call_grammar(form(case.written), TOOLS, special_tokens(tokenizer))
+    by_name = call_grammar(form(case.written), TOOLS, special_tokens(tokenizer), name="now")
+    assert follows(tokenizer, required, call) and follows(tokenizer, required, before + call)
+    assert called(read(case, before + call, TOOLS)[1])[-1] == ("weather", {"city": "Paris", "days": 3})
+    wrong = [before, "", call[:-1], call.replace("3", '"3"').replace(">\n3\n", ">\nx\n").replace(">3<", ">x<")]
+    wrong += [call.replace("weather", "whether"), call.replace("city", "town"), call.replace("days", "city")]
+    assert [text for text in wrong if follows(tokenizer, required, text)] == []
+    assert not follows(tokenizer, by_name, call)
+    no_arguments = _without_arguments(name, call)
+    assert follows(tokenizer, by_name, before + no_arguments) and follows(tokenizer, required, no_arguments)
+    assert called(read(case, no_arguments, TOOLS)[1]) == [("now", {})]
+
+
+def _without_arguments(name: str, call: str) -> str:
+    call = call.replace("weather", "now").replace('{"city": "Paris", "days": 3}', "{}")
+    for begin, end in (("<parameter=city>", "</function>"), ("<arg_key>", "</tool_call>"), ("city=", ")]")):
+        if begin in call:
+            call = call[: call.index(begin)] + call[call.index(end) :]
+    return call
+
+
+def test_thinking_ends_before_a_call(tokenizer: Any) -> None:
+    special, call = special_tokens(tokenizer), WRITTEN["hermes"]
+    begun = call_grammar(form(CASES["hermes"].written), TOOLS, special, is_thinking=True)
+    assert follows(tokenizer, begun, f"Hm.\n</think>{call}") and not follows(tokenizer, begun, call)
+    grammar = call_grammar(form(CASES["hermes"].written), TOOLS, special)
+    assert not follows(tokenizer, grammar, f"<think>{call}")
+    mentions = f"<think> <tool_call> </think>{call}"
+    assert follows(tokenizer, grammar, mentions) == ("<tool_call>" not in special)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_strict_schemas_without_force(name: str, tokenizer: Any) -> None:
+    call = WRITTEN[name]
+    grammar = call_grammar(form(CASES[name].written), TOOLS, special_tokens(tokenizer), is_required=False)
+    if name == "llama3":  # its calls begin like any JSON
+        assert grammar is None
+        return
+    assert follows(tokenizer, grammar, call)
+    assert not follows(tokenizer, grammar, call.replace("city", "town"))
+    said = "<|channel|>final<|message|>Sure." if name == "harmony" else "Sure."
+    assert follows(tokenizer, grammar, said)
+
+
+def test_several_calls_and_optional_arguments() -> None:
+    tokenizer, written = byte_level(), CASES["qwen3-coder"].written
+    unit = "<parameter=unit>\nC\n</parameter>\n"
+    call = WRITTEN["qwen3-coder"].replace("</function>", unit + "</function>")
+    grammar = call_grammar(form(written), TOOLS, special_tokens(tokenizer))
+    assert follows(tokenizer, grammar, f"{call}\n{call}\n{WRITTEN['qwen3-coder']}")
+    assert not follows(tokenizer, grammar, call.replace("\nC\n", "\nK\n"))
+    optional = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/b"}, "c": {}}}
+    tools = [{"function": {"name": "f", "parameters": optional | {"$defs": {"b": {"type": "string"}}}}}]
+    grammar = call_grammar(form(CASES["lfm2"].written), tools, special_tokens(tokenizer))
+    for arguments in ("", "a=1", 'b="x"', 'a=1, b="x"', "a=1, c=null", 'a=1, b="x", c=[2]'):
+        assert follows(tokenizer, grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>"), arguments
+    for arguments in ("a=1,", 'b="x", a=1', "a=x", "d=1", "a=1 b=2"):
+        assert not follows(tokenizer, grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>"), arguments
+
+
+def test_what_cannot_be_forced() -> None:
+    assert call_grammar(form(CASES["gemma4"].written), TOOLS, {}) is None
+    with pytest.raises(GrammarError, match="No tool is named 'then'"):
+        call_grammar(form(CASES["hermes"].written), TOOLS, {}, name="then")
