@@ -104,7 +104,7 @@ struct ForerunState {
 enum ForerunScoring : int32_t {
     FORERUN_SOFTMAX = 0,
     FORERUN_SIGMOID = 1,
-    FORERUN_SPARSEMIXER = 2,  // none; an expert's share is that of a softmax of those that are left and near
+    FORERUN_SPARSEMIXER = 2,  // scores as they are; a share is that of a softmax of those that are left and near
 };
 
 // A mixture of experts: a row is given to the `top` experts of its largest scores, the first of equal ones, whose results

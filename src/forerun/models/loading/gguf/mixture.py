@@ -71,7 +71,10 @@ def mixture(
 def corrected(
     fields: Fields, options: tuple[str, str, str], shared: str, gating: tuple[int, ...] = SIGMOID
 ) -> dict[str, Any]:
-    """Return the options of DeepSeek V3's experts and those of its successors. shared: option of their number."""
+    """Return the options of DeepSeek's experts and those of its successors.
+
+    shared: option of the number of those that have all rows. gating: as of `mixture`.
+    """
     reads = (_SCALE, _GROUPS, SHARED_COUNT, SHARED_WIDTH, LEADING)
     found = mixture(fields, options, gating=gating, adds_to_one=None, reads=reads)
     count, top, width = found.values()

@@ -96,7 +96,8 @@ class PackedWeights(Mapping[str, GgufTensor]):
     that, all others lie in the file. So are value heads of recurrent layers, and the columns of the product behind
     them, which are numbers then, unless the configuration says that heads are tiled (`recurrent_families.TILED`). Norms
     to whose weights Transformers adds a number have it in the file, and it is taken out; of rates of decay Transformers
-    has the logarithm. Experts are parameters apart, each a view of the file's tensor of all.
+    has the logarithm. Experts are parameters apart, each a view of the file's tensor of all. What makes keys and values
+    of latents is one parameter of numbers where the file has one tensor for keys and one for values.
 
     Raises:
         UnsupportedModelError: a tensor has no place in such a model.
