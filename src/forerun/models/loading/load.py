@@ -93,8 +93,6 @@ def load_model(
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
-    if dtype == "float16":
-        _log.warning("%s: dtype is float16, in which nothing is computed; bfloat16 is taken.", name)
     token = experts_in.set(_disk() if experts_on_disk else None)
     try:
         with as_memory_errors(f"{name} cannot be loaded"):
@@ -234,6 +232,8 @@ def _load(
 ) -> tuple[ModelSource, Model, bool]:
     """Load a model, and compute one step with it. Also returns whether that is finite."""
     check_dtype(dtype)
+    if dtype == "float16":
+        _log.warning("%s: dtype is float16, in which nothing is computed; bfloat16 is taken.", name)
     requested = check_quantization(quantize, dtype)
     if kind not in ("auto", "fused", "general"):
         raise ConfigError(f"kind is {kind!r}, but must be auto, fused or general.")
