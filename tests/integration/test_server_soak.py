@@ -52,7 +52,7 @@ def tables(served: Served) -> tuple[Any, ...]:
         each.check_integrity()
     held = tuple(each.num_taken - each.num_published for each in pools)  # type: ignore[attr-defined]
     engine = llm.engine
-    counts = (len(engine.scheduler), len(engine.outputs), len(service.thread._jobs), len(service.thread._inside))
+    counts = (len(engine.scheduler), len(engine.outputs), len(service.engine.thread._jobs), len(service.thread._inside))
     return held, counts, len(llm.shared._inboxes), llm.drafter.nbytes
 
 

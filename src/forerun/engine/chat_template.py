@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from forerun.engine.request_checks import check_text, naming_prompt
-from forerun.errors import PromptError
-from forerun.utils.vocabulary import encode_text
+from forerun.errors import ContextLengthError, PromptError
+from forerun.utils.vocabulary import encode_text, longest_token
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Seq[int] | Seq[Message] | Mapping[str, Any]"
@@ -73,6 +73,7 @@ def encode(
     template_options: Mapping[str, Any] = MappingProxyType({}),
     *,
     special: bool = True,
+    context_length: int | None = None,
 ) -> list[int]:
     """Encode one prompt to token ids.
 
@@ -81,8 +82,10 @@ def encode(
         name: the model's, for messages.
         template_options: what a chat's template is given beside the messages.
         special: a text gets the tokens that the tokenizer puts around one.
+        context_length: of the model; a text that it cannot hold is refused before it is encoded, which takes a while.
 
     Raises:
+        ContextLengthError: the text has more characters than so many tokens can have.
         PromptError: empty, mixed, or of a type that this model cannot read. The message quotes nothing of the prompt.
     """
     if not isinstance(prompt, Seq) or isinstance(prompt, (bytes, bytearray, memoryview)):
@@ -101,7 +104,7 @@ def encode(
         raise PromptError(f"{name} has no tokenizer, so text cannot be read. Pass token ids.")
     if isinstance(prompt, str):
         check_text(prompt, PromptError, "The prompt")
-        return encode_text(tokenizer, prompt, special=special)
+        return _encode_bounded(prompt, tokenizer, name, context_length, special)
     messages = [_message(entry, index) for index, entry in enumerate(prompt)]
     if "chat_template" not in template_options:
         check_template(tokenizer, name)
@@ -111,7 +114,17 @@ def encode(
     except Exception as error:  # a template may raise anything
         raise PromptError(f"The chat template of {name} refused the messages: {error}") from error
     check_text(text, PromptError, "The chat")
-    return encode_text(tokenizer, text, special=False)
+    return _encode_bounded(text, tokenizer, name, context_length, special=False)
+
+
+def _encode_bounded(text: str, tokenizer: Any, name: str, context_length: int | None, special: bool) -> list[int]:
+    size, most = len(text), len(text) if context_length is None else context_length
+    if size > most and size > most * longest_token(tokenizer):
+        raise ContextLengthError(
+            f"The prompt has {size} characters, more than the {most} tokens that the context of {name} holds can have. "
+            "Shorten the prompt."
+        )
+    return encode_text(tokenizer, text, special=special)
 
 
 def _message(entry: Any, index: int) -> dict[str, Any]:

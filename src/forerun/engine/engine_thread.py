@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -310,30 +311,26 @@ class EngineThread:
             self._end(job, error)
 
 
-class LoopInbox:
-    """Calls functions in an event loop, in the order in which threads have put them, many with one wake-up.
+class LoopWaker:
+    """Sets events of an event loop from other threads, many with one wake-up.
 
     loop: the running one, unless another is given.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop or asyncio.get_running_loop()
-        self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self.loop = loop or asyncio.get_running_loop()
+        self._events: deque[asyncio.Event] = deque()
         self._awake = False
 
-    def put(self, take: Callable[[Any], object], value: Any) -> None:
-        """Have the loop call take(value) soon. Never waits."""
-        self._calls.append((take, value))
+    def wake(self, event: asyncio.Event) -> None:
+        """Have the loop set an event soon. Never waits."""
+        self._events.append(event)
         if not self._awake:  # else it has not looked yet, and will find this
             self._awake = True
-            try:
-                self._loop.call_soon_threadsafe(self._empty)
-            except RuntimeError:  # the loop has ended, and no task waits any more
-                self._calls.clear()
+            with suppress(RuntimeError):  # the loop has ended, and no task waits any more
+                self.loop.call_soon_threadsafe(self._set)
 
-    def _empty(self) -> None:
+    def _set(self) -> None:
         self._awake = False
-        calls = self._calls
-        while calls:
-            take, value = calls.popleft()
-            take(value)
+        while self._events:
+            self._events.popleft().set()

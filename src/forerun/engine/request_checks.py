@@ -11,6 +11,7 @@ from forerun.config import NO_DRAFTER, SamplingParams, entries
 from forerun.drafters import Drafter
 from forerun.errors import (
     ConfigError,
+    ContextLengthError,
     GrammarDeadEndError,
     NonFiniteError,
     PromptError,
@@ -42,7 +43,7 @@ def check_prompt(prompt: Seq[int], target: LanguageModel) -> None:
     if len(prompt) == 0:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
     if len(prompt) >= target.context_length:
-        raise PromptError(
+        raise ContextLengthError(
             f"The prompt has {len(prompt)} tokens, but the context of {target.name} holds {target.context_length}, "
             "and the answer needs at least one position. Shorten the prompt."
         )

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 from starlette.datastructures import Headers
 
 from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, RequestTimeoutError
-from forerun.server.body_inspector import LARGE_BODY
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions, host_of, is_loopback
@@ -36,8 +35,6 @@ STATE_PATHS = ("/live", "/metrics")
 _MIB = 1 << 20
 _LINGER = 2.0
 """Seconds for which the rest of a too large body is read: if closed at once, the client would not see the answer."""
-_MAX_RATE = 32.0 * _MIB
-"""Bytes per second of all large bodies together: their reader shares the interpreter with the engine."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger(LOGGER)
 
@@ -129,23 +126,6 @@ def _digest(key: bytes) -> bytes:
     return sha256(key).digest()
 
 
-class RateLimit:
-    """Limits a rate.
-
-    Args:
-        rate: bytes per second.
-    """
-
-    def __init__(self, rate: float) -> None:
-        self._rate, self._free = rate, 0.0
-
-    def take(self, size: int) -> float:
-        """Return the seconds to wait before these bytes pass."""
-        now = time.monotonic()
-        self._free = max(self._free, now) + size / self._rate
-        return self._free - now
-
-
 class RequestMiddleware:
     """The outermost layer of the application.
 
@@ -157,7 +137,6 @@ class RequestMiddleware:
     def __init__(self, app: App, options: ServerOptions, metrics: HTTPMetrics) -> None:
         self._app, self._options, self._metrics = app, options, metrics
         self._access = Access(options)
-        self._rate_limit = RateLimit(_MAX_RATE)
         self.draining = False
         self.num_active = 0
 
@@ -215,7 +194,7 @@ class RequestMiddleware:
             raise too_large
         pieces, size, more = [], 0, True
         try:
-            async with asyncio.timeout(self._options.body_timeout) as limit:
+            async with asyncio.timeout(self._options.body_timeout):
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -225,10 +204,6 @@ class RequestMiddleware:
                     more = message.get("more_body", False)
                     if size > most:
                         raise too_large
-                    if more and size > LARGE_BODY:
-                        seconds = self._rate_limit.take(len(pieces[-1]))
-                        limit.reschedule((limit.when() or 0.0) + seconds)  # the client is not to blame for these
-                        await asyncio.sleep(seconds)
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The request's body has not come within {self._options.body_timeout:g} seconds. Send it faster."

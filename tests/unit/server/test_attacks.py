@@ -76,7 +76,7 @@ def test_a_newcomer_does_not_wait_for_a_body_of_many_prompts(bundled: Served) ->
         ({"prompt": ["a", "b", LINE * 3000]}, "Prompt 2 of 0..2: The prompt has "),
         ({"prompt": [[1], [99999]]}, "Prompt 1 of 0..1: Token 99999 at position 0 "),
         ({"prompt": [[1, 2], []]}, "Prompt 1 of 0..1: The prompt is empty"),
-        ({"prompt": ["a", "\ud800"]}, "Prompt 1 of 0..1: The prompt is not Unicode text"),
+        ({"prompt": ["a", "\ud800"]}, "The request's body: it is not JSON: unexpected end of hex escape"),
         ({"prompt": ["a", LINE * 1500]}, "Prompt 1 of 0..1: The prompt has "),
         ({"prompt": LINE * 3000}, "The prompt has "),
     ],

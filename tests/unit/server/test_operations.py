@@ -89,8 +89,8 @@ def test_keys() -> None:
 def test_each_key_is_a_tenant_of_its_own() -> None:
     with running(api_key=("one", "two")) as (served, http):
         tenants = []
-        enter = served.service.thread.enter
-        served.service.thread.enter = lambda request, *rest, **more: (  # type: ignore[method-assign]
+        enter = served.service.engine.thread.enter
+        served.service.engine.thread.enter = lambda request, *rest, **more: (  # type: ignore[method-assign]
             tenants.append(request.params.tenant) or enter(request, *rest, **more)  # type: ignore[func-returns-value]
         )
         for key in ("one", "two", "one"):

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -23,7 +24,6 @@ from forerun.server.options import ServerOptions
 from forerun.server.progress import StreamState
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.responses_api import RESPONSES_URL
-from forerun.server.service import parsed_body
 
 SESSION_HEADER = b"x-session-id"
 """Ray Serve's own name of the header."""
@@ -196,18 +196,16 @@ async def _forwarded(request: Request) -> ForwardedRequest:
         body=content,
         request_id=request.state.request_id,
         tenant=tenant,
-        prefix=prefix_of(await _parsed(content), tenant, session),
+        prefix=prefix_of(await asyncio.to_thread(_value, content), tenant, session),
         stream=StreamState(),
     )
 
 
-async def _parsed(content: bytes) -> Any:
-    """Parse a body; None for an invalid one, which a replica will refuse."""
-    if not content:
-        return None
+def _value(content: bytes) -> Any:
+    """Return the value of a body; None for an invalid one, which a replica will refuse."""
     try:
-        return await parsed_body(content, lambda value: value)
-    except RequestBodyError:
+        return from_json(content)
+    except ValueError:
         return None
 
 

@@ -1,4 +1,4 @@
-"""Bodies of responses, with token names, log-probabilities and usage."""
+"""Names and texts of tokens in responses, log-probabilities, and usage."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from itertools import chain
 from typing import Any
 
 from forerun.drafters.ngram.prediction import SOURCE
-from forerun.engine.results import Choice, Generation
+from forerun.engine.results import Generation
 from forerun.engine.text import Detokenizer, TextStream, TokenTexts
 from forerun.sampling import TokenLogprob
-from forerun.server.protocol.requests import CHAT_URL, CompletionRequest
-from forerun.server.protocol.speculation import speculation_metrics
-from forerun.server.protocol.tools import as_message
+from forerun.server.protocol.requests import CompletionRequest
 from forerun.utils.vocabulary import special_tokens, token_bytes, tokens_by_id
 
 
@@ -84,19 +82,13 @@ def completion_logprobs(
     }
 
 
-def text_offsets(token_ids: Seq[int], before: Seq[int], texts: TokenTexts | None, length: int) -> list[int]:
-    """Return the start of each token in the text, in characters; a token within a character starts with it.
+class Offsets:
+    """Starts of tokens in a growing text, in characters; a token within a character starts with it.
 
     Args:
         before: tokens before the text, on which decoding may depend.
         texts: None if the model has no tokenizer, and so no text.
-        length: of the text, which may end before the last tokens do.
     """
-    return [min(at, length) for at in Offsets(before, texts).push(token_ids)]
-
-
-class Offsets:
-    """Starts of tokens in a growing text. Arguments as `text_offsets`."""
 
     def __init__(self, before: Seq[int], texts: TokenTexts | None) -> None:
         self._detokenizer = None if texts is None else Detokenizer(texts, before)
@@ -104,12 +96,10 @@ class Offsets:
 
     def push(self, token_ids: Seq[int]) -> list[int]:
         """Return the starts of the next tokens."""
-        if self._detokenizer is None:
-            return [0] * len(token_ids)
         offsets = []
         for token_id in token_ids:
             offsets.append(self._at)
-            self._at += len(self._detokenizer.push((token_id,)))
+            self._at += 0 if self._detokenizer is None else len(self._detokenizer.push((token_id,)))
         return offsets
 
 
@@ -125,111 +115,44 @@ def _number(logprob: float) -> float:
     return max(logprob, _LOWEST)
 
 
-class Responses:
-    """Makes the bodies of one target's answers.
+class ModelTexts:
+    """The names and texts of one target's tokens, which are made when they are needed.
 
     Args:
         tokenizer: the target's; None if it has none.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def body(
-        self,
-        request: CompletionRequest,
-        generations: Seq[Generation],
-        *,
-        model: str,
-        name: str,
-        created: int,
-        details: bool = True,
-    ) -> dict[str, Any]:
-        """Return the body of the answer to a request.
-
-        Args:
-            generations: of each of the request's prompts.
-            model: the name of the model.
-            name: unique among answers.
-            created: Unix time in seconds.
-            details: include what depends on other requests and on speculation: cached prompt tokens, accepted tokens of
-                a prediction, figures of speculation.
-        """
-        chat = request.url == CHAT_URL
-        choices = []
-        for number, generation in enumerate(generations):
-            for choice in generation.choices:
-                index = number * request.params.n + choice.index
-                made = (
-                    self._chat_choice(request, choice, f"{name}_{index}")
-                    if chat
-                    else self._completion_choice(request, number, generation, choice)
-                )
-                choices.append({"index": index, "finish_reason": choice.finish_reason, **made})
-        stats = [choice.stats for generation in generations for choice in generation.choices]
-        metrics = {"metrics": {"speculative_decoding": speculation_metrics(stats)}} if details else {}
-        return {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{name}",
-            "object": "chat.completion" if chat else "text_completion",
-            "created": created,
-            "model": model,
-            "choices": choices,
-            "usage": usage(request, generations, details=details),
-            **metrics,
-        }
+        self.tokenizer = tokenizer
 
     @cached_property
     def names(self) -> TokenNames:
         """Return the names of tokens."""
-        return TokenNames(self._tokenizer)
+        return TokenNames(self.tokenizer)
 
     @cached_property
     def texts(self) -> TokenTexts | None:
         """Return the texts of tokens; None if the model has no tokenizer."""
-        return None if self._tokenizer is None else TokenTexts(self._tokenizer)
+        return None if self.tokenizer is None else TokenTexts(self.tokenizer)
 
-    def _chat_choice(self, request: CompletionRequest, choice: Choice, name: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, self.names)
-        reason: str | None = choice.finish_reason
-        if request.tools:
-            message["content"], calls = as_message(choice.text, name)
-            if calls:
-                message["tool_calls"] = calls
-                reason = "tool_calls" if reason == "stop" else reason
-        return {"message": message, "logprobs": logprobs, "finish_reason": reason}
-
-    def _completion_choice(
-        self, request: CompletionRequest, number: int, generation: Generation, choice: Choice
-    ) -> dict[str, Any]:
-        prompt_ids, text = generation.prompt_token_ids, choice.text
-        echoed = prompt_ids if request.echo else []
-        before = [] if request.echo else prompt_ids
-        if request.echo:
-            text = self.prompt_text(request, number, prompt_ids) + text
-        if choice.logprobs is None:
-            return {"text": text, "logprobs": None}
-        token_ids = [*echoed, *choice.token_ids]
-        entries = [*(generation.prompt_logprobs or [] if request.echo else []), *choice.logprobs]
-        offsets = text_offsets(token_ids, before, self.texts, len(text))
-        return {"text": text, "logprobs": completion_logprobs(token_ids, entries, offsets, self.names)}
-
-    def prompt_text(self, request: CompletionRequest, number: int, prompt_ids: list[int]) -> str:
-        """Return the text of one of the prompts, as it is echoed."""
-        prompt = request.prompts[number]
-        return prompt if isinstance(prompt, str) else self._text(prompt_ids)
-
-    def _text(self, token_ids: list[int]) -> str:
+    def text(self, token_ids: Seq[int]) -> str:
+        """Return the text of tokens, without special ones; empty if the model has no tokenizer."""
         if self.texts is None:
             return ""
         stream = TextStream(self.texts, [])
-        stream.push(token_ids)
+        stream.push([*token_ids])
         stream.finish()
         return stream.text
 
 
-def usage(request: CompletionRequest, generations: Seq[Generation], *, details: bool) -> dict[str, Any]:
-    """Count the tokens of prompts and answers; arguments as `Responses.body`. Choices of one prompt count it once."""
+def usage(
+    request: CompletionRequest, generations: Seq[Generation], *, details: bool, reasoning_tokens: int = 0
+) -> dict[str, Any]:
+    """Count the tokens of prompts and answers. Choices of one prompt count it once.
+
+    details: include what depends on other requests and on speculation: cached prompt tokens, and accepted tokens of a
+        prediction.
+    """
     every = list(chain.from_iterable(generation.choices for generation in generations))
     prompt_tokens = sum(len(generation.prompt_token_ids) for generation in generations)
     completion_tokens = sum(len(choice.token_ids) for choice in every)
@@ -238,15 +161,12 @@ def usage(request: CompletionRequest, generations: Seq[Generation], *, details: 
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-    if not details:
-        return found
-    cached = sum(generation.choices[0].stats.num_cached_tokens for generation in generations)
-    found["prompt_tokens_details"] = {"cached_tokens": cached}
-    if request.params.prediction is not None:
-        predicted = [choice.stats.sources[SOURCE] for choice in every if SOURCE in choice.stats.sources]
-        accepted = sum(each.num_accepted_tokens for each in predicted)
-        found["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(each.num_draft_tokens for each in predicted) - accepted,
-        }
-    return found
+    more: dict[str, int] = {"reasoning_tokens": reasoning_tokens} if reasoning_tokens else {}
+    if details:
+        cached = sum(generation.choices[0].stats.num_cached_tokens for generation in generations)
+        found["prompt_tokens_details"] = {"cached_tokens": cached}
+        if request.params.prediction is not None:
+            predicted = [choice.stats.sources[SOURCE] for choice in every if SOURCE in choice.stats.sources]
+            accepted = more["accepted_prediction_tokens"] = sum(each.num_accepted_tokens for each in predicted)
+            more["rejected_prediction_tokens"] = sum(each.num_draft_tokens for each in predicted) - accepted
+    return found | ({"completion_tokens_details": more} if more else {})

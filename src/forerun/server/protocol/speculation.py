@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from forerun.engine.stats import SequenceStats
@@ -17,22 +18,27 @@ def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
     counts of steps by decision and reason; `sources` are drafted and accepted tokens by drafter.
     """
     stats = list(every)
-    reached = _summed([each.reached_per_position for each in stats])
-    accepted = _summed([each.accepted_per_position for each in stats])
+    reached = [sum(row) for row in zip_longest(*(each.reached_per_position for each in stats), fillvalue=0)]
+    accepted = [sum(row) for row in zip_longest(*(each.accepted_per_position for each in stats), fillvalue=0)]
     steps = reached[0] if reached else 0
     drafted, kept = sum(each.num_draft_tokens for each in stats), sum(each.num_accepted_tokens for each in stats)
-    at_least = [steps, *accepted, 0]
+    decisions, of_sources = Counter[str](), dict[str, Counter[str]]()
+    for each in stats:
+        decisions.update(each.decisions)
+        for name, source in each.sources.items():
+            counts = {"num_draft_tokens": source.num_draft_tokens, "num_accepted_tokens": source.num_accepted_tokens}
+            of_sources.setdefault(name, Counter()).update(counts)
     return {
         "mean_acceptance_length": 1 + kept / steps if steps else 1.0,
         "draft_acceptance_rate": kept / drafted if drafted else 0.0,
-        "acceptance_histogram": [more - most for more, most in pairwise(at_least)],
+        "acceptance_histogram": [more - most for more, most in pairwise([steps, *accepted, 0])],
         "num_spec_steps": steps,
         "num_draft_tokens": drafted,
         "num_accepted_draft_tokens": kept,
         "num_spec_tokens": len(reached),
         "num_forwards": sum(each.num_forwards for each in stats),
-        "decisions": _counted(each.decisions for each in stats),
-        "sources": _sources(stats),
+        "decisions": decisions,
+        "sources": of_sources,
         "seconds": {
             "draft": sum(each.time_draft for each in stats),
             "target": sum(each.time_target for each in stats),
@@ -40,27 +46,3 @@ def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
             "total": max((each.time_total for each in stats), default=0.0),
         },
     }
-
-
-def _summed(rows: list[list[int]]) -> list[int]:
-    """Sum lists of different lengths by position."""
-    length = max(map(len, rows), default=0)
-    return [sum(row[position] for row in rows if position < len(row)) for position in range(length)]
-
-
-def _counted(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for each in counts:
-        for name, count in each.items():
-            found[name] = found.get(name, 0) + count
-    return found
-
-
-def _sources(stats: list[SequenceStats]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for each in stats:
-        for name, source in each.sources.items():
-            sums = found.setdefault(name, {"num_draft_tokens": 0, "num_accepted_tokens": 0})
-            sums["num_draft_tokens"] += source.num_draft_tokens
-            sums["num_accepted_tokens"] += source.num_accepted_tokens
-    return found
