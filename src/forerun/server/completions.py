@@ -17,11 +17,11 @@ from starlette.responses import JSONResponse, Response
 from forerun.engine import Generation, StepOutput
 from forerun.server.middleware import ClientGoneError, Receive, Scope, Send
 from forerun.server.progress import Replay, StreamState
+from forerun.server.protocol.answers import Chunks
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody, CompletionRequest
 from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseBody, ResponseEvents
-from forerun.server.protocol.streaming import Chunks
 from forerun.server.service import Service
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from forerun.errors import QueueFullError, RequestBodyError
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import MetricFactory, Metrics, Prometheus
 from forerun.server.options import ServerOptions
+from forerun.server.protocol.answers import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest
-from forerun.server.protocol.responses import ModelTexts
 from forerun.server.protocol.tools import check_template_carries
 from forerun.server.traffic_journal import ServerJournal, category_of
 
@@ -55,10 +55,10 @@ class Service:
         self.llm, self.name, self.options = llm, name, options
         self.engine = AsyncLLM(llm)
         self._metric_factory = metric_factory or Prometheus(name)
+        self.num_choices = 0
         self.metrics = Metrics(llm, lambda: self.num_choices, self._metric_factory)
         self.texts = ModelTexts(llm.tokenizer)
         self.created = int(time.time())
-        self.num_choices = 0
         self._large_bodies = asyncio.Lock()
         where, size = options.journal, options.journal_size
         self._journal = None if where is None else ServerJournal(llm, name, where, size)

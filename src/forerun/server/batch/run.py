@@ -13,9 +13,8 @@ from forerun.engine import LLM, EngineThread, Generation, StepOutput
 from forerun.engine.sequence import Request
 from forerun.errors import DeviceError, ForerunError, QueueFullError
 from forerun.server.batch.lines import BatchLine, answer, answer_name, refusal
+from forerun.server.protocol.answers import Chunks, ModelTexts
 from forerun.server.protocol.requests import CompletionRequest, with_seed
-from forerun.server.protocol.responses import ModelTexts
-from forerun.server.protocol.streaming import Chunks
 from forerun.utils.files import digest
 
 _SEED_DIGITS = 15

@@ -11,10 +11,9 @@ from typing_extensions import TypedDict
 
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
+from forerun.server.protocol.answers import ModelTexts, chat_logprobs, speculation_metrics
 from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of
 from forerun.server.protocol.requests import CompletionRequest
-from forerun.server.protocol.responses import ModelTexts, chat_logprobs
-from forerun.server.protocol.speculation import speculation_metrics
 
 RESPONSES_URL = "/v1/responses"
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")

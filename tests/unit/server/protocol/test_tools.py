@@ -12,9 +12,8 @@ from forerun import LLM
 from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
 from forerun.errors import RequestBodyError
+from forerun.server.protocol.answers import Chunks, ModelTexts
 from forerun.server.protocol.requests import CHAT_URL, CompletionRequest, parse_body
-from forerun.server.protocol.responses import ModelTexts
-from forerun.server.protocol.streaming import Chunks
 from forerun.server.protocol.tools import HermesParser
 from small_tokenizers import byte_level
 

@@ -13,10 +13,9 @@ from forerun import LLM, DrafterError, EngineClosedError, Generation, PromptErro
 from forerun.engine.stats import SourceStats
 from forerun.errors import QueueFullError, RequestBodyError
 from forerun.sampling import TokenLogprob
+from forerun.server.protocol.answers import Chunks, ModelTexts, Offsets, TokenNames, completion_logprobs, usage
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
-from forerun.server.protocol.responses import ModelTexts, Offsets, TokenNames, completion_logprobs, usage
-from forerun.server.protocol.streaming import Chunks
 from small_tokenizers import END, byte_level, ids_of
 
 TOKENIZER = byte_level()
