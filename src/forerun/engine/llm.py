@@ -409,24 +409,15 @@ class LLM:
             prompts: as `split_prompts` returns them.
             params: as `sampling_of` returns them.
             template_options: what a chat's template is given beside the messages.
-            stream: outputs carry text as it arrives.
-            flow: as of `Engine.requests`.
+            stream, flow: as of `Engine.requests`.
 
         Raises:
             PromptError, SamplingError: one of the requests cannot be served.
         """
-        encoded, target = [], self.target
+        encoded, name, limit = [], self.target.name, self.target.context_length
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
-                encoded.append(
-                    encode(
-                        prompt,
-                        self.tokenizer,
-                        target.name,
-                        template_options,
-                        context_length=target.context_length,
-                    )
-                )
+                encoded.append(encode(prompt, self.tokenizer, name, template_options, context_length=limit))
         if params is None or isinstance(params, SamplingParams):
             made = self.engine.requests(encoded, params, stream=stream, flow=flow)
         else:

@@ -22,6 +22,7 @@ from forerun.server.middleware import App, ClientGoneError, RequestMiddleware
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
 from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.messages_api import MESSAGES_URL, MessagesBody
 from forerun.server.protocol.requests import check_template_options
 from forerun.server.service import Service
 
@@ -51,6 +52,14 @@ class TokenizeBody(Body):
         except PromptError as error:
             raise RequestBodyError(str(error), param="prompt" if self.messages is None else "messages") from None
         return {"count": len(tokens), "max_model_len": target.context_length, "tokens": tokens}
+
+
+class CountBody(MessagesBody):
+    """The body of /v1/messages/count_tokens."""
+
+    def answer(self, service: Service) -> dict[str, Any]:
+        """Return the number of tokens of a prompt. Raises RequestBodyError."""
+        return {"input_tokens": self.count(service.llm.tokenizer, service.llm.target.name)}
 
 
 class DetokenizeBody(Body):
@@ -123,6 +132,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         return generated if url in BODIES else computed
 
     models: dict[str, type[Body]] = {**BODIES, "/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}
+    models[f"{MESSAGES_URL}/count_tokens"] = CountBody
     about = {"description": "An error body of OpenAI's."}
     errors: dict[int | str, Any] = dict.fromkeys((400, 401, 404, 408, 413, 429, 503), about)
     for url, model in models.items():
@@ -194,6 +204,8 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
     async def failed(request: Request, error: Exception) -> Response:
         status, body = error_response(error)
         request.state.log_fields["error"] = type(error).__name__
+        if request.url.path.startswith(MESSAGES_URL):
+            body = {"type": "error", **body}
         return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
 
     async def missing(request: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
@@ -18,8 +18,9 @@ from forerun.engine import Generation, StepOutput
 from forerun.server.middleware import ClientGoneError, Receive, Scope, Send
 from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.answers import Chunks
-from forerun.server.protocol.bodies import validated
+from forerun.server.protocol.bodies import GenerationBody, validated
 from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.messages_api import MESSAGES_URL, MessageEvents, MessagesBody
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody, CompletionRequest
 from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseBody, ResponseEvents
 from forerun.server.service import Service
@@ -28,11 +29,22 @@ T = TypeVar("T")
 _DONE = "[DONE]"
 
 
-BODIES = {CHAT_URL: ChatBody, COMPLETIONS_URL: CompletionBody, RESPONSES_URL: ResponseBody}
+BODIES: Mapping[str, type[GenerationBody]] = {
+    CHAT_URL: ChatBody,
+    COMPLETIONS_URL: CompletionBody,
+    RESPONSES_URL: ResponseBody,
+    MESSAGES_URL: MessagesBody,
+}
+FORMS: Mapping[str, type[Chunks] | type[ResponseEvents] | type[MessageEvents]] = {
+    CHAT_URL: Chunks,
+    COMPLETIONS_URL: Chunks,
+    RESPONSES_URL: ResponseEvents,
+    MESSAGES_URL: MessageEvents,
+}
 
 
 async def answer(service: Service, url: str, request: Request) -> Response:
-    """Return the response to a chat, completion or response request.
+    """Return the response to a request of one of BODIES.
 
     Raises:
         ForerunError: the request cannot be served.
@@ -80,11 +92,7 @@ class ActiveResponse:
         # of a stream that goes on here, begun elsewhere; else new
         self._state: StreamState = getattr(request.state, "stream", None) or StreamState()
         named: dict[str, Any] = {"model": service.name, "name": self._state.name, "created": self._state.created}
-        self._form: Chunks | ResponseEvents
-        if completion.url == RESPONSES_URL:
-            self._form = ResponseEvents(service.texts, completion, **named)
-        else:
-            self._form = Chunks(service.texts, completion, prompts, **named)
+        self._form = FORMS[completion.url](service.texts, completion, prompts, **named)
         self._started = time.monotonic()
         self.complete = False
 

@@ -70,7 +70,8 @@ class Access:
         keys = self._state_keys if of_state else self._keys
         if not keys or path in OPEN_PATHS:
             return None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        # Anthropic's clients send the key in a header of its own
+        scheme, _, given = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").partition(" ")
         digest = _digest(given.strip().encode("latin-1"))
         # compare with all keys, each in constant time
         matches = [hmac.compare_digest(digest, key) for key in keys]

@@ -23,6 +23,7 @@ from forerun.server.middleware import Message, Receive, Scope, Send
 from forerun.server.options import ServerOptions
 from forerun.server.progress import StreamState
 from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.messages_api import MESSAGES_URL
 from forerun.server.protocol.responses_api import RESPONSES_URL
 
 SESSION_HEADER = b"x-session-id"
@@ -175,8 +176,10 @@ class _Relay:
     def _last_events(self, error: Exception) -> bytes:
         """Return the events that end a stream with an error."""
         body = error_response(error)[1]
-        if self.request.path != RESPONSES_URL:
+        if self.request.path not in (RESPONSES_URL, MESSAGES_URL):
             return b"data: " + _compact(body) + b"\n\ndata: [DONE]\n\n"
+        if self.request.path == MESSAGES_URL:
+            return b"event: error\ndata: " + _compact({"type": "error", **body}) + b"\n\n"
         details = body["error"]
         event = {"type": "error", "sequence_number": self.request.stream.num_events}
         event |= {name: details[name] for name in ("code", "message", "param")}

@@ -151,6 +151,8 @@ def _refusal(error: ValidationError, model: type[Body]) -> RequestBodyError:
     path = name if expected else ascii(".".join(map(str, place))[:100])[1:-1]
     if kind == "extra_forbidden" and not expected:
         return RequestBodyError(f"{path} is not supported: it would be ignored. Leave it out.", name)
+    if expected and (entry := next((each for each in place if isinstance(each, int)), None)) is not None:
+        return RequestBodyError(f"{name} is wrong at entry {entry}: it must be {expected}. Correct it.", name)
     expected = expected or _WORDS.get(kind.removesuffix("_type"), message.removeprefix("Input should be "))
     found = "missing; it" if kind == "missing" else f"{kind_of(value)}, but"
     return RequestBodyError(f"{path} is {found} must be {expected}. Correct it, or leave it out.", name)

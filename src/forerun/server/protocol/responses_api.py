@@ -130,7 +130,16 @@ class ResponseEvents:
 
     ends_with_done = False
 
-    def __init__(self, texts: ModelTexts, request: CompletionRequest, *, model: str, name: str, created: int) -> None:
+    def __init__(
+        self,
+        texts: ModelTexts,
+        request: CompletionRequest,
+        prompts: Seq[Seq[int]],
+        *,
+        model: str,
+        name: str,
+        created: int,
+    ) -> None:
         self._texts = texts
         params = request.params
         self._head: dict[str, Any] = {
