@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +123,9 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             return await answer(service, url, request)
 
         async def computed(request: Request) -> Response:
-            def compute(content: bytes) -> dict[str, Any]:
-                body: Any = validated(model, content)
-                service.check_model(body.model)
-                found: dict[str, Any] = body.answer(service)
-                return found
-
-            return JSONResponse(await service.parsed(request, compute))
+            body: Any = await service.parsed(request, partial(validated, model))
+            service.check_model(body.model)
+            return JSONResponse(await asyncio.to_thread(body.answer, service))
 
         return generated if url in BODIES else computed
 
