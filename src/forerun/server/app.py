@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -20,12 +21,11 @@ from forerun.engine.chat_template import encode
 from forerun.errors import ForerunError, PromptError, RequestBodyError
 from forerun.server.completions import BODIES, answer
 from forerun.server.metrics import HTTPMetrics
-from forerun.server.middleware import App, ClientGoneError, RequestMiddleware
+from forerun.server.middleware import App, ClientGoneError, RequestMiddleware, refusal
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
-from forerun.server.protocol.errors import error_response
-from forerun.server.protocol.messages_api import MESSAGES_URL, MessagesBody
-from forerun.server.protocol.requests import check_template_options
+from forerun.server.protocol.messages_api import MessagesBody
+from forerun.server.protocol.requests import MESSAGES_URL, check_template_options
 from forerun.server.service import Service
 
 
@@ -200,17 +200,17 @@ def _add_page(app: FastAPI) -> None:
 
 def _handle_errors(app: FastAPI, service: Service) -> None:
     async def failed(request: Request, error: Exception) -> Response:
-        status, body = error_response(error)
         request.state.log_fields["error"] = type(error).__name__
-        if request.url.path.startswith(MESSAGES_URL):
-            body = {"type": "error", **body}
-        return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
+        return refusal(error, request.url.path)
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        words = {404: "There is no such path.", 405: "The path is there, but not for this method."}
+        paths = ", ".join(sorted({route.path for route in app.routes if isinstance(route, APIRoute)}))
+        words = {404: f"There is no such path. There are {paths}.", 405: "The path is there, but not for this method."}
         refused = RequestBodyError(words.get(error.status_code, error.detail), status=error.status_code)
-        return JSONResponse(error_response(refused)[1], error.status_code, error.headers)
+        answer = refusal(refused, request.url.path)
+        answer.headers.update(error.headers or {})
+        return answer
 
     async def gone(request: Request, error: Exception) -> Response:
         request.state.log_fields["disconnected"] = True

@@ -20,8 +20,15 @@ from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.answers import Chunks
 from forerun.server.protocol.bodies import GenerationBody, validated
 from forerun.server.protocol.errors import error_response
-from forerun.server.protocol.messages_api import MESSAGES_URL, MessageEvents, MessagesBody
-from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, ChatBody, CompletionBody, CompletionRequest
+from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
+from forerun.server.protocol.requests import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    MESSAGES_URL,
+    ChatBody,
+    CompletionBody,
+    CompletionRequest,
+)
 from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseBody, ResponseEvents
 from forerun.server.service import Service
 

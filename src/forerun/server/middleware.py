@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import re
 import time
@@ -15,12 +14,14 @@ from hashlib import sha256
 from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 
 from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, RequestTimeoutError
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions, host_of, is_loopback
 from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.requests import MESSAGES_URL
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -41,6 +42,14 @@ _log = logging.getLogger(LOGGER)
 
 class ClientGoneError(Exception):
     """The client has disconnected; there is no response."""
+
+
+def refusal(error: BaseException, path: str) -> JSONResponse:
+    """Return the response to a failed request at this path; of Anthropic's, in its form, too."""
+    status, body = error_response(error)
+    again = {"retry-after": "1"}
+    headers = {401: {"www-authenticate": "Bearer"}, 429: again, 503: again}.get(status)
+    return JSONResponse({"type": "error", **body} if path.startswith(MESSAGES_URL) else body, status, headers)
 
 
 class Access:
@@ -172,8 +181,7 @@ class RequestMiddleware:
             if self.draining:
                 raise EngineClosedError("The server is shutting down, and takes no more requests. Send it again later.")
             length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-            body = await self._body(receive, length)
-            receive = _replayed(body, receive)
+            scope["state"]["body"] = await self._body(receive, length)
         await self._app(scope, receive, active.send)
 
     async def _body(self, receive: Receive, length: bytes) -> bytes:
@@ -237,17 +245,14 @@ class _ActiveRequest:
 
     async def refuse(self, error: Exception, receive: Receive) -> None:
         """Answer with an error. The rest of a too large body is read for a while, for the client to see the answer."""
-        status, body = error_response(error)
-        content = json.dumps(body).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-        if status in (408, 413):
-            headers.append((b"connection", b"close"))  # the rest of the body is not read
-        again = [(b"retry-after", b"1")]
-        headers += {401: [(b"www-authenticate", b"Bearer")], 429: again, 503: again}.get(status, [])
+        answer = refusal(error, self._scope["path"])
         self.log_fields["error"] = type(error).__name__
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": content, "more_body": True})
-        if status == 413:
+        headers = answer.raw_headers
+        if answer.status_code in (408, 413):
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
+        await self.send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+        await self.send({"type": "http.response.body", "body": answer.body, "more_body": True})
+        if answer.status_code == 413:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LINGER):
                     while (await receive()).get("more_body"):
@@ -265,17 +270,3 @@ class _ActiveRequest:
             "seconds": round(time.monotonic() - self._started, 4),
             **self.log_fields,
         }
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body first."""
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay

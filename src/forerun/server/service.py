@@ -87,7 +87,7 @@ class Service:
 
     async def parsed(self, request: Request, read: Callable[[bytes], T]) -> T:
         """Return what `read` makes of a request's body: of large bodies one at a time, in another thread."""
-        content = await request.body()
+        content: bytes = request.state.body
         if len(content) <= _SMALL_BODY:
             return read(content)
         async with self._large_bodies:

@@ -23,7 +23,7 @@ from forerun.server.middleware import Message, Receive, Scope, Send
 from forerun.server.options import ServerOptions
 from forerun.server.progress import StreamState
 from forerun.server.protocol.errors import error_response
-from forerun.server.protocol.messages_api import MESSAGES_URL
+from forerun.server.protocol.requests import MESSAGES_URL
 from forerun.server.protocol.responses_api import RESPONSES_URL
 
 SESSION_HEADER = b"x-session-id"
@@ -187,7 +187,7 @@ class _Relay:
 
 
 async def _forwarded(request: Request) -> ForwardedRequest:
-    content = await request.body() if request.method == "POST" else b""
+    content = request.state.body if request.method == "POST" else b""
     given = request.headers.raw
     session = next((value.decode("latin-1") for name, value in given if name == SESSION_HEADER), "")
     tenant = request.state.tenant

@@ -15,9 +15,7 @@ from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
 from forerun.server.protocol.answers import Message, ModelTexts, speculation_metrics
 from forerun.server.protocol.bodies import Count, GenerationBody, Part, Strings
-from forerun.server.protocol.requests import CompletionRequest
-
-MESSAGES_URL = "/v1/messages"
+from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest
 
 
 class TextBlock(TypedDict):

@@ -32,6 +32,7 @@ from forerun.server.protocol.bodies import (
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
+MESSAGES_URL = "/v1/messages"
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
 
