@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence as Seq
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
+from forerun import __version__
 from forerun.engine import LLM, SequenceStats
 
 LABEL = "model_name"
@@ -45,6 +46,8 @@ class Prometheus:
     def __init__(self, name: str) -> None:
         self._registry = CollectorRegistry()
         self._labels = {LABEL: name}
+        ProcessCollector(registry=self._registry)
+        Info("forerun", "What runs.", registry=self._registry).info({"version": __version__, **self._labels})
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""

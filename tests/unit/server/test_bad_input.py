@@ -102,7 +102,8 @@ def test_a_request_that_cannot_be_served(
 
 
 def test_paths_and_methods(http: httpx.Client) -> None:
-    assert http.get("/v1/nothing").status_code == 404 and error_of(http.get("/v1/nothing"))
+    missing = http.get("/v1/nothing")
+    assert missing.status_code == 404 and CHAT in error_of(missing)["message"]
     assert http.get(CHAT).status_code == 405 and error_of(http.get(CHAT))
     assert http.delete("/v1/models").status_code == 405
 

@@ -269,7 +269,7 @@ def test_metrics_have_the_names_that_tools_read() -> None:
         http.post(COMPLETIONS, json={**SHORT, "max_tokens": 20})
         http.post(COMPLETIONS, json={**SHORT, "stream": True})
         text = http.get("/metrics").text
-    names = {line.split("{")[0] for line in text.splitlines() if not line.startswith("#")}
+    names = {re.split("[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
     assert names >= {
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
@@ -285,6 +285,8 @@ def test_metrics_have_the_names_that_tools_read() -> None:
         "vllm:spec_decode_num_accepted_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "forerun:decisions_total",
+        "forerun_info",
+        "process_resident_memory_bytes",
     }
     assert 'vllm:generation_tokens_total{model_name="it"} 23.0' in text
     assert 'vllm:prompt_tokens_total{model_name="it"} 10.0' in text
