@@ -158,7 +158,7 @@ class AsyncLLM:
         end = None if timeout is None else loop.call_later(timeout, expire)
         try:
             for index, request in enumerate(requests):
-                self.thread.enter(request, partial(sink, index), quick=True)
+                self.thread.enter(request, partial(sink, index))
             while unfinished:
                 while not arrived:
                     ready.clear()

@@ -51,9 +51,9 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
 }
 """Unsupported fields, and their values that have no effect."""
-OTHERWISE_NAMED = ("max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant", "drafter", "num_draft_tokens")
+_OTHERWISE_NAMED = ("max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant", "drafter", "num_draft_tokens")
 """Fields of SamplingParams that a body gives by another name, in another form, or not at all; so it does `grammar`."""
-SAME_NAMES = tuple(name for name in described(SamplingParams) if name not in (*OTHERWISE_NAMED, "grammar"))
+SAME_NAMES = tuple(name for name in described(SamplingParams) if name not in (*_OTHERWISE_NAMED, "grammar"))
 """Fields that have the same name in a body: OpenAI's, and those that its client sends as `extra_body`."""
 
 # The first bad entry of a list ends its validation, which would else make an error of each.
@@ -236,11 +236,14 @@ class TextPart(TypedDict):
     text: str
 
 
+TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
+
+
 class Prediction(Part):
     """The expected output."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | TextParts
 
 
 class Schema(Part):

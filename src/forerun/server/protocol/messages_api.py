@@ -14,15 +14,8 @@ from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
 from forerun.server.protocol.answers import Message, ModelTexts, speculation_metrics
-from forerun.server.protocol.bodies import Count, GenerationBody, Part, Strings
+from forerun.server.protocol.bodies import Count, GenerationBody, Part, Strings, TextPart, TextParts
 from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest
-
-
-class TextBlock(TypedDict):
-    """A part of a text."""
-
-    type: Literal["text"]
-    text: str
 
 
 class ThinkingBlock(TypedDict):
@@ -46,10 +39,10 @@ class ToolResult(TypedDict):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: NotRequired[str | list[TextBlock]]
+    content: NotRequired[str | TextParts]
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUse | ToolResult, Field(discriminator="type")]
+Block = Annotated[TextPart | ThinkingBlock | ToolUse | ToolResult, Field(discriminator="type")]
 
 
 class Turn(TypedDict):
@@ -89,7 +82,7 @@ class MessagesBody(GenerationBody):
         description="a list of messages of user and assistant, each a text or blocks of text, thinking, tool_use and "
         "tool_result"
     )
-    system: str | list[TextBlock] | None = Field(None, description="a text, or a list of blocks of text")
+    system: str | TextParts | None = Field(None, description="a text, or a list of blocks of text")
     max_tokens: Count | None = None
     stop_sequences: Strings | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
@@ -129,7 +122,8 @@ class MessagesBody(GenerationBody):
     def _tools(self) -> tuple[dict[str, Any], ...]:
         """Return the tools of a chat."""
         names = {"name": "name", "description": "description", "input_schema": "parameters"}
-        functions = ({new: tool[old] for old, new in names.items() if old in tool} for tool in self.tools or ())  # type: ignore[literal-required]
+        given: list[Any] = [*(self.tools or ())]
+        functions = ({new: tool[old] for old, new in names.items() if old in tool} for tool in given)
         return tuple({"type": "function", "function": function} for function in functions)
 
     def _chat(self) -> list[dict[str, Any]]:
@@ -161,7 +155,7 @@ def _messages(role: str, content: str | list[Block]) -> Iterator[dict[str, Any]]
         yield message
 
 
-def _text(content: str | list[TextBlock]) -> str:
+def _text(content: str | TextParts) -> str:
     return content if isinstance(content, str) else "".join(block["text"] for block in content)
 
 

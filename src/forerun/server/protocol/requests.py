@@ -84,7 +84,7 @@ class CompletionRequest:
         check_template_options(options, llm.tokenizer)
         if self.tools:
             options["tools"] = [*self.tools]
-        if self.tools or (self.url == CHAT_URL and _has_calls(self.prompts[0])):
+        if self.tools or (self.url != COMPLETIONS_URL and _has_calls(self.prompts[0])):
             tools.check_template_carries(llm.tokenizer, "tools" if self.tools else self.prompt_field)
         try:
             return llm.requests(self.prompts, self.params, options, stream=self.stream, flow=flow)
@@ -147,7 +147,7 @@ class CompletionOptions(GenerationBody):
         return super().params(own, grammar=grammar_of({**forms, **guided}), **others)
 
 
-class Function(Part):
+class Function(Part, extra="ignore"):
     """A function that the model may call."""
 
     name: str
@@ -156,7 +156,7 @@ class Function(Part):
     strict: Literal[False] | None = None
 
 
-class Tool(Part):
+class Tool(Part, extra="ignore"):
     """A tool."""
 
     type: Literal["function"]

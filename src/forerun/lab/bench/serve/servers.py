@@ -223,7 +223,7 @@ class InProcessEngine:
 
         parsed = parse_body(request.path, {**request.body, "stream": True, **more}, self._llm.target.context_length)
         (made,) = parsed.requests(self._llm)
-        self._thread.enter(made, sink, quick=True)
+        self._thread.enter(made, sink)
         output = await ended
         if output.error is not None or output.choice is None:
             answered.error = str(output.error)
