@@ -7,7 +7,7 @@ from numbers import Number
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from forerun.engine.request_checks import check_text, naming_prompt
+from forerun.engine.request_checks import check_length, check_text, naming_prompt
 from forerun.errors import ContextLengthError, PromptError
 from forerun.utils.vocabulary import encode_text, longest_token
 
@@ -82,10 +82,10 @@ def encode(
         name: the model's, for messages.
         template_options: what a chat's template is given beside the messages.
         special: a text gets the tokens that the tokenizer puts around one.
-        context_length: of the model; a text that it cannot hold is refused before it is encoded, which takes a while.
+        context_length: of the model; what it cannot hold is refused before it is encoded, which takes a while.
 
     Raises:
-        ContextLengthError: the text has more characters than so many tokens can have.
+        ContextLengthError: there are as many token ids, or more characters than so many tokens can have.
         PromptError: empty, mixed, or of a type that this model cannot read. The message quotes nothing of the prompt.
     """
     if not isinstance(prompt, Seq) or isinstance(prompt, (bytes, bytearray, memoryview)):
@@ -93,6 +93,7 @@ def encode(
     if not prompt:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
     if not isinstance(prompt, str) and not all(isinstance(entry, Mapping) for entry in prompt):
+        check_length(len(prompt), context_length or len(prompt) + 1, name)  # before millions of them are looked at
         odd = next((index for index, entry in enumerate(prompt) if not _is_token_id(entry)), None)
         if odd is None:
             return [int(entry) for entry in prompt]  # type: ignore[arg-type]
