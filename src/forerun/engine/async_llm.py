@@ -151,7 +151,7 @@ class AsyncLLM:
             wake(ready)
 
         def expire() -> None:
-            arrived.appendleft(None)
+            arrived.append(None)
             ready.set()
 
         unfinished = sum(request.params.n for request in requests)
