@@ -23,12 +23,12 @@ MOST = 8
 class Capped(Service):
     """Cuts every answer."""
 
-    def encode(self, asked: CompletionRequest, tenant: str | None) -> list[Request]:
+    def requests(self, asked: CompletionRequest, tenant: str | None) -> list[Request]:
         given = asked.params
         params = replace(
             given, max_tokens=min(given.max_tokens, MOST), min_tokens=min(given.min_tokens, MOST, given.max_tokens)
         )
-        return super().encode(replace(asked, params=params), tenant)
+        return super().requests(replace(asked, params=params), tenant)
 
 
 if __name__ == "__main__":

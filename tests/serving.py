@@ -47,7 +47,7 @@ class Served:
 
     def settle(self) -> None:
         """Wait until nothing is left in the engine, and look that nothing is."""
-        until(lambda: not self.service.thread._jobs and not self.service.num_choices)
+        until(lambda: not self.service.engine.thread._jobs and not self.service.num_choices)
         assert not self.llm.engine.has_work and not self.llm.shared._inboxes
 
 

@@ -56,6 +56,10 @@ class PromptError(ForerunError, ValueError):
     """A prompt that cannot be served."""
 
 
+class ContextLengthError(PromptError):
+    """A prompt that the model's context does not hold."""
+
+
 class ModelLoadError(ForerunError):
     """A model folder that is missing, broken, or holds only pickled weights."""
 

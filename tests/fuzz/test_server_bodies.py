@@ -24,7 +24,7 @@ TEMPLATE = (
     "{% endfor %}{{ mood }}# answer:\n"
 )
 """Fails on what others fail on too, such as a role that is no text."""
-TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+TOKENIZE, DETOKENIZE, MESSAGES_URL = "/tokenize", "/detokenize", "/v1/messages"
 SECONDS = 1.0
 """After which the server ends a request: those that ask for thousands of tokens are to be quick, too."""
 FORM = {"name": "it", "schema": SCHEMA}
@@ -62,6 +62,8 @@ SAMPLING: dict[str, list[Any]] = {
     "speculative": [True, False, "suffix", "recycling:num_draft_tokens=2", {"drafter": "none"}],
     "user": ["me"],
     "metadata": [{"a": "b"}],
+    "store": [True],
+    "skip_special_tokens": [True],
     "stream": [True],
 }
 """Fields of bodies -> sound values."""
@@ -94,6 +96,22 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "include": [["message.output_text.logprobs"]],
         "top_logprobs": [2],
         "text": [{"format": {"type": "text"}}, {"format": {"type": "json_schema", **FORM}}],
+    },
+    MESSAGES_URL: {
+        "messages": [
+            [{"role": "user", "content": "x = "}],
+            [
+                {"role": "user", "content": [{"type": "text", "text": "f"}]},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "2"}]},
+            ],
+        ],
+        "max_tokens": [1, 12],
+        "system": ["Write Python.", [{"type": "text", "text": "Write."}]],
+        "stop_sequences": [["self", "é"]],
+        "tools": [[{"name": "f", "input_schema": {"type": "object"}}]],
+        "tool_choice": [{"type": "auto"}, {"type": "none"}],
+        "thinking": [{"type": "enabled", "budget_tokens": 5}],
     },
 }
 SURE = ("messages", "prompt", "input", "max_tokens", "max_output_tokens", "tokens")
@@ -142,9 +160,7 @@ def odd(rng: random.Random) -> Any:
 
 def sound(rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A path, and a body that it may answer with 200."""
-    url = rng.choice(
-        [CHAT, CHAT, CHAT, COMPLETIONS, COMPLETIONS, COMPLETIONS, RESPONSES, RESPONSES, TOKENIZE, DETOKENIZE]
-    )
+    url = rng.choice([*[CHAT, COMPLETIONS] * 3, *[RESPONSES, MESSAGES_URL] * 2, TOKENIZE, DETOKENIZE])
     if url == DETOKENIZE:
         return url, {"tokens": [rng.randrange(500) for _ in range(rng.randrange(5))]}
     if url == TOKENIZE:
@@ -238,7 +254,7 @@ def request(rng: random.Random) -> tuple[str, bytes]:
     content = written(body, rng.random() < 0.5).replace(f'"{DEEP}"'.encode(), begin * depth + b"1" + end * depth)
     if rng.random() < 0.15:
         content = damage(rng, content)
-    return (url if rng.random() < 0.95 else rng.choice([CHAT, COMPLETIONS, RESPONSES])), content
+    return (url if rng.random() < 0.95 else rng.choice([CHAT, COMPLETIONS, RESPONSES, MESSAGES_URL])), content
 
 
 def strict(content: str | bytes) -> Any:
@@ -264,6 +280,9 @@ def check_stream(url: str, text: str) -> None:
         bodies = [strict(each) for each in data]
         assert [each["sequence_number"] for each in bodies] == [*range(len(bodies))]
         assert bodies[-1]["type"] in ("response.completed", "response.incomplete", "error")
+        return
+    if url == MESSAGES_URL:
+        assert strict(data[-1])["type"] in ("message_stop", "error")
         return
     assert data.pop() == "[DONE]"
     bodies = [strict(each) for each in data]
@@ -311,7 +330,7 @@ def test_any_body_is_answered_or_refused(http: httpx.Client, seed: int) -> None:
     if response.status_code != 200:
         assert response.status_code in (400, 404, 408, 413), text
         assert response.headers["content-type"] == "application/json"
-        assert set(response.json()) == {"error"}
+        assert set(response.json()) - {"type"} == {"error"}
         check_error(strict(text)["error"])
     elif response.headers["content-type"].startswith("text/event-stream"):
         check_stream(url, text)

@@ -7,6 +7,7 @@ FORERUN_SCREENSHOTS it leaves pictures in that folder.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -141,14 +142,29 @@ def test_the_switch_changes_no_text(page: Any) -> None:
     assert drafted[0] == {"draft-model"} and drafted[1] <= {"suffix"} and drafted[2] == set()
 
 
+def test_an_answer_twice_side_by_side(page: Any) -> None:
+    assert page.is_visible("#greeting")
+    page.check("#compare")
+    page.fill("#tokens", "40")
+    page.click("#example-2")
+    until(page, "!document.getElementById('send').disabled")
+    plain, speculative = spans(page, ".pair .who")
+    assert re.fullmatch(r"plain: [\d.]+ tokens per second", plain)
+    assert re.fullmatch(r"speculative: [\d.]+ tokens per second", speculative)
+    texts = ["".join(spans(page, f".pair .turn:nth-child({place}) > span:not(.who)")) for place in (1, 2)]
+    assert texts[0] and texts[0] == texts[1] and page.is_hidden("#greeting")
+
+
 def test_a_keyboard_is_enough(page: Any, served: Served) -> None:
     page.evaluate("document.activeElement.blur()")
     stops = []
-    for _ in range(10):
+    for _ in range(14):
         page.keyboard.press("Tab")
         stops.append(page.evaluate("document.activeElement.id || document.activeElement.name"))
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-    assert stops == ["mode", "speculative", "clear", "output", "input", "send", "temperature", "tokens", "seed", "key"]
+    expected = ["mode", "speculative", "compare", "clear", "example-1", "example-2", "example-3"]
+    expected += ["output", "input", "send", "temperature", "tokens", "seed", "key"]
+    assert stops == expected
     page.fill("#tokens", "1500")
     page.focus("#input")
     page.keyboard.type("a line")

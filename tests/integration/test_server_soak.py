@@ -45,14 +45,19 @@ def resident() -> int:
 
 def tables(served: Served) -> tuple[Any, ...]:
     """What is held while nobody is there: pages of sequences, the drafters' bytes, entries of tables."""
-    llm, service = served.llm, served.service
+    llm, thread = served.llm, served.service.engine.thread
     assert llm.target.pool is not None and llm.drafter is not None
     pools = (llm.target.pool, *llm.drafter.pools)
     for each in pools:
         each.check_integrity()
     held = tuple(each.num_taken - each.num_published for each in pools)  # type: ignore[attr-defined]
     engine = llm.engine
-    counts = (len(engine.scheduler), len(engine.outputs), len(service.thread._jobs), len(service.thread._inside))
+    counts = (
+        len(engine.scheduler),
+        len(engine.outputs),
+        len(thread._jobs),
+        len(thread._inside),
+    )
     return held, counts, len(llm.shared._inboxes), llm.drafter.nbytes
 
 

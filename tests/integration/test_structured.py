@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 
 from forerun import LLM, Grammar, GrammarError, SamplingParams
-from forerun.engine import EngineThread
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -99,8 +98,8 @@ def test_what_cannot_be_followed_is_refused_at_once(plain: LLM) -> None:
         plain.generate(["x", "y"], [good, bad])
     with pytest.raises(GrammarError):
         plain.stream("x", bad)
-    with EngineThread(plain.shared) as thread, pytest.raises(GrammarError):
-        thread.submit(plain.encode("x"), bad, lambda _: None)
+    with pytest.raises(GrammarError):
+        plain.engine.requests([plain.encode("x")], bad)
     assert not plain.engine.has_work
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence as Seq
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from forerun.config import AUTO
 from forerun.drafters import Drafter
 from forerun.engine.chat_template import Message, Prompt, one_prompt, split_chats, split_prompts, template_of
-from forerun.engine.engine_thread import EngineThread
+from forerun.engine.engine_thread import EngineThread, LoopWaker
 from forerun.engine.llm import LLM
-from forerun.engine.request_checks import Params, sampling_of
+from forerun.engine.request_checks import Params, naming_prompt, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
-from forerun.errors import BatchError, ConfigError
+from forerun.errors import BatchError, ConfigError, RequestTimeoutError
 from forerun.models import LanguageModel
 
 
@@ -38,6 +40,7 @@ class AsyncLLM:
 
     Attributes:
         llm: the LLM.
+        thread: computes the requests, and owns their queue.
 
     Raises:
         ConfigError, ModelLoadError, DrafterError: as LLM does; or an LLM comes with options, which it has already.
@@ -56,7 +59,8 @@ class AsyncLLM:
             raise ConfigError(f"An LLM was given together with {given}, which it has already. Give these to the LLM.")
         else:
             self.llm = model
-        self._thread = EngineThread(self.llm.shared)
+        self.thread = EngineThread(self.llm.shared)
+        self._waker: LoopWaker | None = None
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -121,17 +125,67 @@ class AsyncLLM:
         template, sampling = template_of(chat_template_kwargs, options)
         params, prompts = sampling_of(sampling_params, sampling), [one_prompt(prompt)]
         (request,) = await asyncio.to_thread(self.llm.requests, prompts, params, template, stream=True)
-        async with aclosing(self._outputs(request)) as outputs:
-            async for output in outputs:
+        async with aclosing(self.outputs([request])) as outputs:
+            async for _, output in outputs:
                 yield output.chunk
+
+    async def outputs(
+        self, requests: Seq[Request], timeout: float | None = None
+    ) -> AsyncGenerator[tuple[int, StepOutput], None]:
+        """Compute requests of `LLM.requests` together, and yield (index of the request, output) until all of their
+        choices have ended. Closing the iterator aborts what has not ended.
+
+        Raises:
+            RequestTimeoutError: they have not ended after `timeout` seconds.
+            EngineClosedError: this was closed before the end.
+            Exception: the error of the first choice that fails.
+        """
+        loop = asyncio.get_running_loop()
+        if self._waker is None or self._waker.loop is not loop:
+            self._waker = LoopWaker(loop)
+        arrived: deque[tuple[int, StepOutput] | None] = deque()  # None: the time is over
+        ready, wake = asyncio.Event(), self._waker.wake
+
+        def sink(index: int, output: StepOutput) -> None:
+            arrived.append((index, output))
+            wake(ready)
+
+        def expire() -> None:
+            arrived.append(None)
+            ready.set()
+
+        unfinished = sum(request.params.n for request in requests)
+        end = None if timeout is None else loop.call_later(timeout, expire)
+        try:
+            for index, request in enumerate(requests):
+                self.thread.enter(request, partial(sink, index))
+            while unfinished:
+                while not arrived:
+                    ready.clear()
+                    await ready.wait()
+                if (found := arrived.popleft()) is None:
+                    raise RequestTimeoutError(
+                        f"The request was not finished within {timeout:g} seconds, its limit. Ask for fewer tokens."
+                    )
+                index, output = found
+                if output.error is not None:
+                    with naming_prompt(index, len(requests)):
+                        raise output.error
+                unfinished -= output.choice is not None
+                yield index, output
+        finally:
+            if end is not None:
+                end.cancel()
+            for request in requests:
+                self.thread.abort(request.id)  # where it has not ended
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests, and wait until all have ended, at most `timeout` seconds. Return whether all have."""
-        return await asyncio.to_thread(self._thread.drain, timeout)
+        return await asyncio.to_thread(self.thread.drain, timeout)
 
     async def close(self) -> None:
         """End the thread. Requests that are not finished end with EngineClosedError. The LLM stays as it is."""
-        await asyncio.to_thread(self._thread.close)
+        await asyncio.to_thread(self.thread.close)
 
     async def _answers(self, requests: Seq[Request], single: bool) -> Any:
         """Compute requests together. Returns and raises as `generate`."""
@@ -145,26 +199,5 @@ class AsyncLLM:
         return answers
 
     async def _answer(self, request: Request) -> Generation:
-        async with aclosing(self._outputs(request)) as outputs:
-            return Generation.of(request.prompt_token_ids, [output async for output in outputs], request.prompt)
-
-    async def _outputs(self, request: Request) -> AsyncGenerator[StepOutput, None]:
-        """Yield the outputs of one request until all of its choices have ended. Raises the error of the first that
-        fails."""
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[StepOutput] = asyncio.Queue()
-
-        def sink(output: StepOutput) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, output)
-
-        self._thread.enter(request, sink, quick=True)
-        unfinished = request.params.n
-        try:
-            while unfinished:
-                output = await arrived.get()
-                if output.error is not None:
-                    raise output.error
-                unfinished -= output.choice is not None
-                yield output
-        finally:
-            self._thread.abort(request.id)  # where it has not ended
+        async with aclosing(self.outputs([request])) as outputs:
+            return Generation.of(request.prompt_token_ids, [output async for _, output in outputs], request.prompt)

@@ -6,14 +6,12 @@ import asyncio
 import atexit
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from forerun.config import SamplingParams
 from forerun.engine.results import StepOutput, StreamChunk
 from forerun.engine.sequence import Request
 from forerun.engine.thread_safe import SharedEngine
@@ -22,100 +20,22 @@ from forerun.errors import EngineClosedError, InterruptedRequestError
 _log = logging.getLogger(__name__)
 
 Sink: TypeAlias = Callable[[StepOutput], object]
-"""Takes the outputs of one request, one after another."""
-
-_MAX_THREADS = 32
-"""Sinks that run at once; a thread is started only when all are busy. More sinks wait."""
-
-
-class Mailbox:
-    """Holds the outputs of one request that its sink has not taken yet.
-
-    Args:
-        sink: takes them.
-        failed: called once, if the sink raises; it gets no more outputs then.
-    """
-
-    __slots__ = ("_failed", "_sink", "busy", "outputs")
-
-    def __init__(self, sink: Sink, failed: Callable[[], None]) -> None:
-        self._sink: Sink | None = sink
-        self._failed = failed
-        self.outputs: deque[StepOutput] = deque()
-        self.busy = False  # a thread empties it, or is about to
-
-    def deliver(self, output: StepOutput) -> None:
-        """Call the sink, unless it has failed."""
-        if self._sink is None:
-            return
-        try:
-            self._sink(output)
-        except BaseException:  # the error is the sink's, and this thread serves other sinks
-            self._sink = None
-            _log.exception("the sink of request %d failed; the request is aborted", output.request_id)
-            self._failed()
-
-
-class Sinks:
-    """Hands outputs to sinks in a pool of threads: in order for one request, in parallel for different requests."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="forerun-sink")
-        self._changed = threading.Condition()
-        self._num_busy = 0
-
-    def put(self, mailbox: Mailbox, output: StepOutput) -> None:
-        """Queue an output for a request's sink. Never waits for a sink."""
-        with self._changed:
-            mailbox.outputs.append(output)
-            if mailbox.busy:
-                return
-            mailbox.busy = True
-            self._num_busy += 1
-        try:
-            self._pool.submit(self._empty, mailbox)
-        except RuntimeError:  # the interpreter is about to end, and starts no threads any more
-            self._leave(mailbox)
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait until every sink has taken its outputs, at most `timeout` seconds. Return whether all have."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._num_busy == 0, timeout)
-
-    def close(self) -> None:
-        """Take no more outputs; the outputs in mailboxes still reach their sinks."""
-        self._pool.shutdown(wait=False)
-
-    def _empty(self, mailbox: Mailbox) -> None:
-        while True:
-            with self._changed:
-                if not mailbox.outputs:
-                    self._leave(mailbox)
-                    return
-                output = mailbox.outputs.popleft()
-            mailbox.deliver(output)
-
-    def _leave(self, mailbox: Mailbox) -> None:
-        with self._changed:
-            mailbox.busy = False
-            self._num_busy -= 1
-            self._changed.notify_all()
+"""Takes the outputs of one request, one after another, between two steps: it is fast, and never waits."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Job:
-    """A request between `submit` and its last output.
+    """A request between `enter` and its last output.
 
     Attributes:
+        sink: None if it has failed.
         open: the choices that have not ended.
-        quick: its sink is called in the engine's thread.
         entered: the engine has it.
     """
 
     request: Request
-    mailbox: Mailbox
+    sink: Sink | None
     open: set[int]
-    quick: bool = False
     entered: bool = False
 
 
@@ -125,14 +45,12 @@ class EngineThread:
     All methods may be called from any thread and, but for `drain` and `close`, do not wait for a step. Other threads
     may use the same engine through an `LLM` meanwhile; all requests are computed together.
 
-    A sink is called in another thread, with one output at a time, in order; a `quick` one in the engine's thread. The
-    last output of each choice carries `choice` or `error`. A sink that raises ends its request and no other; a slow one
-    delays neither steps nor other sinks. Close the thread when it is no longer needed.
+    A sink is called in this thread, with one output at a time, in order. The last output of each choice carries
+    `choice` or `error`. A sink that raises ends its request and no other. Close the thread when it is no longer needed.
     """
 
     def __init__(self, shared: SharedEngine) -> None:
         self._shared = shared
-        self._sinks = Sinks()
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
         self._commands: deque[tuple[_Job, bool]] = deque()  # requests that are to enter (True) or to be aborted
@@ -150,33 +68,8 @@ class EngineThread:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def submit(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams | None,
-        sink: Sink,
-        *,
-        stream: bool = False,
-        quick: bool = False,
-    ) -> int:
-        """Submit a request and return its id, which its outputs carry. Arguments and errors as `enter`, and:
-
-        Args:
-            stream: outputs come as tokens do; else one per choice, at its end.
-
-        Raises:
-            PromptError, SamplingError: the request cannot be served.
-            DeviceError: the device has failed, and nothing can be computed any more.
-        """
-        (request,) = self._shared.engine.requests([prompt_token_ids], params, stream=stream)
-        self.enter(request, sink, quick=quick)
-        return request.id
-
-    def enter(self, request: Request, sink: Sink, *, quick: bool = False) -> None:
+    def enter(self, request: Request, sink: Sink) -> None:
         """Submit a request of `Engine.requests`, whatever its size, at once.
-
-        Args:
-            quick: the sink never waits and is fast: it is called in the engine's thread between two steps.
 
         Raises:
             EngineClosedError: no more requests are taken.
@@ -186,8 +79,7 @@ class EngineThread:
         with self._changed:
             if not self._accepting:
                 raise EngineClosedError("The engine takes no more requests: it is about to end, or has ended.")
-            mailbox = Mailbox(sink, lambda: self.abort(request.id))
-            job = self._jobs[request.id] = _Job(request, mailbox, set(range(request.params.n)), quick)
+            job = self._jobs[request.id] = _Job(request, sink, set(range(request.params.n)))
             self._commands.append((job, True))
         self._notify()
 
@@ -204,19 +96,16 @@ class EngineThread:
         self._notify()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Take no more requests, and wait until all have ended and their sinks have taken the outputs.
+        """Take no more requests, and wait until all have ended.
 
         timeout: seconds at most; None: as long as it takes.
 
         Returns:
             Whether all have ended. Those that have not go on.
         """
-        end = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             self._accepting = False
-            if not self._changed.wait_for(lambda: not self._jobs, timeout):
-                return False
-        return self._sinks.wait(None if end is None else max(0.0, end - time.monotonic()))
+            return self._changed.wait_for(lambda: not self._jobs, timeout)
 
     def close(self) -> None:
         """End the thread after the present step. Requests that are not finished end with EngineClosedError.
@@ -256,7 +145,6 @@ class EngineThread:
                 self._end_all(error if isinstance(error, Exception) else ended)
             self._dispatch()
         self._end_all(EngineClosedError("The engine was closed before the request was finished. Send it again."))
-        self._sinks.close()
 
     def _submit_and_abort(self) -> None:
         """Submit new requests to the engine, and abort requests there."""
@@ -287,12 +175,15 @@ class EngineThread:
         if not job.open and job.entered:
             del self._inside[job.request.id]
             self._shared.forget([job.request.id])
-        if job.quick:
-            job.mailbox.deliver(output)
-        else:
-            self._sinks.put(job.mailbox, output)
+        if job.sink is not None:
+            try:
+                job.sink(output)
+            except BaseException:  # the error is the sink's, and this thread serves other sinks
+                job.sink = None
+                _log.exception("the sink of request %d failed; the request is aborted", output.request_id)
+                self.abort(job.request.id)
         if not job.open:
-            with self._changed:  # after the sink has it: `drain` looks at the sinks when the last job has gone
+            with self._changed:
                 self._jobs.pop(job.request.id, None)
                 self._changed.notify_all()
 
@@ -310,30 +201,26 @@ class EngineThread:
             self._end(job, error)
 
 
-class LoopInbox:
-    """Calls functions in an event loop, in the order in which threads have put them, many with one wake-up.
+class LoopWaker:
+    """Sets events of an event loop from other threads, many with one wake-up.
 
     loop: the running one, unless another is given.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop or asyncio.get_running_loop()
-        self._calls: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self.loop = loop or asyncio.get_running_loop()
+        self._events: deque[asyncio.Event] = deque()
         self._awake = False
 
-    def put(self, take: Callable[[Any], object], value: Any) -> None:
-        """Have the loop call take(value) soon. Never waits."""
-        self._calls.append((take, value))
+    def wake(self, event: asyncio.Event) -> None:
+        """Have the loop set an event soon. Never waits."""
+        self._events.append(event)
         if not self._awake:  # else it has not looked yet, and will find this
             self._awake = True
-            try:
-                self._loop.call_soon_threadsafe(self._empty)
-            except RuntimeError:  # the loop has ended, and no task waits any more
-                self._calls.clear()
+            with suppress(RuntimeError):  # the loop has ended, and no task waits any more
+                self.loop.call_soon_threadsafe(self._set)
 
-    def _empty(self) -> None:
+    def _set(self) -> None:
         self._awake = False
-        calls = self._calls
-        while calls:
-            take, value = calls.popleft()
-            take(value)
+        while self._events:
+            self._events.popleft().set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sequence as Seq
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
@@ -403,6 +403,7 @@ class LLM:
         template_options: Mapping[str, Any] = MappingProxyType({}),
         *,
         stream: bool = False,
+        flow: Hashable = None,
     ) -> list[Request]:
         """Make a request of each prompt. Any thread may call this, at any time.
 
@@ -410,22 +411,22 @@ class LLM:
             prompts: as `split_prompts` returns them.
             params: as `sampling_of` returns them.
             template_options: what a chat's template is given beside the messages.
-            stream: outputs carry text as it arrives.
+            stream, flow: as of `Engine.requests`.
 
         Raises:
             PromptError, SamplingError: one of the requests cannot be served.
         """
-        encoded = []
+        encoded, name, limit = [], self.target.name, self.target.context_length
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
-                encoded.append(encode(prompt, self.tokenizer, self.target.name, template_options))
+                encoded.append(encode(prompt, self.tokenizer, name, template_options, context_length=limit))
         if params is None or isinstance(params, SamplingParams):
-            made = self.engine.requests(encoded, params, stream=stream)
+            made = self.engine.requests(encoded, params, stream=stream, flow=flow)
         else:
             made = []
             for index, (ids, each) in enumerate(zip(encoded, one_each(params, len(encoded)), strict=True)):
                 with naming_prompt(index, len(encoded)):
-                    made += self.engine.requests([ids], each, stream=stream)
+                    made += self.engine.requests([ids], each, stream=stream, flow=flow)
         texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
         return [replace(request, prompt=text) for request, text in zip(made, texts, strict=True)]
 

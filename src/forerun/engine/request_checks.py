@@ -11,6 +11,7 @@ from forerun.config import NO_DRAFTER, SamplingParams, entries
 from forerun.drafters import Drafter
 from forerun.errors import (
     ConfigError,
+    ContextLengthError,
     GrammarDeadEndError,
     NonFiniteError,
     PromptError,
@@ -37,15 +38,20 @@ def naming_prompt(index: int, count: int) -> Iterator[None]:
         raise
 
 
+def check_length(num_tokens: int, context_length: int, name: str) -> None:
+    """Raise ContextLengthError if a prompt of so many tokens leaves no position for the answer."""
+    if num_tokens >= context_length:
+        raise ContextLengthError(
+            f"The prompt has {num_tokens} tokens, but the context of {name} holds {context_length}, and the answer "
+            "needs at least one position. Shorten the prompt."
+        )
+
+
 def check_prompt(prompt: Seq[int], target: LanguageModel) -> None:
     """Raise PromptError if the target cannot continue these tokens."""
     if len(prompt) == 0:
         raise PromptError("The prompt is empty: there is nothing to continue. Give at least one token.")
-    if len(prompt) >= target.context_length:
-        raise PromptError(
-            f"The prompt has {len(prompt)} tokens, but the context of {target.name} holds {target.context_length}, "
-            "and the answer needs at least one position. Shorten the prompt."
-        )
+    check_length(len(prompt), target.context_length, target.name)
     vocab_size = target.vocab_size
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         bad = next(i for i, token_id in enumerate(prompt) if not 0 <= token_id < vocab_size)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -15,71 +18,68 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from forerun import __version__
 from forerun.engine.chat_template import encode
-from forerun.engine.text import TextStream
 from forerun.errors import ForerunError, PromptError, RequestBodyError
-from forerun.server.completions import answer
+from forerun.server.completions import BODIES, answer
 from forerun.server.metrics import HTTPMetrics
-from forerun.server.middleware import App, ClientGoneError, RequestMiddleware
-from forerun.server.openapi import (
-    SchemaFacts,
-    chat_schema,
-    completion_schema,
-    detokenize_schema,
-    operation,
-    response_schema,
-    tokenize_schema,
-)
+from forerun.server.middleware import App, ClientGoneError, RequestMiddleware, refusal
 from forerun.server.options import ServerOptions
-from forerun.server.protocol.errors import error_response
-from forerun.server.protocol.fields import checked_body, field
-from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, check_template_options, template_options
-from forerun.server.protocol.responses_api import RESPONSES_URL
+from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
+from forerun.server.protocol.messages_api import MessagesBody
+from forerun.server.protocol.requests import MESSAGES_URL, check_template_options
 from forerun.server.service import Service
 
-_TOKENIZE = ("model", "prompt", "messages", "add_special_tokens", "chat_template_kwargs")
-_DETOKENIZE = ("model", "tokens")
+
+class TokenizeBody(Body):
+    """The body of /tokenize."""
+
+    prompt: str | None = None
+    messages: Objects | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def answer(self, service: Service) -> dict[str, Any]:
+        """Return the tokens of a prompt or a chat. Raises RequestBodyError."""
+        tokenizer, target, options = service.llm.tokenizer, service.llm.target, self.chat_template_kwargs or {}
+        if (self.messages is None) == (self.prompt is None):
+            raise RequestBodyError("Give either prompt, a text, or messages, a chat.", param="prompt")
+        if self.messages is not None and self.add_special_tokens is not None:
+            raise RequestBodyError("The chat template sets special tokens. Leave it out.", param="add_special_tokens")
+        check_template_options(options, tokenizer)
+        if options and self.messages is None:
+            raise RequestBodyError("chat_template_kwargs is for messages. Leave it out.", param="chat_template_kwargs")
+        special = self.add_special_tokens is not False
+        try:
+            given: Any = self.prompt if self.messages is None else self.messages
+            tokens = [] if given == "" else encode(given, tokenizer, target.name, options, special=special)
+        except PromptError as error:
+            raise RequestBodyError(str(error), param="prompt" if self.messages is None else "messages") from None
+        return {"count": len(tokens), "max_model_len": target.context_length, "tokens": tokens}
 
 
-def tokenize(service: Service, value: object) -> dict[str, Any]:
-    """Answer /tokenize: return the tokens of a prompt or a chat. Raises RequestBodyError."""
-    body = checked_body(value, _TOKENIZE)
-    service.check_model(field(body, "model").string("model", None))
-    tokenizer, name = service.llm.tokenizer, service.llm.target.name
-    chat = "messages" in body
-    if chat == ("prompt" in body):
-        raise RequestBodyError("Give either prompt, a text, or messages, a chat.", param="prompt")
-    prompt: Any = field(body, "messages").list_of("messages", dict) if chat else field(body, "prompt").string("prompt")
-    special = field(body, "add_special_tokens").flag("add_special_tokens", True)
-    if chat and "add_special_tokens" in body:
-        raise RequestBodyError("The chat template sets special tokens. Leave it out.", param="add_special_tokens")
-    options = template_options(body)
-    check_template_options(options, tokenizer)
-    if options and not chat:
-        raise RequestBodyError("chat_template_kwargs is for messages. Leave it out.", param="chat_template_kwargs")
-    try:
-        tokens = [] if prompt == "" else encode(prompt, tokenizer, name, options, special=special)
-    except PromptError as error:
-        raise RequestBodyError(str(error), param="messages" if chat else "prompt") from None
-    return {"count": len(tokens), "max_model_len": service.llm.target.context_length, "tokens": tokens}
+class CountBody(MessagesBody):
+    """The body of /v1/messages/count_tokens."""
+
+    def answer(self, service: Service) -> dict[str, Any]:
+        """Return the number of tokens of a prompt. Raises RequestBodyError."""
+        return {"input_tokens": self.count(service.llm.tokenizer, service.llm.target.name)}
 
 
-def detokenize(service: Service, value: object) -> dict[str, Any]:
-    """Answer /detokenize: return the text of tokens, without special ones. Raises RequestBodyError."""
-    body = checked_body(value, _DETOKENIZE)
-    service.check_model(field(body, "model").string("model", None))
-    tokens = field(body, "tokens").list_of("tokens", int)
-    texts, size = service.responses.texts, service.llm.target.vocab_size
-    if texts is None:
-        raise RequestBodyError("The model has no tokenizer, so tokens stand for no text.", param="tokens")
-    for position, token_id in enumerate(tokens):
-        if not 0 <= token_id < size:
-            raise RequestBodyError(
-                f"The token at position {position} is outside the vocabulary, 0..{size - 1}.", param="tokens"
-            )
-    stream = TextStream(texts, [])
-    stream.push(tokens)
-    stream.finish()
-    return {"prompt": stream.text}
+class DetokenizeBody(Body):
+    """The body of /detokenize."""
+
+    tokens: TokenIds
+
+    def answer(self, service: Service) -> dict[str, Any]:
+        """Return the text of tokens, without special ones. Raises RequestBodyError."""
+        size = service.llm.target.vocab_size
+        if service.texts.texts is None:
+            raise RequestBodyError("The model has no tokenizer, so tokens stand for no text.", param="tokens")
+        for position, token_id in enumerate(self.tokens):
+            if not 0 <= token_id < size:
+                raise RequestBodyError(
+                    f"The token at position {position} is outside the vocabulary, 0..{size - 1}.", param="tokens"
+                )
+        return {"prompt": service.texts.text(self.tokens)}
 
 
 _PAGE_HEADERS = {
@@ -95,9 +95,9 @@ def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
     """Return the application with all routes, without the request middleware."""
     app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
     _handle_errors(app, service)
-    _add_answers(app, service)
     _add_facts(app, service, draining)
     _add_page(app)
+    _add_answers(app, service)
     return app
 
 
@@ -118,32 +118,28 @@ def with_middleware(app: App, options: ServerOptions, metrics: HTTPMetrics) -> t
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    async def respond(request: Request) -> Response:
-        return await answer(service, RESPONSES_URL, request)
+    def endpoint_of(url: str, model: type[Body]) -> Callable[[Request], Any]:
+        async def generated(request: Request) -> Response:
+            return await answer(service, url, request)
 
-    async def chat(request: Request) -> Response:
-        return await answer(service, CHAT_URL, request)
+        async def computed(request: Request) -> Response:
+            body: Any = await service.parsed(request, partial(validated, model))
+            service.check_model(body.model)
+            return JSONResponse(await asyncio.to_thread(body.answer, service))
 
-    async def complete(request: Request) -> Response:
-        return await answer(service, COMPLETIONS_URL, request)
+        return generated if url in BODIES else computed
 
-    def computed(compute: Callable[[Service, object], dict[str, Any]]) -> Callable[[Request], Any]:
-        async def endpoint(request: Request) -> Response:
-            body = await service.body(request, lambda value: value, is_prompt=False)
-            return JSONResponse(await asyncio.to_thread(compute, service, body))
-
-        return endpoint
-
-    drafter = service.llm.drafter
-    facts = SchemaFacts(service.name, [] if drafter is None else [*drafter.offers], service.llm.target.vocab_size)
-    for path, endpoint, schema in (
-        (RESPONSES_URL, respond, response_schema(facts)),
-        (CHAT_URL, chat, chat_schema(facts)),
-        (COMPLETIONS_URL, complete, completion_schema(facts)),
-        ("/tokenize", computed(tokenize), tokenize_schema(facts)),
-        ("/detokenize", computed(detokenize), detokenize_schema(facts)),
-    ):
-        app.post(path, openapi_extra=operation(schema))(endpoint)
+    models: dict[str, type[Body]] = {**BODIES, "/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}
+    models[f"{MESSAGES_URL}/count_tokens"] = CountBody
+    about = {"description": "An error body of OpenAI's."}
+    errors: dict[int | str, Any] = dict.fromkeys((400, 401, 404, 408, 413, 429, 503), about)
+    for url, model in models.items():
+        schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        app.post(url, openapi_extra={"requestBody": body}, responses=errors)(endpoint_of(url, model))
+    inputs: list[Any] = [(model, "validation") for model in models.values()]
+    _, definitions = models_json_schema(inputs, ref_template="#/components/schemas/{model}")
+    app.openapi()["components"] = {"schemas": definitions["$defs"]}
 
 
 def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> None:
@@ -204,15 +200,17 @@ def _add_page(app: FastAPI) -> None:
 
 def _handle_errors(app: FastAPI, service: Service) -> None:
     async def failed(request: Request, error: Exception) -> Response:
-        status, body = error_response(error)
         request.state.log_fields["error"] = type(error).__name__
-        return JSONResponse(body, status, {"retry-after": "1"} if status in (429, 503) else None)
+        return refusal(error, request.url.path)
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        words = {404: "There is no such path.", 405: "The path is there, but not for this method."}
+        paths = ", ".join(sorted({route.path for route in app.routes if isinstance(route, APIRoute)}))
+        words = {404: f"There is no such path. There are {paths}.", 405: "The path is there, but not for this method."}
         refused = RequestBodyError(words.get(error.status_code, error.detail), status=error.status_code)
-        return JSONResponse(error_response(refused)[1], error.status_code, error.headers)
+        answer = refusal(refused, request.url.path)
+        answer.headers.update(error.headers or {})
+        return answer
 
     async def gone(request: Request, error: Exception) -> Response:
         request.state.log_fields["disconnected"] = True

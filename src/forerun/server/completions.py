@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 from sse_starlette.event import ensure_bytes
@@ -14,42 +14,65 @@ from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from forerun.engine import StepOutput
+from forerun.engine import Generation, StepOutput
 from forerun.server.middleware import ClientGoneError, Receive, Scope, Send
 from forerun.server.progress import Replay, StreamState
+from forerun.server.protocol.answers import Chunks
+from forerun.server.protocol.bodies import GenerationBody, validated
 from forerun.server.protocol.errors import error_response
-from forerun.server.protocol.requests import CompletionRequest, parse_body
-from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseEvents, parse_response
-from forerun.server.protocol.streaming import Chunks
-from forerun.server.service import EngineRequest, Service
+from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
+from forerun.server.protocol.requests import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    MESSAGES_URL,
+    ChatBody,
+    CompletionBody,
+    CompletionRequest,
+)
+from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseBody, ResponseEvents
+from forerun.server.service import Service
 
 T = TypeVar("T")
 _DONE = "[DONE]"
 
 
+BODIES: Mapping[str, type[GenerationBody]] = {
+    CHAT_URL: ChatBody,
+    COMPLETIONS_URL: CompletionBody,
+    RESPONSES_URL: ResponseBody,
+    MESSAGES_URL: MessagesBody,
+}
+FORMS: Mapping[str, type[Chunks] | type[ResponseEvents] | type[MessageEvents]] = {
+    CHAT_URL: Chunks,
+    COMPLETIONS_URL: Chunks,
+    RESPONSES_URL: ResponseEvents,
+    MESSAGES_URL: MessageEvents,
+}
+
+
 async def answer(service: Service, url: str, request: Request) -> Response:
-    """Return the response to a chat, completion or response request.
+    """Return the response to a request of one of BODIES.
 
     Raises:
         ForerunError: the request cannot be served.
         ClientGoneError: the client has disconnected.
     """
-    length, own = service.llm.target.context_length, service.llm.target.recommended_sampling
+    target = service.llm.target
 
-    def read(body: object) -> CompletionRequest:
-        if isinstance(body, dict):  # the model's own options of sampling are the defaults
-            body = {**own, **{name: value for name, value in body.items() if value is not None}}
-        return parse_response(body, length) if url == RESPONSES_URL else parse_body(url, body, length)
+    def read(content: bytes) -> CompletionRequest:
+        made: CompletionRequest = validated(BODIES[url], content).request(
+            target.context_length, target.recommended_sampling
+        )
+        return made
 
-    completion = await service.body(request, read)
+    completion = await service.parsed(request, read)
     service.check_model(completion.model)
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         stack.enter_context(service.admitted(completion))
-        requests = await asyncio.to_thread(service.encode, completion, request.state.tenant)
-        engine_request = service.submit_request(completion, requests, request)
-        stack.callback(engine_request.close)
-        prompts = [each.prompt_token_ids for each in requests]
-        active = ActiveResponse(service, completion, prompts, engine_request, request)
+        requests = await asyncio.to_thread(service.requests, completion, request.state.tenant)
+        active = ActiveResponse(service, completion, [each.prompt_token_ids for each in requests], request)
+        active.outputs = service.outputs(completion, requests, request)
+        stack.push_async_callback(active.outputs.aclose)
         if not completion.stream:
             return await while_connected(request, active.whole())
         # wait for the first output, so that a refusal has its own status
@@ -65,34 +88,30 @@ class ActiveResponse:
         complete: the stream has ended properly.
     """
 
+    outputs: AsyncGenerator[tuple[int, StepOutput], None]
+
     def __init__(
-        self,
-        service: Service,
-        completion: CompletionRequest,
-        prompts: list[list[int]],
-        engine_request: EngineRequest,
-        request: Request,
+        self, service: Service, completion: CompletionRequest, prompts: list[list[int]], request: Request
     ) -> None:
-        self.service, self._engine_request, self.request = service, engine_request, request
+        self.service, self.request = service, request
         self._completion, self._prompts = completion, prompts
+        self._ended: list[list[StepOutput]] = [[] for _ in prompts]
         # of a stream that goes on here, begun elsewhere; else new
         self._state: StreamState = getattr(request.state, "stream", None) or StreamState()
         named: dict[str, Any] = {"model": service.name, "name": self._state.name, "created": self._state.created}
-        self._form: Chunks | ResponseEvents
-        if completion.url == RESPONSES_URL:
-            self._form = ResponseEvents(service.responses, completion, **named)
-        else:
-            self._form = Chunks(service.responses, completion, prompts, **named)
+        self._form = FORMS[completion.url](service.texts, completion, prompts, **named)
         self._started = time.monotonic()
-        self.outputs: AsyncGenerator[tuple[int, StepOutput], None] = engine_request.outputs()
         self.complete = False
+
+    @property
+    def _generations(self) -> list[Generation]:
+        return list(map(Generation.of, self._prompts, self._ended))
 
     async def whole(self) -> Response:
         """Return the response, which another thread writes, since it may be long."""
-        async with aclosing(self.outputs) as outputs:
-            async for index, output in outputs:
-                self._count(index, output)
-        return await asyncio.to_thread(lambda: JSONResponse(self._form.whole(self._engine_request.generations)))
+        async for index, output in self.outputs:
+            self._count(index, output)
+        return await asyncio.to_thread(lambda: JSONResponse(self._form.whole(self._generations)))
 
     async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[bytes]:
         """Yield the events of the stream, those of one output together. An error is the last of them.
@@ -103,21 +122,20 @@ class ActiveResponse:
         form.num_events = self._state.num_events
         replay = Replay(self._state.choices, params.greedy or params.seed is not None)
         try:
-            async with aclosing(self.outputs) as outputs:
-                async for index, output in _prepend(first, outputs):
-                    now = time.monotonic()
-                    self.service.metrics.chunk(now - before)
-                    before = now
-                    self._count(index, output)
-                    choice = index * params.n + output.chunk.index
-                    for part, is_new in replay.divided(choice, output):
-                        bodies = [*form.of(index, part)]
-                        if not is_new:
-                            form.num_events = self._state.num_events
-                        elif bodies:
-                            self.request.state.progress = replay.progress(choice, form.num_events)
-                            yield _events(bodies)
-            last = [*form.last(self._engine_request.generations)]
+            async for index, output in _prepend(first, self.outputs):
+                now = time.monotonic()
+                self.service.metrics.chunk(now - before)
+                before = now
+                self._count(index, output)
+                choice = index * params.n + output.chunk.index
+                for part, is_new in replay.divided(choice, output):
+                    bodies = [*form.of(index, part)]
+                    if not is_new:
+                        form.num_events = self._state.num_events
+                    elif bodies:
+                        self.request.state.progress = replay.progress(choice, form.num_events)
+                        yield _events(bodies)
+            last = [*form.last(self._generations)]
         except Exception as error:
             self.request.state.log_fields["error"] = type(error).__name__
             last = [form.failure(error_response(error)[1])]
@@ -126,6 +144,7 @@ class ActiveResponse:
 
     def _count(self, index: int, output: StepOutput) -> None:
         if output.choice is not None:
+            self._ended[index].append(output)
             seconds = time.monotonic() - self._started
             self.service.record(output, self._completion, len(self._prompts[index]), self.request, seconds)
 
@@ -137,13 +156,13 @@ class Stream(EventSourceResponse):
         resources: closed at the end of the stream.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], active: ActiveResponse, resources: ExitStack) -> None:
+    def __init__(self, events: AsyncIterator[bytes], active: ActiveResponse, resources: AsyncExitStack) -> None:
         super().__init__(events, sep="\n", send_timeout=active.service.options.send_timeout)
         self._active, self._resources = active, resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         log_fields = self._active.request.state.log_fields
-        with self._resources:
+        async with self._resources:
             try:
                 await super().__call__(scope, receive, send)
             except SendTimeoutError:  # the connection is closed, since the response is not complete

@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence as Seq
+from functools import partial
+from typing import Protocol, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
+from forerun import __version__
 from forerun.engine import LLM, SequenceStats
 
 LABEL = "model_name"
 """Every metric carries it."""
 
 
-class Reading(NamedTuple):
-    """The current value of a gauge."""
-
-    name: str
-    about: str
-    value: float
-
-
-class Counts(Protocol):
-    """A counter."""
-
-    def add(self, amount: float, **labels: str) -> None:
-        """Add an amount, 0 or above."""
-
-
-class TimeHistogram(Protocol):
-    """A histogram."""
-
-    def observe(self, value: float) -> None:
-        """Record a value."""
+Reading: TypeAlias = tuple[str, str, float]
+"""The current value of a gauge: its name, what it is, and the value."""
+Add: TypeAlias = Callable[..., object]
+"""Adds an amount, 0 or above, to a counter; its labels come as keywords."""
+Observe: TypeAlias = Callable[[float], object]
+"""Records a value in a histogram."""
 
 
 class MetricFactory(Protocol):
     """Makes counters, histograms and gauges, all with the label `model_name`."""
 
-    def counter(self, name: str, about: str, *labels: str) -> Counts:
+    def counter(self, name: str, about: str, *labels: str) -> Add:
         """Make a counter. name: without `_total`."""
 
-    def histogram(self, name: str, about: str, bounds: Seq[float]) -> TimeHistogram:
+    def histogram(self, name: str, about: str, bounds: Seq[float]) -> Observe:
         """Make a histogram. bounds: of its buckets, increasing."""
 
-    def gauges(self, read: Callable[[], Iterator[Reading]]) -> None:
+    def gauges(self, read: Callable[[], Iterable[Reading]]) -> None:
         """Call `read` whenever the metrics are read."""
 
 
@@ -59,42 +45,32 @@ class Prometheus:
 
     def __init__(self, name: str) -> None:
         self._registry = CollectorRegistry()
-        self._name = name
+        self._labels = {LABEL: name}
+        ProcessCollector(registry=self._registry)
+        Info("forerun", "What runs.", registry=self._registry).info({"version": __version__, **self._labels})
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
-    def counter(self, name: str, about: str, *labels: str) -> Counts:
-        made = _Counts(Counter(name, about, (LABEL, *labels), registry=self._registry), {LABEL: self._name})
+    def counter(self, name: str, about: str, *labels: str) -> Add:
+        made = Counter(name, about, (LABEL, *labels), registry=self._registry)
         if not labels:
-            made.add(0)  # reported as 0 from the start
-        return made
+            made.labels(**self._labels)  # reported as 0 from the start
+        return lambda amount, **given: made.labels(**self._labels, **given).inc(amount)
 
-    def histogram(self, name: str, about: str, bounds: Seq[float]) -> TimeHistogram:
-        return Histogram(name, about, (LABEL,), buckets=bounds, registry=self._registry).labels(self._name)
+    def histogram(self, name: str, about: str, bounds: Seq[float]) -> Observe:
+        made = Histogram(name, about, (LABEL,), buckets=bounds, registry=self._registry)
+        return made.labels(**self._labels).observe
 
-    def gauges(self, read: Callable[[], Iterator[Reading]]) -> None:
-        self._registry.register(_Gauges(read, self._name))
-
-
-class _Counts:
-    def __init__(self, counter: Counter, labels: Mapping[str, str]) -> None:
-        self._counter, self._labels = counter, labels
-
-    def add(self, amount: float, **labels: str) -> None:
-        self._counter.labels(**self._labels, **labels).inc(amount)
+    def gauges(self, read: Callable[[], Iterable[Reading]]) -> None:
+        for number, (name, about, _) in enumerate(read()):
+            made = Gauge(name, about, (LABEL,), registry=self._registry)
+            made.labels(**self._labels).set_function(partial(_value, read, number))
 
 
-class _Gauges(Collector):
-    def __init__(self, read: Callable[[], Iterator[Reading]], model: str) -> None:
-        self._read, self._model = read, model
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        for reading in self._read():
-            family = GaugeMetricFamily(reading.name, reading.about, labels=[LABEL])
-            family.add_metric([self._model], reading.value)
-            yield family
+def _value(read: Callable[[], Iterable[Reading]], number: int) -> float:
+    return [*read()][number][2]
 
 
 _SECONDS = (
@@ -132,11 +108,11 @@ class HTTPMetrics:
 
     def responded(self, status: int) -> None:
         """Count a response that begins."""
-        self._responses.add(1, status=str(status))
+        self._responses(1, status=str(status))
 
     def disconnected(self) -> None:
         """Count a client that disconnected early."""
-        self._disconnects.add(1)
+        self._disconnects(1)
 
 
 class Metrics(HTTPMetrics):
@@ -176,11 +152,11 @@ class Metrics(HTTPMetrics):
 
     def prompted(self, num_tokens: int) -> None:
         """Count the prompt tokens of an admitted request."""
-        self._prompt_tokens.add(num_tokens)
+        self._prompt_tokens(num_tokens)
 
     def chunk(self, seconds: float) -> None:
         """Record the seconds between two chunks of a stream."""
-        self._between.observe(seconds)
+        self._between(seconds)
 
     def ended(self, stats: SequenceStats, finish_reason: str | None, seconds: float) -> None:
         """Count a finished choice.
@@ -189,34 +165,35 @@ class Metrics(HTTPMetrics):
             seconds: since its request was admitted.
         """
         queued = max(seconds - stats.time_total, 0.0)
-        self._generation_tokens.add(stats.num_tokens)
-        self._success.add(1, finished_reason=finish_reason or "error")
-        self._whole.observe(seconds)
-        self._queue.observe(queued)
+        self._generation_tokens(stats.num_tokens)
+        self._success(1, finished_reason=finish_reason or "error")
+        self._whole(seconds)
+        self._queue(queued)
         if stats.num_tokens:
-            self._first.observe(queued + stats.time_first_token)
+            self._first(queued + stats.time_first_token)
         if stats.num_tokens > 1:
             rest = max(stats.time_total - stats.time_first_token, 0.0)
-            self._per_token.observe(rest / (stats.num_tokens - 1))
+            self._per_token(rest / (stats.num_tokens - 1))
         if stats.reached_per_position:
-            self._drafts.add(stats.reached_per_position[0])
-        self._drafted.add(stats.num_draft_tokens)
-        self._accepted.add(stats.num_accepted_tokens)
+            self._drafts(stats.reached_per_position[0])
+        self._drafted(stats.num_draft_tokens)
+        self._accepted(stats.num_accepted_tokens)
         for position, count in enumerate(stats.accepted_per_position):
-            self._per_position.add(count, position=str(position))
+            self._per_position(count, position=str(position))
         for decision, count in stats.decisions.items():
-            self._decisions.add(count, decision=decision)
+            self._decisions(count, decision=decision)
         for drafter, source in stats.sources.items():
-            self._source_drafted.add(source.num_draft_tokens, drafter=drafter)
-            self._source_accepted.add(source.num_accepted_tokens, drafter=drafter)
+            self._source_drafted(source.num_draft_tokens, drafter=drafter)
+            self._source_accepted(source.num_accepted_tokens, drafter=drafter)
 
-    def _state(self) -> Iterator[Reading]:
+    def _state(self) -> list[Reading]:
         """Read the gauges from the engine, possibly in the middle of a step."""
         scheduler, pool = self._llm.engine.scheduler, self._llm.target.pool
         running = len(scheduler.running)
-        yield Reading("vllm:num_requests_running", "Sequences that are computed.", running)
         waiting = max(self._num_choices() - running, 0)
-        yield Reading("vllm:num_requests_waiting", "Sequences that wait.", waiting)
-        if pool is not None and pool.num_pages:
-            used = 1 - pool.num_available / pool.num_pages
-            yield Reading("vllm:kv_cache_usage_perc", "Share of the pages of keys and values in use.", used)
+        used = 1 - pool.num_available / pool.num_pages if pool is not None and pool.num_pages else 0.0
+        return [
+            ("vllm:num_requests_running", "Sequences that are computed.", running),
+            ("vllm:num_requests_waiting", "Sequences that wait.", waiting),
+            ("vllm:kv_cache_usage_perc", "Share of the pages of keys and values in use.", used),
+        ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import re
 import time
@@ -15,13 +14,14 @@ from hashlib import sha256
 from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 
 from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, RequestTimeoutError
-from forerun.server.body_inspector import LARGE_BODY
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions, host_of, is_loopback
 from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.requests import MESSAGES_URL
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -36,14 +36,20 @@ STATE_PATHS = ("/live", "/metrics")
 _MIB = 1 << 20
 _LINGER = 2.0
 """Seconds for which the rest of a too large body is read: if closed at once, the client would not see the answer."""
-_MAX_RATE = 32.0 * _MIB
-"""Bytes per second of all large bodies together: their reader shares the interpreter with the engine."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger(LOGGER)
 
 
 class ClientGoneError(Exception):
     """The client has disconnected; there is no response."""
+
+
+def refusal(error: BaseException, path: str) -> JSONResponse:
+    """Return the response to a failed request at this path; of Anthropic's, in its form, too."""
+    status, body = error_response(error)
+    again = {"retry-after": "1"}
+    headers = {401: {"www-authenticate": "Bearer"}, 429: again, 503: again}.get(status)
+    return JSONResponse({"type": "error", **body} if path.startswith(MESSAGES_URL) else body, status, headers)
 
 
 class Access:
@@ -73,7 +79,8 @@ class Access:
         keys = self._state_keys if of_state else self._keys
         if not keys or path in OPEN_PATHS:
             return None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        # Anthropic's clients send the key in a header of its own
+        scheme, _, given = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").partition(" ")
         digest = _digest(given.strip().encode("latin-1"))
         # compare with all keys, each in constant time
         matches = [hmac.compare_digest(digest, key) for key in keys]
@@ -129,23 +136,6 @@ def _digest(key: bytes) -> bytes:
     return sha256(key).digest()
 
 
-class RateLimit:
-    """Limits a rate.
-
-    Args:
-        rate: bytes per second.
-    """
-
-    def __init__(self, rate: float) -> None:
-        self._rate, self._free = rate, 0.0
-
-    def take(self, size: int) -> float:
-        """Return the seconds to wait before these bytes pass."""
-        now = time.monotonic()
-        self._free = max(self._free, now) + size / self._rate
-        return self._free - now
-
-
 class RequestMiddleware:
     """The outermost layer of the application.
 
@@ -157,7 +147,6 @@ class RequestMiddleware:
     def __init__(self, app: App, options: ServerOptions, metrics: HTTPMetrics) -> None:
         self._app, self._options, self._metrics = app, options, metrics
         self._access = Access(options)
-        self._rate_limit = RateLimit(_MAX_RATE)
         self.draining = False
         self.num_active = 0
 
@@ -192,8 +181,7 @@ class RequestMiddleware:
             if self.draining:
                 raise EngineClosedError("The server is shutting down, and takes no more requests. Send it again later.")
             length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-            body = await self._body(receive, length)
-            receive = _replayed(body, receive)
+            scope["state"]["body"] = await self._body(receive, length)
         await self._app(scope, receive, active.send)
 
     async def _body(self, receive: Receive, length: bytes) -> bytes:
@@ -215,7 +203,7 @@ class RequestMiddleware:
             raise too_large
         pieces, size, more = [], 0, True
         try:
-            async with asyncio.timeout(self._options.body_timeout) as limit:
+            async with asyncio.timeout(self._options.body_timeout):
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -225,10 +213,6 @@ class RequestMiddleware:
                     more = message.get("more_body", False)
                     if size > most:
                         raise too_large
-                    if more and size > LARGE_BODY:
-                        seconds = self._rate_limit.take(len(pieces[-1]))
-                        limit.reschedule((limit.when() or 0.0) + seconds)  # the client is not to blame for these
-                        await asyncio.sleep(seconds)
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The request's body has not come within {self._options.body_timeout:g} seconds. Send it faster."
@@ -261,17 +245,14 @@ class _ActiveRequest:
 
     async def refuse(self, error: Exception, receive: Receive) -> None:
         """Answer with an error. The rest of a too large body is read for a while, for the client to see the answer."""
-        status, body = error_response(error)
-        content = json.dumps(body).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
-        if status in (408, 413):
-            headers.append((b"connection", b"close"))  # the rest of the body is not read
-        again = [(b"retry-after", b"1")]
-        headers += {401: [(b"www-authenticate", b"Bearer")], 429: again, 503: again}.get(status, [])
+        answer = refusal(error, self._scope["path"])
         self.log_fields["error"] = type(error).__name__
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": content, "more_body": True})
-        if status == 413:
+        headers = answer.raw_headers
+        if answer.status_code in (408, 413):
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
+        await self.send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+        await self.send({"type": "http.response.body", "body": answer.body, "more_body": True})
+        if answer.status_code == 413:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LINGER):
                     while (await receive()).get("more_body"):
@@ -289,17 +270,3 @@ class _ActiveRequest:
             "seconds": round(time.monotonic() - self._started, 4),
             **self.log_fields,
         }
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body first."""
-    given = False
-
-    async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay

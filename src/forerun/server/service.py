@@ -8,104 +8,27 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from forerun.engine import LLM, EngineThread, Generation, StepOutput
-from forerun.engine.engine_thread import LoopInbox
-from forerun.engine.request_checks import naming_prompt
+from forerun.engine import LLM, AsyncLLM, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
-from forerun.errors import QueueFullError, RequestBodyError, RequestTimeoutError
-from forerun.server.body_inspector import LARGE_BODY, BodyInspector, Limits
+from forerun.errors import QueueFullError, RequestBodyError
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import MetricFactory, Metrics, Prometheus
 from forerun.server.options import ServerOptions
+from forerun.server.protocol.answers import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest
-from forerun.server.protocol.responses import Responses
 from forerun.server.protocol.tools import check_template_carries
 from forerun.server.traffic_journal import ServerJournal, category_of
-from forerun.utils.json_file import parse_json
-from forerun.utils.vocabulary import longest_token
 
 T = TypeVar("T")
 
 
-class EngineRequest:
-    """The outputs of one request's prompts in the engine, in one queue.
-
-    Args:
-        inbox: of the event loop.
-        requests: of each prompt.
-        timeout: seconds that all of it may take.
-
-    Attributes:
-        generations: of each prompt, complete when `outputs` has ended.
-    """
-
-    def __init__(self, thread: EngineThread, inbox: LoopInbox, requests: Seq[PromptRequest], *, timeout: float) -> None:
-        self._thread, self._inbox, self._requests, self._timeout = thread, inbox, requests, timeout
-        self._ended: list[list[StepOutput]] = [[] for _ in requests]
-        self._arrived: asyncio.Queue[tuple[int, StepOutput] | None] = asyncio.Queue()
-
-    @property
-    def generations(self) -> list[Generation]:
-        """Return the generation of each prompt."""
-        pairs = zip(self._requests, self._ended, strict=True)
-        return [Generation.of(request.prompt_token_ids, outputs) for request, outputs in pairs]
-
-    def submit(self) -> None:
-        """Submit the prompts to the engine; all of them or none. Raises EngineClosedError if it takes no more."""
-
-        def sink(index: int, output: StepOutput) -> None:
-            self._inbox.put(self._arrived.put_nowait, (index, output))
-
-        try:
-            for index, request in enumerate(self._requests):
-                self._thread.enter(request, partial(sink, index), quick=True)
-        except BaseException:
-            self.close()
-            raise
-
-    async def outputs(self) -> AsyncGenerator[tuple[int, StepOutput], None]:
-        """Yield (index of the prompt, output), until all choices have ended.
-
-        Raises:
-            RequestTimeoutError: they have not within the timeout.
-            Exception: the error of the first that fails.
-        """
-        unfinished = sum(request.params.n for request in self._requests)
-        end = asyncio.get_running_loop().call_later(self._timeout, self._arrived.put_nowait, None)
-        try:
-            while unfinished:
-                arrived = await self._arrived.get()
-                if arrived is None:
-                    raise RequestTimeoutError(
-                        f"The request was not finished within {self._timeout:g} seconds, the limit of this "
-                        "server. Ask for fewer tokens."
-                    )
-                index, output = arrived
-                if output.error is not None:
-                    with naming_prompt(index, len(self._requests)):
-                        raise output.error
-                if output.choice is not None:
-                    unfinished -= 1
-                    self._ended[index].append(output)
-                yield index, output
-        finally:
-            end.cancel()
-            self.close()
-
-    def close(self) -> None:
-        """Abort what has not ended."""
-        for request in self._requests:
-            self._thread.abort(request.id)
-
-
 _SMALL_BODY = 1 << 15
-"""Bytes of JSON that are parsed in the event loop's own thread; more would keep others waiting."""
+"""Bytes of a body that is parsed in the event loop's own thread; more would keep others waiting."""
 _log = logging.getLogger(LOGGER)
 
 
@@ -117,6 +40,8 @@ class Service:
         metric_factory: makes its metrics; None: Prometheus, which /metrics reads.
 
     Attributes:
+        engine: computes the requests.
+        texts: of the target's tokens.
         num_choices: choices in the engine or waiting for it.
         created: time of loading, Unix time in seconds.
 
@@ -128,18 +53,15 @@ class Service:
         self, llm: LLM, name: str, options: ServerOptions, metric_factory: MetricFactory | None = None
     ) -> None:
         self.llm, self.name, self.options = llm, name, options
-        self.thread = EngineThread(llm.shared)
+        self.engine = AsyncLLM(llm)
         self._metric_factory = metric_factory or Prometheus(name)
-        self.metrics = Metrics(llm, lambda: self.num_choices, self._metric_factory)
-        self.responses = Responses(llm.tokenizer)
-        self.created = int(time.time())
         self.num_choices = 0
-        self._body_inspector = BodyInspector()
-        length = None if llm.tokenizer is None else longest_token(llm.tokenizer)
-        self._limits = Limits(name, llm.target.context_length, length, options.max_prompts)
+        self.metrics = Metrics(llm, lambda: self.num_choices, self._metric_factory)
+        self.texts = ModelTexts(llm.tokenizer)
+        self.created = int(time.time())
+        self._large_bodies = asyncio.Lock()
         where, size = options.journal, options.journal_size
         self._journal = None if where is None else ServerJournal(llm, name, where, size)
-        self._inbox: LoopInbox | None = None  # of the loop that serves
 
     def metrics_text(self) -> bytes:
         """Return all metrics in the text format of Prometheus. Raises RequestBodyError if they go elsewhere."""
@@ -148,9 +70,8 @@ class Service:
         raise RequestBodyError("The metrics of this server are exported elsewhere.", status=404)
 
     def close(self) -> None:
-        """End the engine thread and the body inspector, and write the rest of the journal."""
-        self.thread.close()
-        self._body_inspector.close()
+        """End the engine thread, and write the rest of the journal."""
+        self.engine.thread.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -164,35 +85,21 @@ class Service:
                 status=404,
             )
 
-    async def body(self, request: Request, read: Callable[[Any], T], *, is_prompt: bool = True) -> T:
-        """Parse a request's body, and return what `read` makes of its JSON value. Raises RequestBodyError.
+    async def parsed(self, request: Request, read: Callable[[bytes], T]) -> T:
+        """Return what `read` makes of a request's body: of large bodies one at a time, in another thread."""
+        content: bytes = request.state.body
+        if len(content) <= _SMALL_BODY:
+            return read(content)
+        async with self._large_bodies:
+            return await asyncio.to_thread(read, content)
 
-        Args:
-            is_prompt: inspect large bodies first, and refuse those that exceed the context before they are parsed.
-        """
-        content = await request.body()
-        if is_prompt and len(content) > LARGE_BODY:
-            self._limits.check(await asyncio.to_thread(self._body_inspector.inspect, content))
-        return await parsed_body(content, read)
-
-    def encode(self, completion: CompletionRequest, tenant: str | None) -> list[PromptRequest]:
-        """Tokenize and check a request's prompts, with all that its options need. Raises ForerunError.
+    def requests(self, completion: CompletionRequest, tenant: str | None) -> list[PromptRequest]:
+        """Return the engine's requests of a request's prompts. Raises as `CompletionRequest.requests`.
 
         tenant: None without keys: then each body has its own share of the engine.
         """
-        prompts = completion.encode(self.llm.tokenizer, self.llm.target.name)
-        context = self.llm.target.context_length
-        for index, prompt in enumerate(prompts):
-            if len(prompt) >= context:
-                with naming_prompt(index, len(prompts)):
-                    raise RequestBodyError(
-                        f"The prompt has {len(prompt)} tokens, but the context of {self.name} holds {context}, and at "
-                        "least one position is needed for the answer. Shorten it.",
-                        param=completion.prompt_field,
-                        code="context_length_exceeded",
-                    )
-        params = replace(completion.params, tenant=tenant)
-        return self.llm.engine.requests(prompts, params, stream=completion.stream, flow=tenant or object())
+        owned = replace(completion, params=replace(completion.params, tenant=tenant))
+        return owned.requests(self.llm, tenant or object())
 
     @contextmanager
     def admitted(self, completion: CompletionRequest) -> Iterator[None]:
@@ -221,21 +128,17 @@ class Service:
         finally:
             self.num_choices -= count
 
-    def submit_request(
+    def outputs(
         self, completion: CompletionRequest, requests: Seq[PromptRequest], request: Request
-    ) -> EngineRequest:
-        """Submit a request's prompts to the engine. Raises as `EngineRequest.submit`."""
+    ) -> AsyncGenerator[tuple[int, StepOutput], None]:
+        """Record that a request's prompts enter the engine, and return the outputs, as `AsyncLLM.outputs`."""
         request.state.category = "" if self._journal is None else category_of(request)
-        if self._inbox is None:
-            self._inbox = LoopInbox()
-        made = EngineRequest(self.thread, self._inbox, requests, timeout=self.options.request_timeout)
-        made.submit()
         num_tokens = sum(len(each.prompt_token_ids) for each in requests)
         self.metrics.prompted(num_tokens)
         request.state.log_fields.update(prompt_tokens=num_tokens, prompts=len(requests), stream=completion.stream)
         if self.options.log_prompts:
             _log.info({"event": "prompts", "request_id": request.state.request_id, "prompts": completion.prompts})
-        return made
+        return self.engine.outputs(requests, self.options.request_timeout)
 
     def record(
         self, output: StepOutput, completion: CompletionRequest, prompt: int, request: Request, seconds: float
@@ -289,12 +192,3 @@ class Service:
         if self.llm.drafter is None:
             found["speculation"] = "there is no drafter"
         return found
-
-
-async def parsed_body(content: bytes, read: Callable[[Any], T]) -> T:
-    """Parse a JSON body, and return what `read` makes of its value. Raises RequestBodyError."""
-
-    def parsed() -> T:
-        return read(parse_json(content, "The request's body", RequestBodyError, remedy="Send JSON."))
-
-    return parsed() if len(content) <= _SMALL_BODY else await asyncio.to_thread(parsed)

@@ -32,6 +32,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     return special
 
 
+@lru_cache(maxsize=4)
 def longest_token(tokenizer: Any) -> int:
     """Return the characters of the longest token as the vocabulary writes it, an upper bound for its text."""
     return max(map(len, tokenizer.get_vocab()))

@@ -33,7 +33,7 @@ def run() -> Callable[[Body], None]:
         async def main() -> None:
             async with AsyncLLM(target, adversaries(references, 11)["random"], num_draft_tokens=3, max_batch=4) as llm:
                 await asyncio.wait_for(body(llm, fake), LIMIT)
-            assert not llm._thread._jobs and not llm.llm.shared._inboxes and not llm.llm.engine.has_work
+            assert not llm.thread._jobs and not llm.llm.shared._inboxes and not llm.llm.engine.has_work
             assert all(cache.freed for cache in fake.caches)
 
         asyncio.run(main())
@@ -43,7 +43,7 @@ def run() -> Callable[[Body], None]:
 
 async def ended(llm: AsyncLLM) -> None:
     """Wait until no request is left."""
-    while llm._thread._jobs:
+    while llm.thread._jobs:
         await asyncio.sleep(0.001)
 
 
@@ -82,7 +82,7 @@ def test_cancelling_a_task_ends_its_request(run: Any) -> None:
         one = asyncio.create_task(llm.generate(PROMPTS[0], LONG))
         other = asyncio.create_task(llm.generate(PROMPTS[1], GREEDY))
         await asyncio.to_thread(inside.wait, LIMIT)
-        while len(llm._thread._jobs) < 25 + (not other.done()):
+        while len(llm.thread._jobs) < 25 + (not other.done()):
             await asyncio.sleep(0.001)
         for task in (several, one):
             task.cancel()
@@ -108,7 +108,7 @@ def test_closing_an_iterator_ends_its_request(run: Any) -> None:
         await ended(llm)
         assert fake.num_forwards < 1000
         never_started = llm.stream(PROMPTS[2], LONG)
-        assert not llm._thread._jobs
+        assert not llm.thread._jobs
         await never_started.aclose()
 
     run(body)
@@ -179,7 +179,7 @@ def test_closing_while_streams_are_open(run: Any) -> None:
 def test_drain(run: Any) -> None:
     async def body(llm: AsyncLLM, fake: FakeModel) -> None:
         under_way = asyncio.create_task(llm.generate(PROMPTS[0], GREEDY))
-        while not llm._thread._jobs and not under_way.done():
+        while not llm.thread._jobs and not under_way.done():
             await asyncio.sleep(0)
         assert await llm.drain(LIMIT)
         assert (await under_way).token_ids == fake.greedy(PROMPTS[0], 14)

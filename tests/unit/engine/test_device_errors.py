@@ -182,14 +182,15 @@ def test_the_engines_thread_ends_requests_and_refuses_new_ones() -> None:
             ended.release()
 
     failing_after(fake, 4, lost())
-    with EngineThread(fake_llm(fake).shared) as thread:
-        for prompt in PROMPTS:
-            thread.submit(prompt, GREEDY, sink)
+    llm = fake_llm(fake)
+    with EngineThread(llm.shared) as thread:
+        for request in llm.requests(PROMPTS, GREEDY):
+            thread.enter(request, sink)
         for _ in PROMPTS:
             assert ended.acquire(timeout=LIMIT)
         assert {type(output.error) for output in heard} == {DeviceError}
         with pytest.raises(DeviceError, match="has failed"):
-            thread.submit(PROMPTS[0], GREEDY, sink)
+            llm.requests(PROMPTS, GREEDY)
         assert thread.drain(LIMIT)
 
 

@@ -68,6 +68,13 @@ def thread(llm: LLM) -> Iterator[EngineThread]:
     assert all(cache.freed for cache in fake.caches)
 
 
+def submit(thread: EngineThread, prompt: list[int], params: SamplingParams, sink: Any, *, stream: bool = False) -> int:
+    """Submit a request; return its id."""
+    (request,) = thread._shared.engine.requests([prompt], params, stream=stream)
+    thread.enter(request, sink)
+    return request.id
+
+
 class RequestMiddleware:
     """Holds every forward until it is opened."""
 
@@ -87,8 +94,8 @@ class RequestMiddleware:
 def test_a_request_has_the_tokens_of_the_same_request_alone(llm: LLM, thread: EngineThread) -> None:
     fake: Any = llm.target
     heard, streamed = Heard(), Heard()
-    first = thread.submit(PROMPTS[0], GREEDY, heard)
-    second = thread.submit(PROMPTS[1], GREEDY, streamed, stream=True)
+    first = submit(thread, PROMPTS[0], GREEDY, heard)
+    second = submit(thread, PROMPTS[1], GREEDY, streamed, stream=True)
     assert heard.token_ids == fake.greedy(PROMPTS[0], 14)
     assert len(heard.outputs) == 1
     assert streamed.token_ids == fake.greedy(PROMPTS[1], 14)
@@ -100,7 +107,7 @@ def test_a_request_has_the_tokens_of_the_same_request_alone(llm: LLM, thread: En
 def test_every_choice_ends(llm: LLM, thread: EngineThread) -> None:
     params = SamplingParams(n=3, seed=5, max_tokens=9)
     heard = Heard(3)
-    thread.submit(PROMPTS[0], params, heard)
+    submit(thread, PROMPTS[0], params, heard)
     assert heard.ended.wait(LIMIT)
     alone = llm.generate([PROMPTS[0]], params)[0]
     assert sorted(output.choice.token_ids for output in heard.last if output.choice) == sorted(
@@ -121,7 +128,7 @@ def test_random_submissions_and_aborts(llm: LLM, thread: EngineThread, seed: int
             prompt, num_tokens = rng.choice(PROMPTS), rng.randrange(1, 25)
             params = SamplingParams(temperature=0, max_tokens=num_tokens)
             heard = Heard()
-            mine.append((thread.submit(prompt, params, heard, stream=rng.random() < 0.5), prompt, params, heard))
+            mine.append((submit(thread, prompt, params, heard, stream=rng.random() < 0.5), prompt, params, heard))
             if rng.random() < 0.4:
                 thread.abort(rng.choice(mine)[0])
             if rng.random() < 0.1:
@@ -160,12 +167,12 @@ def test_random_submissions_and_aborts(llm: LLM, thread: EngineThread, seed: int
 def test_an_abort_while_it_enters_and_while_it_runs(llm: LLM, thread: EngineThread) -> None:
     gate = RequestMiddleware(llm)
     running, entering, other = Heard(), Heard(), Heard()
-    first = thread.submit(PROMPTS[0], GREEDY, running)
+    first = submit(thread, PROMPTS[0], GREEDY, running)
     assert gate.inside.wait(LIMIT)
     thread.abort(first)
     thread.abort(first)
-    thread.abort(thread.submit(PROMPTS[1], GREEDY, entering))
-    thread.submit(PROMPTS[2], GREEDY, other)
+    thread.abort(submit(thread, PROMPTS[1], GREEDY, entering))
+    submit(thread, PROMPTS[2], GREEDY, other)
     gate.open()
     fake: Any = llm.target
     assert other.token_ids == fake.greedy(PROMPTS[2], 14)
@@ -183,42 +190,23 @@ def test_a_sink_that_raises_ends_its_request_alone(llm: LLM, thread: EngineThrea
         calls.append(output)
         raise SystemExit("no paper")
 
-    thread.submit(PROMPTS[0], SamplingParams(temperature=0, max_tokens=4000), broken, stream=True)
-    thread.submit(PROMPTS[1], GREEDY, other)
+    submit(thread, PROMPTS[0], SamplingParams(temperature=0, max_tokens=4000), broken, stream=True)
+    submit(thread, PROMPTS[1], GREEDY, other)
     assert other.token_ids == fake.greedy(PROMPTS[1], 14)
     assert thread.drain(LIMIT)  # not after 4,000 tokens: it was aborted
     assert len(calls) == 1
     assert fake.num_forwards < 2000
 
 
-def test_a_slow_sink_holds_up_nobody(llm: LLM, thread: EngineThread) -> None:
-    fake: Any = llm.target
-    release, taken = threading.Event(), Heard()
-
-    def slow(output: StepOutput) -> None:
-        assert release.wait(LIMIT)
-        taken(output)
-
-    thread.submit(PROMPTS[0], GREEDY, slow, stream=True)
-    for prompt in PROMPTS[1:10]:
-        other = Heard()
-        thread.submit(prompt, GREEDY, other, stream=True)
-        assert other.token_ids == fake.greedy(prompt, 14)
-    assert not taken.outputs
-    release.set()
-    assert taken.token_ids == fake.greedy(PROMPTS[0], 14)
-    assert [token for output in taken.outputs for token in output.chunk.token_ids] == taken.token_ids
-
-
 def test_drain_with_work_under_way(llm: LLM, thread: EngineThread) -> None:
     fake: Any = llm.target
     gate, heard = RequestMiddleware(llm), [Heard() for _ in range(9)]
     for prompt, each in zip(PROMPTS, heard):
-        thread.submit(prompt, GREEDY, each)
+        submit(thread, prompt, GREEDY, each)
     assert gate.inside.wait(LIMIT)
     assert not thread.drain(0.01)
     with pytest.raises(EngineClosedError, match="takes no more requests"):
-        thread.submit(PROMPTS[0], GREEDY, Heard())
+        submit(thread, PROMPTS[0], GREEDY, Heard())
     gate.open()
     assert thread.drain(LIMIT)
     assert all(each.ended.is_set() for each in heard)  # the sinks have had all, too
@@ -229,7 +217,7 @@ def test_closing_ends_what_is_under_way_and_leaves_the_llm(llm: LLM, thread: Eng
     fake: Any = llm.target
     gate, heard = RequestMiddleware(llm), [Heard(2) for _ in range(6)]
     for prompt, each in zip(PROMPTS, heard):
-        thread.submit(prompt, SamplingParams(n=2, seed=1, max_tokens=50), each, stream=True)
+        submit(thread, prompt, SamplingParams(n=2, seed=1, max_tokens=50), each, stream=True)
     assert gate.inside.wait(LIMIT)
     closing = threading.Thread(target=thread.close, daemon=True)
     closing.start()
@@ -241,16 +229,16 @@ def test_closing_ends_what_is_under_way_and_leaves_the_llm(llm: LLM, thread: Eng
     for each in heard:
         assert isinstance(each.error, EngineClosedError) and len(each.last) == 2
     with pytest.raises(EngineClosedError):
-        thread.submit(PROMPTS[0], GREEDY, Heard())
+        submit(thread, PROMPTS[0], GREEDY, Heard())
     assert llm.generate([PROMPTS[0]], GREEDY)[0].token_ids == fake.greedy(PROMPTS[0], 14)
     thread.close()
 
 
 def test_what_cannot_be_served_is_refused_at_once(thread: EngineThread) -> None:
     with pytest.raises(PromptError, match="is empty"):
-        thread.submit([], GREEDY, Heard())
+        submit(thread, [], GREEDY, Heard())
     with pytest.raises(PromptError, match="outside the vocabulary"):
-        thread.submit([11], GREEDY, Heard())
+        submit(thread, [11], GREEDY, Heard())
 
 
 def test_a_failed_request_leaves_the_others(llm: LLM, thread: EngineThread) -> None:
@@ -262,8 +250,8 @@ def test_a_failed_request_leaves_the_others(llm: LLM, thread: EngineThread) -> N
 
     fake.before_forward = fail
     bad, good = Heard(), Heard()
-    thread.submit([5, 5], GREEDY, bad)
-    thread.submit(PROMPTS[1], GREEDY, good)
+    submit(thread, [5, 5], GREEDY, bad)
+    submit(thread, PROMPTS[1], GREEDY, good)
     assert good.token_ids == fake.greedy(PROMPTS[1], 14)
     assert isinstance(bad.error, OSError)
 
@@ -276,10 +264,10 @@ def test_an_engine_that_fails_as_a_whole_ends_all_and_the_thread_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine, "advance", lambda: 1 / 0)
         for each in heard:
-            thread.submit(PROMPTS[0], GREEDY, each)
+            submit(thread, PROMPTS[0], GREEDY, each)
             assert isinstance(each.error, ZeroDivisionError)
     again = Heard()
-    thread.submit(PROMPTS[0], GREEDY, again)
+    submit(thread, PROMPTS[0], GREEDY, again)
     assert again.token_ids == fake.greedy(PROMPTS[0], 14)
 
 
@@ -293,5 +281,5 @@ def test_a_request_that_the_engine_refuses_ends_by_its_sink(
 
     heard = Heard(2)
     monkeypatch.setattr(llm.engine, "enqueue", full)
-    thread.submit(PROMPTS[0], SamplingParams(n=2), heard)
+    submit(thread, PROMPTS[0], SamplingParams(n=2), heard)
     assert isinstance(heard.error, EngineClosedError) and len(heard.last) == 2

@@ -52,9 +52,20 @@ def test_a_long_prediction_is_refused_beside_a_stream(bundled: Served) -> None:
         (BASE | {"prediction": prediction(260_000)}, 400),
         ({"prompt": [f"a = {i}" for i in range(256)], "max_tokens": 1, "prediction": prediction(450)}, 200),
         ({"prompt": [f"# {i}\n{LINE * 250}" for i in range(256)], "max_tokens": 16}, None),
+        ({"prompt": [17] * 1_000_000}, 400),
+        ({"prompt": ["a"] * 800_000}, 400),
+        (BASE | {"stop_token_ids": [1] * 1_300_000}, 400),
         (BASE | {"n": 128, "logit_bias": {str(i): i % 7 - 3 for i in range(4096)}, "ignore_eos": True}, 200),
     ],
-    ids=["2 MB of prediction", "256 prompts with a prediction", "256 prompts of 14 KB", "4,096 biases for 128 choices"],
+    ids=[
+        "2 MB of prediction",
+        "256 prompts with a prediction",
+        "256 prompts of 14 KB",
+        "4 MB of token ids",
+        "4 MB of prompts",
+        "4 MB of stop tokens",
+        "4,096 biases for 128 choices",
+    ],
 )
 def test_a_stream_goes_on_beside(bundled: Served, attack: dict[str, Any], status: int | None) -> None:
     seen = beside(bundled, attack, seconds=30)
@@ -76,7 +87,7 @@ def test_a_newcomer_does_not_wait_for_a_body_of_many_prompts(bundled: Served) ->
         ({"prompt": ["a", "b", LINE * 3000]}, "Prompt 2 of 0..2: The prompt has "),
         ({"prompt": [[1], [99999]]}, "Prompt 1 of 0..1: Token 99999 at position 0 "),
         ({"prompt": [[1, 2], []]}, "Prompt 1 of 0..1: The prompt is empty"),
-        ({"prompt": ["a", "\ud800"]}, "Prompt 1 of 0..1: The prompt is not Unicode text"),
+        ({"prompt": ["a", "\ud800"]}, "The request's body: it is not JSON: unexpected end of hex escape"),
         ({"prompt": ["a", LINE * 1500]}, "Prompt 1 of 0..1: The prompt has "),
         ({"prompt": LINE * 3000}, "The prompt has "),
     ],

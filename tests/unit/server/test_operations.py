@@ -89,8 +89,8 @@ def test_keys() -> None:
 def test_each_key_is_a_tenant_of_its_own() -> None:
     with running(api_key=("one", "two")) as (served, http):
         tenants = []
-        enter = served.service.thread.enter
-        served.service.thread.enter = lambda request, *rest, **more: (  # type: ignore[method-assign]
+        enter = served.service.engine.thread.enter
+        served.service.engine.thread.enter = lambda request, *rest, **more: (  # type: ignore[method-assign]
             tenants.append(request.params.tenant) or enter(request, *rest, **more)  # type: ignore[func-returns-value]
         )
         for key in ("one", "two", "one"):
@@ -269,7 +269,7 @@ def test_metrics_have_the_names_that_tools_read() -> None:
         http.post(COMPLETIONS, json={**SHORT, "max_tokens": 20})
         http.post(COMPLETIONS, json={**SHORT, "stream": True})
         text = http.get("/metrics").text
-    names = {line.split("{")[0] for line in text.splitlines() if not line.startswith("#")}
+    names = {re.split("[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
     assert names >= {
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
@@ -285,6 +285,8 @@ def test_metrics_have_the_names_that_tools_read() -> None:
         "vllm:spec_decode_num_accepted_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "forerun:decisions_total",
+        "forerun_info",
+        "process_resident_memory_bytes",
     }
     assert 'vllm:generation_tokens_total{model_name="it"} 23.0' in text
     assert 'vllm:prompt_tokens_total{model_name="it"} 10.0' in text

@@ -9,8 +9,6 @@ import openai
 import pytest
 
 from forerun import SamplingParams
-from forerun.server.protocol import responses_api as response_requests
-from forerun.server.protocol.fields import LABELS
 from serving import NAME, Served
 
 URL = "/v1/responses"
@@ -98,7 +96,6 @@ def test_logprobs(served: Served, client: openai.OpenAI) -> None:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "input": {},
-    "store": {"store": True},
     "previous_response_id": {"previous_response_id": "resp_1"},
     "tools": {"tools": [{"type": "web_search"}]},
     "text": {"text": {"format": {"type": "xml"}}},
@@ -155,16 +152,10 @@ def test_a_failure_in_a_stream(served: Served, http: httpx.Client) -> None:
     assert told.rstrip().rpartition("event: ")[2].startswith("error\n") and "secret" not in told
 
 
-def test_the_openapi_schema_names_every_field(http: httpx.Client) -> None:
-    paths = http.get("/openapi.json").json()["paths"]
-    schema = paths[URL]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(schema["properties"]) == {*response_requests._SUPPORTED, *LABELS}
-
-
 @pytest.mark.parametrize("stream", ["false", "true"])
 @pytest.mark.parametrize(
     "field",
-    ['"user": [Infinity]', '"metadata": {"\\ud800": 1}', '"text": {"\\ud800": null, "format": {"type": "text"}}'],
+    ['"user": [Infinity]', '"metadata": {"a": NaN}'],
 )
 def test_what_the_answer_cannot_repeat_is_refused(served: Served, field: str, stream: str) -> None:
     content = f'{{"input": "hello", "max_output_tokens": 2, "stream": {stream}, {field}}}'

@@ -46,7 +46,7 @@ def _pieces(body: Mapping[str, Any]) -> Iterator[str]:
 
 def _texts(body: Mapping[str, Any]) -> Iterator[str]:
     """Yield the parts of a prompt in the order of chat templates."""
-    for name in ("tools", "instructions"):
+    for name in ("tools", "instructions", "system"):
         if body.get(name):
             yield json.dumps(body[name])
     for name in ("messages", "input", "prompt"):

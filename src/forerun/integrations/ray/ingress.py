@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -22,8 +23,8 @@ from forerun.server.middleware import Message, Receive, Scope, Send
 from forerun.server.options import ServerOptions
 from forerun.server.progress import StreamState
 from forerun.server.protocol.errors import error_response
+from forerun.server.protocol.requests import MESSAGES_URL
 from forerun.server.protocol.responses_api import RESPONSES_URL
-from forerun.server.service import parsed_body
 
 SESSION_HEADER = b"x-session-id"
 """Ray Serve's own name of the header."""
@@ -175,8 +176,10 @@ class _Relay:
     def _last_events(self, error: Exception) -> bytes:
         """Return the events that end a stream with an error."""
         body = error_response(error)[1]
-        if self.request.path != RESPONSES_URL:
+        if self.request.path not in (RESPONSES_URL, MESSAGES_URL):
             return b"data: " + _compact(body) + b"\n\ndata: [DONE]\n\n"
+        if self.request.path == MESSAGES_URL:
+            return b"event: error\ndata: " + _compact({"type": "error", **body}) + b"\n\n"
         details = body["error"]
         event = {"type": "error", "sequence_number": self.request.stream.num_events}
         event |= {name: details[name] for name in ("code", "message", "param")}
@@ -184,7 +187,7 @@ class _Relay:
 
 
 async def _forwarded(request: Request) -> ForwardedRequest:
-    content = await request.body() if request.method == "POST" else b""
+    content = request.state.body if request.method == "POST" else b""
     given = request.headers.raw
     session = next((value.decode("latin-1") for name, value in given if name == SESSION_HEADER), "")
     tenant = request.state.tenant
@@ -196,18 +199,16 @@ async def _forwarded(request: Request) -> ForwardedRequest:
         body=content,
         request_id=request.state.request_id,
         tenant=tenant,
-        prefix=prefix_of(await _parsed(content), tenant, session),
+        prefix=prefix_of(await asyncio.to_thread(_value, content), tenant, session),
         stream=StreamState(),
     )
 
 
-async def _parsed(content: bytes) -> Any:
-    """Parse a body; None for an invalid one, which a replica will refuse."""
-    if not content:
-        return None
+def _value(content: bytes) -> Any:
+    """Return the value of a body; None for an invalid one, which a replica will refuse."""
     try:
-        return await parsed_body(content, lambda value: value)
-    except RequestBodyError:
+        return from_json(content)
+    except ValueError:
         return None
 
 

@@ -82,12 +82,9 @@ class Replica:
     ) -> None:
         """Call the application with the request; put its messages and then None into the outbox."""
         state: dict[str, Any] = {"log_fields": log_fields, "request_id": request.request_id}
-        state |= {"tenant": request.tenant, "stream": request.stream}
-        body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
+        state |= {"tenant": request.tenant, "stream": request.stream, "body": request.body}
 
         async def receive() -> Message:
-            if body:
-                return body.pop()
             await disconnected.wait()
             return {"type": "http.disconnect"}
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ConfigError, RequestBodyError
 from forerun.server.protocol.errors import error_response
-from forerun.server.protocol.fields import field
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
 from forerun.utils.files import atomic_file, digest, file_digest
 from forerun.utils.json_file import Fields
@@ -177,9 +177,14 @@ def _request(line: bytes, model: str, context_length: int) -> CompletionRequest:
     odd = sorted(set(values) - set(_FIELDS))
     if odd:
         raise RequestBodyError(f"The line has fields beside {', '.join(_FIELDS)}. Leave them out.")
-    field(values, "custom_id", **_LINE).string("custom_id")
-    field(values, "method", **_LINE).string("method", choices=("POST",))
-    url = field(values, "url", **_LINE).string("url", choices=(CHAT_URL, COMPLETIONS_URL))
+
+    def read(name: str, *choices: str) -> str:
+        fields = Fields(values=values, error=partial(RequestBodyError, param=name), private=True, **_LINE)
+        return fields.string(name, choices=choices)
+
+    read("custom_id")
+    read("method", "POST")
+    url = read("url", CHAT_URL, COMPLETIONS_URL)
     request = parse_body(url, values.get("body"), context_length)
     if request.stream:
         raise RequestBodyError("stream is true, but a batch has no streams. Leave it out.", param="stream")

@@ -10,10 +10,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from forerun.engine import LLM, EngineThread, Generation, StepOutput
+from forerun.engine.sequence import Request
 from forerun.errors import DeviceError, ForerunError, QueueFullError
 from forerun.server.batch.lines import BatchLine, answer, answer_name, refusal
+from forerun.server.protocol.answers import Chunks, ModelTexts
 from forerun.server.protocol.requests import CompletionRequest, with_seed
-from forerun.server.protocol.responses import Responses
 from forerun.utils.files import digest
 
 _SEED_DIGITS = 15
@@ -45,15 +46,13 @@ class _Prompt:
 
     Attributes:
         index: among the request's prompts.
-        id: in the engine thread; -1 outside.
         alone: the engine was empty when it was submitted.
         outputs: of its finished choices.
     """
 
     active_line: _ActiveLine
     index: int
-    token_ids: list[int]
-    id: int = -1
+    request: Request
     alone: bool = False
     outputs: list[StepOutput] = field(default_factory=list)
 
@@ -80,7 +79,7 @@ class BatchRun:
 
     def __init__(self, llm: LLM, thread: EngineThread, model: str, seed: int | None) -> None:
         self._llm, self._thread, self._model, self._seed = llm, thread, model, seed
-        self._responses = Responses(llm.tokenizer)
+        self._texts = ModelTexts(llm.tokenizer)
         self._most = 2 * llm.engine.config.max_batch
         self._max_active = self._most  # choices that may be in the engine: fewer after it has refused some
         self._num_active = 0  # choices in the engine
@@ -129,13 +128,15 @@ class BatchRun:
                     if self._seed is None
                     else with_seed(batch_line.request, self._seed_of(batch_line))
                 )
-                prompts = request.encode(self._llm.tokenizer, self._llm.target.name)
+                prompts = request.requests(self._llm)
+            except DeviceError:  # nothing more can be computed, and what failed by it is no answer
+                raise
             except ForerunError as error:
                 self._done.append((batch_line.index, refusal(batch_line, error)))
                 yield None
                 continue
             active_line = _ActiveLine(batch_line, request, len(prompts))
-            yield from (_Prompt(active_line, index, token_ids) for index, token_ids in enumerate(prompts))
+            yield from (_Prompt(active_line, index, prompt) for index, prompt in enumerate(prompts))
 
     def _seed_of(self, batch_line: BatchLine) -> int:
         return int(digest(f"{self._seed} {batch_line.custom_id}".encode())[:_SEED_DIGITS], 16)
@@ -147,17 +148,8 @@ class BatchRun:
             return
         prompt.outputs.clear()
         prompt.alone = not self._num_active
-        try:
-            prompt.id = self._thread.submit(
-                prompt.token_ids, active_line.request.params, partial(self._arrived, prompt)
-            )
-        except DeviceError:  # nothing more can be computed, and what failed by it is no answer
-            raise
-        except ForerunError as error:
-            self._fail(active_line, error)
-            self._leave(prompt)
-            return
-        active_line.active.add(prompt.id)
+        self._thread.enter(prompt.request, partial(self._arrived, prompt))
+        active_line.active.add(prompt.request.id)
         self._num_active += prompt.num_choices
 
     def _arrived(self, prompt: _Prompt, output: StepOutput) -> None:
@@ -171,7 +163,7 @@ class BatchRun:
             return
         active_line = prompt.active_line
         self._num_active -= prompt.num_choices
-        active_line.active.discard(prompt.id)
+        active_line.active.discard(prompt.request.id)
         error = next((each.error for each in prompt.outputs if each.error is not None), None)
         if isinstance(error, QueueFullError) and not prompt.alone:
             self._max_active = max(self._num_active, 1)
@@ -183,7 +175,7 @@ class BatchRun:
         if error is not None:
             self._fail(active_line, error)
         elif active_line.error is None:
-            self._count(prompt, Generation.of(prompt.token_ids, prompt.outputs))
+            self._count(prompt, Generation.of(prompt.request.prompt_token_ids, prompt.outputs))
         self._leave(prompt)
 
     def _count(self, prompt: _Prompt, answered: Generation) -> None:
@@ -208,8 +200,7 @@ class BatchRun:
             generations = [active_line.generations[place] for place in sorted(active_line.generations)]
             name = answer_name(active_line.batch_line)
             # it depends neither on the clock nor on other requests, so that the same batch has the same answers
-            body = self._responses.body(
-                active_line.request, generations, model=self._model, name=name, created=0, details=False
-            )
-            made = answer(active_line.batch_line, 200, body)
+            prompts = [generation.prompt_token_ids for generation in generations]
+            form = Chunks(self._texts, active_line.request, prompts, model=self._model, name=name, created=0)
+            made = answer(active_line.batch_line, 200, form.whole(generations, details=False))
         self._done.append((active_line.batch_line.index, made))

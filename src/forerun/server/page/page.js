@@ -4,6 +4,19 @@ const at = (id) => document.getElementById(id);
 const chatMode = () => document.querySelector("input[name=mode]:checked").value === "chat";
 const messages = [];
 const places = new Map(); // drafter -> its colour
+const decisions = {
+  "on: fixed": "drafting, as set",
+  "on: gain": "drafting: it saves time",
+  "on: probe": "drafting, to learn whether it pays",
+  "off: full batch": "no drafts: the batch is full",
+  "off: measuring": "no drafts: costs are being measured",
+  "off: no drafter": "no drafts: there is no drafter",
+  "off: no gain": "no drafts: they cost more than they save",
+  "off: no room": "no drafts: the answer is about to end",
+  "off: nothing found": "no drafts: nothing alike was found",
+  "off: prompts": "no drafts: prompts are computed",
+  "off: request": "no drafts: switched off",
+};
 let running = null;
 let refused = null; // a key that does not read the server's state
 
@@ -13,6 +26,23 @@ const headers = () => {
 };
 
 const counted = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
+
+function decided(decision, drafted) {
+  return decision.startsWith("on:") && !drafted ? decisions["off: nothing found"] : decisions[decision] || decision;
+}
+
+function busy(is) {
+  at("send").disabled = is;
+  at("send").textContent = is ? "Writing…" : "Send";
+  at("stop").disabled = !is;
+  at("output").setAttribute("aria-busy", is);
+}
+
+function empty() {
+  messages.length = 0;
+  at("output").replaceChildren();
+  at("greeting").hidden = false;
+}
 
 function complain(text) {
   at("problem").hidden = !text;
@@ -54,10 +84,10 @@ function showMode() {
   at("input-label").textContent = chatMode() ? "Your message" : "Text to go on with";
 }
 
-function turn(who, text, kind) {
+function turn(who, text, kind, place = at("output")) {
   const box = document.createElement("div");
   box.className = `turn ${chatMode() ? "" : "completion"}`;
-  if (chatMode()) {
+  if (chatMode() || place !== at("output")) {
     const name = document.createElement("span");
     name.className = "who";
     name.textContent = who;
@@ -69,7 +99,7 @@ function turn(who, text, kind) {
     said.textContent = text;
     box.append(said);
   }
-  at("output").append(box);
+  place.append(box);
   return box;
 }
 
@@ -110,7 +140,7 @@ function figures(metrics, tokens, seconds) {
   const drafted = given.num_draft_tokens;
   at("accepted").textContent = drafted ? `${given.num_accepted_draft_tokens} of ${drafted}` : "–";
   const most = Object.entries(given.decisions).sort((one, other) => other[1] - one[1])[0];
-  at("decided").textContent = most ? most[0] : "–";
+  at("decided").textContent = most ? decided(most[0], drafted) : "–";
 }
 
 async function* events(response) {
@@ -141,38 +171,58 @@ function request(text) {
   return [chat ? "/v1/chat/completions" : "/v1/completions", body];
 }
 
+async function generate(path, body, box, answer) {
+  const begun = performance.now();
+  let tokens = 0;
+  const sent = { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal };
+  const response = await fetch(path, sent);
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  for await (const chunk of events(response)) {
+    if (chunk.error) throw new Error(chunk.error.message);
+    for (const choice of chunk.choices) {
+      answer.text += (choice.delta ? choice.delta.content : choice.text) || "";
+      tokens += (choice.drafts || []).length;
+      show(box, choice.drafts || []);
+    }
+    if (chunk.metrics) figures(chunk.metrics, tokens, (performance.now() - begun) / 1000);
+  }
+  return tokens / ((performance.now() - begun) / 1000);
+}
+
+async function generateTwice(path, body, answer) {
+  body.seed ??= Math.floor(Math.random() * 2 ** 31); // the same text both times
+  const pair = document.createElement("div");
+  pair.className = "pair";
+  at("output").append(pair);
+  const ways = [
+    ["plain", "none", { text: "" }],
+    ["speculative", body.speculative, answer],
+  ];
+  for (const [name, speculative, text] of ways) {
+    const box = turn(name, "", "", pair);
+    const rate = await generate(path, { ...body, speculative }, box, text);
+    box.querySelector(".who").textContent = `${name}: ${rate.toFixed(1)} tokens per second`;
+  }
+}
+
 async function ask(text) {
   const chat = chatMode();
   const [path, body] = request(text);
+  const answer = { text: "" };
   running = new AbortController();
-  at("send").disabled = true;
-  at("stop").disabled = false;
+  at("greeting").hidden = true;
+  busy(true);
   complain("");
-  let answer = "";
-  let tokens = 0;
   const question = turn("you", text, chat ? "" : "prompt");
-  const box = chat ? turn("model", "", "") : question;
   try {
-    const begun = performance.now();
-    const sent = { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal };
-    const response = await fetch(path, sent);
-    if (!response.ok) throw new Error((await response.json()).error.message);
-    for await (const chunk of events(response)) {
-      if (chunk.error) throw new Error(chunk.error.message);
-      for (const choice of chunk.choices) {
-        answer += (chat ? choice.delta.content : choice.text) || "";
-        tokens += (choice.drafts || []).length;
-        show(box, choice.drafts || []);
-      }
-      if (chunk.metrics) figures(chunk.metrics, tokens, (performance.now() - begun) / 1000);
-    }
+    if (at("compare").checked) await generateTwice(path, body, answer);
+    else await generate(path, body, chat ? turn("model", "", "") : question, answer);
   } catch (error) {
     if (error.name !== "AbortError") complain(error.message);
   } finally {
-    if (chat && answer) messages.push({ role: "user", content: text }, { role: "assistant", content: answer });
+    if (chat && answer.text) messages.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
     running = null;
-    at("send").disabled = false;
-    at("stop").disabled = true;
+    busy(false);
     at("input").focus();
   }
 }
@@ -186,7 +236,8 @@ async function look() {
     at("waiting").textContent = now.waiting;
     const step = now.last_step;
     at("step").textContent = `${counted(step.num_rows, "row")}, ${counted(step.num_tokens, "token")}`;
-    at("reason").textContent = step.num_draft_tokens ? `${step.num_draft_tokens} drafted (${step.reason})` : step.reason || "–";
+    const drafted = step.num_draft_tokens;
+    at("reason").textContent = step.reason ? decided(`${drafted ? "on" : "off"}: ${step.reason}`, drafted) : "–";
   } catch (error) {
     if (error.status === 401 || error.status === 403) refused = key;
     at("batch").title = error.message;
@@ -212,15 +263,19 @@ document.addEventListener("keydown", (event) => {
 });
 at("stop").addEventListener("click", () => running && running.abort());
 at("clear").addEventListener("click", () => {
-  messages.length = 0;
-  at("output").replaceChildren();
+  empty();
   at("input").focus();
 });
 at("modes").addEventListener("change", () => {
-  messages.length = 0;
-  at("output").replaceChildren();
+  empty();
   showMode();
 });
+for (const example of [at("example-1"), at("example-2"), at("example-3")]) {
+  example.addEventListener("click", () => {
+    at("input").value = example.textContent;
+    at("form").requestSubmit();
+  });
+}
 at("key").addEventListener("change", connect);
 connect();
 look();

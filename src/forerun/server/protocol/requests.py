@@ -1,97 +1,52 @@
-"""Parsing of the bodies of /v1/chat/completions and /v1/completions."""
+"""Requests for answers, as the bodies of /v1/chat/completions and /v1/completions make them."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence as Seq
+import json
+from collections.abc import Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from forerun.config import SamplingParams
-from forerun.engine.chat_template import Prompt, encode
-from forerun.engine.request_checks import naming_prompt
-from forerun.errors import PromptError, RequestBodyError, SamplingError
-from forerun.server.protocol import structured, tools
-from forerun.server.protocol.fields import SPECULATIVE, checked_body, field, speculative_options
-from forerun.utils.fields import described
+from pydantic import AfterValidator, Field, ValidationError
 
-_OTHERWISE_NAMED = (
-    "max_tokens",
-    "logprobs",
-    "prompt_logprobs",
-    "prediction",
-    "tenant",
-    "drafter",
-    "num_draft_tokens",
-    "grammar",
+from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
+from forerun.engine import LLM
+from forerun.engine.chat_template import Prompt
+from forerun.engine.sequence import Request
+from forerun.errors import ContextLengthError, PromptError, RequestBodyError
+from forerun.server.protocol import tools
+from forerun.server.protocol.bodies import (
+    Count,
+    Format,
+    GenerationBody,
+    Objects,
+    Part,
+    Strings,
+    StructuredOutputs,
+    TokenIds,
+    TopLogprobs,
+    grammar_of,
+    validated,
 )
-"""Fields of SamplingParams that a body gives by another name, in another form, or not at all."""
-
-SAME_NAMES = tuple(name for name in described(SamplingParams) if name not in _OTHERWISE_NAMED)
-"""Fields that have the same name in a body: OpenAI's, and those that its client sends as `extra_body`."""
-
-_ANY_LENGTH = 2**62
-_MOST_STOPS = 256
-"""Strings, and token ids, that end an answer."""
-
-
-def sampling_params(body: Mapping[str, Any], others: Mapping[str, tuple[str, Any]]) -> SamplingParams:
-    """Read the sampling options of a body; each is checked alone first, so that an error names its field.
-
-    Args:
-        others: field of SamplingParams -> (field of the body, value).
-
-    Raises:
-        RequestBodyError: an option is out of range or of a wrong type, or contradicts another.
-    """
-    given = {name: (name, body[name]) for name in SAME_NAMES if name in body} | dict(others)
-    for name in ("stop", "stop_token_ids"):
-        if isinstance(body.get(name), list) and len(body[name]) > _MOST_STOPS:
-            raise RequestBodyError(f"{name} has {len(body[name])} entries, but may have {_MOST_STOPS}.", param=name)
-    for name, (spelled, value) in given.items():
-        try:
-            SamplingParams(**{"max_tokens": _ANY_LENGTH, name: value})
-        except SamplingError as error:
-            renamed = str(error) if spelled == name else f"{spelled}: {error}"
-            raise RequestBodyError(renamed, param=spelled) from None
-    try:
-        return SamplingParams(**{name: value for name, (_, value) in given.items()})
-    except SamplingError as error:
-        raise RequestBodyError(str(error)) from None
-
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
-
+MESSAGES_URL = "/v1/messages"
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
-
-_COMMON = (
-    "model",
-    "stream",
-    "stream_options",
-    "max_tokens",
-    "logprobs",
-    "prediction",
-    SPECULATIVE,
-    *structured.FIELDS,
-    *SAME_NAMES,
-)
-_STREAM_OPTIONS = ("include_usage", "include_drafts")
-_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
-_CHAT = (*_COMMON, "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs", *_TOOLS)
-_COMPLETION = (*_COMMON, "prompt", "echo", "best_of")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CompletionRequest:
-    """A parsed body.
+    """A request for answers.
 
     Attributes:
-        url: CHAT_URL or COMPLETIONS_URL: the form of prompts and answers.
+        url: of the endpoint: the form of prompts and answers.
         model: its name in the body; None without one.
         prompts: a chat has one, its messages; completions may have several, each with choices of its own.
         params: options of each prompt.
+        prompt_field: the field of the body that holds the prompts.
         echo: the answer begins with the prompt.
         stream: the answer is streamed.
         include_usage: the last chunk of a stream holds the usage.
@@ -99,13 +54,14 @@ class CompletionRequest:
         template_options: variables of the chat template beside the messages.
         repeated: fields of the body that the answer repeats.
         tools: functions that the model may call.
-        has_calls: the messages contain tool calls.
+        one_call: an answer has one call at most.
     """
 
     url: str
     model: str | None
     prompts: Seq[Prompt]
     params: SamplingParams
+    prompt_field: str = "messages"
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
@@ -113,197 +69,32 @@ class CompletionRequest:
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
     tools: Seq[dict[str, Any]] = ()
-    has_calls: bool = False
+    one_call: bool = False
 
-    @property
-    def prompt_field(self) -> str:
-        """Return the name of the field that holds the prompts."""
-        return {CHAT_URL: "messages", COMPLETIONS_URL: "prompt"}.get(self.url, "input")
+    def requests(self, llm: LLM, flow: Hashable = None) -> list[Request]:
+        """Return the engine's request of each prompt, which is tokenized and checked.
 
-    def encode(self, tokenizer: Any, name: str) -> list[list[int]]:
-        """Tokenize each prompt.
-
-        Args:
-            tokenizer: of the target; None if it has none.
-            name: of the target, for messages.
+        flow: as of `Engine.requests`.
 
         Raises:
-            RequestBodyError: the model cannot read a prompt.
+            RequestBodyError: the model cannot read a prompt, or has no chat template that reads the options.
+            SamplingError, DeviceError: as `LLM.requests`.
         """
-        options = self.template_options
-        check_template_options(options, tokenizer)
-        if self.tools or self.has_calls:
-            tools.check_template_carries(tokenizer, "tools" if self.tools else self.prompt_field)
-            options = {**options, "tools": list(self.tools) or None}
-        made = []
-        for index, prompt in enumerate(self.prompts):
-            try:
-                with naming_prompt(index, len(self.prompts)):
-                    made.append(encode(prompt, tokenizer, name, options))
-            except PromptError as error:
-                raise RequestBodyError(str(error), param=self.prompt_field) from None
-        return made
-
-
-def parse_body(url: str, body: object, context_length: int) -> CompletionRequest:
-    """Parse a body.
-
-    Args:
-        url: CHAT_URL or COMPLETIONS_URL.
-        body: the JSON value.
-        context_length: of the target.
-
-    Raises:
-        RequestBodyError: naming the field that is missing, malformed, or unsupported.
-    """
-    return _PARSERS[url](body, context_length)
-
-
-def with_seed(request: CompletionRequest, seed: int) -> CompletionRequest:
-    """Return the request with this seed if it has none."""
-    if request.params.seed is not None:
-        return request
-    return replace(request, params=replace(request.params, seed=seed))
-
-
-def _chat(value: object, context_length: int) -> CompletionRequest:
-    body = checked_body(value, _CHAT)
-    messages, has_calls = tools.read_messages(field(body, "messages").list_of("messages", dict))
-    others = {**drafting_options(body), "max_tokens": _max_chat_tokens(body, context_length)}
-    wanted = field(body, "logprobs").flag("logprobs", False)
-    if "top_logprobs" in body and not wanted:
-        raise RequestBodyError("top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs")
-    if wanted:
-        others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
-    others |= _grammar(body)
-    options = template_options(body)
-    streaming = _streaming(body)
-    params = sampling_params(body, others)
-    return CompletionRequest(
-        CHAT_URL,
-        model_of(body),
-        [messages],
-        params,
-        **streaming,
-        template_options=options,
-        tools=tuple(tools.tools_of(body)),
-        has_calls=has_calls,
-    )
-
-
-def _completion(value: object, context_length: int) -> CompletionRequest:
-    body = checked_body(value, _COMPLETION)
-    others = {**drafting_options(body), **_grammar(body)}
-    others["max_tokens"] = ("max_tokens", body.get("max_tokens", DEFAULT_COMPLETION_TOKENS))
-    echo = field(body, "echo").flag("echo", False)
-    if "logprobs" in body:
-        if isinstance(body["logprobs"], bool):
-            raise field(body, "logprobs").wrong(
-                "logprobs", "a whole number: how many of the most probable tokens to list"
-            )
-        others["logprobs"] = ("logprobs", body["logprobs"])
-        if echo:
-            others["prompt_logprobs"] = ("logprobs", body["logprobs"])
-    streaming = _streaming(body)
-    if streaming["stream"] and echo and "logprobs" in body:
-        raise RequestBodyError(
-            "logprobs of an echoed prompt are there when the answer is, so they are not streamed. Leave out stream, "
-            "echo or logprobs.",
-            param="echo",
-        )
-    params = sampling_params(body, others)
-    if field(body, "best_of").integer("best_of", params.n) != params.n:
-        raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
-    return CompletionRequest(COMPLETIONS_URL, model_of(body), _prompts(body), params, echo, **streaming)
-
-
-_PARSERS: Mapping[str, Callable[[object, int], CompletionRequest]] = {CHAT_URL: _chat, COMPLETIONS_URL: _completion}
-
-
-def _prompts(body: Mapping[str, Any]) -> list[Prompt]:
-    """Return the prompts: the body has a string, strings, token ids, or lists of token ids."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, list) and prompt:
-        if all(isinstance(entry, str) for entry in prompt):
-            return list(prompt)
-        if _are_token_ids(prompt):
-            return [prompt]
-        if all(isinstance(entry, list) and _are_token_ids(entry) for entry in prompt):
-            return list(prompt)
-    raise field(body, "prompt").wrong(
-        "prompt", "a string, a list of strings, a list of token ids or a list of such lists, and not empty"
-    )
-
-
-def _are_token_ids(entries: list[Any]) -> bool:
-    return all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries)
-
-
-def _max_chat_tokens(body: Mapping[str, Any], context_length: int) -> tuple[str, Any]:
-    """Return (field, number) of max_completion_tokens, or of its older name max_tokens."""
-    new, old = body.get("max_completion_tokens"), body.get("max_tokens")
-    if new is not None and old is not None and new != old:
-        raise RequestBodyError(
-            "max_completion_tokens and max_tokens differ. Give one of them.", param="max_completion_tokens"
-        )
-    if new is not None:
-        return "max_completion_tokens", new
-    return "max_tokens", context_length if old is None else old
-
-
-def drafting_options(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return the options of drafting: field of SamplingParams -> (field of the body, value)."""
-    found = speculative_options(body)
-    if "prediction" in body:
-        found["prediction"] = ("prediction", _prediction(body))
-    return found
-
-
-def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return the grammar as an option, if there is one."""
-    found = structured.grammar_of(body)
-    return {} if found is None else {"grammar": found}
-
-
-def _prediction(body: Mapping[str, Any]) -> str:
-    """Return the text of {"type": "content", "content": TEXT or parts of text}."""
-    wrong = field(body, "prediction").wrong(
-        "prediction", '{"type": "content", "content": ...} with a text, or a list of {"type": "text", "text": ...}'
-    )
-    given = body["prediction"]
-    if not isinstance(given, dict) or given.get("type") != "content":
-        raise wrong
-    content = given.get("content")
-    parts: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise wrong
-    return "".join(part["text"] for part in parts)
-
-
-def _streaming(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whether to stream, and what the stream holds beside the text."""
-    stream = field(body, "stream").flag("stream", False)
-    options = field(body, "stream_options").fields("stream_options", None)
-    if options is None:
-        return {"stream": stream}
-    if not stream:
-        raise RequestBodyError("stream_options needs stream to be true. Leave it out.", param="stream_options")
-    if set(options.values) - {*_STREAM_OPTIONS}:
-        known = " and ".join(_STREAM_OPTIONS)
-        raise RequestBodyError(f"stream_options may hold {known} alone. Leave the rest out.", "stream_options")
-    return {"stream": True, **{name: options.flag(name, False) for name in _STREAM_OPTIONS}}
-
-
-def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the variables of the chat template. Raises RequestBodyError if the field is not an object."""
-    options = field(body, "chat_template_kwargs").fields("chat_template_kwargs", None)
-    return {} if options is None else options.values
+        options = dict(self.template_options)
+        check_template_options(options, llm.tokenizer)
+        if self.tools:
+            options["tools"] = [*self.tools]
+        if self.tools or (self.url != COMPLETIONS_URL and _has_calls(self.prompts[0])):
+            tools.check_template_carries(llm.tokenizer, "tools" if self.tools else self.prompt_field)
+        try:
+            return llm.requests(self.prompts, self.params, options, stream=self.stream, flow=flow)
+        except PromptError as error:
+            code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+            raise RequestBodyError(str(error), self.prompt_field, code) from None
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
-    """Raise RequestBodyError if an option is a parameter of `apply_chat_template` itself."""
+    """Raise RequestBodyError if an option is a parameter of `apply_chat_template`, or an effort that is not read."""
     taken = inspect.signature(tokenizer.apply_chat_template).parameters if options and tokenizer is not None else ()
     for option in options:
         if option in taken:
@@ -311,8 +102,221 @@ def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
                 f"chat_template_kwargs sets {option!r}, which is no option of a template. Leave it out.",
                 param="chat_template_kwargs",
             )
+    if "reasoning_effort" in options and "reasoning_effort" not in str(getattr(tokenizer, "chat_template", "")):
+        raise RequestBodyError(
+            "reasoning_effort is not read by the model's chat template. Leave it out.", param="reasoning_effort"
+        )
 
 
-def model_of(body: Mapping[str, Any]) -> str | None:
-    """Return the model that the body names."""
-    return field(body, "model").string("model", None)
+def _has_calls(messages: Any) -> bool:
+    return any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
+
+
+class StreamOptions(Part):
+    """What a stream holds beside the text."""
+
+    include_usage: bool = False
+    include_drafts: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class CompletionOptions(GenerationBody):
+    """The fields of both chats and completions."""
+
+    max_tokens: Count | None = None
+    stream_options: StreamOptions | None = None
+    response_format: Format | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Strings | None = None
+    guided_grammar: str | None = None
+
+    def streaming(self) -> dict[str, Any]:
+        """Return whether to stream, and what the stream holds beside the text. Raises RequestBodyError."""
+        options = self.stream_options
+        if options is not None and not self.stream:
+            raise RequestBodyError("stream_options needs stream to be true. Leave it out.", param="stream_options")
+        chosen = {} if options is None else options.model_dump(exclude={"include_obfuscation"})
+        return {"stream": bool(self.stream), **chosen}
+
+    def params(self, own: Mapping[str, Any], **others: Any) -> SamplingParams:
+        given = {kind: getattr(self, f"guided_{kind}") for kind in ("json", "regex", "choice", "grammar")}
+        guided = {f"guided_{kind}": None if value is None else (kind, value) for kind, value in given.items()}
+        forms = {"response_format": self.response_format, "structured_outputs": self.structured_outputs}
+        return super().params(own, grammar=grammar_of({**forms, **guided}), **others)
+
+
+class Function(Part, extra="ignore"):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(Part, extra="ignore"):
+    """A tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as it is, since the order of its keys is that of the prompt. Raises RequestBodyError."""
+    try:
+        Tool.model_validate(tool)
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RequestBodyError(
+            f"A tool has another {place[:60]} than this server takes: functions with a name, a description and "
+            "parameters, and none of them strict.",
+            param="tools",
+        ) from None
+    return tool
+
+
+CheckedTool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
+
+
+class ChatBody(CompletionOptions):
+    """The body of a chat."""
+
+    messages: Objects
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    tools: Annotated[list[CheckedTool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["auto", "none"] | None = Field(None, description="'auto' or 'none': no call can be forced")
+    parallel_tool_calls: bool | None = None
+
+    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
+        """Return the request. Raises RequestBodyError.
+
+        Args:
+            context_length: of the target.
+            own: the options of sampling that the model recommends, for what the body leaves out.
+        """
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            raise RequestBodyError(
+                "max_completion_tokens and max_tokens differ. Give one of them.", param="max_completion_tokens"
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestBodyError(
+                "top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs"
+            )
+        options = self.chat_template_kwargs or {}
+        if self.reasoning_effort is not None:
+            options = {**options, "reasoning_effort": self.reasoning_effort}
+        params = self.params(
+            own,
+            max_tokens=self.max_completion_tokens or self.max_tokens or context_length,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+        return CompletionRequest(
+            CHAT_URL,
+            self.model,
+            [read_messages(self.messages)],
+            params,
+            **self.streaming(),
+            template_options=options,
+            tools=() if self.tool_choice == "none" else tuple(self.tools or ()),
+            one_call=self.parallel_tool_calls is False,
+        )
+
+
+def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the arguments of calls as objects. Raises RequestBodyError if a call is malformed."""
+    found = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise RequestBodyError("tool_calls of a message must be a list of objects.", param="messages")
+            message = {"content": None, **message, "tool_calls": [*map(_read_call, calls)]}
+        found.append(message)
+    return found
+
+
+def _read_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestBodyError("A tool call of a message has no function with a name.", param="messages")
+    arguments = function.get("arguments", "{}")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise RequestBodyError("The arguments of a tool call are not JSON.", param="messages") from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+class CompletionBody(CompletionOptions):
+    """The body of a completion."""
+
+    prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
+        description="a string, a list of strings, a list of token ids or a list of such lists, and not empty",
+        union_mode="left_to_right",
+    )
+    echo: bool | None = None
+    best_of: Count | None = None
+    logprobs: TopLogprobs | None = Field(
+        None, description=f"a whole number in 0..{MAX_TOP_LOGPROBS}: how many of the most probable tokens to list"
+    )
+
+    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
+        """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
+        echoed = self.echo and self.logprobs is not None
+        if self.stream and echoed:
+            raise RequestBodyError(
+                "logprobs of an echoed prompt are there when the answer is, so they are not streamed. Leave out "
+                "stream, echo or logprobs.",
+                param="echo",
+            )
+        params = self.params(
+            own,
+            max_tokens=self.max_tokens or DEFAULT_COMPLETION_TOKENS,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if echoed else None,
+        )
+        if self.best_of not in (None, params.n):
+            raise RequestBodyError("best_of is not supported, other than equal to n. Leave it out.", param="best_of")
+        prompts: Any = self.prompt
+        if prompts == []:
+            raise RequestBodyError("prompt is an empty list, but must hold something. Correct it.", param="prompt")
+        alone = isinstance(prompts, str) or isinstance(prompts[0], int)
+        return CompletionRequest(
+            COMPLETIONS_URL,
+            self.model,
+            [prompts] if alone else prompts,
+            params,
+            "prompt",
+            bool(self.echo),
+            **self.streaming(),
+        )
+
+
+_BODIES: Mapping[str, type[ChatBody] | type[CompletionBody]] = {CHAT_URL: ChatBody, COMPLETIONS_URL: CompletionBody}
+
+
+def parse_body(url: str, content: object, context_length: int) -> CompletionRequest:
+    """Parse a body, with the default options of SamplingParams for what it leaves out.
+
+    Args:
+        url: CHAT_URL or COMPLETIONS_URL.
+        content: as of `validated`.
+        context_length: of the target.
+
+    Raises:
+        RequestBodyError: naming the field that is missing, malformed, or unsupported.
+    """
+    return validated(_BODIES[url], content).request(context_length, {})
+
+
+def with_seed(request: CompletionRequest, seed: int) -> CompletionRequest:
+    """Return the request with this seed if it has none."""
+    if request.params.seed is not None:
+        return request
+    return replace(request, params=replace(request.params, seed=seed))

@@ -1,26 +1,118 @@
-"""Requests and answers of /v1/responses."""
+"""Requests and answers of /v1/responses: text in and out, nothing kept between requests."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence as Seq
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
-from forerun.server.protocol import structured
-from forerun.server.protocol.fields import SPECULATIVE, checked_body, field
-from forerun.server.protocol.requests import (
-    SAME_NAMES,
-    CompletionRequest,
-    drafting_options,
-    model_of,
-    sampling_params,
-    template_options,
-)
-from forerun.server.protocol.responses import Responses, chat_logprobs
-from forerun.server.protocol.speculation import speculation_metrics
-from forerun.utils.json_file import Fields
+from forerun.server.protocol.answers import ModelTexts, chat_logprobs, speculation_metrics
+from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of
+from forerun.server.protocol.requests import CompletionRequest
+
+RESPONSES_URL = "/v1/responses"
+_ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
+"""Fields that the answer repeats."""
+
+
+class InputText(TypedDict):
+    """A part of a message; it may have labels."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class InputMessage(TypedDict):
+    """A message of the client or of an earlier answer; it may have labels."""
+
+    type: NotRequired[Literal["message"]]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Annotated[list[InputText], Field(fail_fast=True)]
+
+
+def _of_chat(message: InputMessage) -> dict[str, str]:
+    """Return the message of a chat."""
+    content, role = message["content"], message["role"]
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return {"role": "system" if role == "developer" else role, "content": text}
+
+
+class TextOptions(Part):
+    """The form of the text."""
+
+    format: Format | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseBody(GenerationBody):
+    """The body of a response."""
+
+    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "background": (False,),
+        "truncation": ("disabled",),
+        "stream_options": ({"include_obfuscation": False}, {}),
+    }
+
+    input: str | Annotated[list[InputMessage], Field(fail_fast=True, min_length=1)] = Field(
+        description="a text, or a list of messages of text that is not empty"
+    )
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: TopLogprobs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    text: TextOptions | None = None
+
+    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
+        """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
+        if self.n is not None:
+            raise RequestBodyError("n is not supported: a response is one answer. Leave it out.", param="n")
+        if self.top_logprobs is not None and not self.include:
+            raise RequestBodyError("top_logprobs needs include to hold its only value.", param="top_logprobs")
+        params = self.params(
+            own,
+            max_tokens=self.max_output_tokens or context_length,
+            logprobs=(self.top_logprobs or 0) if self.include else None,
+            grammar=grammar_of({"text": None if self.text is None else self.text.format}),
+        )
+        messages = (
+            [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [*map(_of_chat, self.input)]
+        )
+        if self.instructions is not None:
+            messages = [{"role": "system", "content": self.instructions}, *messages]
+        return CompletionRequest(
+            RESPONSES_URL,
+            self.model,
+            [messages],
+            params,
+            "input",
+            stream=bool(self.stream),
+            template_options=self.chat_template_kwargs or {},
+            repeated=self._repeated(),
+        )
+
+    def _repeated(self) -> dict[str, Any]:
+        """Return the fields that the answer repeats. Raises RequestBodyError if one cannot be written as JSON."""
+        given = {**(self.model_extra or {}), "instructions": self.instructions}
+        found = {name: given.get(name) for name in _ECHOED} | {"max_output_tokens": self.max_output_tokens}
+        if self.text is not None and self.text.format is not None:
+            found["text"] = self.text.model_dump(by_alias=True, exclude_unset=True)
+        for name, value in found.items():
+            try:
+                json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            except (ValueError, RecursionError):
+                raise RequestBodyError(
+                    f"{name} cannot be repeated in the answer: it holds NaN, an infinite number, a lone surrogate, or "
+                    "is nested too deeply. Correct it, or leave it out.",
+                    param=name,
+                ) from None
+        return found
+
 
 _POSITION = {"output_index": 0, "content_index": 0}
 """Of the only text of the only message."""
@@ -30,7 +122,7 @@ class ResponseEvents:
     """Makes the body or the events of one answer.
 
     Args:
-        model, name, created: as `Responses.body`.
+        model, name, created: as of `Chunks`.
 
     Attributes:
         num_events: made so far, the number of the next one.
@@ -39,9 +131,16 @@ class ResponseEvents:
     ends_with_done = False
 
     def __init__(
-        self, responses: Responses, request: CompletionRequest, *, model: str, name: str, created: int
+        self,
+        texts: ModelTexts,
+        request: CompletionRequest,
+        prompts: Seq[Seq[int]],
+        *,
+        model: str,
+        name: str,
+        created: int,
     ) -> None:
-        self._responses, self._request = responses, request
+        self._texts = texts
         params = request.params
         self._head: dict[str, Any] = {
             "id": f"resp_{name}",
@@ -127,7 +226,7 @@ class ResponseEvents:
     def _logprobs(self, entries: Any) -> list[dict[str, Any]]:
         if entries is None:
             return []
-        found: list[dict[str, Any]] = chat_logprobs(entries, self._responses.names)["content"]
+        found: list[dict[str, Any]] = chat_logprobs(entries, self._texts.names)["content"]
         return found
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -137,129 +236,3 @@ class ResponseEvents:
 
 def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-# Bodies of /v1/responses as requests: text in, nothing kept between requests.
-
-RESPONSES_URL = "/v1/responses"
-
-_SUPPORTED = (
-    "model",
-    "input",
-    "instructions",
-    "stream",
-    "max_output_tokens",
-    "include",
-    "top_logprobs",
-    "chat_template_kwargs",
-    "text",
-    "prediction",
-    SPECULATIVE,
-    *(name for name in SAME_NAMES if name != "n"),
-)
-_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "truncation": ("disabled",),
-    "stream_options": ({"include_obfuscation": False}, {}),
-}
-"""As `fields.NOTHING_ASKED`, of these bodies alone."""
-_LOGPROBS = "message.output_text.logprobs"
-_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-_TEXT_PARTS = ("input_text", "output_text", "text")
-_ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
-"""Fields that the answer repeats."""
-
-
-def parse_response(value: object, context_length: int) -> CompletionRequest:
-    """Parse a body: a request for one answer to a chat.
-
-    Raises:
-        RequestBodyError: naming the field that is missing, malformed, or unsupported.
-    """
-    body = checked_body(value, _SUPPORTED, _WITHOUT_EFFECT)
-    length = body.get("max_output_tokens", context_length)
-    others = {**drafting_options(body), **_grammar(body), "max_tokens": ("max_output_tokens", length)}
-    if _wants_logprobs(body):
-        others["logprobs"] = ("top_logprobs", field(body, "top_logprobs").integer("top_logprobs", 0))
-    return CompletionRequest(
-        RESPONSES_URL,
-        model_of(body),
-        [_messages(body)],
-        sampling_params(body, others),
-        stream=field(body, "stream").flag("stream", False),
-        template_options=template_options(body),
-        repeated=_repeated(cast(Mapping[str, Any], value), body),
-    )
-
-
-def _repeated(given: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that the answer repeats. Raises RequestBodyError if one cannot be written as JSON."""
-    found = {name: given.get(name) for name in _ECHOED}
-    if "text" in body and body["text"].get("format") is not None:
-        found["text"] = body["text"]
-    for name, value in found.items():
-        try:
-            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        except (ValueError, RecursionError):
-            raise RequestBodyError(
-                f"{name} cannot be repeated in the answer: it holds NaN, an infinite number, a lone surrogate, or is "
-                "nested too deeply. Correct it, or leave it out.",
-                param=name,
-            ) from None
-    return found
-
-
-def _grammar(body: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return the grammar of `text.format`, which is `response_format` of chats with the schema at another key."""
-    text = field(body, "text").fields("text", None)
-    if text is None:
-        return {}
-    if any(key != "format" and key in text for key in text.values):
-        raise RequestBodyError("text may hold format alone. Leave the rest out.", param="text")
-    if "format" not in text:
-        return {}
-    given = dict(text.fields("format").values)
-    if given.get("type") == "json_schema":
-        given = {"type": "json_schema", "json_schema": {key: given[key] for key in given if key != "type"}}
-    try:
-        found = structured.grammar_of({structured.RESPONSE_FORMAT: given})
-    except RequestBodyError as error:
-        raise RequestBodyError(f"text.format, read as response_format: {error}", param="text") from None
-    return {} if found is None else {"grammar": ("text", found[1])}
-
-
-def _wants_logprobs(body: Mapping[str, Any]) -> bool:
-    include = field(body, "include").list_of("include", str, [])
-    odd = sorted(set(include) - {_LOGPROBS})
-    if odd:
-        raise RequestBodyError(f"include may hold {_LOGPROBS!r} alone. Leave the rest out.", param="include")
-    if "top_logprobs" in body and not include:
-        raise RequestBodyError(f"top_logprobs needs include to hold {_LOGPROBS!r}.", param="top_logprobs")
-    return bool(include)
-
-
-def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    instructions = field(body, "instructions").string("instructions", None)
-    messages = [] if instructions is None else [{"role": "system", "content": instructions}]
-    given = body.get("input")
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    items = field(body, "input").list_of("input", dict)
-    if not items:
-        raise field(body, "input").wrong("input", "a text, or a list of messages that is not empty")
-    return [*messages, *(_message(item, index) for index, item in enumerate(items))]
-
-
-def _message(item: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return a message of the client or of an earlier answer."""
-    where = f"Item {index} of the input"
-    fields = Fields(where, item, lambda text: RequestBodyError(text, param="input"), "Give messages of text.", True)
-    fields.string("type", "message", choices=("message",))
-    role = _ROLES[fields.string("role", choices=tuple(_ROLES))]
-    content = item.get("content")
-    if isinstance(content, str):
-        return {"role": role, "content": content}
-    parts = fields.list_of("content", dict)
-    if not all(part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str) for part in parts):
-        raise fields.wrong("content", "a text, or a list of parts of text")
-    return {"role": role, "content": "".join(part["text"] for part in parts)}

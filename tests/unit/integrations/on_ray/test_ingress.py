@@ -81,7 +81,7 @@ def running(**options: Any) -> Iterator[tuple[Replicas, Ingress, httpx.Client]]:
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
             with httpx.Client(base_url=url, timeout=LIMIT) as http:
                 yield replicas, ingress, http
-                until(lambda: not replicas.num_open and not service.num_choices and not service.thread._jobs)
+                until(lambda: not replicas.num_open and not service.num_choices and not service.engine.thread._jobs)
         finally:
             server.should_exit = True
             thread.join(LIMIT)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from forerun import SamplingParams
+from doubles import FakeModel
+from forerun import LLM, SamplingParams
 from forerun.errors import RequestBodyError
-from forerun.server.protocol.fields import LABELS, WITHOUT_EFFECT
+from forerun.server.protocol.bodies import LABELS, WITHOUT_EFFECT
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body, with_seed
 from forerun.utils.fields import described
 from small_tokenizers import byte_level
@@ -90,7 +91,7 @@ def test_log_probabilities() -> None:
 @pytest.mark.parametrize("echo", [True, False])
 def test_log_probabilities_of_a_completion_are_a_number(value: bool, echo: bool) -> None:
     """A chat's true or false, which Python takes for 1 or 0, is refused, with what the number would mean."""
-    with pytest.raises(RequestBodyError, match="whole number: how many of the most probable tokens") as caught:
+    with pytest.raises(RequestBodyError, match="how many of the most probable tokens") as caught:
         completion(logprobs=value, echo=echo)
     assert caught.value.param == "logprobs"
 
@@ -141,7 +142,8 @@ def test_streams() -> None:
 
 @pytest.mark.parametrize("name", LABELS)
 def test_labels_change_nothing(name: str) -> None:
-    assert chat(**{name: "x"}) == chat() and completion(**{name: {"x": 1}}) == completion()
+    assert completion(**{name: {"x": 1}}) == completion()
+    assert chat(**{name: True if name == "parallel_tool_calls" else "x"}) == chat()
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
@@ -175,8 +177,8 @@ def test_fields_that_ask_for_nothing(name: str) -> None:
         ({"echo": "yes"}, "echo", "true or false"),
         ({"stream": 1}, "stream", "true or false"),
         ({"model": 5}, "model", "a string"),
-        ({"min_tokens": 20}, None, "above max_tokens"),
-        ({"temperature": 0, "n": 2}, None, "would be the same"),
+        ({"min_tokens": 20}, "min_tokens", "above max_tokens"),
+        ({"temperature": 0, "n": 2}, "n", "would be the same"),
         ({"messages": MESSAGES}, "messages", "not supported"),
     ],
 )
@@ -198,7 +200,7 @@ def test_what_a_completion_is_refused_for(fields: dict[str, Any], param: str | N
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"echo": True}, "echo"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
         ({"tenant": "x"}, "tenant"),
     ],
 )
@@ -221,17 +223,22 @@ def test_messages_hold_nothing_of_a_prompt() -> None:
         assert "secret" not in str(caught.value)
 
 
+def ids(request: CompletionRequest, tokenizer: Any) -> list[list[int]]:
+    fake: Any = FakeModel(vocab_size=300 if tokenizer is None else len(tokenizer))
+    return [each.prompt_token_ids for each in request.requests(LLM(fake, None, tokenizer=tokenizer))]
+
+
 def test_prompts_in_tokens() -> None:
     tokenizer = byte_level()
-    assert completion(prompt=["hello", "a"]).encode(tokenizer, "it") == [
+    assert ids(completion(prompt=["hello", "a"]), tokenizer) == [
         tokenizer(text)["input_ids"] for text in ("hello", "a")
     ]
-    assert completion(prompt=[5, 6]).encode(None, "it") == [[5, 6]]
+    assert ids(completion(prompt=[5, 6]), None) == [[5, 6]]
     with pytest.raises(RequestBodyError, match="no tokenizer") as caught:
-        completion().encode(None, "it")
+        ids(completion(), None)
     assert caught.value.param == "prompt"
     with pytest.raises(RequestBodyError, match="no chat template") as caught:
-        chat().encode(tokenizer, "it")
+        ids(chat(), tokenizer)
     assert caught.value.param == "messages"
 
 
@@ -239,10 +246,20 @@ def test_options_of_a_chat_template() -> None:
     tokenizer = byte_level()
     tokenizer.chat_template = "{{ messages[0].content }}{% if think %}!{% endif %}"
     plain, thinking = chat(), chat(chat_template_kwargs={"think": True})
-    assert thinking.encode(tokenizer, "it") == [tokenizer("hello!")["input_ids"]] != plain.encode(tokenizer, "it")
+    assert ids(thinking, tokenizer) == [tokenizer("hello!")["input_ids"]] != ids(plain, tokenizer)
     with pytest.raises(RequestBodyError, match="'tokenize'") as caught:
-        chat(chat_template_kwargs={"tokenize": True}).encode(tokenizer, "it")
+        ids(chat(chat_template_kwargs={"tokenize": True}), tokenizer)
     assert caught.value.param == "chat_template_kwargs"
+
+
+def test_an_effort_is_for_templates_that_read_it() -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{{ messages[0].content }}{{ reasoning_effort }}"
+    assert ids(chat(reasoning_effort="a"), tokenizer) == [tokenizer("helloa")["input_ids"]]
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(RequestBodyError, match="not read") as caught:
+        ids(chat(reasoning_effort="low"), tokenizer)
+    assert caught.value.param == "reasoning_effort"
 
 
 def test_a_seed_for_those_that_have_none() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from forerun import Grammar, GrammarDeadEndError, GrammarError
 from forerun.errors import RequestBodyError
+from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.errors import error_response
-from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, parse_body
-from forerun.server.protocol.responses_api import parse_response
+from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
+from forerun.server.protocol.responses_api import ResponseBody
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 STRICT = {"type": "json_schema", "json_schema": {"name": "x", "description": "y", "strict": True, "schema": SCHEMA}}
@@ -23,6 +24,10 @@ def grammar(**fields: Any) -> Grammar | None:
     return chat.params.grammar
 
 
+def parse_response(body: Any, context_length: int) -> CompletionRequest:
+    return validated(ResponseBody, body).request(context_length, {})
+
+
 def test_forms() -> None:
     schema = Grammar.json_schema(SCHEMA)
     assert grammar() is None
@@ -31,6 +36,11 @@ def test_forms() -> None:
     assert grammar(response_format={"type": "json_object"}) == Grammar.json_object()
     assert grammar(response_format=STRICT) == schema
     assert grammar(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}) == schema
+    assert grammar(response_format={"type": "json_object", "schema": SCHEMA}) == schema
+    assert grammar(guided_json=SCHEMA) == grammar(guided_json=schema.text) == schema
+    assert grammar(guided_regex="a+") == Grammar.regex("a+")
+    assert grammar(guided_choice=["a", "b"]) == Grammar.choice(["a", "b"])
+    assert grammar(guided_grammar='start: "a"') == Grammar.lark('start: "a"')
     assert grammar(structured_outputs={"json": SCHEMA}) == schema
     assert grammar(structured_outputs={"json": schema.text}) == schema
     assert grammar(structured_outputs={"json_object": True}) == Grammar.json_object()
@@ -51,7 +61,7 @@ def test_forms() -> None:
         {"type": "json_schema", "json_schema": {"schema": []}},
         {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}},
         {"type": "json_schema", "json_schema": {"schema": {}, "other": 1}},
-        {"type": "json_object", "schema": {}},
+        {"type": "json_object", "schema": "a"},
         {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 70_000]}}},
     ],
 )

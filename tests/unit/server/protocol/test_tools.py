@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from doubles import FakeModel
+from forerun import LLM
 from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
 from forerun.errors import RequestBodyError
+from forerun.server.protocol.answers import Chunks, ModelTexts
 from forerun.server.protocol.requests import CHAT_URL, CompletionRequest, parse_body
-from forerun.server.protocol.responses import Responses
-from forerun.server.protocol.streaming import Chunks
-from forerun.server.protocol.tools import CallReader
+from forerun.server.protocol.tools import HermesParser
 from small_tokenizers import byte_level
 
 TEMPLATE = (
@@ -36,9 +37,10 @@ def asked(**fields: Any) -> CompletionRequest:
     return parse_body(CHAT_URL, {"messages": TALK, "tools": TOOLS, **fields}, 4096)
 
 
-def prompt(request: CompletionRequest) -> str:
-    made = tokenizer()
-    text: str = made.decode(request.encode(made, "it")[0])
+def prompt(request: CompletionRequest, template: str = TEMPLATE) -> str:
+    fake: Any = FakeModel(vocab_size=len(made := tokenizer(template)))
+    (one,) = request.requests(LLM(fake, None, tokenizer=made))
+    text: str = made.decode(one.prompt_token_ids)
     return text
 
 
@@ -54,7 +56,7 @@ def test_the_template_is_told() -> None:
 @pytest.mark.parametrize("fields", [{}, {"tools": None, "messages": [{"role": "tool", "content": "dry"}]}], ids=str)
 def test_a_template_without_tools(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestBodyError, match="does not carry tools"):
-        asked(**fields).encode(tokenizer("{{ messages[0].content }}"), "it")
+        prompt(asked(**fields), "{{ messages[0].content }}")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,6 @@ def test_a_template_without_tools(fields: dict[str, Any]) -> None:
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools"),
@@ -106,7 +107,7 @@ def answer(text: str) -> Generation:
 
 @pytest.mark.parametrize(("text", "content", "count"), TEXTS, ids=lambda value: str(value)[:20])
 def test_a_whole_answer(text: str, content: str | None, count: int) -> None:
-    body = Responses(None).body(asked(), [answer(text)], model="it", name="7", created=3)
+    body = Chunks(ModelTexts(None), asked(), [[1]], model="it", name="7", created=3).whole([answer(text)])
     (choice,) = body["choices"]
     assert choice["message"]["content"] == content and choice["finish_reason"] == ("tool_calls" if count else "stop")
     calls = choice["message"].get("tool_calls", [])
@@ -115,11 +116,17 @@ def test_a_whole_answer(text: str, content: str | None, count: int) -> None:
         assert call["function"]["name"] == "weather" and json.loads(call["function"]["arguments"]) == {"city": "Köln"}
 
 
+def test_one_call_at_most() -> None:
+    chunks = Chunks(ModelTexts(None), asked(parallel_tool_calls=False), [[1]], model="it", name="7", created=3)
+    (choice,) = chunks.whole([answer(CALL + CALL)])["choices"]
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(("text", "content", "count"), TEXTS[:8], ids=lambda value: str(value)[:20])
 def test_a_stream(text: str, content: str | None, count: int, size: int) -> None:
     request = asked(stream=True)
-    chunks = Chunks(Responses(None), request, [[1]], model="it", name="7", created=3)
+    chunks = Chunks(ModelTexts(None), request, [[1]], model="it", name="7", created=3)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     told, calls, reasons = "", [], []
     for place, piece in enumerate(pieces):
@@ -137,5 +144,5 @@ def test_a_stream(text: str, content: str | None, count: int, size: int) -> None
 
 
 def test_nothing_is_held_that_is_no_call() -> None:
-    reader = CallReader("7")
-    assert reader.push("a < b")[0] == "a < b" and reader.push("<too")[0] == "" and reader.push("l>")[0] == "<tool>"
+    parser = HermesParser(True)
+    assert [parser.push(text).content for text in ("a < b", "<too", "l>")] == ["a < b", "", "<tool>"]

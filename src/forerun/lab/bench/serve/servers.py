@@ -222,15 +222,15 @@ class InProcessEngine:
                 loop.call_soon_threadsafe(ended.set_result, output)
 
         parsed = parse_body(request.path, {**request.body, "stream": True, **more}, self._llm.target.context_length)
-        (token_ids,) = parsed.encode(self._llm.tokenizer, self._llm.target.name)
-        self._thread.submit(token_ids, parsed.params, sink, stream=True, quick=True)
+        (made,) = parsed.requests(self._llm)
+        self._thread.enter(made, sink)
         output = await ended
         if output.error is not None or output.choice is None:
             answered.error = str(output.error)
             return answered
         choice = output.choice
         answered.text, answered.num_tokens, answered.is_counted = choice.text, len(choice.token_ids), True
-        answered.prompt_tokens, answered.num_forwards = len(token_ids), choice.stats.num_forwards
+        answered.prompt_tokens, answered.num_forwards = len(made.prompt_token_ids), choice.stats.num_forwards
         answered.num_drafted = choice.stats.num_draft_tokens
         answered.num_accepted = choice.stats.num_accepted_tokens
         return answered

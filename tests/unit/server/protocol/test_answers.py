@@ -13,9 +13,9 @@ from forerun import LLM, DrafterError, EngineClosedError, Generation, PromptErro
 from forerun.engine.stats import SourceStats
 from forerun.errors import QueueFullError, RequestBodyError
 from forerun.sampling import TokenLogprob
+from forerun.server.protocol.answers import Chunks, ModelTexts, Offsets, TokenNames, completion_logprobs, usage
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
-from forerun.server.protocol.responses import Responses, TokenNames, completion_logprobs, text_offsets, usage
 from small_tokenizers import END, byte_level, ids_of
 
 TOKENIZER = byte_level()
@@ -30,9 +30,9 @@ def llm() -> LLM:
 
 def answer(llm: LLM, url: str, **fields: Any) -> tuple[CompletionRequest, list[Generation], dict[str, Any]]:
     request = parse_body(url, fields, llm.target.context_length)
-    prompts = request.encode(llm.tokenizer, "it")
+    prompts = [each.prompt_token_ids for each in request.requests(llm)]
     generations = [llm.generate([prompt], request.params)[0] for prompt in prompts]
-    body = Responses(llm.tokenizer).body(request, generations, model="it", name="7", created=3)
+    body = Chunks(ModelTexts(llm.tokenizer), request, prompts, model="it", name="7", created=3).whole(generations)
     json.dumps(body, allow_nan=False)
     return request, generations, body
 
@@ -123,10 +123,8 @@ def test_offsets_within_a_character_and_after_the_end() -> None:
 
     ids = [*TOKENIZER("a€a")["input_ids"]]
     texts = TokenTexts(TOKENIZER)
-    assert text_offsets(ids, [], texts, 3) == [0, 1, 1, 1, 2]
-    assert text_offsets(ids, [], texts, 2) == [0, 1, 1, 1, 2]
-    assert text_offsets(ids, [], texts, 1) == [0, 1, 1, 1, 1]
-    assert text_offsets(ids, [], None, 0) == [0] * 5
+    assert Offsets([], texts).push(ids) == [0, 1, 1, 1, 2]
+    assert Offsets([], None).push(ids) == [0] * 5
 
 
 def test_numbers_that_json_does_not_have() -> None:

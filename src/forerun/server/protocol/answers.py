@@ -1,0 +1,445 @@
+"""Answers of chats and completions, whole or as chunks of a stream: texts, log-probabilities, usage and figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence as Seq
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, pairwise, zip_longest
+from typing import Any
+
+from forerun.drafters.ngram.prediction import SOURCE
+from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
+from forerun.engine.stats import SequenceStats
+from forerun.engine.text import Detokenizer, TextStream, TokenTexts
+from forerun.sampling import TokenLogprob
+from forerun.server.protocol.requests import CHAT_URL, CompletionRequest
+from forerun.server.protocol.tools import CallDelta, Delta, ResponseParser, response_parser
+from forerun.utils.vocabulary import encode_text, special_tokens, token_bytes, tokens_by_id
+
+
+class TokenNames:
+    """Names of tokens in reports of log-probabilities.
+
+    A token that is not a whole number of characters is named by its bytes, `bytes:\\xe2\\x80`, as OpenAI does; a
+    special token by its text.
+
+    Args:
+        tokenizer: of the target; None if it has none: then a token is named by its id.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._bytes: dict[int, bytes] = {}
+        self._names: dict[int, str] = {}
+        if tokenizer is not None:
+            self._bytes = token_bytes(tokenizer)
+            special = {token_id: text for text, token_id in special_tokens(tokenizer).items()}
+            self._names = tokens_by_id(tokenizer) | special
+
+    def data(self, token_id: int) -> bytes:
+        """Return the bytes of a token."""
+        found = self._bytes.get(token_id)
+        return self._names.get(token_id, f"token_id:{token_id}").encode() if found is None else found
+
+    def text(self, token_id: int) -> str:
+        """Return the name of a token."""
+        data = self.data(token_id)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+_LOWEST = -9999.0
+"""Replaces minus infinity, which JSON does not have."""
+
+
+def chat_logprobs(entries: Iterable[TokenLogprob], names: TokenNames) -> dict[str, Any]:
+    """Return the `logprobs` of a chat's choice: a list of objects."""
+
+    def named(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token": names.text(token_id), "logprob": _number(logprob), "bytes": list(names.data(token_id))}
+
+    content = [
+        {**named(entry.token_id, entry.logprob), "top_logprobs": [named(*other) for other in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    token_ids: Seq[int], entries: Seq[TokenLogprob | None], offsets: Seq[int], names: TokenNames
+) -> dict[str, Any]:
+    """Return the `logprobs` of a completion's choice: four lists.
+
+    Args:
+        token_ids: [n] of the answer, after those of an echoed prompt.
+        entries: [n] their log-probabilities; None for the prompt's first token.
+        offsets: [n] start of each in the text.
+    """
+    return {
+        "tokens": [names.text(token_id) for token_id in token_ids],
+        "token_logprobs": [None if entry is None else _number(entry.logprob) for entry in entries],
+        "top_logprobs": [None if entry is None else _top(entry, names) for entry in entries],
+        "text_offset": list(offsets),
+    }
+
+
+class Offsets:
+    """Starts of tokens in a growing text, in characters; a token within a character starts with it.
+
+    Args:
+        before: tokens before the text, on which decoding may depend.
+        texts: None if the model has no tokenizer, and so no text.
+    """
+
+    def __init__(self, before: Seq[int], texts: TokenTexts | None) -> None:
+        self._detokenizer = None if texts is None else Detokenizer(texts, before)
+        self._at = 0
+
+    def push(self, token_ids: Seq[int]) -> list[int]:
+        """Return the starts of the next tokens."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._at)
+            self._at += 0 if self._detokenizer is None else len(self._detokenizer.push((token_id,)))
+        return offsets
+
+
+def _top(entry: TokenLogprob, names: TokenNames) -> dict[str, float]:
+    """Return the most probable tokens and the chosen one; of several with the same name, the most probable."""
+    found: dict[str, float] = {}
+    for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+        found.setdefault(names.text(token_id), _number(logprob))
+    return found
+
+
+def _number(logprob: float) -> float:
+    return max(logprob, _LOWEST)
+
+
+class ModelTexts:
+    """The names and texts of one target's tokens, which are made when they are needed.
+
+    Args:
+        tokenizer: the target's; None if it has none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @cached_property
+    def names(self) -> TokenNames:
+        """Return the names of tokens."""
+        return TokenNames(self.tokenizer)
+
+    @cached_property
+    def texts(self) -> TokenTexts | None:
+        """Return the texts of tokens; None if the model has no tokenizer."""
+        return None if self.tokenizer is None else TokenTexts(self.tokenizer)
+
+    def text(self, token_ids: Seq[int]) -> str:
+        """Return the text of tokens, without special ones; empty if the model has no tokenizer."""
+        if self.texts is None:
+            return ""
+        stream = TextStream(self.texts, [])
+        stream.push([*token_ids])
+        stream.finish()
+        return stream.text
+
+
+def usage(
+    request: CompletionRequest, generations: Seq[Generation], *, details: bool, reasoning_tokens: int = 0
+) -> dict[str, Any]:
+    """Count the tokens of prompts and answers. Choices of one prompt count it once.
+
+    details: include what depends on other requests and on speculation: cached prompt tokens, and accepted tokens of a
+        prediction.
+    """
+    every = list(chain.from_iterable(generation.choices for generation in generations))
+    prompt_tokens = sum(len(generation.prompt_token_ids) for generation in generations)
+    completion_tokens = sum(len(choice.token_ids) for choice in every)
+    found: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+    more: dict[str, int] = {"reasoning_tokens": reasoning_tokens} if reasoning_tokens else {}
+    if details:
+        cached = sum(generation.choices[0].stats.num_cached_tokens for generation in generations)
+        found["prompt_tokens_details"] = {"cached_tokens": cached}
+        if request.params.prediction is not None:
+            predicted = [choice.stats.sources[SOURCE] for choice in every if SOURCE in choice.stats.sources]
+            accepted = more["accepted_prediction_tokens"] = sum(each.num_accepted_tokens for each in predicted)
+            more["rejected_prediction_tokens"] = sum(each.num_draft_tokens for each in predicted) - accepted
+    return found | ({"completion_tokens_details": more} if more else {})
+
+
+def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
+    """Return the figures of all choices of a response together.
+
+    `mean_acceptance_length` is tokens per speculative step, bonus token included. `acceptance_histogram` has at index i
+    the speculative steps in which i draft tokens were accepted. `num_spec_tokens` is the deepest draft. `decisions` are
+    counts of steps by decision and reason; `sources` are drafted and accepted tokens by drafter.
+    """
+    stats = list(every)
+    reached = [sum(row) for row in zip_longest(*(each.reached_per_position for each in stats), fillvalue=0)]
+    accepted = [sum(row) for row in zip_longest(*(each.accepted_per_position for each in stats), fillvalue=0)]
+    steps = reached[0] if reached else 0
+    drafted, kept = sum(each.num_draft_tokens for each in stats), sum(each.num_accepted_tokens for each in stats)
+    decisions, of_sources = Counter[str](), dict[str, Counter[str]]()
+    for each in stats:
+        decisions.update(each.decisions)
+        for name, source in each.sources.items():
+            counts = {"num_draft_tokens": source.num_draft_tokens, "num_accepted_tokens": source.num_accepted_tokens}
+            of_sources.setdefault(name, Counter()).update(counts)
+    return {
+        "mean_acceptance_length": 1 + kept / steps if steps else 1.0,
+        "draft_acceptance_rate": kept / drafted if drafted else 0.0,
+        "acceptance_histogram": [more - most for more, most in pairwise([steps, *accepted, 0])],
+        "num_spec_steps": steps,
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": kept,
+        "num_spec_tokens": len(reached),
+        "num_forwards": sum(each.num_forwards for each in stats),
+        "decisions": decisions,
+        "sources": of_sources,
+        "seconds": {
+            "draft": sum(each.time_draft for each in stats),
+            "target": sum(each.time_target for each in stats),
+            "verify": sum(each.time_verify for each in stats),
+            "total": max((each.time_total for each in stats), default=0.0),
+        },
+    }
+
+
+@dataclass(slots=True)
+class Message:
+    """A message as far as it has been parsed.
+
+    Attributes:
+        calls: name and arguments, a JSON text, of each call.
+    """
+
+    parser: ResponseParser
+    one_call: bool = False
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: CompletionRequest) -> Message:
+        """Begin a message of an answer."""
+        return cls(response_parser(request.tools), request.one_call)
+
+    def push(self, text: str, *, last: bool) -> Delta:
+        """Add text, and return what it adds to the message. last: nothing follows."""
+        delta = self.parser.push(text, last=last)
+        if self.one_call:
+            delta.calls = [call for call in delta.calls if call.index == 0]
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        for call in delta.calls:
+            if call.index == len(self.calls):
+                self.calls.append((call.name or "", ""))
+            name, arguments = self.calls[call.index]
+            self.calls[call.index] = name, arguments + call.arguments
+        return delta
+
+    def reasoning_tokens(self, tokenizer: Any) -> int:
+        """Return the tokens of its reasoning."""
+        return len(encode_text(tokenizer, self.reasoning, special=False)) if self.reasoning else 0
+
+
+class Chunks:
+    """Makes the body or the chunks of one answer.
+
+    Args:
+        texts: of the target.
+        prompts: token ids of each of the request's prompts.
+        model: the name of the model.
+        name: unique among answers.
+        created: Unix time in seconds.
+
+    Attributes:
+        num_events: 0, since chunks have no numbers.
+    """
+
+    ends_with_done = True
+    num_events = 0
+
+    def __init__(
+        self,
+        texts: ModelTexts,
+        request: CompletionRequest,
+        prompts: Seq[Seq[int]],
+        *,
+        model: str,
+        name: str,
+        created: int,
+    ) -> None:
+        self._texts, self._request, self._prompts, self._name = texts, request, prompts, name
+        self._chat = request.url == CHAT_URL
+        kind = "chat.completion" if self._chat else "text_completion"
+        self._whole = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{name}",
+            "object": kind,
+            "created": created,
+            "model": model,
+        }
+        self._head = self._whole | {"object": f"{kind}.chunk" if self._chat else kind}
+        self._offsets: dict[int, Offsets] = {}  # of the choices that have begun
+        self._detokenizers: dict[int, Detokenizer] = {}
+        self._messages: dict[int, Message] = {}
+        self._stats: list[SequenceStats] = []  # of those that have ended
+
+    def whole(self, generations: Seq[Generation], *, details: bool = True) -> dict[str, Any]:
+        """Return the body of the answer.
+
+        Args:
+            generations: of each of the request's prompts.
+            details: include what depends on other requests and on speculation.
+        """
+        choices = []
+        for prompt, generation in enumerate(generations):
+            for choice in generation.choices:
+                index = prompt * self._request.params.n + choice.index
+                made = self._message(index, choice) if self._chat else self._text(prompt, generation, choice)
+                choices.append({"index": index, "finish_reason": choice.finish_reason, **made})
+        self._stats = [choice.stats for generation in generations for choice in generation.choices]
+        body = {**self._whole, "choices": choices, "usage": self._usage(generations, details)}
+        return body | (self._metrics() if details else {})
+
+    def _usage(self, generations: Seq[Generation], details: bool) -> dict[str, Any]:
+        reasoning = sum(each.reasoning_tokens(self._texts.tokenizer) for each in self._messages.values())
+        return usage(self._request, generations, details=details, reasoning_tokens=reasoning)
+
+    def _message(self, index: int, choice: Choice) -> dict[str, Any]:
+        parsed = self._messages[index] = Message.of(self._request)
+        parsed.push(choice.text, last=True)
+        content = parsed.content.strip() if parsed.calls else parsed.content
+        content_or_none = content if content or not parsed.calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content_or_none, "refusal": None}
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
+        if parsed.calls:
+            calls = [CallDelta(place, *call) for place, call in enumerate(parsed.calls)]
+            message["tool_calls"] = [self._call(index, call, whole=True) for call in calls]
+        logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, self._texts.names)
+        return {"message": message, "logprobs": logprobs, "finish_reason": _reason(choice.finish_reason, parsed)}
+
+    def _call(self, index: int, call: CallDelta, *, whole: bool = False) -> dict[str, Any]:
+        """Return a call, or the piece of one; a chunk's has its index."""
+        place = {} if whole else {"index": call.index}
+        if call.name is None:
+            return {**place, "function": {"arguments": call.arguments}}
+        function = {"name": call.name, "arguments": call.arguments}
+        return {**place, "id": f"call_{self._name}_{index}_{call.index}", "type": "function", "function": function}
+
+    def _text(self, prompt: int, generation: Generation, choice: Choice) -> dict[str, Any]:
+        echoed = generation.prompt_token_ids if self._request.echo else []
+        text = self._prompt_text(prompt) + choice.text if self._request.echo else choice.text
+        if choice.logprobs is None:
+            return {"text": text, "logprobs": None}
+        token_ids = [*echoed, *choice.token_ids]
+        entries = [*(generation.prompt_logprobs or [] if self._request.echo else []), *choice.logprobs]
+        starts = self._new_offsets(prompt).push(token_ids)
+        offsets = [min(at, len(text)) for at in starts]  # the text may end before the last tokens do
+        return {"text": text, "logprobs": completion_logprobs(token_ids, entries, offsets, self._texts.names)}
+
+    def _new_offsets(self, prompt: int) -> Offsets:
+        return Offsets([] if self._request.echo else self._prompts[prompt], self._texts.texts)
+
+    def _prompt_text(self, prompt: int) -> str:
+        """Return the text of one of the prompts, as it is echoed."""
+        given = self._request.prompts[prompt]
+        return given if isinstance(given, str) else self._texts.text(self._prompts[prompt])
+
+    def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of one output; none if there is nothing to show yet.
+
+        Args:
+            prompt: index of the prompt that it answers.
+        """
+        chunk = output.chunk
+        index = prompt * self._request.params.n + chunk.index
+        if index not in self._offsets:
+            yield from self._opening(prompt, index)
+        drafts = self._request.include_drafts and chunk.token_ids
+        if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs or drafts):
+            return
+        made = self._made(index, chunk)
+        if self._request.include_drafts:
+            made["choices"][0]["drafts"] = self._drafts(prompt, index, chunk)
+        if output.choice is not None:
+            self._stats.append(output.choice.stats)
+            last = len(self._stats) == len(self._prompts) * self._request.params.n
+            if last and not self._request.include_usage:  # clients look for a choice in every chunk but the usage's
+                made |= self._metrics()
+        yield made
+
+    def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
+        """Yield a last chunk, without choices, if the request includes the usage."""
+        if self._request.include_usage:
+            yield {**self._head, "choices": [], "usage": self._usage(generations, details=True), **self._metrics()}
+
+    def failure(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the chunk that ends a stream with an error. body: as `error_response` makes it."""
+        return body
+
+    def _metrics(self) -> dict[str, Any]:
+        return {"metrics": {"speculative_decoding": speculation_metrics(self._stats)}}
+
+    def _made(self, index: int, chunk: StreamChunk) -> dict[str, Any]:
+        """Return the chunk of one step."""
+        logprobs, reason = self._logprobs(index, chunk), chunk.finish_reason
+        if not self._chat:
+            return self._chunk(index, chunk.text, logprobs, reason)
+        message = self._messages[index]
+        delta = message.push(chunk.text, last=reason is not None)
+        more: dict[str, Any] = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+        if delta.calls:
+            more["tool_calls"] = [self._call(index, call) for call in delta.calls]
+        return self._chunk(index, delta.content, logprobs, _reason(reason, message), **more)
+
+    def _drafts(self, prompt: int, index: int, chunk: StreamChunk) -> list[list[str | None]]:
+        """Return [text, drafter] of each token; None for the target's own tokens, "draft" for an unnamed drafter."""
+        if self._texts.texts is None:
+            return []
+        if index not in self._detokenizers:
+            self._detokenizers[index] = Detokenizer(self._texts.texts, self._prompts[prompt])
+        sources = chunk.sources or ("draft",) * chunk.num_accepted_draft
+        drafters = [*sources, *[None] * (len(chunk.token_ids) - len(sources))]
+        texts = [self._detokenizers[index].push((token_id,)) for token_id in chunk.token_ids]
+        if texts and chunk.finish_reason is not None:
+            texts[-1] += self._detokenizers[index].flush()
+        return [[text, drafter] for text, drafter in zip(texts, drafters, strict=True)]
+
+    def _opening(self, prompt: int, index: int) -> Iterator[dict[str, Any]]:
+        """Yield the beginning of a choice: the role, or the echoed prompt."""
+        self._offsets[index] = self._new_offsets(prompt)
+        if self._chat:
+            self._messages[index] = Message.of(self._request)
+            yield self._chunk(index, "", None, None, role="assistant")
+        elif self._request.echo:
+            yield self._chunk(index, self._prompt_text(prompt), None, None)
+
+    def _logprobs(self, index: int, chunk: StreamChunk) -> dict[str, Any] | None:
+        if chunk.logprobs is None:
+            return None
+        if self._chat:
+            return chat_logprobs(chunk.logprobs, self._texts.names)
+        offsets = self._offsets[index].push(chunk.token_ids)
+        return completion_logprobs(chunk.token_ids, chunk.logprobs, offsets, self._texts.names)
+
+    def _chunk(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None, **delta: Any
+    ) -> dict[str, Any]:
+        content = {"delta": {**delta, "content": text}} if self._chat else {"text": text}
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {**self._head, "choices": [choice]}
+
+
+def _reason(reason: str | None, message: Message) -> str | None:
+    return "tool_calls" if reason == "stop" and message.calls else reason

@@ -1,0 +1,272 @@
+"""Requests and answers of /v1/messages, Anthropic's form of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from forerun.engine.chat_template import encode
+from forerun.engine.results import Choice, Generation, StepOutput
+from forerun.engine.text import Detokenizer
+from forerun.errors import PromptError, RequestBodyError
+from forerun.server.protocol.answers import Message, ModelTexts, speculation_metrics
+from forerun.server.protocol.bodies import Count, GenerationBody, Part, Strings, TextPart, TextParts
+from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest
+
+
+class ThinkingBlock(TypedDict):
+    """What the model has thought."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class ToolUse(TypedDict):
+    """A call of the model."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResult(TypedDict):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: NotRequired[str | TextParts]
+
+
+Block = Annotated[TextPart | ThinkingBlock | ToolUse | ToolResult, Field(discriminator="type")]
+
+
+class Turn(TypedDict):
+    """A message."""
+
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[Block], Field(fail_fast=True)]
+
+
+class FunctionTool(TypedDict):
+    """A function that the model may call."""
+
+    type: NotRequired[Literal["custom"]]
+    name: str
+    description: NotRequired[str]
+    input_schema: dict[str, Any]
+
+
+class ToolChoice(Part):
+    """Whether the model may call functions; no call can be forced."""
+
+    type: Literal["auto", "none"]
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Part):
+    """Whether the model thinks, where its chat template can switch it. A budget is not held to."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Count | None = None
+
+
+class MessagesBody(GenerationBody):
+    """The body of /v1/messages and, without max_tokens, of /v1/messages/count_tokens."""
+
+    messages: Annotated[list[Turn], Field(fail_fast=True)] = Field(
+        description="a list of messages of user and assistant, each a text or blocks of text, thinking, tool_use and "
+        "tool_result"
+    )
+    system: str | TextParts | None = Field(None, description="a text, or a list of blocks of text")
+    max_tokens: Count | None = None
+    stop_sequences: Strings | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+    def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
+        """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
+        if self.max_tokens is None:
+            raise RequestBodyError("max_tokens is missing. Give the most tokens of the answer.", param="max_tokens")
+        if self.n is not None:
+            raise RequestBodyError("n is not supported: there is one answer. Leave it out.", param="n")
+        stops = {"stop": self.stop_sequences} if self.stop_sequences else {}
+        choice = self.tool_choice or ToolChoice(type="auto")
+        return CompletionRequest(
+            MESSAGES_URL,
+            self.model,
+            [self._chat()],
+            self.params(own, max_tokens=min(self.max_tokens, context_length), **stops),
+            stream=bool(self.stream),
+            template_options=self._template_options(),
+            tools=() if choice.type == "none" else self._tools(),
+            one_call=choice.disable_parallel_tool_use,
+        )
+
+    def count(self, tokenizer: Any, name: str) -> int:
+        """Return the number of the prompt's tokens. Raises RequestBodyError. name: of the target, for messages."""
+        options = self._template_options() | ({"tools": [*self._tools()]} if self.tools else {})
+        try:
+            return len(encode(self._chat(), tokenizer, name, options))
+        except PromptError as error:
+            raise RequestBodyError(str(error), "messages") from None
+
+    def _template_options(self) -> dict[str, Any]:
+        return {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+
+    def _tools(self) -> tuple[dict[str, Any], ...]:
+        """Return the tools of a chat."""
+        names = {"name": "name", "description": "description", "input_schema": "parameters"}
+        given: list[Any] = [*(self.tools or ())]
+        functions = ({new: tool[old] for old, new in names.items() if old in tool} for tool in given)
+        return tuple({"type": "function", "function": function} for function in functions)
+
+    def _chat(self) -> list[dict[str, Any]]:
+        """Return the messages of a chat."""
+        chat = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
+        for turn in self.messages:
+            chat += _messages(turn["role"], turn["content"])
+        return chat
+
+
+def _messages(role: str, content: str | list[Block]) -> Iterator[dict[str, Any]]:
+    """Yield a turn as messages of a chat: the results of calls, then the rest."""
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    of: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_use": [], "tool_result": []}
+    for block in content:
+        of[block["type"]].append(block)
+    for result in of["tool_result"]:
+        yield {"role": "tool", "tool_call_id": result["tool_use_id"], "content": _text(result.get("content", ""))}
+    message: dict[str, Any] = {"role": role, "content": _text(of["text"])}
+    if of["thinking"]:
+        message["reasoning_content"] = "".join(block["thinking"] for block in of["thinking"])
+    if of["tool_use"]:
+        functions = [{"name": use["name"], "arguments": use["input"]} for use in of["tool_use"]]
+        calls = zip(of["tool_use"], functions, strict=True)
+        message["tool_calls"] = [{"id": use["id"], "type": "function", "function": each} for use, each in calls]
+    if message["content"] or len(message) > 2 or not of["tool_result"]:
+        yield message
+
+
+def _text(content: str | TextParts) -> str:
+    return content if isinstance(content, str) else "".join(block["text"] for block in content)
+
+
+class MessageEvents:
+    """Makes the body or the events of one answer; arguments as of `Chunks`.
+
+    Attributes:
+        num_events: 0, since events have no numbers.
+    """
+
+    ends_with_done = False
+    num_events = 0
+
+    def __init__(
+        self,
+        texts: ModelTexts,
+        request: CompletionRequest,
+        prompts: Seq[Seq[int]],
+        *,
+        model: str,
+        name: str,
+        created: int,
+    ) -> None:
+        self._texts, self._request, self._name, (self._prompt,) = texts, request, name, prompts
+        self._head = {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model}
+        self._message: Message | None = None  # of a stream that has begun
+        self._num_blocks, self._open, self._blank = 0, "", ""  # the open block's kind; white space before a text
+
+    def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
+        """Return the body of the answer."""
+        (choice,) = generations[0].choices
+        message = Message.of(self._request)
+        message.push(choice.text, last=True)
+        text = message.content.strip() if message.calls else message.content
+        content: list[dict[str, Any]] = []
+        if message.reasoning:
+            content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+        if text.strip():
+            content.append({"type": "text", "text": text})
+        for index, (name, arguments) in enumerate(message.calls):
+            content.append(self._tool_use(index, name) | {"input": json.loads(arguments or "{}")})
+        usage, metrics = self._usage(choice), {"speculative_decoding": speculation_metrics([choice.stats])}
+        return {**self._head, "content": content, **self._end(choice, message), "usage": usage, "metrics": metrics}
+
+    def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
+        """Yield the events of one output."""
+        if self._message is None:
+            self._message = Message.of(self._request)
+            usage = {"input_tokens": len(self._prompt), "output_tokens": 0}
+            empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+            yield {"type": "message_start", "message": {**self._head, **empty}}
+        delta = self._message.push(output.chunk.text, last=output.chunk.finish_reason is not None)
+        if delta.reasoning:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            yield from self._piece("thinking", block, {"type": "thinking_delta", "thinking": delta.reasoning})
+        text = self._blank + delta.content
+        self._blank = "" if text.strip() or self._open == "text" else text
+        if text and not self._blank:
+            yield from self._piece("text", {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
+        for call in delta.calls:
+            block = self._tool_use(call.index, call.name or "")
+            piece = {"type": "input_json_delta", "partial_json": call.arguments}
+            yield from self._piece(f"call {call.index}", block, piece)
+
+    def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
+        """Yield the events that end the stream."""
+        (choice,) = generations[0].choices
+        assert self._message is not None
+        yield from self._close()
+        metrics = {"speculative_decoding": speculation_metrics([choice.stats])}
+        end = {"delta": self._end(choice, self._message), "usage": self._usage(choice), "metrics": metrics}
+        yield {"type": "message_delta", **end}
+        yield {"type": "message_stop"}
+
+    def failure(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the event that ends a stream with an error. body: as `error_response` makes it."""
+        return {"type": "error", **body}
+
+    def _piece(self, kind: str, block: dict[str, Any], delta: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the events of a piece of a block; block: its beginning, where none of this kind is open."""
+        if self._open != kind:
+            yield from self._close()
+            self._open = kind
+            yield {"type": "content_block_start", "index": self._num_blocks, "content_block": block}
+        yield {"type": "content_block_delta", "index": self._num_blocks, "delta": delta}
+
+    def _close(self) -> Iterator[dict[str, Any]]:
+        if self._open:
+            yield {"type": "content_block_stop", "index": self._num_blocks}
+            self._open, self._num_blocks = "", self._num_blocks + 1
+
+    def _tool_use(self, index: int, name: str) -> dict[str, Any]:
+        return {"type": "tool_use", "id": f"toolu_{self._name}_{index}", "name": name, "input": {}}
+
+    def _end(self, choice: Choice, message: Message) -> dict[str, Any]:
+        """Return why an answer has ended."""
+        if choice.finish_reason != "stop":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if message.calls:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        stop = None
+        if self._request.params.stop and self._texts.texts is not None:
+            after = Detokenizer(self._texts.texts, self._prompt).push(choice.token_ids)[len(choice.text) :]
+            stop = next((each for each in self._request.params.stop if after.startswith(each)), None)
+        return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
+
+    def _usage(self, choice: Choice) -> dict[str, int]:
+        cached = choice.stats.num_cached_tokens
+        return {
+            "input_tokens": len(self._prompt) - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": len(choice.token_ids),
+        }

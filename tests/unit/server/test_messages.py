@@ -1,0 +1,180 @@
+"""/v1/messages: the answers of the chat's offline twin, in Anthropic's form, whole and as events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from forerun import Generation, SamplingParams
+from forerun.engine.results import Choice, StepOutput, StreamChunk
+from forerun.engine.stats import SequenceStats
+from forerun.server.protocol.answers import ModelTexts
+from forerun.server.protocol.bodies import validated
+from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
+from serving import NAME, Served, fake_llm, serving
+from small_tokenizers import byte_level
+
+URL = "/v1/messages"
+TALK: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+TOOL = {"name": "weather", "description": "Tell.", "input_schema": {"type": "object"}}
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, each named by its type."""
+    found = []
+    for part in text.strip().split("\n\n"):
+        name, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def joined(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The content blocks that events make, and how the answer ends."""
+    blocks: list[dict[str, Any]] = []
+    is_open, pieces = False, ""
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert not is_open and event["index"] == len(blocks)
+            blocks.append(dict(event["content_block"]))
+            is_open, pieces = True, ""
+        elif event["type"] == "content_block_delta":
+            assert is_open and event["index"] == len(blocks) - 1
+            delta = event["delta"]
+            pieces += delta.get("text") or delta.get("thinking") or delta.get("partial_json", "")
+        elif event["type"] == "content_block_stop":
+            kind = blocks[-1]["type"]
+            blocks[-1] |= {"input": json.loads(pieces)} if kind == "tool_use" else {kind: pieces}
+            is_open = False
+    assert not is_open
+    kinds = [event["type"] for event in events]
+    assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
+    return blocks, events[-2]["delta"]
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_an_answer(served: Served, http: httpx.Client, speculative: bool) -> None:
+    body = {**TALK, "model": NAME, "system": [{"type": "text", "text": "a"}], "speculative": speculative}
+    twin = served.llm.generate(
+        [{"role": "system", "content": "a"}, *TALK["messages"]], SamplingParams(temperature=0, max_tokens=9)
+    )
+    answer = http.post(URL, json=body).json()
+    assert answer["content"] == [{"type": "text", "text": twin.text}] and answer["stop_reason"] == "max_tokens"
+    assert answer["type"] == "message" and answer["role"] == "assistant" and answer["id"].startswith("msg_")
+    usage = answer["usage"]
+    assert usage["output_tokens"] == 9
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(twin.prompt_token_ids)
+    events = events_of(http.post(URL, json={**body, "stream": True}).text)
+    assert joined(events) == (answer["content"], {"stop_reason": "max_tokens", "stop_sequence": None})
+    counted = http.post(f"{URL}/count_tokens", json={"messages": body["messages"], "system": "a"}).json()
+    assert counted == {"input_tokens": len(twin.prompt_token_ids)}
+
+
+def test_which_stop_sequence_it_was(http: httpx.Client) -> None:
+    text = http.post(URL, json=TALK).json()["content"][0]["text"]
+    stopped = http.post(URL, json={**TALK, "stop_sequences": ["nowhere", text[3:5]]}).json()
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", text[3:5])
+    ended = http.post(URL, json={**TALK, "stop_token_ids": list(range(250))}).json()
+    assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
+
+
+def test_turns_are_messages_of_a_chat() -> None:
+    use = {"type": "tool_use", "id": "1", "name": "weather", "input": {"city": "Rome"}}
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}, use]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "dry"}]},
+                {"type": "text", "text": "so?", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+    ]
+    request = validated(
+        MessagesBody,
+        {**TALK, "messages": messages, "tools": [TOOL], "system": "a", "thinking": {"type": "disabled"}},
+    ).request(4096, {})
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    assert request.prompts == [
+        [
+            {"role": "system", "content": "a"},
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "dry"},
+            {"role": "user", "content": "so?"},
+        ]
+    ]
+    function = {"name": "weather", "description": "Tell.", "parameters": {"type": "object"}}
+    assert request.tools == ({"type": "function", "function": function},)
+    assert request.template_options == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_calls_and_text_around_them(size: int) -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+    text = f" Let me see.\n{call}\n{call}"
+    request = validated(MessagesBody, {**TALK, "tools": [TOOL]}).request(4096, {})
+
+    def form() -> MessageEvents:
+        return MessageEvents(ModelTexts(byte_level()), request, [[1]], model="it", name="7", created=3)
+
+    choice = Choice(0, text, [1], None, "stop", SequenceStats())
+    generations = [Generation([1], [choice])]
+    whole = form().whole(generations)
+    uses = [{"type": "tool_use", "name": "weather", "input": {"city": "Köln"}, "id": f"toolu_7_{i}"} for i in range(2)]
+    assert whole["content"] == [{"type": "text", "text": "Let me see."}, *uses]
+    assert whole["stop_reason"] == "tool_use"
+    streamed, events = form(), []
+    for at in range(0, len(text), size):
+        ends = at + size >= len(text)
+        chunk = StreamChunk(text[at : at + size], [1], finish_reason="stop" if ends else None)
+        events += streamed.of(0, StepOutput(1, chunk, choice if ends else None))
+    blocks, end = joined([*events, *streamed.last(generations)])
+    blocks[0]["text"] = blocks[0]["text"].strip()
+    assert blocks == whole["content"]
+    assert end == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "max_tokens": {"max_tokens": None},
+    "messages": {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+    "tools": {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+    "tool_choice": {"tool_choice": {"type": "any"}},
+    "n": {"n": 2},
+    "container": {"container": "x"},
+}
+
+
+@pytest.mark.parametrize(("param", "fields"), REFUSED.items(), ids=REFUSED.keys())
+def test_what_is_refused(http: httpx.Client, param: str, fields: dict[str, Any]) -> None:
+    response = http.post(URL, json={**TALK, **fields})
+    assert response.status_code == 400 and response.json()["type"] == "error"
+    assert response.json()["error"]["param"] == param
+
+
+def test_the_key_may_come_in_a_header_of_its_own() -> None:
+    with serving(fake_llm(), api_key=("one",)) as served:
+        for key, status in (("one", 200), ("two", 401)):
+            assert httpx.post(served.url + URL, json=TALK, headers={"x-api-key": key}).status_code == status
+
+
+def test_a_failure_in_a_stream(served: Served, http: httpx.Client) -> None:
+    count = 0
+
+    def fail(_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 4:
+            raise RuntimeError("secret")
+
+    model: Any = served.llm.target
+    model.before_forward = fail
+    try:
+        told = events_of(http.post(URL, json={**TALK, "stream": True}).text)
+    finally:
+        model.before_forward = lambda _: None
+    assert told[-1]["type"] == "error" and "secret" not in str(told)
