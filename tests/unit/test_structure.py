@@ -6,9 +6,9 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 38_850
-MOST_CORE_STATEMENTS = 29_100
-MOST_FILES = 426
+MOST_STATEMENTS = 40_150
+MOST_CORE_STATEMENTS = 30_350
+MOST_FILES = 431
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
 
@@ -18,9 +18,9 @@ def test_nothing_grows_unnoticed() -> None:
     assert found["statements"] <= MOST_STATEMENTS
     assert found["statements of the core"] <= MOST_CORE_STATEMENTS
     assert found["files in src"] <= MOST_FILES
-    assert found["top-level entries"] <= 18
+    assert found["top-level entries"] <= 19
     assert found["class names defined more than once"] <= 10
-    assert found["options"] <= 310 and found["words of documents"] <= 30_700
+    assert found["options"] <= 311 and found["words of documents"] <= 32_500
 
 
 def test_what_counts_as_a_statement() -> None:
