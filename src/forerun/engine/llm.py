@@ -408,8 +408,7 @@ class LLM:
         """Make a request of each prompt. Any thread may call this, at any time.
 
         Args:
-            prompts: as `split_prompts` returns them.
-            params: as `sampling_of` returns them.
+            prompts, params: as `split_prompts` and `sampling_of` return them.
             template_options: what a chat's template is given beside the messages.
             stream, flow: as of `Engine.requests`.
 

@@ -174,14 +174,17 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
     return kept, max(kept, read if not is_streamed else kept + read) + largest + min(largest, _PART)
 
 
-def experts_nbytes(model: Any, spec: DecoderSpec, storage: WeightStorage) -> int:
-    """Return the bytes that weights of experts take. Arguments as `weight_nbytes`."""
+def experts_nbytes(model: Any, spec: DecoderSpec, storage: WeightStorage) -> tuple[int, int]:
+    """Return the bytes that weights of experts take, and those that a token reads. Arguments as `weight_nbytes`."""
+    if spec.experts is None:
+        return 0, 0
     names = {name for parts in stacked(spec).values() for each in parts for name in each}
-    return sum(
+    taken = sum(
         storage.linear(name, parameter.shape, is_outer=False)
         for name, _, parameter in _parameters(model)
         if name in names and parameter.dim() == 2
     )
+    return taken, taken * spec.experts.top // spec.experts.count
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -293,10 +296,8 @@ def model_memory(
     quantize: str | None = None,
     kv_cache_dtype: str = AUTO,
 ) -> ModelMemory:
-    """Return the memory of a model that `load_model` loads with these arguments. Only the headers of its files are
-    read.
-
-    Keys and values are those of the configuration's heads, the same in every layer.
+    """Return the memory of a model that `load_model` loads with these arguments, by the headers of its files. Keys and
+    values are those of the configuration's heads, the same in every layer.
 
     Raises:
         ConfigError, ModelLoadError, UnsupportedModelError: as `load_model`, as far as the headers show.
@@ -322,9 +323,8 @@ def model_memory(
     kept, loading = weight_nbytes(empty, storage, None if tokens is None else len(tokens))
     kept += step_nbytes(config, served) if is_triton else 0
     # of other models, all weights are in memory while they are loaded
-    can_stream = storage.is_native and not has_adapter and (quantization or mixture) is not None
-    shape = spec_of(config).experts if can_stream else None
-    experts = 0 if shape is None else experts_nbytes(empty, spec_of(config), storage)
+    streams = storage.is_native and not has_adapter and (quantization or mixture) is not None
+    experts, read = experts_nbytes(empty, spec_of(config), storage) if streams else (0, 0)
     return ModelMemory(
         name=source.name,
         number_format=quantization or mixture or str(served).removeprefix("torch."),
@@ -337,7 +337,7 @@ def model_memory(
         vocab_size=config.vocab_size,
         width=_row_width(config, is_fused=is_fused),
         experts=experts,
-        experts_read=0 if shape is None else experts * shape.top // shape.count,
+        experts_read=read,
     )
 
 

@@ -44,6 +44,7 @@ class Terminal:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             _child(arguments)
+        os.set_blocking(self.fd, False)  # a key that comes while the other end closes may wait for ever
         self.seen = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 

@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -41,19 +41,27 @@ _ALIGNMENT = 64
 
 _lock = threading.Lock()
 _chunks: dict[Path | None, tuple[Tensor, int]] = {}  # by the folder of its file, the present one and what is used
-experts_in: ContextVar[Path | None] = ContextVar("experts_in", default=None)
-"""A folder for the experts of the model that is loaded, which memory does not hold; None: they lie in memory."""
+_experts: ContextVar[Path | None] = ContextVar("experts", default=None)
 _folder: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
 @contextmanager
-def expert_memory() -> Iterator[None]:
-    """Let the weights that are packed in this context lie where experts lie."""
-    token = _folder.set(experts_in.get())
+def _set(variable: ContextVar[Path | None], folder: Path | None) -> Iterator[None]:
+    token = variable.set(folder)
     try:
         yield
     finally:
-        _folder.reset(token)
+        variable.reset(token)
+
+
+def experts_in(folder: Path | None) -> AbstractContextManager[None]:
+    """Let the experts of models that are loaded in a context lie in this folder; None: in memory."""
+    return _set(_experts, folder)
+
+
+def expert_memory() -> AbstractContextManager[None]:
+    """Let weights that are packed in a context lie where experts lie."""
+    return _set(_folder, _experts.get())
 
 
 def weight_memory(nbytes: int) -> Tensor:

@@ -93,12 +93,8 @@ def load_model(
         UnsupportedModelError: the architecture cannot be served exactly (named, with the reason).
         DeviceMemoryError, DeviceError: the device has no memory left for it, or fails.
     """
-    token = experts_in.set(_disk() if experts_on_disk else None)
-    try:
-        with as_memory_errors(f"{name} cannot be loaded"):
-            source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize, kv_cache_dtype)
-    finally:
-        experts_in.reset(token)
+    with as_memory_errors(f"{name} cannot be loaded"), experts_in(_disk() if experts_on_disk else None):
+        source, model, is_finite = _load(name, dtype, kind, device, adapter, quantize, kv_cache_dtype)
     log_source_notes(source, model, name, is_asked_for=quantize == UNQUANTIZED)
     model.exactness = self_test(model, is_finite=is_finite)
     return_freed_memory()
