@@ -303,12 +303,11 @@ def model_memory(
         ConfigError, ModelLoadError, UnsupportedModelError: as `load_model`, as far as the headers show.
     """
     check_dtype(dtype)
-    requested = check_quantization(quantize, dtype)
+    requested, has_adapter = check_quantization(quantize, dtype), adapter is not None
     target_device, source = resolve_device(device), find_source(name)
     config = source.plain_config()
     is_fused = served_kind("auto", source, config) == "fused"
     quantization = requested or check_quantization(source.quantization(), dtype)
-    has_adapter = adapter is not None
     served = served_dtype(source, dtype, is_quantized=quantization not in (None, UNQUANTIZED))
     mixture = mixture_as_stored(source, quantization, target_device, served, is_fused=is_fused, adapted=has_adapter)
     quantization = None if quantization == UNQUANTIZED else quantization
