@@ -20,9 +20,10 @@ LEAST_PROB = 0.1
 """Probability of nodes that are worth a look: trees have many below it."""
 TRIM_GAIN = 1.02
 """Rate over plain decoding that a cut draft must promise: below it, the estimate is the larger part."""
-PATIENCE = 8.0
-"""Searches that a sequence is granted, and that it can save up at most: each costs one, and what drafts save pays."""
-REST_SHARE, MOST_REST = 0.004, 64
+PATIENCE, FIRST_SHARE = 8.0, 0.1
+"""Searches that a sequence can save up at most: each costs one, and what drafts save pays. At first it is granted as
+many, but for no more than this share of a plain step."""
+REST_SHARE, MOST_REST = 0.0025, 64
 """Share of the time of plain steps that searches of a sequence may cost which has none left, and the most steps that it
 then rests."""
 SEARCH_MEMORY = 32
@@ -44,7 +45,10 @@ class TrimmingPolicy(SpeculationPolicy):
         self._steps = 0
         self._priced: tuple[list[Sequence], list[float]] | None = None  # prices that stand, and for which sequences
         self._left = 0  # steps for which they stand
-        self._rest = 1  # steps between the searches of a sequence that has none left
+        self._first, self._rest = (
+            PATIENCE,
+            1,
+        )  # searches granted, and steps between those of a sequence without any left
         self._asked = 0  # sequences for which the present step searches; 0 if it computes drafts besides
         self._search = 0.0  # mean seconds of a search
         self._granted: dict[Sequence, float] = {}  # searches that are left
@@ -106,8 +110,9 @@ class TrimmingPolicy(SpeculationPolicy):
         if self._asked:
             self._search += (cost.time_draft / self._asked - self._search) / min(self._steps, SEARCH_MEMORY)
             if self._priced is not None:
-                allowed = REST_SHARE * self._priced[1][0] / len(outcomes)
-                self._rest = min(max(round(self._search / allowed), 1), MOST_REST)
+                plain = self._priced[1][0] / len(outcomes)
+                self._first = min(max(FIRST_SHARE * plain / self._search, 1.0), PATIENCE)
+                self._rest = min(max(round(self._search / (REST_SHARE * plain)), 1), MOST_REST)
         learn_rows(self.costs, cost, outcomes, self._steps)
 
     def stop(self, sequence: Sequence) -> None:
@@ -117,7 +122,7 @@ class TrimmingPolicy(SpeculationPolicy):
 
     def _searches(self, sequence: Sequence) -> bool:
         """Return whether the next step looks for a draft of this sequence, and take what that costs."""
-        granted = self._granted.get(sequence, PATIENCE)
+        granted = self._granted.get(sequence, self._first)
         if granted >= 1:
             self._granted[sequence] = granted - 1
         elif sequence.constraint is None and self._steps < self._due.get(sequence, 0):
