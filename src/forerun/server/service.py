@@ -19,9 +19,9 @@ from forerun.errors import QueueFullError, RequestBodyError
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import MetricFactory, Metrics, Prometheus
 from forerun.server.options import ServerOptions
-from forerun.server.protocol.answers import ModelTexts
+from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest
-from forerun.server.protocol.tools import check_template_carries
+from forerun.server.protocol.tools import check_calls
 from forerun.server.traffic_journal import ServerJournal, category_of
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Service:
         tenant: None without keys: then each body has its own share of the engine.
         """
         owned = replace(completion, params=replace(completion.params, tenant=tenant))
-        return owned.requests(self.llm, tenant or object())
+        return owned.requests(self.llm, self.texts, tenant or object())
 
     @contextmanager
     def admitted(self, completion: CompletionRequest) -> Iterator[None]:
@@ -182,7 +182,7 @@ class Service:
         if not getattr(self.llm.tokenizer, "chat_template", None):
             found["chat"] = "the model has no chat template"
         try:
-            check_template_carries(self.llm.tokenizer, "tools")
+            check_calls(self.texts.response_format(has_tools=True), self.llm.tokenizer, "tools")
         except RequestBodyError:
             found["tools"] = "the chat template does not carry them in the known format"
         if find_spec("llguidance") is None:

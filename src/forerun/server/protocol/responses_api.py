@@ -11,8 +11,9 @@ from typing_extensions import TypedDict
 
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
-from forerun.server.protocol.answers import ModelTexts, chat_logprobs, speculation_metrics
+from forerun.server.protocol.answers import chat_logprobs, speculation_metrics
 from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of
+from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest
 
 RESPONSES_URL = "/v1/responses"
