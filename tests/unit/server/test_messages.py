@@ -11,9 +11,9 @@ import pytest
 from forerun import Generation, SamplingParams
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
-from forerun.server.protocol.answers import ModelTexts
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
+from forerun.server.protocol.model_texts import ModelTexts
 from serving import NAME, Served, fake_llm, serving
 from small_tokenizers import byte_level
 

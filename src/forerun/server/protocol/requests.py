@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from forerun.chat.response_format import ResponseFormat
 from forerun.chat.response_parser import ResponseParser
-from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
+from forerun.config import MAX_TOP_LOGPROBS, Grammar, SamplingParams
 from forerun.engine import LLM
 from forerun.engine.chat_template import Prompt, encode
 from forerun.engine.sequence import Request
@@ -100,8 +100,8 @@ class CompletionRequest:
         try:
             if self.forced is not None:
                 limit = llm.target.context_length
-                prompts = [encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)]
-                params = self._forced(self.forced, form, texts, prompts[0])
+                ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)
+                prompts, params = [ids], replace(params, grammar=self._grammar(self.forced, form, texts, ids))
             made = llm.requests(prompts, params, options, stream=self.stream, flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
@@ -116,18 +116,15 @@ class CompletionRequest:
             return None
         return texts.response_format(has_tools=bool(self.tools))
 
-    def _forced(
-        self, forced: Forced, form: ResponseFormat | None, texts: ModelTexts, prompt: Seq[int]
-    ) -> SamplingParams:
-        """Return the options with the grammar of calls that are forced. Raises RequestBodyError."""
+    def _grammar(self, forced: Forced, form: ResponseFormat | None, texts: ModelTexts, prompt: Seq[int]) -> Grammar:
+        """Return the grammar of calls that are forced. Raises RequestBodyError."""
         if form is None or texts.texts is None:
             raise RequestBodyError(
                 "tool_choice or a strict tool, and another field, both constrain the answer. Give one of them.",
                 param="tool_choice",
             )
         thinks = ResponseParser(form, texts.prompt_end(prompt), self.tools, "").is_reasoning
-        grammar = forced.grammar(form, self.tools, texts.texts.special, is_thinking=thinks)
-        return replace(self.params, grammar=grammar)
+        return forced.grammar(form, self.tools, texts.texts.special, is_thinking=thinks)
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:

@@ -47,7 +47,7 @@ class Forced:
     def grammar(
         self, form: ResponseFormat, tools: Seq[Mapping[str, Any]], special: Mapping[str, int], *, is_thinking: bool
     ) -> Grammar:
-        """Return the grammar of the answer; arguments as of `call_grammar`. Raises RequestBodyError if there is none."""
+        """Return the answer's grammar; arguments as of `call_grammar`. Raises RequestBodyError if there is none."""
         param = "tool_choice" if self.is_required else "tools"
         try:
             text = call_grammar(
