@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.config import NO_DRAFTER, SamplingParams
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats, StepStats
-from forerun.engine.text import NO_MARKS, NO_STOPS, Detokenizer, StopStrings, TextStream, TokenTexts
+from forerun.engine.text import NO_STOPS, Detokenizer, StopStrings, TextStream, TokenTexts
 from forerun.models import Rows
 from forerun.sampling import LogitsRow, TokenLogprob, takes_argmax, token_logprobs
 from forerun.speculation import DraftOutcome, Reason
@@ -49,7 +49,7 @@ class Request:
     stops: StopStrings = NO_STOPS
     flow: Hashable = None
     prompt: str | None = None
-    marks: Mapping[int, str] = NO_MARKS
+    marks: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False, repr=False)
