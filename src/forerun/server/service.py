@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from forerun.chat.response_format import read_format
 from forerun.engine import LLM, AsyncLLM, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
 from forerun.errors import QueueFullError, RequestBodyError
@@ -46,7 +47,7 @@ class Service:
         created: time of loading, Unix time in seconds.
 
     Raises:
-        ConfigError: the journal cannot be written.
+        ConfigError: the journal cannot be written, or the response template is none.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class Service:
         self._metric_factory = metric_factory or Prometheus(name)
         self.num_choices = 0
         self.metrics = Metrics(llm, lambda: self.num_choices, self._metric_factory)
-        self.texts = ModelTexts(llm.tokenizer)
+        template = options.response_template
+        self.texts = ModelTexts(llm.tokenizer, None if template is None else read_format(template))
         self.created = int(time.time())
         self._large_bodies = asyncio.Lock()
         where, size = options.journal, options.journal_size

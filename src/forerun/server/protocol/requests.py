@@ -281,28 +281,28 @@ class ChatBody(CompletionOptions):
         )
 
 
-def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def read_messages(messages: list[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
     """Return the messages with the arguments of calls as objects. Raises RequestBodyError if a call is malformed."""
     found = []
     for message in messages:
         if calls := message.get("tool_calls"):
             if not isinstance(calls, list):
-                raise RequestBodyError("tool_calls of a message must be a list of objects.", param="messages")
-            message = {"content": None, **message, "tool_calls": [*map(_read_call, calls)]}
+                raise RequestBodyError("tool_calls of a message must be a list of objects.", param)
+            message = {"content": None, **message, "tool_calls": [_read_call(call, param) for call in calls]}
         found.append(message)
     return found
 
 
-def _read_call(call: Any) -> dict[str, Any]:
+def _read_call(call: Any, param: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestBodyError("A tool call of a message has no function with a name.", param="messages")
+        raise RequestBodyError("A tool call of a message has no function with a name.", param)
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            raise RequestBodyError("The arguments of a tool call are not JSON.", param="messages") from None
+            raise RequestBodyError("The arguments of a tool call are not JSON.", param) from None
     return {**call, "function": {**function, "arguments": arguments}}
 
 
