@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import torch
 
@@ -15,7 +17,10 @@ from doubles import FakeModel, adversaries
 from family_answers import CALLS, CASES, TOOLS, Case
 from forerun import LLM
 from forerun.engine.text import Detokenizer, TokenTexts
-from serving import LIMIT, serving
+from forerun.errors import ConfigError
+from forerun.server.protocol.bodies import validated
+from forerun.server.protocol.responses_api import ResponseBody
+from serving import LIMIT, NAME, serving
 from small_tokenizers import END, byte_level, ids_of
 
 SPECIAL = {
@@ -47,7 +52,7 @@ def tokenizer_of(name: str, case: Case) -> Any:
 
 
 @contextmanager
-def written(name: str, text: str | None = None) -> Iterator[httpx.Client]:
+def written(name: str, text: str | None = None, **options: Any) -> Iterator[httpx.Client]:
     """A client of a server whose model writes the answer of a family."""
     case = CASES[name]
     tokenizer = tokenizer_of(name, case)
@@ -55,7 +60,7 @@ def written(name: str, text: str | None = None) -> Iterator[httpx.Client]:
     end = ids_of(tokenizer, END)
     model: Any = Writer([*ids, *end], len(tokenizer), end[0])
     llm = LLM(model, adversaries({}, len(tokenizer))["random"], tokenizer=tokenizer, num_draft_tokens=3)
-    with serving(llm) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as client:
+    with serving(llm, **options) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as client:
         yield client
 
 
@@ -126,6 +131,65 @@ def test_messages(family: tuple[Case, httpx.Client]) -> None:
     assert "".join(piece.get("text", "") for piece in pieces).strip() == (case.content or "")
     starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
     assert [start["name"] for start in starts if start["type"] == "tool_use"] == [name for name, _ in CALLS]
+
+
+def test_responses(family: tuple[Case, httpx.Client]) -> None:
+    case, client = family
+    tools: Any = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
+    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0, timeout=LIMIT) as stock:
+        given: Any = {"model": NAME, "input": "hello", "tools": tools, "temperature": 0}
+        whole = stock.responses.create(**given)
+        with stock.responses.stream(**given) as stream:
+            events = [*stream]
+            final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for answer in (whole, final):
+        of: dict[str, list[Any]] = {"reasoning": [], "message": [], "function_call": []}
+        for item in answer.output:
+            of[item.type].append(item)
+        assert [item.content[0].text for item in of["reasoning"]] == [case.reasoning] and answer.status == "completed"
+        assert "".join(item.content[0].text for item in of["message"]).split() == (case.content or "").split()
+        assert [(item.name, json.loads(item.arguments)) for item in of["function_call"]] == [*case.calls]
+        assert answer.usage is not None and answer.usage.output_tokens_details.reasoning_tokens == 3
+    output = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "dry"} for item in of["function_call"]
+    ]
+    turns = [{"role": "user", "content": "hello"}, *(item.to_dict() for item in whole.output), *output]
+    assert answered(client, "/v1/responses", messages=None, input=turns, tools=tools)["status"] == "completed"
+
+
+def test_turns_of_responses_are_messages_of_a_chat() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"city": "Rome"}'}
+    turns = [
+        {"role": "user", "content": "hello"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        call,
+        {**call, "call_id": "2"},
+        {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "dry"}]},
+    ]
+    request = validated(ResponseBody, {"input": turns}).request(4096, {})
+    function = {"name": "weather", "arguments": {"city": "Rome"}}
+    calls = [{"id": each, "type": "function", "function": function} for each in ("1", "2")]
+    assert request.prompts == [
+        [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "1", "content": "dry"},
+        ]
+    ]
+
+
+def test_a_response_template_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "template.json"
+    path.write_text('{"fields": {"thinking": {"open": "[[", "close": "]]"}, "content": {}}}')
+    with written("hermes", "[[Hm.]] Sure.", response_template=path) as client:
+        message = answered(client)["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("Hm.", "Sure.")
+        refused = client.post("/v1/chat/completions", json={**TALK, "tools": TOOLS})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="no response template"), written("hermes", response_template=path):
+        raise AssertionError("it is served")
 
 
 def test_thinking_without_tools(family: tuple[Case, httpx.Client]) -> None:

@@ -378,7 +378,7 @@ class ResponseEvents:
         else:
             part = _part(kind, text, self._logprobs)
             item["content"] = [part]
-            logprobs = {"logprobs": self._logprobs} if kind == CONTENT else {}
+            logprobs: dict[str, Any] = {"logprobs": self._logprobs} if kind == CONTENT else {}
             yield self._event(f"response.{part['type']}.done", **place, text=text, **logprobs)
             yield self._event("response.content_part.done", **place, part=part)
         yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
