@@ -203,7 +203,7 @@ def test_thinking_without_tools(family: tuple[Case, httpx.Client]) -> None:
 def test_a_call_that_the_limit_cuts(name: str) -> None:
     with written(name) as client:
         length, cut = answered(client, tools=TOOLS)["usage"]["completion_tokens"], 0
-        for max_tokens in range(1, length, 7):
+        for max_tokens in range(1, length, 23):
             choice = answered(client, tools=TOOLS, max_tokens=max_tokens)["choices"][0]
             assert choice["finish_reason"] == "length"
             cut += '"city"' in (choice["message"]["content"] or "") and "tool_calls" not in choice["message"]
@@ -235,10 +235,35 @@ def test_forced_calls(name: str) -> None:
             assert choice["finish_reason"] == "tool_calls"
             texts.append([{**call, "id": None} for call in choice["message"]["tool_calls"]])
         assert texts[0] == texts[1]
+        required = answered(client, max_tokens=99, **{**fields, "tool_choice": "required", "temperature": 0})
+        ((function, _), *_) = called(required["choices"][0]["message"]["tool_calls"])
+        assert function in ("weather", "now")
+        flat = [{"type": "function", **each} for each in (WEATHER,)]
+        fields |= {"tools": flat, "tool_choice": {"type": "function", "name": "weather"}}
+        response = answered(client, "/v1/responses", messages=None, input="hello", max_output_tokens=200, **fields)
+        assert [item["type"] for item in response["output"]] == ["function_call"]
         tools = [{"name": each["name"], "input_schema": each["parameters"]} for each in (WEATHER,)]
         fields = {"tools": tools, "tool_choice": {"type": "tool", "name": "weather"}, "logit_bias": bias, "seed": 3}
         body = answered(client, "/v1/messages", max_tokens=200, **{**fields, "temperature": 1})
         assert [block["name"] for block in body["content"]] == ["weather"] and body["stop_reason"] == "tool_use"
+
+
+def test_strict_calls() -> None:
+    """The model writes arguments that the schema does not know; without a call, it may say what it likes."""
+    pytest.importorskip("llguidance")
+    strict = [{"type": "function", "function": {**WEATHER, "strict": True}}]
+    call = '<tool_call>\n{"name": "weather", "arguments": {"town": "a", "days": 1}}\n</tool_call>'
+    with written("hermes", call) as client:
+        texts = []
+        for tools, speculative in ((FUNCTIONS, True), (strict, True), (strict, False)):
+            message = answered(client, tools=tools, max_tokens=300, speculative=speculative)["choices"][0]["message"]
+            texts.append(next(arguments for _, arguments in called(message["tool_calls"])))
+        assert texts[0] == {"town": "a", "days": 1} and texts[1] == texts[2] and [*texts[1]] == ["city", "days"]
+    with written("hermes", "hello world!") as client:
+        assert answered(client, tools=strict, max_tokens=99)["choices"][0]["message"]["content"] == "hello world!"
+    with written("gemma4") as client:
+        refused = client.post("/v1/chat/completions", json={**TALK, "tools": strict})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
 
 
 REFUSED: dict[str, dict[str, Any]] = {
