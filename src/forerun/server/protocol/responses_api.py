@@ -25,9 +25,9 @@ _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_iden
 
 
 class InputText(TypedDict):
-    """A part of a message; it may have labels."""
+    """A part of a message, or of what was thought; it may have labels."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: str
 
 
@@ -56,18 +56,11 @@ class CallOutput(TypedDict):
     output: str | Annotated[list[InputText], Field(fail_fast=True)]
 
 
-class ThoughtText(TypedDict):
-    """A part of what was thought."""
-
-    type: Literal["reasoning_text"]
-    text: str
-
-
 class InputReasoning(TypedDict):
     """What was thought before an earlier answer."""
 
     type: Literal["reasoning"]
-    content: NotRequired[list[ThoughtText] | None]
+    content: NotRequired[list[InputText] | None]
 
 
 InputItem = InputMessage | InputCall | CallOutput | InputReasoning
@@ -332,7 +325,7 @@ class ResponseEvents:
         if logprobs:
             self._held += chat_logprobs(logprobs, self._texts.names)["content"]
         deltas = self._message.push(text, last=last)
-        if self._held and not deltas and self._open in (None, (CONTENT, 0)):
+        if self._held and not deltas and (self._message.parser is None or self._open == (CONTENT, 0)):
             deltas = [Delta(CONTENT, "")]
         for delta in deltas:
             yield from self._piece(delta)
