@@ -47,7 +47,7 @@ class Service:
         created: time of loading, Unix time in seconds.
 
     Raises:
-        ConfigError: the journal cannot be written, or the response template is none.
+        ConfigError: the journal cannot be written, or the response template is none, be it the tokenizer's.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Service:
         self.metrics = Metrics(llm, lambda: self.num_choices, self._metric_factory)
         template = options.response_template
         self.texts = ModelTexts(llm.tokenizer, None if template is None else read_format(template))
+        self.texts.response_format(has_tools=False)  # a tokenizer's own that is none is refused now
         self.created = int(time.time())
         self._large_bodies = asyncio.Lock()
         where, size = options.journal, options.journal_size

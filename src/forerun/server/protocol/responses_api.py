@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence as Seq
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import Field
@@ -202,10 +204,7 @@ class ResponseBody(GenerationBody):
         if self.text is not None and self.text.format is not None:
             found["text"] = self.text.model_dump(by_alias=True, exclude_unset=True)
         if self.tools:
-            chosen = self.tool_choice
-            found["tools"] = [{"type": "function", **tool["function"]} for tool in self._tools()]
-            found["tool_choice"] = chosen.model_dump() if isinstance(chosen, ChosenTool) else chosen or "auto"
-            found["parallel_tool_calls"] = self.parallel_tool_calls is not False
+            found |= self.model_dump(include={"tools", "tool_choice", "parallel_tool_calls"}, exclude_none=True)
         for name, value in found.items():
             try:
                 json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -274,10 +273,7 @@ class ResponseEvents:
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
         """Return the body of the answer."""
         (choice,) = generations[0].choices
-        for _ in self._pushed(choice.text, choice.logprobs, last=True):
-            pass
-        for _ in self._ended(choice):
-            pass
+        deque(chain(self._pushed(choice.text, choice.logprobs, last=True), self._ended(choice)), maxlen=0)
         return self._body(generations[0])
 
     def of(self, place: int, output: StepOutput) -> Iterator[dict[str, Any]]:
