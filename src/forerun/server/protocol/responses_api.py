@@ -348,8 +348,8 @@ class ResponseEvents:
         if delta.kind == CALL:
             item |= {"call_id": delta.id, "name": delta.name, "arguments": ""}
         else:
-            item |= {"role": "assistant"} if delta.kind == CONTENT else {"summary": []}
-            item["content"] = []
+            more: dict[str, Any] = {"role": "assistant"} if delta.kind == CONTENT else {"summary": []}
+            item |= {**more, "content": []}
         self._items.append(item)
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item})
         if delta.kind != CALL:
