@@ -114,6 +114,16 @@ def test_a_stream(family: tuple[Case, httpx.Client]) -> None:
     assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
 
 
+def test_the_stock_client_joins_a_stream(family: tuple[Case, httpx.Client]) -> None:
+    case, client = family
+    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0, timeout=LIMIT) as stock:
+        given: Any = {"model": NAME, "messages": TALK["messages"], "tools": TOOLS, "temperature": 0}
+        with stock.chat.completions.stream(**given) as stream:
+            message = stream.get_final_completion().choices[0].message
+    found = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
+    assert found == [*case.calls] and (message.content or "") == (case.content or "")
+
+
 def test_messages(family: tuple[Case, httpx.Client]) -> None:
     case, client = family
     tools = [{"name": tool["function"]["name"], "input_schema": {"type": "object"}} for tool in TOOLS]

@@ -333,7 +333,7 @@ class Chunks:
         deltas = message.push(chunk.text, last=reason is not None)
         said, thought = ("".join(each.text for each in deltas if each.kind == kind) for kind in (CONTENT, REASONING))
         more: dict[str, Any] = _thoughts(thought)
-        if calls := [_call(delta) for delta in deltas if delta.kind == CALL]:
+        if calls := _calls(delta for delta in deltas if delta.kind == CALL):
             more["tool_calls"] = calls
         return self._chunk(index, said, logprobs, _reason(reason, message), **more)
 
@@ -380,12 +380,18 @@ def _thoughts(reasoning: str) -> dict[str, str]:
     return {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
 
 
-def _call(delta: Delta) -> dict[str, Any]:
-    """Return a piece of a call as a chunk has it."""
-    if delta.name is None:
-        return {"index": delta.index, "function": {"arguments": delta.text}}
-    function = {"name": delta.name, "arguments": delta.text}
-    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+def _calls(deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+    """Return pieces of calls as a chunk has them: one of each call, since clients take the first list as it is."""
+    found: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if delta.name is not None:
+            function = {"name": delta.name, "arguments": delta.text}
+            found[delta.index] = {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+        elif delta.index in found:
+            found[delta.index]["function"]["arguments"] += delta.text
+        else:
+            found[delta.index] = {"index": delta.index, "function": {"arguments": delta.text}}
+    return [*found.values()]
 
 
 def _reason(reason: str | None, message: Message) -> str | None:
