@@ -138,6 +138,8 @@ def test_a_stream(text: str, content: str | None, count: int, size: int) -> None
         for body in made.of(0, StepOutput(1, chunk, choice)):
             delta = body["choices"][0]["delta"]
             told += delta["content"]
+            indices = [call["index"] for call in delta.get("tool_calls", [])]
+            assert len({*indices}) == len(indices)
             for call in delta.get("tool_calls", []):
                 if "id" in call:
                     calls[call["index"]] = [call["function"]["name"], ""]
