@@ -55,7 +55,9 @@ def served_drafters(
 
 _REPEATABLE = "Repeatable: requests choose by name, the first is the default."
 _LLM_TYPED = ("acceptance", "cache_memory", "prefix_reuse", "max_model_len")
-_SERVER_TYPED = ("host", "port", "api_key", "metrics_key", "allowed_host", "request_timeout", "journal")
+_SERVER_TYPED = (
+    *("host", "port", "api_key", "metrics_key", "allowed_host", "request_timeout", "journal", "response_template"),
+)
 INSTALL = "pip install 'forerun[server]'"
 
 DraftModelName = Annotated[

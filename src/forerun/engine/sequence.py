@@ -38,6 +38,7 @@ class Request:
         stops: strings that end it.
         flow: the scheduler is fair to flows: a tenant, or the requests of one body.
         prompt: as text, where it was given as text.
+        marks: id -> text of the special tokens that are part of the answer's text.
     """
 
     id: int
@@ -48,6 +49,7 @@ class Request:
     stops: StopStrings = NO_STOPS
     flow: Hashable = None
     prompt: str | None = None
+    marks: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -164,7 +166,7 @@ class SequenceState:
             if self.request.stream:
                 chunk.text = self.text.take()
         elif texts is not None:
-            detokenizer = Detokenizer(texts, self.request.prompt_token_ids)
+            detokenizer = Detokenizer(texts, self.request.prompt_token_ids, self.request.marks)
             text = detokenizer.push(output[:-1] if sequence.finish_reason == "stop" else output) + detokenizer.flush()
         choice = Choice(sequence.choice, text, output, self.logprobs, sequence.finish_reason, stats)
         return StepOutput(self.request.id, chunk, choice, self.prompt_logprobs if sequence.choice == 0 else None)
@@ -200,7 +202,7 @@ def new_state(
     state = SequenceState(request, sequence, takes_argmax(params), _attributes(sequence))
     state.most_drafted = 0 if params.drafter == NO_DRAFTER else params.num_draft_tokens
     if texts is not None and (request.stream or params.stop):
-        state.text = TextStream(texts, prompt, request.stops)
+        state.text = TextStream(texts, prompt, request.stops, request.marks)
     if params.logprobs is not None:
         state.logprobs = []
     if params.prompt_logprobs is not None and choice == 0:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections import defaultdict
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from functools import cached_property, lru_cache
 from itertools import islice, pairwise
+from types import MappingProxyType
 from typing import Any
 
 from forerun.utils.vocabulary import special_tokens
@@ -22,6 +23,7 @@ _PROMPT_CONTEXT = 8
 _MAX_PENDING = 16
 """Tokens decoded together at most, while they end in what may be part of a character."""
 _MAX_CACHED = 2**14
+NO_MARKS: Mapping[int, str] = MappingProxyType({})
 
 
 class TokenTexts:
@@ -74,12 +76,14 @@ class Detokenizer:
     Bytes that are no UTF-8 become U+FFFD, one for each ill-formed sequence, as in Python's decoding with "replace"
     (tokenizers that replace every byte of such a run agree with it wherever the bytes are UTF-8). A character that the
     prompt begins and the answer completes is the answer's. If it is not completed, its U+FFFD is the prompt's.
+
+    marks: id -> text of the special tokens whose text is shown, between that of the others, which stays as it is.
     """
 
-    __slots__ = ("_begun", "_context", "_pending", "_shown", "_texts", "_utf8")
+    __slots__ = ("_begun", "_context", "_marks", "_pending", "_shown", "_texts", "_utf8")
 
-    def __init__(self, texts: TokenTexts, prompt_ids: Seq[int]) -> None:
-        self._texts = texts
+    def __init__(self, texts: TokenTexts, prompt_ids: Seq[int], marks: Mapping[int, str] = NO_MARKS) -> None:
+        self._texts, self._marks = texts, marks
         self._context: int | None = None  # the last token that ended with a whole character
         self._pending: list[int] = []  # tokens after it
         self._shown = 0  # characters of their text that have been returned
@@ -95,9 +99,12 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return the bytes at the end that never became a character, as replacement characters."""
+        return self._after_prompt(self._left())
+
+    def _left(self) -> str:
         left = self._texts.added(self._context, tuple(self._pending))[self._shown :] if self._pending else ""
         self._pending, self._shown = [], 0
-        return self._after_prompt(left + self._utf8.decode(b"", True))
+        return left + self._utf8.decode(b"", True)
 
     def _after_prompt(self, text: str) -> str:
         if self._begun and text:
@@ -108,7 +115,7 @@ class Detokenizer:
     def _push(self, token_id: int) -> str:
         texts = self._texts
         if texts.skips(token_id):
-            return ""
+            return self._left() + self._marks[token_id] if token_id in self._marks else ""
         if token_id in texts.bytes:
             return self._push_byte(token_id)
         self._pending.append(token_id)
@@ -210,8 +217,14 @@ class TextStream:
 
     __slots__ = ("_detokenizer", "_held", "_pieces", "_ready", "_state", "_stops")
 
-    def __init__(self, texts: TokenTexts, prompt_ids: Seq[int], stops: StopStrings = NO_STOPS) -> None:
-        self._detokenizer = Detokenizer(texts, prompt_ids)
+    def __init__(
+        self,
+        texts: TokenTexts,
+        prompt_ids: Seq[int],
+        stops: StopStrings = NO_STOPS,
+        marks: Mapping[int, str] = NO_MARKS,
+    ) -> None:
+        self._detokenizer = Detokenizer(texts, prompt_ids, marks)
         self._stops = stops
         self._state = stops.empty  # of the text so far
         self._held = ""  # decoded, not shown: the longest suffix that begins a stop string

@@ -73,6 +73,12 @@ class ServerOptions:
     journal_size: float = option(
         64.0, "MiB of --journal and its older part FILE.1 together; what is older is dropped.", low=1
     )
+    response_template: Path | None = option(
+        None,
+        "How the model writes thinking and calls, a response template of Transformers as JSON; else as the chat "
+        "template does.",
+        metavar="FILE",
+    )
     log_prompts: bool = option(False, "Log the text of prompts and answers, which is left out otherwise.")
 
     def __post_init__(self) -> None:

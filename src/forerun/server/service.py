@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from forerun.chat.response_format import read_format
 from forerun.engine import LLM, AsyncLLM, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
 from forerun.errors import QueueFullError, RequestBodyError
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import MetricFactory, Metrics, Prometheus
 from forerun.server.options import ServerOptions
-from forerun.server.protocol.answers import ModelTexts
+from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest
-from forerun.server.protocol.tools import check_template_carries
+from forerun.server.protocol.tools import check_calls
 from forerun.server.traffic_journal import ServerJournal, category_of
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Service:
         created: time of loading, Unix time in seconds.
 
     Raises:
-        ConfigError: the journal cannot be written.
+        ConfigError: the journal cannot be written, or the response template is none, be it the tokenizer's.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class Service:
         self._metric_factory = metric_factory or Prometheus(name)
         self.num_choices = 0
         self.metrics = Metrics(llm, lambda: self.num_choices, self._metric_factory)
-        self.texts = ModelTexts(llm.tokenizer)
+        template = options.response_template
+        self.texts = ModelTexts(llm.tokenizer, None if template is None else read_format(template))
+        self.texts.response_format(has_tools=False)  # a tokenizer's own that is none is refused now
         self.created = int(time.time())
         self._large_bodies = asyncio.Lock()
         where, size = options.journal, options.journal_size
@@ -99,7 +102,7 @@ class Service:
         tenant: None without keys: then each body has its own share of the engine.
         """
         owned = replace(completion, params=replace(completion.params, tenant=tenant))
-        return owned.requests(self.llm, tenant or object())
+        return owned.requests(self.llm, self.texts, tenant or object())
 
     @contextmanager
     def admitted(self, completion: CompletionRequest) -> Iterator[None]:
@@ -182,7 +185,7 @@ class Service:
         if not getattr(self.llm.tokenizer, "chat_template", None):
             found["chat"] = "the model has no chat template"
         try:
-            check_template_carries(self.llm.tokenizer, "tools")
+            check_calls(self.texts.response_format(has_tools=True), self.llm.tokenizer, "tools")
         except RequestBodyError:
             found["tools"] = "the chat template does not carry them in the known format"
         if find_spec("llguidance") is None:

@@ -11,9 +11,9 @@ import pytest
 from forerun import Generation, SamplingParams
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
-from forerun.server.protocol.answers import ModelTexts
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
+from forerun.server.protocol.model_texts import ModelTexts
 from serving import NAME, Served, fake_llm, serving
 from small_tokenizers import byte_level
 
@@ -119,14 +119,19 @@ def test_calls_and_text_around_them(size: int) -> None:
     text = f" Let me see.\n{call}\n{call}"
     request = validated(MessagesBody, {**TALK, "tools": [TOOL]}).request(4096, {})
 
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{{ tools }} <tool_call> </tool_call>"
+
     def form() -> MessageEvents:
-        return MessageEvents(ModelTexts(byte_level()), request, [[1]], model="it", name="7", created=3)
+        return MessageEvents(ModelTexts(tokenizer), request, [[1]], model="it", name="7", created=3)
 
     choice = Choice(0, text, [1], None, "stop", SequenceStats())
     generations = [Generation([1], [choice])]
     whole = form().whole(generations)
-    uses = [{"type": "tool_use", "name": "weather", "input": {"city": "Köln"}, "id": f"toolu_7_{i}"} for i in range(2)]
-    assert whole["content"] == [{"type": "text", "text": "Let me see."}, *uses]
+    assert len({use.get("id") for use in whole["content"]}) == 3
+    use = {"type": "tool_use", "name": "weather", "input": {"city": "Köln"}}
+    assert [{**each, "id": None} for each in whole["content"][1:]] == [{**use, "id": None}] * 2
+    assert whole["content"][0] == {"type": "text", "text": " Let me see."}
     assert whole["stop_reason"] == "tool_use"
     streamed, events = form(), []
     for at in range(0, len(text), size):
@@ -134,7 +139,6 @@ def test_calls_and_text_around_them(size: int) -> None:
         chunk = StreamChunk(text[at : at + size], [1], finish_reason="stop" if ends else None)
         events += streamed.of(0, StepOutput(1, chunk, choice if ends else None))
     blocks, end = joined([*events, *streamed.last(generations)])
-    blocks[0]["text"] = blocks[0]["text"].strip()
     assert blocks == whole["content"]
     assert end == {"stop_reason": "tool_use", "stop_sequence": None}
 
@@ -143,7 +147,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "max_tokens": {"max_tokens": None},
     "messages": {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
     "tools": {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-    "tool_choice": {"tool_choice": {"type": "any"}},
+    "tool_choice": {"tool_choice": {"type": "tool"}},
     "n": {"n": 2},
     "container": {"container": "x"},
 }

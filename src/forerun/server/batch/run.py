@@ -13,7 +13,8 @@ from forerun.engine import LLM, EngineThread, Generation, StepOutput
 from forerun.engine.sequence import Request
 from forerun.errors import DeviceError, ForerunError, QueueFullError
 from forerun.server.batch.lines import BatchLine, answer, answer_name, refusal
-from forerun.server.protocol.answers import Chunks, ModelTexts
+from forerun.server.protocol.answers import Chunks
+from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest, with_seed
 from forerun.utils.files import digest
 
@@ -128,7 +129,7 @@ class BatchRun:
                     if self._seed is None
                     else with_seed(batch_line.request, self._seed_of(batch_line))
                 )
-                prompts = request.requests(self._llm)
+                prompts = request.requests(self._llm, self._texts)
             except DeviceError:  # nothing more can be computed, and what failed by it is no answer
                 raise
             except ForerunError as error:

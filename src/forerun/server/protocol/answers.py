@@ -5,51 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain, pairwise, zip_longest
 from typing import Any
 
+from forerun.chat.response_format import CALL, CONTENT, REASONING
+from forerun.chat.response_parser import Delta, ResponseParser
 from forerun.drafters.ngram.prediction import SOURCE
 from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
-from forerun.engine.text import Detokenizer, TextStream, TokenTexts
+from forerun.engine.text import Detokenizer, TokenTexts
 from forerun.sampling import TokenLogprob
+from forerun.server.protocol.model_texts import ModelTexts, TokenNames
 from forerun.server.protocol.requests import CHAT_URL, CompletionRequest
-from forerun.server.protocol.tools import CallDelta, Delta, ResponseParser, response_parser
-from forerun.utils.vocabulary import encode_text, special_tokens, token_bytes, tokens_by_id
-
-
-class TokenNames:
-    """Names of tokens in reports of log-probabilities.
-
-    A token that is not a whole number of characters is named by its bytes, `bytes:\\xe2\\x80`, as OpenAI does; a
-    special token by its text.
-
-    Args:
-        tokenizer: of the target; None if it has none: then a token is named by its id.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._bytes: dict[int, bytes] = {}
-        self._names: dict[int, str] = {}
-        if tokenizer is not None:
-            self._bytes = token_bytes(tokenizer)
-            special = {token_id: text for text, token_id in special_tokens(tokenizer).items()}
-            self._names = tokens_by_id(tokenizer) | special
-
-    def data(self, token_id: int) -> bytes:
-        """Return the bytes of a token."""
-        found = self._bytes.get(token_id)
-        return self._names.get(token_id, f"token_id:{token_id}").encode() if found is None else found
-
-    def text(self, token_id: int) -> str:
-        """Return the name of a token."""
-        data = self.data(token_id)
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
+from forerun.utils.vocabulary import encode_text
 
 _LOWEST = -9999.0
 """Replaces minus infinity, which JSON does not have."""
@@ -119,36 +87,6 @@ def _number(logprob: float) -> float:
     return max(logprob, _LOWEST)
 
 
-class ModelTexts:
-    """The names and texts of one target's tokens, which are made when they are needed.
-
-    Args:
-        tokenizer: the target's; None if it has none.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    @cached_property
-    def names(self) -> TokenNames:
-        """Return the names of tokens."""
-        return TokenNames(self.tokenizer)
-
-    @cached_property
-    def texts(self) -> TokenTexts | None:
-        """Return the texts of tokens; None if the model has no tokenizer."""
-        return None if self.tokenizer is None else TokenTexts(self.tokenizer)
-
-    def text(self, token_ids: Seq[int]) -> str:
-        """Return the text of tokens, without special ones; empty if the model has no tokenizer."""
-        if self.texts is None:
-            return ""
-        stream = TextStream(self.texts, [])
-        stream.push([*token_ids])
-        stream.finish()
-        return stream.text
-
-
 def usage(
     request: CompletionRequest, generations: Seq[Generation], *, details: bool, reasoning_tokens: int = 0
 ) -> dict[str, Any]:
@@ -216,36 +154,40 @@ def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Message:
-    """A message as far as it has been parsed.
+    """A message of an answer; its attributes are whole with the last text.
 
     Attributes:
-        calls: name and arguments, a JSON text, of each call.
+        parser: None if the answer is text alone.
+        content: None if there are calls alone.
+        calls: as OpenAI's API has them.
     """
 
-    parser: ResponseParser
+    parser: ResponseParser | None
     one_call: bool = False
-    content: str = ""
+    content: str | None = ""
     reasoning: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, request: CompletionRequest) -> Message:
-        """Begin a message of an answer."""
-        return cls(response_parser(request.tools), request.one_call)
+    def of(cls, texts: ModelTexts, request: CompletionRequest, prompt: Seq[int], name: str) -> Message:
+        """Begin a message. prompt: token ids; name: unique among answers."""
+        form = request.response_format(texts)
+        if form is None:
+            return cls(None)
+        return cls(ResponseParser(form, texts.prompt_end(prompt), request.tools, name), request.one_call)
 
-    def push(self, text: str, *, last: bool) -> Delta:
+    def push(self, text: str, *, last: bool) -> list[Delta]:
         """Add text, and return what it adds to the message. last: nothing follows."""
-        delta = self.parser.push(text, last=last)
-        if self.one_call:
-            delta.calls = [call for call in delta.calls if call.index == 0]
-        self.content += delta.content
-        self.reasoning += delta.reasoning
-        for call in delta.calls:
-            if call.index == len(self.calls):
-                self.calls.append((call.name or "", ""))
-            name, arguments = self.calls[call.index]
-            self.calls[call.index] = name, arguments + call.arguments
-        return delta
+        if self.parser is None:
+            self.content = (self.content or "") + text
+            return [Delta(CONTENT, text)] if text else []
+        deltas = self.parser.push(text)
+        if last:
+            deltas += self.parser.end()
+            parsed = self.parser.message()
+            self.content, self.reasoning = parsed.content, parsed.reasoning or ""
+            self.calls = parsed.tool_calls[:1] if self.one_call else parsed.tool_calls
+        return [delta for delta in deltas if not (self.one_call and delta.index)]
 
     def reasoning_tokens(self, tokenizer: Any) -> int:
         """Return the tokens of its reasoning."""
@@ -305,7 +247,7 @@ class Chunks:
         for prompt, generation in enumerate(generations):
             for choice in generation.choices:
                 index = prompt * self._request.params.n + choice.index
-                made = self._message(index, choice) if self._chat else self._text(prompt, generation, choice)
+                made = self._message(prompt, index, choice) if self._chat else self._text(prompt, generation, choice)
                 choices.append({"index": index, "finish_reason": choice.finish_reason, **made})
         self._stats = [choice.stats for generation in generations for choice in generation.choices]
         body = {**self._whole, "choices": choices, "usage": self._usage(generations, details)}
@@ -315,27 +257,18 @@ class Chunks:
         reasoning = sum(each.reasoning_tokens(self._texts.tokenizer) for each in self._messages.values())
         return usage(self._request, generations, details=details, reasoning_tokens=reasoning)
 
-    def _message(self, index: int, choice: Choice) -> dict[str, Any]:
-        parsed = self._messages[index] = Message.of(self._request)
+    def _message(self, prompt: int, index: int, choice: Choice) -> dict[str, Any]:
+        parsed = self._messages[index] = self._begun(prompt, index)
         parsed.push(choice.text, last=True)
-        content = parsed.content.strip() if parsed.calls else parsed.content
-        content_or_none = content if content or not parsed.calls else None
-        message: dict[str, Any] = {"role": "assistant", "content": content_or_none, "refusal": None}
-        if parsed.reasoning:
-            message["reasoning_content"] = parsed.reasoning
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
+        message |= _thoughts(parsed.reasoning)
         if parsed.calls:
-            calls = [CallDelta(place, *call) for place, call in enumerate(parsed.calls)]
-            message["tool_calls"] = [self._call(index, call, whole=True) for call in calls]
+            message["tool_calls"] = parsed.calls
         logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, self._texts.names)
         return {"message": message, "logprobs": logprobs, "finish_reason": _reason(choice.finish_reason, parsed)}
 
-    def _call(self, index: int, call: CallDelta, *, whole: bool = False) -> dict[str, Any]:
-        """Return a call, or the piece of one; a chunk's has its index."""
-        place = {} if whole else {"index": call.index}
-        if call.name is None:
-            return {**place, "function": {"arguments": call.arguments}}
-        function = {"name": call.name, "arguments": call.arguments}
-        return {**place, "id": f"call_{self._name}_{index}_{call.index}", "type": "function", "function": function}
+    def _begun(self, prompt: int, index: int) -> Message:
+        return Message.of(self._texts, self._request, self._prompts[prompt], f"{self._name}_{index}")
 
     def _text(self, prompt: int, generation: Generation, choice: Choice) -> dict[str, Any]:
         echoed = generation.prompt_token_ids if self._request.echo else []
@@ -397,11 +330,12 @@ class Chunks:
         if not self._chat:
             return self._chunk(index, chunk.text, logprobs, reason)
         message = self._messages[index]
-        delta = message.push(chunk.text, last=reason is not None)
-        more: dict[str, Any] = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
-        if delta.calls:
-            more["tool_calls"] = [self._call(index, call) for call in delta.calls]
-        return self._chunk(index, delta.content, logprobs, _reason(reason, message), **more)
+        deltas = message.push(chunk.text, last=reason is not None)
+        said, thought = ("".join(each.text for each in deltas if each.kind == kind) for kind in (CONTENT, REASONING))
+        more: dict[str, Any] = _thoughts(thought)
+        if calls := _calls(delta for delta in deltas if delta.kind == CALL):
+            more["tool_calls"] = calls
+        return self._chunk(index, said, logprobs, _reason(reason, message), **more)
 
     def _drafts(self, prompt: int, index: int, chunk: StreamChunk) -> list[list[str | None]]:
         """Return [text, drafter] of each token; None for the target's own tokens, "draft" for an unnamed drafter."""
@@ -420,7 +354,7 @@ class Chunks:
         """Yield the beginning of a choice: the role, or the echoed prompt."""
         self._offsets[index] = self._new_offsets(prompt)
         if self._chat:
-            self._messages[index] = Message.of(self._request)
+            self._messages[index] = self._begun(prompt, index)
             yield self._chunk(index, "", None, None, role="assistant")
         elif self._request.echo:
             yield self._chunk(index, self._prompt_text(prompt), None, None)
@@ -439,6 +373,25 @@ class Chunks:
         content = {"delta": {**delta, "content": text}} if self._chat else {"text": text}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
         return {**self._head, "choices": [choice]}
+
+
+def _thoughts(reasoning: str) -> dict[str, str]:
+    """Return the fields of what was thought, by both names that clients read."""
+    return {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
+
+
+def _calls(deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+    """Return pieces of calls as a chunk has them: one of each call, since clients take the first list as it is."""
+    found: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if delta.name is not None:
+            function = {"name": delta.name, "arguments": delta.text}
+            found[delta.index] = {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+        elif delta.index in found:
+            found[delta.index]["function"]["arguments"] += delta.text
+        else:
+            found[delta.index] = {"index": delta.index, "function": {"arguments": delta.text}}
+    return [*found.values()]
 
 
 def _reason(reason: str | None, message: Message) -> str | None:

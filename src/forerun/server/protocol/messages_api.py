@@ -9,13 +9,17 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from forerun.chat.response_format import CALL, REASONING
+from forerun.chat.response_parser import Delta
 from forerun.engine.chat_template import encode
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
-from forerun.server.protocol.answers import Message, ModelTexts, speculation_metrics
+from forerun.server.protocol.answers import Message, speculation_metrics
 from forerun.server.protocol.bodies import Count, GenerationBody, Part, Strings, TextPart, TextParts
+from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest
+from forerun.server.protocol.tools import Forced
 
 
 class ThinkingBlock(TypedDict):
@@ -59,12 +63,14 @@ class FunctionTool(TypedDict):
     name: str
     description: NotRequired[str]
     input_schema: dict[str, Any]
+    strict: NotRequired[bool]
 
 
 class ToolChoice(Part):
-    """Whether the model may call functions; no call can be forced."""
+    """Whether the model may call functions, or must; name: of the one that it must."""
 
-    type: Literal["auto", "none"]
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
     disable_parallel_tool_use: bool = False
 
 
@@ -97,6 +103,9 @@ class MessagesBody(GenerationBody):
             raise RequestBodyError("n is not supported: there is one answer. Leave it out.", param="n")
         stops = {"stop": self.stop_sequences} if self.stop_sequences else {}
         choice = self.tool_choice or ToolChoice(type="auto")
+        if (choice.type == "tool") != (choice.name is not None):
+            raise RequestBodyError("tool_choice has a name if its type is 'tool'. Correct it.", param="tool_choice")
+        tools = () if choice.type == "none" else self._tools()
         return CompletionRequest(
             MESSAGES_URL,
             self.model,
@@ -104,8 +113,9 @@ class MessagesBody(GenerationBody):
             self.params(own, max_tokens=min(self.max_tokens, context_length), **stops),
             stream=bool(self.stream),
             template_options=self._template_options(),
-            tools=() if choice.type == "none" else self._tools(),
+            tools=tools,
             one_call=choice.disable_parallel_tool_use,
+            forced=Forced.by(choice.type, choice.name, tools),
         )
 
     def count(self, tokenizer: Any, name: str) -> int:
@@ -121,7 +131,7 @@ class MessagesBody(GenerationBody):
 
     def _tools(self) -> tuple[dict[str, Any], ...]:
         """Return the tools of a chat."""
-        names = {"name": "name", "description": "description", "input_schema": "parameters"}
+        names = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
         given: list[Any] = [*(self.tools or ())]
         functions = ({new: tool[old] for old, new in names.items() if old in tool} for tool in given)
         return tuple({"type": "function", "function": function} for function in functions)
@@ -187,38 +197,46 @@ class MessageEvents:
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
         """Return the body of the answer."""
         (choice,) = generations[0].choices
-        message = Message.of(self._request)
+        message = self._begun()
         message.push(choice.text, last=True)
-        text = message.content.strip() if message.calls else message.content
         content: list[dict[str, Any]] = []
         if message.reasoning:
             content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
-        if text.strip():
-            content.append({"type": "text", "text": text})
-        for index, (name, arguments) in enumerate(message.calls):
-            content.append(self._tool_use(index, name) | {"input": json.loads(arguments or "{}")})
+        if message.content and not message.content.isspace():
+            content.append({"type": "text", "text": message.content})
+        for call in message.calls:
+            function = call["function"]
+            content.append(_tool_use(call["id"], function["name"], json.loads(function["arguments"])))
         usage, metrics = self._usage(choice), {"speculative_decoding": speculation_metrics([choice.stats])}
         return {**self._head, "content": content, **self._end(choice, message), "usage": usage, "metrics": metrics}
 
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the events of one output."""
         if self._message is None:
-            self._message = Message.of(self._request)
+            self._message = self._begun()
             usage = {"input_tokens": len(self._prompt), "output_tokens": 0}
             empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
             yield {"type": "message_start", "message": {**self._head, **empty}}
-        delta = self._message.push(output.chunk.text, last=output.chunk.finish_reason is not None)
-        if delta.reasoning:
+        for delta in self._message.push(output.chunk.text, last=output.chunk.finish_reason is not None):
+            yield from self._of_delta(delta)
+
+    def _begun(self) -> Message:
+        return Message.of(self._texts, self._request, self._prompt, self._name)
+
+    def _of_delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """Yield the events of a piece of the answer."""
+        if delta.kind == REASONING:
             block = {"type": "thinking", "thinking": "", "signature": ""}
-            yield from self._piece("thinking", block, {"type": "thinking_delta", "thinking": delta.reasoning})
-        text = self._blank + delta.content
-        self._blank = "" if text.strip() or self._open == "text" else text
-        if text and not self._blank:
-            yield from self._piece("text", {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
-        for call in delta.calls:
-            block = self._tool_use(call.index, call.name or "")
-            piece = {"type": "input_json_delta", "partial_json": call.arguments}
-            yield from self._piece(f"call {call.index}", block, piece)
+            yield from self._piece("thinking", block, {"type": "thinking_delta", "thinking": delta.text})
+        elif delta.kind == CALL:
+            block = _tool_use(delta.id, delta.name, {})
+            piece = {"type": "input_json_delta", "partial_json": delta.text}
+            yield from self._piece(f"call {delta.index}", block, piece)
+        else:
+            text = self._blank + delta.text
+            self._blank = "" if text.strip() or self._open == "text" else text
+            if not self._blank:
+                yield from self._piece("text", {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
 
     def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
         """Yield the events that end the stream."""
@@ -247,9 +265,6 @@ class MessageEvents:
             yield {"type": "content_block_stop", "index": self._num_blocks}
             self._open, self._num_blocks = "", self._num_blocks + 1
 
-    def _tool_use(self, index: int, name: str) -> dict[str, Any]:
-        return {"type": "tool_use", "id": f"toolu_{self._name}_{index}", "name": name, "input": {}}
-
     def _end(self, choice: Choice, message: Message) -> dict[str, Any]:
         """Return why an answer has ended."""
         if choice.finish_reason != "stop":
@@ -258,7 +273,9 @@ class MessageEvents:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         stop = None
         if self._request.params.stop and self._texts.texts is not None:
-            after = Detokenizer(self._texts.texts, self._prompt).push(choice.token_ids)[len(choice.text) :]
+            marks = self._texts.marks(self._request.response_format(self._texts))
+            detokenizer = Detokenizer(self._texts.texts, self._prompt, marks)
+            after = detokenizer.push(choice.token_ids)[len(choice.text) :]
             stop = next((each for each in self._request.params.stop if after.startswith(each)), None)
         return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
 
@@ -270,3 +287,7 @@ class MessageEvents:
             "cache_creation_input_tokens": 0,
             "output_tokens": len(choice.token_ids),
         }
+
+
+def _tool_use(call: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call, "name": name, "input": arguments}

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
+from forerun.chat.response_format import ResponseFormat
+from forerun.chat.response_parser import ResponseParser
+from forerun.config import MAX_TOP_LOGPROBS, Grammar, SamplingParams
 from forerun.engine import LLM
-from forerun.engine.chat_template import Prompt
+from forerun.engine.chat_template import Prompt, encode
 from forerun.engine.sequence import Request
 from forerun.errors import ContextLengthError, PromptError, RequestBodyError
-from forerun.server.protocol import tools
 from forerun.server.protocol.bodies import (
     Count,
     Format,
@@ -29,6 +30,8 @@ from forerun.server.protocol.bodies import (
     grammar_of,
     validated,
 )
+from forerun.server.protocol.model_texts import ModelTexts
+from forerun.server.protocol.tools import Forced, check_calls
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
@@ -55,6 +58,7 @@ class CompletionRequest:
         repeated: fields of the body that the answer repeats.
         tools: functions that the model may call.
         one_call: an answer has one call at most.
+        forced: calls that must be made, or must follow their schemas.
     """
 
     url: str
@@ -70,27 +74,57 @@ class CompletionRequest:
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
     tools: Seq[dict[str, Any]] = ()
     one_call: bool = False
+    forced: Forced | None = None
 
-    def requests(self, llm: LLM, flow: Hashable = None) -> list[Request]:
+    def requests(self, llm: LLM, texts: ModelTexts, flow: Hashable = None) -> list[Request]:
         """Return the engine's request of each prompt, which is tokenized and checked.
 
-        flow: as of `Engine.requests`.
+        Args:
+            texts: of the target.
+            flow: as of `Engine.requests`.
 
         Raises:
-            RequestBodyError: the model cannot read a prompt, or has no chat template that reads the options.
+            RequestBodyError: the model cannot read a prompt, has no chat template that reads the options, or no grammar
+                forces its calls.
             SamplingError, DeviceError: as `LLM.requests`.
         """
         options = dict(self.template_options)
         check_template_options(options, llm.tokenizer)
         if self.tools:
             options["tools"] = [*self.tools]
+        form = self.response_format(texts)
         if self.tools or (self.url != COMPLETIONS_URL and _has_calls(self.prompts[0])):
-            tools.check_template_carries(llm.tokenizer, "tools" if self.tools else self.prompt_field)
+            known = texts.response_format(has_tools=True)
+            check_calls(known, llm.tokenizer, "tools" if self.tools else self.prompt_field)
+        prompts, params = self.prompts, self.params
         try:
-            return llm.requests(self.prompts, self.params, options, stream=self.stream, flow=flow)
+            if self.forced is not None:
+                limit = llm.target.context_length
+                ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)
+                prompts, params = [ids], replace(params, grammar=self._grammar(self.forced, form, texts, ids))
+            made = llm.requests(prompts, params, options, stream=self.stream, flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
             raise RequestBodyError(str(error), self.prompt_field, code) from None
+        marks = texts.marks(form)
+        return [replace(each, marks=marks) for each in made]
+
+    def response_format(self, texts: ModelTexts) -> ResponseFormat | None:
+        """Return the format by which the answer is parsed; None if all of it is text: so is what a grammar of the
+        request's own has made, whatever the prompt opens."""
+        if self.url == COMPLETIONS_URL or self.params.grammar is not None:
+            return None
+        return texts.response_format(has_tools=bool(self.tools))
+
+    def _grammar(self, forced: Forced, form: ResponseFormat | None, texts: ModelTexts, prompt: Seq[int]) -> Grammar:
+        """Return the grammar of calls that are forced. Raises RequestBodyError."""
+        if form is None or texts.texts is None:
+            raise RequestBodyError(
+                "tool_choice or a strict tool, and another field, both constrain the answer. Give one of them.",
+                param="tool_choice",
+            )
+        thinks = ResponseParser(form, texts.prompt_end(prompt), self.tools, "").is_reasoning
+        return forced.grammar(form, self.tools, texts.texts.special, is_thinking=thinks)
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
@@ -153,7 +187,7 @@ class Function(Part, extra="ignore"):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class Tool(Part, extra="ignore"):
@@ -171,10 +205,23 @@ def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise RequestBodyError(
             f"A tool has another {place[:60]} than this server takes: functions with a name, a description and "
-            "parameters, and none of them strict.",
+            "parameters, which may be strict.",
             param="tools",
         ) from None
     return tool
+
+
+class ChosenName(Part):
+    """The name of a function."""
+
+    name: str
+
+
+class ChosenTool(Part):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: ChosenName
 
 
 CheckedTool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
@@ -190,7 +237,10 @@ class ChatBody(CompletionOptions):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     tools: Annotated[list[CheckedTool], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["auto", "none"] | None = Field(None, description="'auto' or 'none': no call can be forced")
+    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = Field(
+        None,
+        description='\'auto\', \'none\', \'required\', or {"type": "function", "function": {"name": ...}}',
+    )
     parallel_tool_calls: bool | None = None
 
     def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
@@ -216,6 +266,8 @@ class ChatBody(CompletionOptions):
             max_tokens=self.max_completion_tokens or self.max_tokens or context_length,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
+        choice, tools = self.tool_choice, () if self.tool_choice == "none" else tuple(self.tools or ())
+        name = choice.function.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             CHAT_URL,
             self.model,
@@ -223,33 +275,34 @@ class ChatBody(CompletionOptions):
             params,
             **self.streaming(),
             template_options=options,
-            tools=() if self.tool_choice == "none" else tuple(self.tools or ()),
+            tools=tools,
             one_call=self.parallel_tool_calls is False,
+            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools),
         )
 
 
-def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def read_messages(messages: list[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
     """Return the messages with the arguments of calls as objects. Raises RequestBodyError if a call is malformed."""
     found = []
     for message in messages:
         if calls := message.get("tool_calls"):
             if not isinstance(calls, list):
-                raise RequestBodyError("tool_calls of a message must be a list of objects.", param="messages")
-            message = {"content": None, **message, "tool_calls": [*map(_read_call, calls)]}
+                raise RequestBodyError("tool_calls of a message must be a list of objects.", param)
+            message = {"content": None, **message, "tool_calls": [_read_call(call, param) for call in calls]}
         found.append(message)
     return found
 
 
-def _read_call(call: Any) -> dict[str, Any]:
+def _read_call(call: Any, param: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestBodyError("A tool call of a message has no function with a name.", param="messages")
+        raise RequestBodyError("A tool call of a message has no function with a name.", param)
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            raise RequestBodyError("The arguments of a tool call are not JSON.", param="messages") from None
+            raise RequestBodyError("The arguments of a tool call are not JSON.", param) from None
     return {**call, "function": {**function, "arguments": arguments}}
 
 

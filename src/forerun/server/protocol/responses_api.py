@@ -1,19 +1,25 @@
-"""Requests and answers of /v1/responses: text in and out, nothing kept between requests."""
+"""Requests and answers of /v1/responses: text, thinking and calls; nothing is kept between requests."""
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence as Seq
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from forerun.chat.response_format import CALL, CONTENT, REASONING
+from forerun.chat.response_parser import Delta
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
-from forerun.server.protocol.answers import ModelTexts, chat_logprobs, speculation_metrics
+from forerun.server.protocol.answers import Message, chat_logprobs, speculation_metrics
 from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of
-from forerun.server.protocol.requests import CompletionRequest
+from forerun.server.protocol.model_texts import ModelTexts
+from forerun.server.protocol.requests import CompletionRequest, read_messages
+from forerun.server.protocol.tools import Forced
 
 RESPONSES_URL = "/v1/responses"
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
@@ -21,9 +27,9 @@ _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_iden
 
 
 class InputText(TypedDict):
-    """A part of a message; it may have labels."""
+    """A part of a message, or of what was thought; it may have labels."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: str
 
 
@@ -35,11 +41,87 @@ class InputMessage(TypedDict):
     content: str | Annotated[list[InputText], Field(fail_fast=True)]
 
 
-def _of_chat(message: InputMessage) -> dict[str, str]:
-    """Return the message of a chat."""
-    content, role = message["content"], message["role"]
-    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    return {"role": "system" if role == "developer" else role, "content": text}
+class InputCall(TypedDict):
+    """A call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutput(TypedDict):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Annotated[list[InputText], Field(fail_fast=True)]
+
+
+class InputReasoning(TypedDict):
+    """What was thought before an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: NotRequired[list[InputText] | None]
+
+
+InputItem = InputMessage | InputCall | CallOutput | InputReasoning
+
+
+def _chat(items: Seq[Any]) -> list[dict[str, Any]]:
+    """Return the messages of a chat: calls belong to the message of the model before them, thoughts to the one after
+    them."""
+    chat: list[dict[str, Any]] = []
+    thought = ""
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            thought += _text(item.get("content") or "")
+        elif kind == "function_call_output":
+            chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])})
+        elif kind == "function_call":
+            if not chat or chat[-1]["role"] != "assistant":
+                chat.append({"role": "assistant", "content": ""})
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            chat[-1].setdefault("tool_calls", []).append(call)
+        else:
+            role = "system" if item["role"] == "developer" else item["role"]
+            chat.append({"role": role, "content": _text(item["content"])})
+        if thought and kind in ("message", "function_call") and chat[-1]["role"] == "assistant":
+            chat[-1]["reasoning_content"], thought = thought, ""
+    return chat
+
+
+def _text(content: str | list[Any]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+class Reasoning(Part):
+    """How much the model thinks, where its chat template reads it. Thoughts are given as they are, in no summary."""
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+
+
+class FunctionTool(TypedDict):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str
+    description: NotRequired[str | None]
+    parameters: NotRequired[dict[str, Any] | None]
+    strict: NotRequired[bool | None]
+
+
+_OF_FUNCTION = ("name", "description", "parameters", "strict")
+
+
+class ChosenTool(Part):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: str
 
 
 class TextOptions(Part):
@@ -58,8 +140,8 @@ class ResponseBody(GenerationBody):
         "stream_options": ({"include_obfuscation": False}, {}),
     }
 
-    input: str | Annotated[list[InputMessage], Field(fail_fast=True, min_length=1)] = Field(
-        description="a text, or a list of messages of text that is not empty"
+    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)] = Field(
+        description="a text, or a list of messages of text, calls, their outputs and reasoning that is not empty"
     )
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -67,6 +149,12 @@ class ResponseBody(GenerationBody):
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = Field(
+        None, description="'auto', 'none', 'required', or {\"type\": \"function\", \"name\": ...}"
+    )
+    parallel_tool_calls: bool | None = None
 
     def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
@@ -80,11 +168,15 @@ class ResponseBody(GenerationBody):
             logprobs=(self.top_logprobs or 0) if self.include else None,
             grammar=grammar_of({"text": None if self.text is None else self.text.format}),
         )
-        messages = (
-            [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [*map(_of_chat, self.input)]
-        )
+        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else _chat(self.input)
+        messages = read_messages(given, "input")
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
+        options = self.chat_template_kwargs or {}
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            options = {**options, "reasoning_effort": self.reasoning.effort}
+        choice, tools = self.tool_choice, () if self.tool_choice == "none" else self._tools()
+        name = choice.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             RESPONSES_URL,
             self.model,
@@ -92,9 +184,18 @@ class ResponseBody(GenerationBody):
             params,
             "input",
             stream=bool(self.stream),
-            template_options=self.chat_template_kwargs or {},
+            template_options=options,
             repeated=self._repeated(),
+            tools=tools,
+            one_call=self.parallel_tool_calls is False,
+            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools),
         )
+
+    def _tools(self) -> tuple[dict[str, Any], ...]:
+        """Return the tools of a chat."""
+        given: list[Any] = [*(self.tools or ())]
+        functions = ({key: tool[key] for key in _OF_FUNCTION if tool.get(key) is not None} for tool in given)
+        return tuple({"type": "function", "function": function} for function in functions)
 
     def _repeated(self) -> dict[str, Any]:
         """Return the fields that the answer repeats. Raises RequestBodyError if one cannot be written as JSON."""
@@ -102,6 +203,8 @@ class ResponseBody(GenerationBody):
         found = {name: given.get(name) for name in _ECHOED} | {"max_output_tokens": self.max_output_tokens}
         if self.text is not None and self.text.format is not None:
             found["text"] = self.text.model_dump(by_alias=True, exclude_unset=True)
+        if self.tools:
+            found |= self.model_dump(include={"tools", "tool_choice", "parallel_tool_calls"}, exclude_none=True)
         for name, value in found.items():
             try:
                 json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -114,8 +217,8 @@ class ResponseBody(GenerationBody):
         return found
 
 
-_POSITION = {"output_index": 0, "content_index": 0}
-"""Of the only text of the only message."""
+_ITEMS = {CONTENT: ("msg", "message"), REASONING: ("rs", "reasoning"), CALL: ("fc", "function_call")}
+"""Of each kind of text: the beginning of an item's id, and the item's type."""
 
 
 class ResponseEvents:
@@ -140,8 +243,8 @@ class ResponseEvents:
         name: str,
         created: int,
     ) -> None:
-        self._texts = texts
-        params = request.params
+        self._texts, self._name, params = texts, name, request.params
+        self._message = Message.of(texts, request, prompts[0], name)
         self._head: dict[str, Any] = {
             "id": f"resp_{name}",
             "object": "response",
@@ -160,54 +263,31 @@ class ResponseEvents:
             "truncation": "disabled",
             **request.repeated,
         }
-        self._item = f"msg_{name}"
+        self._items: list[dict[str, Any]] = []
+        self._open: tuple[str, int] | None = None  # kind of the last item, and index of its call, while it grows
+        self._pieces: list[str] = []  # of its text
+        self._held: list[dict[str, Any]] = []  # log-probabilities that come with its next piece of text
+        self._logprobs: list[dict[str, Any]] = []  # of its pieces
         self.num_events = 0
 
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
         """Return the body of the answer."""
-        (generation,) = generations
-        (choice,) = generation.choices
-        whole = choice.finish_reason == "stop"
-        details = {} if whole else {"reason": "max_output_tokens"}
-        metrics = speculation_metrics([choice.stats])
-        return {
-            **self._unfinished("completed" if whole else "incomplete"),
-            "incomplete_details": details or None,
-            "output": [self._message(choice)],
-            "usage": {
-                "input_tokens": len(generation.prompt_token_ids),
-                "input_tokens_details": {"cached_tokens": choice.stats.num_cached_tokens},
-                "output_tokens": len(choice.token_ids),
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": len(generation.prompt_token_ids) + len(choice.token_ids),
-            },
-            "metrics": {"speculative_decoding": metrics},
-        }
+        (choice,) = generations[0].choices
+        deque(chain(self._pushed(choice.text, choice.logprobs, last=True), self._ended(choice)), maxlen=0)
+        return self._body(generations[0])
 
     def of(self, place: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the events of one output."""
         if not self.num_events:
             yield self._event("response.created", response=self._unfinished("in_progress"))
             yield self._event("response.in_progress", response=self._unfinished("in_progress"))
-            message = {"id": self._item, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
-            yield self._event("response.output_item.added", output_index=0, item=message)
-            yield self._event("response.content_part.added", item_id=self._item, **_POSITION, part=_part("", []))
         chunk = output.chunk
-        if chunk.text or chunk.logprobs:
-            logprobs = self._logprobs(chunk.logprobs)
-            yield self._event(
-                "response.output_text.delta", item_id=self._item, **_POSITION, delta=chunk.text, logprobs=logprobs
-            )
+        yield from self._pushed(chunk.text, chunk.logprobs, last=chunk.finish_reason is not None)
 
     def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
         """Yield the events that end the stream."""
-        whole = self.whole(generations)
-        (message,) = whole["output"]
-        (part,) = message["content"]
-        text, logprobs = part["text"], part["logprobs"]
-        yield self._event("response.output_text.done", item_id=self._item, **_POSITION, text=text, logprobs=logprobs)
-        yield self._event("response.content_part.done", item_id=self._item, **_POSITION, part=part)
-        yield self._event("response.output_item.done", output_index=0, item=message)
+        yield from self._ended(generations[0].choices[0])
+        whole = self._body(generations[0])
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def failure(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -218,21 +298,96 @@ class ResponseEvents:
     def _unfinished(self, status: str) -> dict[str, Any]:
         return {**self._head, "status": status, "incomplete_details": None, "output": [], "usage": None}
 
-    def _message(self, choice: Choice) -> dict[str, Any]:
-        status = "completed" if choice.finish_reason == "stop" else "incomplete"
-        part = _part(choice.text, self._logprobs(choice.logprobs))
-        return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": [part]}
+    def _body(self, generation: Generation) -> dict[str, Any]:
+        (choice,) = generation.choices
+        ends = choice.finish_reason == "stop"
+        made = {call["id"] for call in self._message.calls}  # others were begun, and were none
+        return {
+            **self._unfinished("completed" if ends else "incomplete"),
+            "incomplete_details": None if ends else {"reason": "max_output_tokens"},
+            "output": [item for item in self._items if item["type"] != "function_call" or item["call_id"] in made],
+            "usage": {
+                "input_tokens": len(generation.prompt_token_ids),
+                "input_tokens_details": {"cached_tokens": choice.stats.num_cached_tokens},
+                "output_tokens": len(choice.token_ids),
+                "output_tokens_details": {"reasoning_tokens": self._message.reasoning_tokens(self._texts.tokenizer)},
+                "total_tokens": len(generation.prompt_token_ids) + len(choice.token_ids),
+            },
+            "metrics": {"speculative_decoding": speculation_metrics([choice.stats])},
+        }
 
-    def _logprobs(self, entries: Any) -> list[dict[str, Any]]:
-        if entries is None:
-            return []
-        found: list[dict[str, Any]] = chat_logprobs(entries, self._texts.names)["content"]
-        return found
+    def _pushed(self, text: str, logprobs: Any, *, last: bool) -> Iterator[dict[str, Any]]:
+        """Yield the events of a text, which grow the items."""
+        if logprobs:
+            self._held += chat_logprobs(logprobs, self._texts.names)["content"]
+        deltas = self._message.push(text, last=last)
+        if self._held and not deltas and (self._message.parser is None or self._open == (CONTENT, 0)):
+            deltas = [Delta(CONTENT, "")]
+        for delta in deltas:
+            yield from self._piece(delta)
+
+    def _piece(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        if self._open != (delta.kind, delta.index):
+            yield from self._closed("completed")
+            yield from self._begun(delta)
+        place = self._place()
+        self._pieces.append(delta.text)
+        if delta.kind == CONTENT:
+            given, self._held = self._held, []
+            self._logprobs += given
+            yield self._event("response.output_text.delta", **place, delta=delta.text, logprobs=given)
+        elif delta.text:
+            kind = "function_call_arguments" if delta.kind == CALL else "reasoning_text"
+            yield self._event(f"response.{kind}.delta", **place, delta=delta.text)
+
+    def _begun(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """Yield the events of a new item."""
+        self._open, self._pieces, self._logprobs = (delta.kind, delta.index), [], []
+        head, kind = _ITEMS[delta.kind]
+        item: dict[str, Any] = {"id": f"{head}_{self._name}_{len(self._items)}", "type": kind, "status": "in_progress"}
+        if delta.kind == CALL:
+            item |= {"call_id": delta.id, "name": delta.name, "arguments": ""}
+        else:
+            more: dict[str, Any] = {"role": "assistant"} if delta.kind == CONTENT else {"summary": []}
+            item |= {**more, "content": []}
+        self._items.append(item)
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item})
+        if delta.kind != CALL:
+            yield self._event("response.content_part.added", **self._place(), part=_part(delta.kind, "", []))
+
+    def _closed(self, status: str) -> Iterator[dict[str, Any]]:
+        """Yield the events that end the last item, if it grows still."""
+        if self._open is None:
+            return
+        (kind, _), text, item, place = self._open, "".join(self._pieces), self._items[-1], self._place()
+        self._open, item["status"] = None, status
+        if kind == CALL:
+            item["arguments"] = text
+            yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=text)
+        else:
+            part = _part(kind, text, self._logprobs)
+            item["content"] = [part]
+            logprobs: dict[str, Any] = {"logprobs": self._logprobs} if kind == CONTENT else {}
+            yield self._event(f"response.{part['type']}.done", **place, text=text, **logprobs)
+            yield self._event("response.content_part.done", **place, part=part)
+        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
+
+    def _ended(self, choice: Choice) -> Iterator[dict[str, Any]]:
+        if not self._items:
+            yield from self._piece(Delta(CONTENT, ""))
+        yield from self._closed("completed" if choice.finish_reason == "stop" else "incomplete")
+
+    def _place(self) -> dict[str, Any]:
+        """Return where the last item, and its only text, is."""
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return place if self._items[-1]["type"] == "function_call" else {**place, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         number, self.num_events = self.num_events, self.num_events + 1
         return {"type": kind, "sequence_number": number, **fields}
 
 
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    if kind == REASONING:
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

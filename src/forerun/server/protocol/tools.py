@@ -1,115 +1,77 @@
-"""The parser of an answer's text: content, thinking, and tool calls, whole or in pieces.
-
-The only format so far is Hermes' (Qwen's too): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-"""
+"""Calls of tools that a request asks for: whether the model can make them, and how they are forced."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
 
-from forerun.errors import RequestBodyError
-
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_BLOCK = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
+from forerun.chat.contents import ERRORS
+from forerun.chat.forced_calls import call_grammar
+from forerun.chat.response_format import CALL, ResponseFormat
+from forerun.config import Grammar
+from forerun.errors import GrammarError, RequestBodyError
 
 
 @dataclass(frozen=True, slots=True)
-class CallDelta:
-    """What a text adds to a tool call.
+class Forced:
+    """Calls that a grammar forces.
 
     Attributes:
-        index: of the call in the answer.
-        name: of the function, with the first piece of the call; else None.
-        arguments: a piece of JSON.
+        name: of the tool that is called, once; None: any tools, any number of times.
+        is_required: False: there may be no call, but those that are made follow their schemas.
     """
 
-    index: int
-    name: str | None
-    arguments: str
+    name: str | None = None
+    is_required: bool = True
 
+    @classmethod
+    def by(cls, choice: str | None, name: str | None, tools: Seq[Mapping[str, Any]]) -> Forced | None:
+        """Return what a request forces; None if nothing.
 
-@dataclass(slots=True)
-class Delta:
-    """What a text adds to a message."""
+        Args:
+            choice: "required" or "any"; others force no call.
+            name: of the tool that must be called.
+            tools: of which some may be strict.
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
+        Raises:
+            RequestBodyError: a call is required, but there are no tools.
+        """
+        is_required = name is not None or choice in ("required", "any")
+        if is_required and not tools:
+            raise RequestBodyError("tool_choice asks for a call, but there are no tools. Give some.", "tool_choice")
+        if not is_required and not any(tool["function"].get("strict") for tool in tools):
+            return None
+        return cls(name, is_required)
 
-
-class ResponseParser(Protocol):
-    """Splits the growing text of one answer. What may become something else is held back."""
-
-    def push(self, text: str, *, last: bool = False) -> Delta:
-        """Add text. last: nothing follows, so that nothing is held back."""
-
-
-def response_parser(tools: Seq[dict[str, Any]]) -> ResponseParser:
-    """Return a parser of one answer to a request with these tools."""
-    return HermesParser(bool(tools))
-
-
-def check_template_carries(tokenizer: Any, param: str) -> None:
-    """Raise RequestBodyError if the chat template does not support tools in this format."""
-    template = getattr(tokenizer, "chat_template", None)
-    if not isinstance(template, str) or "tools" not in template or _OPEN not in template:
+    def grammar(
+        self, form: ResponseFormat, tools: Seq[Mapping[str, Any]], special: Mapping[str, int], *, is_thinking: bool
+    ) -> Grammar:
+        """Return the answer's grammar; arguments as of `call_grammar`. Raises RequestBodyError if there is none."""
+        param = "tool_choice" if self.is_required else "tools"
+        try:
+            text = call_grammar(
+                form, tools, special, name=self.name, is_required=self.is_required, is_thinking=is_thinking
+            )
+            if text is not None:
+                return Grammar.lark(text)
+        except GrammarError as error:
+            raise RequestBodyError(str(error), param) from None
+        except ERRORS:
+            raise RequestBodyError("The parameters of a tool are no JSON schema. Correct them.", "tools") from None
         raise RequestBodyError(
-            f"{param} cannot be used with this model: its chat template does not carry tools, or not with {_OPEN} "
-            "around calls. Leave it out, or take a model that was made for tools.",
-            param=param,
+            f"{param} cannot be held to: no grammar tells this model's calls from its text. Leave tool_choice and "
+            "strict out.",
+            param,
         )
 
 
-class HermesParser:
-    """Reads calls of Hermes' format. Text that resembles a call but is none stays content.
-
-    has_tools: there may be calls.
-    """
-
-    def __init__(self, has_tools: bool) -> None:
-        self._has_tools, self._held, self._num_calls = has_tools, "", 0
-
-    def push(self, text: str, *, last: bool = False) -> Delta:
-        if not self._has_tools:
-            return Delta(text)
-        self._held += text
-        found = Delta()
-        while (block := _BLOCK.search(self._held)) is not None:
-            found.content += self._held[: block.start()]
-            self._held = self._held[block.end() :]
-            if (call := self._call(block[1])) is None:
-                found.content += block[0]
-            else:
-                found.calls.append(call)
-                self._held = self._held.lstrip("\n")
-        shown = len(self._held) if last else _safe_length(self._held)
-        found.content, self._held = found.content + self._held[:shown], self._held[shown:]
-        return found
-
-    def _call(self, text: str) -> CallDelta | None:
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-            return None
-        arguments = found.get("arguments", {})
-        if not isinstance(arguments, dict):
-            return None
-        self._num_calls += 1
-        return CallDelta(self._num_calls - 1, found["name"], json.dumps(arguments, ensure_ascii=False))
-
-
-def _safe_length(text: str) -> int:
-    """Return the number of characters that cannot belong to a call."""
-    at = text.find(_OPEN)
-    if at >= 0:
-        return at
-    for size in range(min(len(_OPEN) - 1, len(text)), 0, -1):
-        if text.endswith(_OPEN[:size]):
-            return len(text) - size
-    return len(text)
+def check_calls(form: ResponseFormat | None, tokenizer: Any, param: str) -> None:
+    """Raise RequestBodyError if the chat template does not carry tools, or calls in no known format."""
+    carries = "tools" in str(getattr(tokenizer, "chat_template", None))
+    if form is None or not carries or all(region.kind != CALL for region in form.regions):
+        raise RequestBodyError(
+            f"{param} cannot be used with this model: its chat template does not carry tools, or calls in a format "
+            "that is not known. Leave it out, take a model that was made for tools, or give its response template.",
+            param=param,
+        )

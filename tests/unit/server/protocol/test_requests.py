@@ -10,6 +10,7 @@ from doubles import FakeModel
 from forerun import LLM, SamplingParams
 from forerun.errors import RequestBodyError
 from forerun.server.protocol.bodies import LABELS, WITHOUT_EFFECT
+from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body, with_seed
 from forerun.utils.fields import described
 from small_tokenizers import byte_level
@@ -225,7 +226,9 @@ def test_messages_hold_nothing_of_a_prompt() -> None:
 
 def ids(request: CompletionRequest, tokenizer: Any) -> list[list[int]]:
     fake: Any = FakeModel(vocab_size=300 if tokenizer is None else len(tokenizer))
-    return [each.prompt_token_ids for each in request.requests(LLM(fake, None, tokenizer=tokenizer))]
+    return [
+        each.prompt_token_ids for each in request.requests(LLM(fake, None, tokenizer=tokenizer), ModelTexts(tokenizer))
+    ]
 
 
 def test_prompts_in_tokens() -> None:

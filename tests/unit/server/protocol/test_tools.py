@@ -12,9 +12,9 @@ from forerun import LLM
 from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
 from forerun.errors import RequestBodyError
-from forerun.server.protocol.answers import Chunks, ModelTexts
+from forerun.server.protocol.answers import Chunks
+from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CHAT_URL, CompletionRequest, parse_body
-from forerun.server.protocol.tools import HermesParser
 from small_tokenizers import byte_level
 
 TEMPLATE = (
@@ -39,7 +39,7 @@ def asked(**fields: Any) -> CompletionRequest:
 
 def prompt(request: CompletionRequest, template: str = TEMPLATE) -> str:
     fake: Any = FakeModel(vocab_size=len(made := tokenizer(template)))
-    (one,) = request.requests(LLM(fake, None, tokenizer=made))
+    (one,) = request.requests(LLM(fake, None, tokenizer=made), ModelTexts(made))
     text: str = made.decode(one.prompt_token_ids)
     return text
 
@@ -62,11 +62,11 @@ def test_a_template_without_tools(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
+        ({"tool_choice": "required", "tools": None}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools"),
         ({"tools": "all"}, "tools"),
         ({"messages": [{"role": "assistant", "tool_calls": "a"}]}, "messages"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages"),
@@ -88,16 +88,16 @@ TEXTS: list[tuple[str, str | None, int]] = [
     (CALL, None, 1),
     (f"Let me see.\n{CALL}\n{CALL}", "Let me see.", 2),
     ("<tool_call>{</tool_call>", "<tool_call>{</tool_call>", 0),
-    ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', 0),
-    (
-        '<tool_call>{"name": "a", "arguments": 3}</tool_call>!',
-        '<tool_call>{"name": "a", "arguments": 3}</tool_call>!',
-        0,
-    ),
-    ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", 0),
+    ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}', 0),
+    ("<tool_call>[1]</tool_call>", "<tool_call>[1]", 0),
     (f"{CALL}<tool_ca", "<tool_ca", 1),
+    (CALL[:-14], CALL[:-14], 0),
     ("<tool_call>" + "[" * 100_000 + "</tool_call>", "<tool_call>" + "[" * 100_000 + "</tool_call>", 0),
 ]
+
+
+def chunks(request: CompletionRequest) -> Chunks:
+    return Chunks(ModelTexts(tokenizer()), request, [[1]], model="it", name="7", created=3)
 
 
 def answer(text: str) -> Generation:
@@ -107,8 +107,7 @@ def answer(text: str) -> Generation:
 
 @pytest.mark.parametrize(("text", "content", "count"), TEXTS, ids=lambda value: str(value)[:20])
 def test_a_whole_answer(text: str, content: str | None, count: int) -> None:
-    body = Chunks(ModelTexts(None), asked(), [[1]], model="it", name="7", created=3).whole([answer(text)])
-    (choice,) = body["choices"]
+    (choice,) = chunks(asked()).whole([answer(text)])["choices"]
     assert choice["message"]["content"] == content and choice["finish_reason"] == ("tool_calls" if count else "stop")
     calls = choice["message"].get("tool_calls", [])
     assert len(calls) == count == len({call["id"] for call in calls})
@@ -117,32 +116,35 @@ def test_a_whole_answer(text: str, content: str | None, count: int) -> None:
 
 
 def test_one_call_at_most() -> None:
-    chunks = Chunks(ModelTexts(None), asked(parallel_tool_calls=False), [[1]], model="it", name="7", created=3)
-    (choice,) = chunks.whole([answer(CALL + CALL)])["choices"]
+    (choice,) = chunks(asked(parallel_tool_calls=False)).whole([answer(CALL + CALL)])["choices"]
     assert len(choice["message"]["tool_calls"]) == 1
 
 
+def test_an_answer_by_a_grammar_of_its_own_is_content() -> None:
+    (choice,) = chunks(asked(response_format={"type": "json_object"})).whole([answer(CALL)])["choices"]
+    assert choice["message"]["content"] == CALL and "tool_calls" not in choice["message"]
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize(("text", "content", "count"), TEXTS[:8], ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(("text", "content", "count"), TEXTS[:7], ids=lambda value: str(value)[:20])
 def test_a_stream(text: str, content: str | None, count: int, size: int) -> None:
-    request = asked(stream=True)
-    chunks = Chunks(ModelTexts(None), request, [[1]], model="it", name="7", created=3)
+    made = chunks(asked(stream=True))
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    told, calls, reasons = "", [], []
+    told, reasons, calls = "", [], dict[int, list[str]]()
     for place, piece in enumerate(pieces):
         last = place == len(pieces) - 1
         chunk = StreamChunk(piece, [1], finish_reason="stop" if last else None)
         choice = Choice(0, text, [1], None, "stop", SequenceStats()) if last else None
-        for body in chunks.of(0, StepOutput(1, chunk, choice)):
+        for body in made.of(0, StepOutput(1, chunk, choice)):
             delta = body["choices"][0]["delta"]
             told += delta["content"]
-            calls += delta.get("tool_calls", [])
+            indices = [call["index"] for call in delta.get("tool_calls", [])]
+            assert len({*indices}) == len(indices)
+            for call in delta.get("tool_calls", []):
+                if "id" in call:
+                    calls[call["index"]] = [call["function"]["name"], ""]
+                calls[call["index"]][1] += call["function"]["arguments"]
             reasons.append(body["choices"][0]["finish_reason"])
     assert told.strip() == (content or "") and reasons[-1] == ("tool_calls" if count else "stop")
-    assert [call["index"] for call in calls] == list(range(count))
-    assert all(json.loads(call["function"]["arguments"]) == {"city": "Köln"} for call in calls)
-
-
-def test_nothing_is_held_that_is_no_call() -> None:
-    parser = HermesParser(True)
-    assert [parser.push(text).content for text in ("a < b", "<too", "l>")] == ["a < b", "", "<tool>"]
+    assert [*calls] == list(range(count))
+    assert all(name == "weather" and json.loads(text) == {"city": "Köln"} for name, text in calls.values())

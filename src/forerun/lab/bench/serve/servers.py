@@ -19,6 +19,7 @@ from forerun.engine.results import StepOutput
 from forerun.errors import ConfigError
 from forerun.lab.bench.peers.peer import THREAD_VARIABLES
 from forerun.lab.bench.serve.requests import EventReader, LoadRequest, TimedRequest, error_of
+from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import parse_body
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class InProcessEngine:
                 loop.call_soon_threadsafe(ended.set_result, output)
 
         parsed = parse_body(request.path, {**request.body, "stream": True, **more}, self._llm.target.context_length)
-        (made,) = parsed.requests(self._llm)
+        (made,) = parsed.requests(self._llm, ModelTexts(self._llm.tokenizer))
         self._thread.enter(made, sink)
         output = await ended
         if output.error is not None or output.choice is None:

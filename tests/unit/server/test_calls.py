@@ -1,0 +1,320 @@
+"""Thinking and calls over HTTP, in formats whose markup is text or special tokens; calls that are forced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+
+from doubles import FakeModel, adversaries
+from family_answers import CALLS, CASES, TOOLS, Case
+from forerun import LLM
+from forerun.engine.text import Detokenizer, TokenTexts
+from forerun.errors import ConfigError
+from forerun.server.protocol.bodies import validated
+from forerun.server.protocol.responses_api import ResponseBody
+from serving import LIMIT, NAME, serving
+from small_tokenizers import END, byte_level, ids_of
+
+SPECIAL = {
+    "harmony": ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>"],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "[INST]", "[/INST]"],
+}
+TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+
+
+class Writer(FakeModel):
+    """Writes one text, wherever it is not held to another."""
+
+    def __init__(self, script: Seq[int], vocab_size: int, end: int) -> None:
+        super().__init__(vocab_size, order=len(script), num_contexts=len(script), eos_token_ids=[end])
+        self.script = [*script]
+        self.table[torch.arange(len(script)), torch.tensor(script)] = 60.0
+
+    def slot(self, path: Seq[int]) -> int:
+        lengths = range(min(len(path), len(self.script) - 1), 0, -1)
+        return next((size for size in lengths if [*path[-size:]] == self.script[:size]), 0)
+
+
+def tokenizer_of(name: str, case: Case) -> Any:
+    made = byte_level()
+    made.add_special_tokens({"additional_special_tokens": SPECIAL.get(name, [])})
+    said = "{{ messages[-1].content }}{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    made.chat_template = f"{{# {case.written} #}}{said}{{{{ {json.dumps(case.prompt)} }}}}"
+    return made
+
+
+@contextmanager
+def written(name: str, text: str | None = None, **options: Any) -> Iterator[httpx.Client]:
+    """A client of a server whose model writes the answer of a family."""
+    case = CASES[name]
+    tokenizer = tokenizer_of(name, case)
+    ids = tokenizer(text or case.text, add_special_tokens=False)["input_ids"]
+    end = ids_of(tokenizer, END)
+    model: Any = Writer([*ids, *end], len(tokenizer), end[0])
+    llm = LLM(model, adversaries({}, len(tokenizer))["random"], tokenizer=tokenizer, num_draft_tokens=3)
+    with serving(llm, **options) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["hermes, thinking begun by the prompt", "hermes", "harmony", "mistral"])
+def family(request: pytest.FixtureRequest) -> Iterator[tuple[Case, httpx.Client]]:
+    with written(request.param) as client:
+        yield CASES[request.param], client
+
+
+def answered(client: httpx.Client, path: str = "/v1/chat/completions", **fields: Any) -> Any:
+    response = client.post(path, json={**TALK, **fields})
+    assert response.status_code == 200, response.text
+    if not fields.get("stream"):
+        return response.json()
+    data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(each) for each in data if each != "[DONE]"]
+
+
+def called(calls: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_a_chat(family: tuple[Case, httpx.Client], speculative: bool) -> None:
+    case, client = family
+    body = answered(client, tools=TOOLS, speculative=speculative)
+    (choice,) = body["choices"]
+    message = choice["message"]
+    assert message["content"] == case.content and choice["finish_reason"] == "tool_calls"
+    assert message["reasoning_content"] == message["reasoning"] == case.reasoning
+    assert called(message["tool_calls"]) == [*case.calls]
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
+
+
+def test_a_stream(family: tuple[Case, httpx.Client]) -> None:
+    case, client = family
+    told: dict[str, str] = {"content": "", "reasoning_content": "", "reasoning": ""}
+    calls: list[dict[str, Any]] = []
+    events = answered(client, tools=TOOLS, stream=True, stream_options={"include_usage": True})
+    for delta in (choice["delta"] for event in events for choice in event["choices"]):
+        for kind in told:
+            told[kind] += delta.get(kind) or ""
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                calls.append(call)
+            else:
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    assert told["content"] == (case.content or "") and called(calls) == [*case.calls]
+    assert told["reasoning"] == told["reasoning_content"] == case.reasoning
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
+
+
+def test_the_stock_client_joins_a_stream(family: tuple[Case, httpx.Client]) -> None:
+    case, client = family
+    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0, timeout=LIMIT) as stock:
+        given: Any = {"model": NAME, "messages": TALK["messages"], "tools": TOOLS, "temperature": 0}
+        with stock.chat.completions.stream(**given) as stream:
+            message = stream.get_final_completion().choices[0].message
+    found = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
+    assert found == [*case.calls] and (message.content or "") == (case.content or "")
+
+
+def test_messages(family: tuple[Case, httpx.Client]) -> None:
+    case, client = family
+    tools = [{"name": tool["function"]["name"], "input_schema": {"type": "object"}} for tool in TOOLS]
+    fields = {"tools": tools, "max_tokens": 300}
+    body = answered(client, "/v1/messages", **fields)
+    of: dict[str, list[Any]] = {"thinking": [], "text": [], "tool_use": []}
+    for block in body["content"]:
+        of[block["type"]].append(block)
+    assert [block["thinking"] for block in of["thinking"]] == [case.reasoning] and body["stop_reason"] == "tool_use"
+    assert [block["text"] for block in of["text"]] == ([] if case.content is None else [case.content])
+    assert [(block["name"], block["input"]) for block in of["tool_use"]] == [*case.calls]
+    events = answered(client, "/v1/messages", stream=True, **fields)
+    pieces = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(piece.get("thinking", "") for piece in pieces) == case.reasoning
+    assert "".join(piece.get("text", "") for piece in pieces).strip() == (case.content or "")
+    starts = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert [start["name"] for start in starts if start["type"] == "tool_use"] == [name for name, _ in CALLS]
+
+
+def test_responses(family: tuple[Case, httpx.Client]) -> None:
+    case, client = family
+    tools: Any = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
+    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0, timeout=LIMIT) as stock:
+        given: Any = {"model": NAME, "input": "hello", "tools": tools, "temperature": 0}
+        whole = stock.responses.create(**given)
+        with stock.responses.stream(**given) as stream:
+            events = [*stream]
+            final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for answer in (whole, final):
+        of: dict[str, list[Any]] = {"reasoning": [], "message": [], "function_call": []}
+        for item in answer.output:
+            of[item.type].append(item)
+        assert [item.content[0].text for item in of["reasoning"]] == [case.reasoning] and answer.status == "completed"
+        assert "".join(item.content[0].text for item in of["message"]).split() == (case.content or "").split()
+        assert [(item.name, json.loads(item.arguments)) for item in of["function_call"]] == [*case.calls]
+        assert answer.usage is not None and answer.usage.output_tokens_details.reasoning_tokens == 3
+    output = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "dry"} for item in of["function_call"]
+    ]
+    turns = [{"role": "user", "content": "hello"}, *(item.to_dict() for item in whole.output), *output]
+    assert answered(client, "/v1/responses", messages=None, input=turns, tools=tools)["status"] == "completed"
+
+
+def test_turns_of_responses_are_messages_of_a_chat() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"city": "Rome"}'}
+    turns = [
+        {"role": "user", "content": "hello"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        call,
+        {**call, "call_id": "2"},
+        {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "dry"}]},
+    ]
+    request = validated(ResponseBody, {"input": turns}).request(4096, {})
+    function = {"name": "weather", "arguments": {"city": "Rome"}}
+    calls = [{"id": each, "type": "function", "function": function} for each in ("1", "2")]
+    assert request.prompts == [
+        [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "1", "content": "dry"},
+        ]
+    ]
+
+
+def test_a_response_template_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "template.json"
+    path.write_text('{"fields": {"thinking": {"open": "[[", "close": "]]"}, "content": {}}}')
+    with written("hermes", "[[Hm.]] Sure.", response_template=path) as client:
+        message = answered(client)["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("Hm.", "Sure.")
+        refused = client.post("/v1/chat/completions", json={**TALK, "tools": TOOLS})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="no response template"), written("hermes", response_template=path):
+        raise AssertionError("it is served")
+
+
+def test_thinking_without_tools(family: tuple[Case, httpx.Client]) -> None:
+    case, client = family
+    message = answered(client)["choices"][0]["message"]
+    assert message["reasoning_content"] == case.reasoning and "tool_calls" not in message
+    assert "Hm." not in message["content"] and "weather" in message["content"]
+
+
+@pytest.mark.parametrize("name", ["hermes", "harmony"])
+def test_a_call_that_the_limit_cuts(name: str) -> None:
+    with written(name) as client:
+        length, cut = answered(client, tools=TOOLS)["usage"]["completion_tokens"], 0
+        for max_tokens in range(1, length, 23):
+            choice = answered(client, tools=TOOLS, max_tokens=max_tokens)["choices"][0]
+            assert choice["finish_reason"] == "length"
+            cut += '"city"' in (choice["message"]["content"] or "") and "tool_calls" not in choice["message"]
+        assert cut
+
+
+EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
+CITY = EMPTY | {"properties": {"city": {"type": "string", "maxLength": 4}, "days": {"enum": [1, 2]}}}
+WEATHER = {"name": "weather", "parameters": CITY | {"required": ["city", "days"]}}
+FUNCTIONS = [{"type": "function", "function": each} for each in (WEATHER, {"name": "now", "parameters": EMPTY})]
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral"])
+def test_forced_calls(name: str) -> None:
+    """The model wants to say something else, and must call."""
+    pytest.importorskip("llguidance")
+    tokenizer = tokenizer_of(name, CASES[name])
+    bias = {str(ids_of(tokenizer, "[TOOL_CALLS]")[0]): 100} if name == "mistral" else {}
+    named = {"type": "function", "function": {"name": "weather"}}
+    with written(name, "hello world!") as client:
+        said = answered(client, tools=FUNCTIONS, max_tokens=99)["choices"][0]["message"]
+        assert (said["content"], said.get("tool_calls")) == ("hello world!", None)
+        texts = []
+        fields = {"tools": FUNCTIONS, "tool_choice": named, "seed": 3, "temperature": 1, "logit_bias": bias}
+        for speculative in (True, False):
+            choice = answered(client, speculative=speculative, max_tokens=200, **fields)["choices"][0]
+            ((function, arguments),) = called(choice["message"]["tool_calls"])
+            assert function == "weather" and arguments["days"] in (1, 2) and len(arguments["city"]) <= 4
+            assert choice["finish_reason"] == "tool_calls"
+            texts.append([{**call, "id": None} for call in choice["message"]["tool_calls"]])
+        assert texts[0] == texts[1]
+        required = answered(client, max_tokens=99, **{**fields, "tool_choice": "required", "temperature": 0})
+        ((function, _), *_) = called(required["choices"][0]["message"]["tool_calls"])
+        assert function in ("weather", "now")
+        flat = [{"type": "function", **each} for each in (WEATHER,)]
+        fields |= {"tools": flat, "tool_choice": {"type": "function", "name": "weather"}}
+        response = answered(client, "/v1/responses", messages=None, input="hello", max_output_tokens=200, **fields)
+        assert [item["type"] for item in response["output"]] == ["function_call"]
+        tools = [{"name": each["name"], "input_schema": each["parameters"]} for each in (WEATHER,)]
+        fields = {"tools": tools, "tool_choice": {"type": "tool", "name": "weather"}, "logit_bias": bias, "seed": 3}
+        body = answered(client, "/v1/messages", max_tokens=200, **{**fields, "temperature": 1})
+        assert [block["name"] for block in body["content"]] == ["weather"] and body["stop_reason"] == "tool_use"
+
+
+def test_strict_calls() -> None:
+    """The model writes arguments that the schema does not know; without a call, it may say what it likes."""
+    pytest.importorskip("llguidance")
+    strict = [{"type": "function", "function": {**WEATHER, "strict": True}}]
+    call = '<tool_call>\n{"name": "weather", "arguments": {"town": "a", "days": 1}}\n</tool_call>'
+    with written("hermes", call) as client:
+        texts = []
+        for tools, speculative in ((FUNCTIONS, True), (strict, True), (strict, False)):
+            message = answered(client, tools=tools, max_tokens=300, speculative=speculative)["choices"][0]["message"]
+            texts.append(next(arguments for _, arguments in called(message["tool_calls"])))
+        assert texts[0] == {"town": "a", "days": 1} and texts[1] == texts[2] and [*texts[1]] == ["city", "days"]
+    with written("hermes", "hello world!") as client:
+        assert answered(client, tools=strict, max_tokens=99)["choices"][0]["message"]["content"] == "hello world!"
+    with written("gemma4") as client:
+        refused = client.post("/v1/chat/completions", json={**TALK, "tools": strict})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "no such tool": {"tool_choice": {"type": "function", "function": {"name": "then"}}},
+    "another grammar": {"tool_choice": "required", "response_format": {"type": "json_object"}},
+    "no schema": {
+        "tool_choice": "required",
+        "tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}],
+    },
+    "a wrong schema": {
+        "tool_choice": "required",
+        "tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "nonsense"}}}],
+    },
+    "arguments that are no JSON": {
+        "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]
+    },
+}
+
+
+def test_bad_input() -> None:
+    pytest.importorskip("llguidance")
+    with written("hermes", "hello") as client:
+        for name, fields in REFUSED.items():
+            for stream in (False, True):
+                body = {**TALK, "tools": TOOLS, "max_tokens": 9, "stream": stream, **fields}
+                response = client.post("/v1/chat/completions", json=body)
+                assert response.status_code == 400, (name, response.text)
+        many = [{"type": "function", "function": {"name": f"f{i}", "parameters": EMPTY}} for i in range(1000)]
+        for tools in (many, [*TOOLS, *TOOLS], many[:1] * 3):
+            for choice in ("auto", "required"):
+                body = {**TALK, "tools": tools, "tool_choice": choice, "max_tokens": 5}
+                response = client.post("/v1/chat/completions", json=body)
+                assert response.status_code in (200, 400), response.text
+                assert choice == "required" or response.status_code == 200 or "context" in response.text
+
+
+def test_marks_are_shown_between_what_is_shown_anyway() -> None:
+    tokenizer = tokenizer_of("harmony", CASES["harmony"])
+    texts = TokenTexts(tokenizer)
+    ids = tokenizer(CASES["harmony"].text, add_special_tokens=False)["input_ids"]
+    marks = {token_id: text for text, token_id in texts.special.items()}
+    assert Detokenizer(texts, [], marks).push(ids) == CASES["harmony"].text
+    plain = Detokenizer(texts, [])
+    assert plain.push(ids) + plain.flush() == tokenizer.decode(ids, skip_special_tokens=True)
