@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 CHAT, TOOLS = os.environ["FORERUN_CHAT"], os.environ["FORERUN_TOOLS"]
@@ -18,6 +19,11 @@ PAGE = 64
 """Tokens of a page of the cache, the unit in which prompts are reused."""
 QUESTION = "Which is the capital of France?"
 """For SmolLM2 at temperature 0, whose answer names it."""
+
+
+def package(name: str) -> None:
+    """Report which package the script is of, before its steps."""
+    print(json.dumps({"client": name, "version": version(name)}), flush=True)
 
 
 def step(take: Callable[[], Any]) -> None:

@@ -1,7 +1,8 @@
 """Write a tiny random Llama whose chat template has tools: `python tests/clients/tools_model.py FOLDER`.
 
 Its tokens are bytes, so that its texts are the same tokens when they come back in a conversation. A constant coordinate
-of the hidden state gives each token a bias: answers are printable, and strings and answers end.
+of the hidden state gives each token a bias: answers are printable, and strings, objects and answers
+end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 END = "<|im_end|>"
 MARKS = ("<tool_call>", "</tool_call>")
-BIASES = {'"': 5.0, END: 2.0}
+BIASES = {'"': 5.0, "}": 5.0, END: 2.5}
 """Logits of these tokens, about. Others have a standard deviation of 2; those that are not printable are below -30."""
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONTEXT = 32768

@@ -4,8 +4,9 @@ Each turn computes no more than what is new, as in turns_openai.py.
 """
 
 import anthropic
+from steps import CITIES, PAGE, TOOLS, package, step
 
-from steps import CITIES, PAGE, TOOLS, step
+package("anthropic")
 
 client = anthropic.Anthropic(base_url=TOOLS, api_key="none")
 properties = {"city": {"type": "string", "enum": CITIES}, "days": {"type": "integer", "enum": [1, 2, 3]}}

@@ -5,8 +5,9 @@ of the cache that it did not fill.
 """
 
 import openai
+from steps import CITIES, PAGE, TOOLS_V1, package, step
 
-from steps import CITIES, PAGE, TOOLS_V1, step
+package("openai")
 
 client = openai.OpenAI(base_url=TOOLS_V1, api_key="none")
 properties = {"city": {"type": "string", "enum": CITIES}, "days": {"type": "integer", "enum": [1, 2, 3]}}

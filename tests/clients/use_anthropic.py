@@ -4,8 +4,9 @@ from typing import Literal
 
 import anthropic
 from pydantic import BaseModel
+from steps import CHAT, QUESTION, TOOLS, package, step
 
-from steps import CHAT, QUESTION, TOOLS, step
+package("anthropic")
 
 chat, tools = (anthropic.Anthropic(base_url=url, api_key="none") for url in (CHAT, TOOLS))
 ASKED = {"model": "smollm2", "messages": [{"role": "user", "content": QUESTION}]}

@@ -4,8 +4,9 @@ from typing import Literal
 
 import openai
 from pydantic import BaseModel
+from steps import CHAT_V1, QUESTION, TOOLS_V1, package, step
 
-from steps import CHAT_V1, QUESTION, TOOLS_V1, step
+package("openai")
 
 chat, tools = (openai.OpenAI(base_url=url, api_key="none") for url in (CHAT_V1, TOOLS_V1))
 ASKED = {"model": "smollm2", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
@@ -42,7 +43,8 @@ def stream() -> None:
 @step
 def fields_without_effect() -> None:
     more = {"store": True, "service_tier": "auto", "metadata": {"a": "b"}, "user": "u", "parallel_tool_calls": True}
-    more |= {"safety_identifier": "s", "prompt_cache_key": "k", "extra_body": {"skip_special_tokens": True, "top_k": -1}}
+    more |= {"safety_identifier": "s", "prompt_cache_key": "k"}
+    more["extra_body"] = {"skip_special_tokens": True, "top_k": -1}
     chat.chat.completions.create(**ASKED, **more, max_completion_tokens=4)
 
 

@@ -5,8 +5,9 @@ from typing import Literal
 
 import openai
 from pydantic import BaseModel
+from steps import CHAT_V1, QUESTION, TOOLS_V1, package, step
 
-from steps import CHAT_V1, QUESTION, TOOLS_V1, step
+package("openai")
 
 chat, tools = (openai.OpenAI(base_url=url, api_key="none") for url in (CHAT_V1, TOOLS_V1))
 ASKED = {"model": "smollm2", "input": QUESTION, "temperature": 0, "max_output_tokens": 24}
@@ -24,20 +25,20 @@ CALL["tools"][0]["type"] = "function"
 
 
 @step
-def response() -> None:
+def responses() -> None:
     answer = chat.responses.create(**ASKED, instructions="You answer in a sentence.")
     assert "Paris" in answer.output_text and answer.usage.output_tokens > 1
 
 
 @step
-def stream() -> None:
+def responses_streamed() -> None:
     with chat.responses.stream(**ASKED) as events:
         text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert "Paris" in text and events.get_final_response().output_text == text
 
 
 @step
-def parse() -> None:
+def responses_parsed() -> None:
     answer = tools.responses.parse(model="tools", input="Which?", text_format=Weather)
     assert isinstance(answer.output_parsed, Weather)
 
@@ -58,7 +59,7 @@ def reasoning() -> None:
 
 
 @step
-def tools_and_their_results() -> None:
+def responses_with_tools() -> None:
     first = tools.responses.create(**CALL, tool_choice="required")
     calls = [item for item in first.output if item.type == "function_call"]
     assert Weather(**json.loads(calls[0].arguments))
@@ -68,7 +69,7 @@ def tools_and_their_results() -> None:
 
 
 @step
-def tools_streamed() -> None:
+def responses_with_tools_streamed() -> None:
     with tools.responses.stream(**CALL, tool_choice={"type": "function", "name": "Weather"}) as events:
         done = [event for event in events if event.type == "response.function_call_arguments.done"]
     assert len(done) == 1 and Weather(**json.loads(done[0].arguments))
