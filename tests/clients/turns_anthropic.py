@@ -12,7 +12,7 @@ client = anthropic.Anthropic(base_url=TOOLS, api_key="none")
 properties = {"city": {"type": "string", "enum": CITIES}, "days": {"type": "integer", "enum": [1, 2, 3]}}
 schema = {"type": "object", "properties": properties, "required": ["city", "days"], "additionalProperties": False}
 TOOL = {"name": "weather", "description": "The weather.", "input_schema": schema}
-ASKED = {"model": "tools", "system": "You tell people of the weather. " * 8, "tools": [TOOL], "max_tokens": 80}
+ASKED = {"model": "tools", "system": "You tell people of the weather. " * 8, "tools": [TOOL], "max_tokens": 300}
 messages = [{"role": "user", "content": "How is the weather in Lima?"}]
 seen = 0
 
@@ -40,7 +40,7 @@ def its_result_is_answered_in_a_stream() -> None:
     messages.append(
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": called.id, "content": "sunny"}]}
     )
-    with client.messages.stream(messages=messages, **ASKED) as events:
+    with client.messages.stream(messages=messages, extra_body={"temperature": 0}, **ASKED) as events:
         text = "".join(events.text_stream)
     answer = events.get_final_message()
     assert text and text == answer.content[0].text

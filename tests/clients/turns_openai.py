@@ -13,7 +13,7 @@ client = openai.OpenAI(base_url=TOOLS_V1, api_key="none")
 properties = {"city": {"type": "string", "enum": CITIES}, "days": {"type": "integer", "enum": [1, 2, 3]}}
 parameters = {"type": "object", "properties": properties, "required": ["city", "days"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": parameters, "description": "The weather."}}
-ASKED = {"model": "tools", "tools": [TOOL], "seed": 3, "max_tokens": 80}
+ASKED = {"model": "tools", "tools": [TOOL], "seed": 3, "max_tokens": 300}
 messages = [
     {"role": "system", "content": "You tell people of the weather. " * 8},
     {"role": "user", "content": "How is the weather in Lima?"},
@@ -41,8 +41,8 @@ def a_tool_is_called() -> None:
 @step
 def its_result_is_answered_in_a_stream() -> None:
     messages.append({"role": "tool", "content": "sunny", "tool_call_id": messages[-1].tool_calls[0].id})
-    options = {"include_usage": True}
-    with client.chat.completions.stream(messages=messages, stream_options=options, **ASKED) as events:
+    more = {"stream_options": {"include_usage": True}, "temperature": 0}
+    with client.chat.completions.stream(messages=messages, **more, **ASKED) as events:
         text = "".join(event.delta for event in events if event.type == "content.delta")
     answer = events.get_final_completion()
     assert text and text == answer.choices[0].message.content

@@ -86,7 +86,11 @@ def structured_output() -> None:
 
 @step
 def thinking() -> None:
-    tools.messages.create(**CALL | {"max_tokens": 1100}, thinking={"type": "enabled", "budget_tokens": 1024})
+    thinks = {"type": "enabled", "budget_tokens": 1024}
+    with tools.messages.stream(**CALL | {"max_tokens": 1100}, thinking=thinks) as events:
+        text = "".join(event.thinking for event in events if event.type == "thinking")
+    (block,) = events.get_final_message().content
+    assert text and block.type == "thinking" and block.thinking == text
 
 
 @step

@@ -48,7 +48,7 @@ def tools_and_their_results() -> None:
     called = message.tool_calls[0]
     assert Weather(**json.loads(called.function.arguments))
     turns = [*CALL["messages"], message, {"role": "tool", "content": "sunny", "tool_call_id": called.id}]
-    chunks = litellm.completion(**CALL | {"messages": turns}, **TOOL_MODEL, stream=True, max_tokens=64)
+    chunks = litellm.completion(**CALL | {"messages": turns}, **TOOL_MODEL, stream=True, max_tokens=64, temperature=0)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 

@@ -71,4 +71,4 @@ def tools_and_their_results() -> None:
     call = tools_model.get_tool_calls_from_response(answer)[0]
     told, of = weather(**call.tool_kwargs), {"tool_call_id": call.tool_id}
     turns += [answer.message, ChatMessage(role="tool", content=told, additional_kwargs=of)]
-    assert list(tools_model.stream_chat_with_tools([tool], chat_history=turns))[-1].message.content
+    assert list(tools_model.stream_chat_with_tools([tool], chat_history=turns, temperature=0))[-1].message.content

@@ -56,6 +56,14 @@ def reasoning_effort() -> None:
 
 
 @step
+def thinking() -> None:
+    more = {"chat_template_kwargs": {"enable_thinking": True}}
+    answer = tools.chat.completions.create(model="tools", messages=CALL["messages"], max_tokens=64, extra_body=more)
+    assert answer.choices[0].message.reasoning_content and not answer.choices[0].message.content
+    assert answer.usage.completion_tokens_details.reasoning_tokens > 1
+
+
+@step
 def parse() -> None:
     answer = tools.chat.completions.parse(model="tools", messages=CALL["messages"], response_format=Weather)
     assert isinstance(answer.choices[0].message.parsed, Weather)

@@ -47,7 +47,7 @@ def turn(kind: type[OpenAIChatCompletionsModel | OpenAIResponsesModel]) -> None:
         return kinds, run.final_output
 
     kinds, output = asyncio.run(streamed())
-    assert kinds == ["tool_called", "tool_output", "message_output_created"] and output, kinds
+    assert kinds[:2] == ["tool_called", "tool_output"] and kinds[-1] == "message_output_created" and output, kinds
 
 
 @step
