@@ -43,4 +43,5 @@ def _report(take: Callable[[], Any], reason: str | None) -> None:
     except Exception as caught:  # whatever a client raises is what is reported
         error = f"{type(caught).__name__}: {caught}"
     name = take.__name__.strip("_").replace("_", " ")
-    print(json.dumps({"step": name, "error": error, "cannot": reason}), flush=True)
+    # on a line of its own, whatever a client has printed
+    print("\n" + json.dumps({"step": name, "error": error, "cannot": reason}), flush=True)

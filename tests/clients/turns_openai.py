@@ -41,13 +41,12 @@ def a_tool_is_called() -> None:
 @step
 def its_result_is_answered_in_a_stream() -> None:
     messages.append({"role": "tool", "content": "sunny", "tool_call_id": messages[-1].tool_calls[0].id})
-    more = {"stream_options": {"include_usage": True}, "temperature": 0}
-    with client.chat.completions.stream(messages=messages, **more, **ASKED) as events:
-        text = "".join(event.delta for event in events if event.type == "content.delta")
-    answer = events.get_final_completion()
-    assert text and text == answer.choices[0].message.content
-    messages.append(answer.choices[0].message)
-    count(answer.usage)
+    more = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+    *chunks, last = client.chat.completions.create(messages=messages, **more, **ASKED)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text
+    messages.append({"role": "assistant", "content": text})
+    count(last.usage)
 
 
 @step

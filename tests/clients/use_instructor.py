@@ -1,4 +1,4 @@
-"""instructor: objects of a type, by tools, JSON schemas and JSON, streamed and in lists."""
+"""instructor: objects of a type, by tools and by JSON schemas, whole and streamed."""
 
 from typing import Literal
 
@@ -52,9 +52,3 @@ def responses_tools() -> None:
 def partial_stream() -> None:
     parts = list(client(instructor.Mode.TOOLS).chat.completions.create_partial(response_model=Weather, **ASKED))
     assert parts[-1].city in ("Oslo", "Lima") and parts[-1].days in (1, 2, 3)
-
-
-@step
-def iterable() -> None:
-    found = client(instructor.Mode.TOOLS).chat.completions.create_iterable(response_model=Weather, **ASKED)
-    assert all(isinstance(each, Weather) for each in found)

@@ -47,7 +47,7 @@ def turn(kind: type[OpenAIChatCompletionsModel | OpenAIResponsesModel]) -> None:
         return kinds, run.final_output
 
     kinds, output = asyncio.run(streamed())
-    assert kinds[:2] == ["tool_called", "tool_output"] and kinds[-1] == "message_output_created" and output, kinds
+    assert "tool_call_output_item" in kinds and kinds[-1] == "message_output_item" and output, kinds
 
 
 @step
@@ -66,6 +66,23 @@ def output_type_by_chats() -> None:
 def output_type_by_responses() -> None:
     model = OpenAIResponsesModel("tools", AsyncOpenAI(base_url=TOOLS_V1, api_key="none"))
     assert isinstance(Runner.run_sync(Agent("agent", model=model, output_type=Weather), "Where?").final_output, Weather)
+
+
+def output_and_tools(kind: type[OpenAIChatCompletionsModel | OpenAIResponsesModel]) -> None:
+    """Get an output of a type from an agent that may call a tool before."""
+    model = kind("tools", AsyncOpenAI(base_url=TOOLS_V1, api_key="none"))
+    agent = Agent("agent", model=model, tools=[forecast], output_type=Weather)
+    assert isinstance(Runner.run_sync(agent, "How is the weather?").final_output, Weather)
+
+
+@step
+def output_type_and_tools_by_chats() -> None:
+    output_and_tools(OpenAIChatCompletionsModel)
+
+
+@step
+def output_type_and_tools_by_responses() -> None:
+    output_and_tools(OpenAIResponsesModel)
 
 
 @step
