@@ -15,6 +15,8 @@
 # make report    docs/benchmarks.md, the README's figures and its picture anew from the measured results in benchmarks/
 # make measure   measure these results anew (an hour; leave the machine alone)
 # make scale     forerun inside vLLM, llama.cpp and on Ray (docs/scaling.md), which it installs in build/scale
+# make clients   published clients of the server (openai, anthropic, LangChain and others, which it installs in
+#                build/clients) against it; ARGS='openai langchain' chooses. It prints the table of docs/serving.md
 # make bench     one forward, and whole generations, beside Transformers (takes a while; leave the machine alone)
 #
 # Each but gpu makes the virtual environment it needs. PYTHON chooses the interpreter, TORCH what pip installs as torch,
@@ -38,7 +40,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz mutants check fix gpu docs release kernels wheel scale report measure bench clean
+.PHONY: help demo test test-all fuzz mutants check fix gpu docs release kernels wheel scale clients report measure bench clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -112,6 +114,9 @@ measure: $(STAMP)
 
 scale: $(STAMP)
 	TORCH='$(TORCH)' tests/scale.sh $(abspath $(BIN))/python
+
+clients: $(STAMP)
+	TORCH='$(TORCH)' $(BIN)/python tests/clients/run.py $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/forerun bench forward --others

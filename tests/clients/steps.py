@@ -1,0 +1,47 @@
+"""What the clients' scripts share: the servers, and steps of which each is reported on one line of JSON.
+
+FORERUN_CHAT and FORERUN_TOOLS are the addresses, without a path, of servers of SmolLM2 ("smollm2") and of a random
+model whose template has tools ("tools").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+CHAT, TOOLS = os.environ["FORERUN_CHAT"], os.environ["FORERUN_TOOLS"]
+CHAT_V1, TOOLS_V1 = f"{CHAT}/v1", f"{TOOLS}/v1"
+CITIES = ["Oslo", "Lima"]
+PAGE = 64
+"""Tokens of a page of the cache, the unit in which prompts are reused."""
+QUESTION = "Which is the capital of France?"
+"""For SmolLM2 at temperature 0, whose answer names it."""
+
+
+def package(name: str) -> None:
+    """Report which package the script is of, before its steps."""
+    print(json.dumps({"client": name, "version": version(name)}), flush=True)
+
+
+def step(take: Callable[[], Any]) -> None:
+    """Take a step of a script and report it by the function's name."""
+    _report(take, None)
+
+
+def cannot(reason: str) -> Callable[[Callable[[], Any]], None]:
+    """Report a step that must fail, since the server or the model cannot do it for this reason."""
+    return lambda take: _report(take, reason)
+
+
+def _report(take: Callable[[], Any], reason: str | None) -> None:
+    error = None
+    try:
+        take()
+    except Exception as caught:  # whatever a client raises is what is reported
+        error = f"{type(caught).__name__}: {caught}"
+    name = take.__name__.strip("_").replace("_", " ")
+    # on a line of its own, whatever a client has printed
+    print("\n" + json.dumps({"step": name, "error": error, "cannot": reason}), flush=True)

@@ -1,0 +1,43 @@
+"""lm_eval: log-probabilities and answers by completions, answers by chats."""
+
+import os
+from typing import Any
+
+import lm_eval
+from lm_eval.tasks import TaskManager
+from steps import CHAT_V1, TOOLS_V1, package, step
+
+package("lm_eval")
+
+tasks = TaskManager(include_path="benchmarks/lm_eval")
+COMPLETIONS = f"model=tools,base_url={TOOLS_V1}/completions,max_length=2048,num_concurrent=2"
+TOKENIZER = f"tokenizer_backend=huggingface,tokenizer={os.environ['FORERUN_TOOLS_FOLDER']}"
+
+
+def evaluate(model: str, arguments: str, task: str, **more: Any) -> dict[str, float]:
+    """Return a task's measures."""
+    found = lm_eval.simple_evaluate(model, arguments, tasks=[task], task_manager=tasks, bootstrap_iters=0, **more)
+    return found["results"][task]
+
+
+@step
+def multiple_choice() -> None:
+    assert 0 <= evaluate("local-completions", f"{COMPLETIONS},{TOKENIZER}", "lines_choice")["acc,none"] <= 1
+
+
+@step
+def rolling_log_probability() -> None:
+    assert evaluate("local-completions", f"{COMPLETIONS},{TOKENIZER}", "lines_rolling")["byte_perplexity,none"] > 1
+
+
+@step
+def generation() -> None:
+    texts = f"{COMPLETIONS},tokenizer_backend=None,tokenized_requests=False"
+    assert "exact_match,none" in evaluate("local-completions", texts, "lines_generate")
+
+
+@step
+def chats() -> None:
+    arguments = f"model=smollm2,base_url={CHAT_V1}/chat/completions,num_concurrent=2"
+    found = evaluate("local-chat-completions", arguments, "lines_generate", apply_chat_template=True, limit=4)
+    assert "exact_match,none" in found
