@@ -109,7 +109,7 @@ class TrimmingPolicy(SpeculationPolicy):
             return
         if self._asked:
             self._search += (cost.time_draft / self._asked - self._search) / min(self._steps, SEARCH_MEMORY)
-            if self._priced is not None:
+            if self._priced is not None and self._search:  # replays take no time
                 plain = self._priced[1][0] / len(outcomes)
                 self._first = min(max(FIRST_SHARE * plain / self._search, 1.0), PATIENCE)
                 self._rest = min(max(round(self._search / (REST_SHARE * plain)), 1), MOST_REST)
