@@ -20,12 +20,12 @@ LEAST_PROB = 0.1
 """Probability of nodes that are worth a look: trees have many below it."""
 TRIM_GAIN = 1.02
 """Rate over plain decoding that a cut draft must promise: below it, the estimate is the larger part."""
-PATIENCE, FIRST_SHARE = 8.0, 0.1
+PATIENCE, LEAST_PATIENCE, FIRST_SHARE = 8.0, 4.0, 0.1
 """Searches that a sequence can save up at most: each costs one, and what drafts save pays. At first it is granted as
-many, but for no more than this share of a plain step."""
-REST_SHARE, MOST_REST = 0.0025, 64
+many as take this share of a plain step, within the two."""
+REST_SHARE, MOST_REST = 0.0025, 8
 """Share of the time of plain steps that searches of a sequence may cost which has none left, and the most steps that it
-then rests."""
+then rests: a text may begin to repeat itself at any time."""
 SEARCH_MEMORY = 32
 """Largest weight of a search's mean seconds, in steps."""
 
@@ -111,7 +111,7 @@ class TrimmingPolicy(SpeculationPolicy):
             self._search += (cost.time_draft / self._asked - self._search) / min(self._steps, SEARCH_MEMORY)
             if self._priced is not None and self._search:  # replays take no time
                 plain = self._priced[1][0] / len(outcomes)
-                self._first = min(max(FIRST_SHARE * plain / self._search, 1.0), PATIENCE)
+                self._first = min(max(FIRST_SHARE * plain / self._search, LEAST_PATIENCE), PATIENCE)
                 self._rest = min(max(round(self._search / (REST_SHARE * plain)), 1), MOST_REST)
         learn_rows(self.costs, cost, outcomes, self._steps)
 

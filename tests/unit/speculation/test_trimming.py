@@ -69,7 +69,7 @@ def test_nothing_is_drafted_where_nothing_is_found_or_known() -> None:
     assert kept(TrimmingPolicy(), chain(0.9)) == ([0], "measuring")
 
 
-@pytest.mark.parametrize(("search", "rest"), [(1e-6, 1), (0.02, 8), (10.0, MOST_REST)])
+@pytest.mark.parametrize(("search", "rest"), [(1e-6, 1), (0.01, 4), (10.0, MOST_REST)])
 def test_vain_searches_take_a_small_share_of_the_time(search: float, rest: int) -> None:
     made, (sequence,) = policy([1.0, 1.0]), sequences(1)
     made = TrimmingPolicy(made.costs, can_sleep=True)
