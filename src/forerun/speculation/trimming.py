@@ -16,8 +16,11 @@ from forerun.types import Draft, Sequence
 
 MOST_NODES, LEAST_NODES = 48, 4
 """Nodes that a step's sequences may propose together, and one alone at least; most are cut."""
-LEAST_PROB = 0.1
-"""Probability of nodes that are worth a look: trees have many below it."""
+LEAST_PROB, FREE_PROB, FEW_ROWS = 0.1, 0.02, 8
+"""Probability of nodes that are worth a look, as trees have many below it, and where rows cost next to nothing: what a
+row costs of a plain step lies between. The price is that of so many rows."""
+VAIN = 16
+"""Searches in vain, whichever sequence's, after which the drafter is not told of the steps between them."""
 TRIM_GAIN = 1.02
 """Rate over plain decoding that a cut draft must promise: below it, the estimate is the larger part."""
 PATIENCE, LEAST_PATIENCE, FIRST_SHARE = 8.0, 4.0, 0.1
@@ -49,6 +52,7 @@ class TrimmingPolicy(SpeculationPolicy):
             PATIENCE,
             1,
         )  # searches granted, and steps between those of a sequence without any left
+        self._vain = 0  # searches since the last of which a draft was kept
         self._asked = 0  # sequences for which the present step searches; 0 if it computes drafts besides
         self._search = 0.0  # mean seconds of a search
         self._granted: dict[Sequence, float] = {}  # searches that are left
@@ -59,7 +63,7 @@ class TrimmingPolicy(SpeculationPolicy):
         self._asked = 0
         most = max(LEAST_NODES, MOST_NODES // max(len(sequences), 1))
         num_draft_tokens = [most if self._searches(sequence) else 0 for sequence in sequences]
-        self._sleeps = self._can_sleep and not any(num_draft_tokens)
+        self._sleeps = self._can_sleep and self._vain >= VAIN and not any(num_draft_tokens)
         if self._sleeps:
             return DraftPlan(num_draft_tokens, reason=self._found)
         num_draft_tokens = [
@@ -75,12 +79,15 @@ class TrimmingPolicy(SpeculationPolicy):
             self._priced, self._left = (list(sequences), prices), PLAN_STEPS
         self._left -= 1
         self._asked = sum(map(bool, num_draft_tokens))
-        return DraftPlan(num_draft_tokens, LEAST_PROB, "gain", self._priced[1])
+        prices = self._priced[1]
+        row = (prices[min(FEW_ROWS, len(prices) - 1)] / prices[0] - 1) / FEW_ROWS
+        return DraftPlan(num_draft_tokens, min(max(row, FREE_PROB), LEAST_PROB), "gain", prices)
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
         prices = plan.prices
         if prices is None:
             return plan
+        self._vain += sum(map(bool, plan.num_draft_tokens))
         if not any(len(draft) for draft in drafts):
             self._found = "nothing found"
             return DraftPlan([0] * len(drafts), plan.min_acceptance_prob, self._found)
@@ -134,6 +141,7 @@ class TrimmingPolicy(SpeculationPolicy):
         """Grant further searches to sequences whose drafts are kept. token, row: seconds of each in this step."""
         for sequence, draft, count in zip(sequences, drafts, counts, strict=True):
             if count:
+                self._vain = 0
                 saved = sum(draft.accept_probs[:count]) * token - count * row
                 searches = PATIENCE if draft.is_settled or not self._search else saved / self._search
                 self._granted[sequence] = min(self._granted.get(sequence, 0.0) + max(searches, 0.0), PATIENCE)
