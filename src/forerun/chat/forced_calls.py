@@ -34,7 +34,7 @@ def call_grammar(
     Args:
         form: how the model writes.
         tools: OpenAI's definitions.
-        special: text -> id of the tokenizer's special tokens, which are no text to llguidance.
+        special: text -> id of the tokens that are no text to llguidance (`Grammars.special`).
         name: of the tool that is called, once. None: any tools, any number of times.
         is_required: False if an answer without calls is allowed, too.
         is_thinking: whether the prompt opens thinking, which must end before a call.

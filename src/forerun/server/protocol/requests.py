@@ -17,6 +17,7 @@ from forerun.engine import LLM
 from forerun.engine.chat_template import Prompt, encode
 from forerun.engine.sequence import Request
 from forerun.errors import ContextLengthError, PromptError, RequestBodyError
+from forerun.sampling.grammar.compile import Grammars
 from forerun.server.protocol.bodies import (
     Count,
     Format,
@@ -101,7 +102,10 @@ class CompletionRequest:
             if self.forced is not None:
                 limit = llm.target.context_length
                 ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)
-                prompts, params = [ids], replace(params, grammar=self._grammar(self.forced, form, texts, ids))
+                prompts, params = (
+                    [ids],
+                    replace(params, grammar=self._grammar(self.forced, form, texts, ids, llm.engine.grammars)),
+                )
             made = llm.requests(prompts, params, options, stream=self.stream, flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
@@ -116,15 +120,17 @@ class CompletionRequest:
             return None
         return texts.response_format(has_tools=bool(self.tools))
 
-    def _grammar(self, forced: Forced, form: ResponseFormat | None, texts: ModelTexts, prompt: Seq[int]) -> Grammar:
+    def _grammar(
+        self, forced: Forced, form: ResponseFormat | None, texts: ModelTexts, prompt: Seq[int], grammars: Grammars
+    ) -> Grammar:
         """Return the grammar of calls that are forced. Raises RequestBodyError."""
-        if form is None or texts.texts is None:
+        if form is None:
             raise RequestBodyError(
                 "tool_choice or a strict tool, and another field, both constrain the answer. Give one of them.",
                 param="tool_choice",
             )
         thinks = ResponseParser(form, texts.prompt_end(prompt), self.tools, "").is_reasoning
-        return forced.grammar(form, self.tools, texts.texts.special, is_thinking=thinks)
+        return forced.grammar(form, self.tools, grammars, is_thinking=thinks)
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:

@@ -11,6 +11,7 @@ from forerun.chat.forced_calls import call_grammar
 from forerun.chat.response_format import CALL, ResponseFormat
 from forerun.config import Grammar
 from forerun.errors import GrammarError, RequestBodyError
+from forerun.sampling.grammar.compile import Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,18 @@ class Forced:
         return cls(name, is_required)
 
     def grammar(
-        self, form: ResponseFormat, tools: Seq[Mapping[str, Any]], special: Mapping[str, int], *, is_thinking: bool
+        self, form: ResponseFormat, tools: Seq[Mapping[str, Any]], grammars: Grammars, *, is_thinking: bool
     ) -> Grammar:
-        """Return the answer's grammar; arguments as of `call_grammar`. Raises RequestBodyError if there is none."""
+        """Return the answer's grammar; grammars: of the engine. Raises RequestBodyError if there is none."""
         param = "tool_choice" if self.is_required else "tools"
         try:
             text = call_grammar(
-                form, tools, special, name=self.name, is_required=self.is_required, is_thinking=is_thinking
+                form,
+                tools,
+                grammars.special(),
+                name=self.name,
+                is_required=self.is_required,
+                is_thinking=is_thinking,
             )
             if text is not None:
                 return Grammar.lark(text)
