@@ -125,6 +125,23 @@ def test_strict_schemas_without_force(name: str, tokenizer: Any) -> None:
     assert follows(tokenizer, grammar, said)
 
 
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_or_json(name: str, tokenizer: Any) -> None:
+    call, written = WRITTEN[name], form(CASES[name].written)
+    grammar = call_grammar(
+        written, TOOLS, special_of(tokenizer), is_required=False, one_call=True, answer={"enum": [{"a": 1}]}
+    )
+    head = "<|channel|>final<|message|>" if name == "harmony" else ""
+    if name == "llama3":  # its calls begin like any JSON
+        assert grammar is None
+        return
+    assert follows(tokenizer, grammar, call) and follows(tokenizer, grammar, head + '{"a": 1}')
+    for text in (f"{head}Sure.", f'{head}{{"a": 2}}', f"Sure. {call}", f"{call}\n{call}", f'{head}{{"a": 1}}{call}'):
+        assert not follows(tokenizer, grammar, text), text
+    if name == "hermes":
+        assert follows(tokenizer, grammar, '<think>\nHm.\n</think>\n\n{"a": 1}')
+
+
 def test_several_calls_and_optional_arguments() -> None:
     tokenizer, written = byte_level(), CASES["qwen3-coder"].written
     unit = "<parameter=unit>\nC\n</parameter>\n"

@@ -115,7 +115,7 @@ class MessagesBody(GenerationBody):
             template_options=self._template_options(),
             tools=tools,
             one_call=choice.disable_parallel_tool_use,
-            forced=Forced.by(choice.type, choice.name, tools),
+            forced=Forced.by(choice.type, choice.name, tools, None),
         )
 
     def count(self, tokenizer: Any, name: str) -> int:

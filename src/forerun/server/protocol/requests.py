@@ -116,7 +116,7 @@ class CompletionRequest:
     def response_format(self, texts: ModelTexts) -> ResponseFormat | None:
         """Return the format by which the answer is parsed; None if all of it is text: so is what a grammar of the
         request's own has made, whatever the prompt opens."""
-        if self.url == COMPLETIONS_URL or self.params.grammar is not None:
+        if self.url == COMPLETIONS_URL or (self.params.grammar is not None and self.forced is None):
             return None
         return texts.response_format(has_tools=bool(self.tools))
 
@@ -124,13 +124,9 @@ class CompletionRequest:
         self, forced: Forced, form: ResponseFormat | None, texts: ModelTexts, prompt: Seq[int], grammars: Grammars
     ) -> Grammar:
         """Return the grammar of calls that are forced. Raises RequestBodyError."""
-        if form is None:
-            raise RequestBodyError(
-                "tool_choice or a strict tool, and another field, both constrain the answer. Give one of them.",
-                param="tool_choice",
-            )
+        assert form is not None  # `check_calls` has seen it
         thinks = ResponseParser(form, texts.prompt_end(prompt), self.tools, "").is_reasoning
-        return forced.grammar(form, self.tools, grammars, is_thinking=thinks)
+        return forced.grammar(form, self.tools, grammars, is_thinking=thinks, one_call=self.one_call)
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
@@ -283,7 +279,7 @@ class ChatBody(CompletionOptions):
             template_options=options,
             tools=tools,
             one_call=self.parallel_tool_calls is False,
-            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools),
+            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
         )
 
 

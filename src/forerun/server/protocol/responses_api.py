@@ -188,7 +188,7 @@ class ResponseBody(GenerationBody):
             repeated=self._repeated(),
             tools=tools,
             one_call=self.parallel_tool_calls is False,
-            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools),
+            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
         )
 
     def _tools(self) -> tuple[dict[str, Any], ...]:
