@@ -86,7 +86,7 @@ class MessagesBody(GenerationBody):
 
     messages: Annotated[list[Turn], Field(fail_fast=True)] = Field(
         description="a list of messages of user and assistant, each a text or blocks of text, thinking, tool_use and "
-        "tool_result"
+        "tool_result: only text is read, no images or documents"
     )
     system: str | TextParts | None = Field(None, description="a text, or a list of blocks of text")
     max_tokens: Count | None = None

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -54,6 +54,7 @@ class CompletionRequest:
         echo: the answer begins with the prompt.
         stream: the answer is streamed.
         include_usage: the last chunk of a stream holds the usage.
+        continuous_usage_stats: each chunk holds the usage of its choice so far.
         include_drafts: each chunk holds its tokens' texts and their drafters.
         template_options: variables of the chat template beside the messages.
         repeated: fields of the body that the answer repeats.
@@ -70,6 +71,7 @@ class CompletionRequest:
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_drafts: bool = False
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
@@ -152,6 +154,7 @@ class StreamOptions(Part):
     """What a stream holds beside the text."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_drafts: bool = False
     include_obfuscation: Literal[False] | None = None
 
@@ -171,8 +174,8 @@ class CompletionOptions(GenerationBody):
     def streaming(self) -> dict[str, Any]:
         """Return whether to stream, and what the stream holds beside the text. Raises RequestBodyError."""
         options = self.stream_options
-        if options is not None and not self.stream:
-            raise RequestBodyError("stream_options needs stream to be true. Leave it out.", param="stream_options")
+        if options is not None and options.include_drafts and not self.stream:
+            raise RequestBodyError("include_drafts needs stream to be true. Leave it out.", param="stream_options")
         chosen = {} if options is None else options.model_dump(exclude={"include_obfuscation"})
         return {"stream": bool(self.stream), **chosen}
 
@@ -232,6 +235,12 @@ CheckedTool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
 class ChatBody(CompletionOptions):
     """The body of a chat."""
 
+    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "verbosity": ("medium",),
+    }
+
     messages: Objects
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -256,7 +265,7 @@ class ChatBody(CompletionOptions):
             raise RequestBodyError(
                 "max_completion_tokens and max_tokens differ. Give one of them.", param="max_completion_tokens"
             )
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestBodyError(
                 "top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs"
             )
