@@ -66,17 +66,16 @@ def call_grammar(
     if name is None and "between" in written and not one_call:
         start += f" ({rules.sequence(written['between'] + trigger)} {call})*"
     if not is_required and otherwise is not None:
-        json_only = (
-            {} if answer is None else dict.fromkeys(_FREE, rules.add(f"%json {json.dumps({**_JSON, **answer})}"))
-        )
-        start = f"({start} | {rules.sequence(otherwise, json_only)})"
+        places = {} if answer is None else dict.fromkeys(_FREE, rules.add(_json(answer)))
+        start = f"({start} | {rules.sequence(otherwise, places)})"
     fields = [region.field for region in form.regions if region.kind == REASONING]
-    marks = next(((field["open"], field["close"]) for field in fields if "open" in field), None)
+    opens, closes = next(((field["open"], field["close"]) for field in fields if "open" in field), ("", ""))
     thinking = rules.sequence(written.get("before", ""))
-    if marks is not None:
-        begun = "" if is_thinking else rules.sequence(free + marks[0])
-        thinking = f"{begun} {rules.sequence('{text}' + marks[1])}{blank}"
-    unlike = "" if marks is None else f" & ~/(.|\\n)*{re.escape(marks[0])}(.|\\n)*/"
+    if opens:
+        begun = "" if is_thinking else rules.sequence(free + opens)
+        thinking = f"{begun} {rules.sequence('{text}' + closes)}{blank}"
+    # free text does not spell a mark by other tokens either: the parser would read it
+    unlike = "".join(f" & ~/(.|\\n)*{re.escape(mark)}(.|\\n)*/" for mark in (trigger, opens) if mark)
     start = f"start: ({thinking}){'' if is_thinking else '?'} {start}" if thinking else f"start: {start}"
     return "\n".join([start, "TEXT: /(.|\\n)*/", f"FREE: /(.|\\n)*/{unlike}", *rules.lines])
 
@@ -110,12 +109,14 @@ class _Rules:
         return " ".join(items)
 
 
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**_JSON, **schema})}"
+
+
 def _call(rules: _Rules, written: Mapping[str, Any], function: Mapping[str, Any], trigger: str) -> str:
     """Return an expression for what follows the trigger of a call."""
     schema = function.get("parameters") or _NO_PARAMETERS
-    arguments = (
-        f"%json {json.dumps(_JSON | schema)}" if "argument" not in written else _by_argument(rules, written, schema)
-    )
+    arguments = _json(schema) if "argument" not in written else _by_argument(rules, written, schema)
     call = written["call"].replace("{name}", function["name"]).removeprefix(trigger)
     return rules.sequence(call, {"{arguments}": arguments and rules.add(arguments)})
 

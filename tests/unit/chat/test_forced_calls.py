@@ -11,7 +11,7 @@ from forerun.chat.forced_calls import call_grammar
 from forerun.config import Grammar
 from forerun.errors import GrammarError
 from forerun.sampling.grammar.compile import Grammars
-from small_tokenizers import byte_level
+from small_tokenizers import byte_level, bytes_of
 
 pytest.importorskip("llguidance")
 
@@ -140,6 +140,15 @@ def test_calls_or_json(name: str, tokenizer: Any) -> None:
         assert not follows(tokenizer, grammar, text), text
     if name == "hermes":
         assert follows(tokenizer, grammar, '<think>\nHm.\n</think>\n\n{"a": 1}')
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_call_is_not_spelled_in_free_text(name: str, tokenizer: Any) -> None:
+    special, written, trigger = special_of(tokenizer), form(CASES[name].written), WRITTEN[name].partition("weather")[0]
+    for is_required in (False, True):
+        grammar = call_grammar(written, TOOLS, special, is_required=is_required)
+        matcher = Grammars(tokenizer, "m", len(tokenizer)).prepare(Grammar.lark(grammar or ""))()
+        assert not all(map(matcher.accept, bytes_of(tokenizer, f"{trigger}whether")))
 
 
 def test_several_calls_and_optional_arguments() -> None:
