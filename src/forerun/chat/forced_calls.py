@@ -17,6 +17,7 @@ from forerun.chat.response_format import REASONING, ResponseFormat
 from forerun.errors import GrammarError
 
 _JSON = {"x-guidance": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}}
+_FREE = {"{text}": "TEXT", "{free}": "FREE"}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -28,16 +29,20 @@ def call_grammar(
     name: str | None = None,
     is_required: bool = True,
     is_thinking: bool = False,
+    one_call: bool = False,
+    answer: Mapping[str, Any] | None = None,
 ) -> str | None:
     """Return a grammar for `Grammar.lark`: free text until a call begins, then calls by the tools' schemas.
 
     Args:
         form: how the model writes.
         tools: OpenAI's definitions.
-        special: text -> id of the tokenizer's special tokens, which are no text to llguidance.
+        special: text -> id of the tokens that are no text to llguidance (`Grammars.special`).
         name: of the tool that is called, once. None: any tools, any number of times.
         is_required: False if an answer without calls is allowed, too.
         is_thinking: whether the prompt opens thinking, which must end before a call.
+        one_call: there is one call at most.
+        answer: schema of the JSON that stands in the place of all free text, but for thinking; None: text is free.
 
     Returns:
         None if no grammar tells the family's calls from its text.
@@ -56,20 +61,23 @@ def call_grammar(
         return None
     calls = [_call(rules, written, function, trigger) for function in functions]
     call = rules.add(" | ".join(calls))
-    start = f"{rules.sequence('{free}' + trigger) if trigger else ''} {call}"
-    if name is None and "between" in written:
+    free, blank = ("{free}", "") if answer is None else ("", " /\\n{0,2}/")
+    start = f"{rules.sequence(free + trigger) if trigger else ''} {call}"
+    if name is None and "between" in written and not one_call:
         start += f" ({rules.sequence(written['between'] + trigger)} {call})*"
     if not is_required and otherwise is not None:
-        start = f"({start} | {rules.sequence(otherwise)})"
+        places = {} if answer is None else dict.fromkeys(_FREE, rules.add(_json(answer)))
+        start = f"({start} | {rules.sequence(otherwise, places)})"
     fields = [region.field for region in form.regions if region.kind == REASONING]
-    marks = next(((field["open"], field["close"]) for field in fields if "open" in field), None)
+    opens, closes = next(((field["open"], field["close"]) for field in fields if "open" in field), ("", ""))
     thinking = rules.sequence(written.get("before", ""))
-    if marks is not None:
-        begun = "" if is_thinking else rules.sequence("{free}" + marks[0])
-        thinking = f"{begun} {rules.sequence('{text}' + marks[1])}"
-    free = "" if marks is None else f" & ~/(.|\\n)*{re.escape(marks[0])}(.|\\n)*/"
+    if opens:
+        begun = "" if is_thinking else rules.sequence(free + opens)
+        thinking = f"{begun} {rules.sequence('{text}' + closes)}{blank}"
+    # free text does not spell a mark by other tokens either: the parser would read it
+    unlike = "".join(f" & ~/(.|\\n)*{re.escape(mark)}(.|\\n)*/" for mark in (trigger, opens) if mark)
     start = f"start: ({thinking}){'' if is_thinking else '?'} {start}" if thinking else f"start: {start}"
-    return "\n".join([start, "TEXT: /(.|\\n)*/", f"FREE: /(.|\\n)*/{free}", *rules.lines])
+    return "\n".join([start, "TEXT: /(.|\\n)*/", f"FREE: /(.|\\n)*/{unlike}", *rules.lines])
 
 
 class _Rules:
@@ -89,7 +97,7 @@ class _Rules:
 
         Text that is free ends where what follows it first comes: at a special token, or else by a lazy rule.
         """
-        places, items = {"{text}": "TEXT", "{free}": "FREE", **(places or {})}, [""]
+        places, items = {**_FREE, **(places or {})}, [""]
         marks = sorted([*places, *self.special], key=len, reverse=True)
         for part in re.split(f"({'|'.join(map(re.escape, marks))})", template):
             if part in places or part in self.special:
@@ -101,12 +109,14 @@ class _Rules:
         return " ".join(items)
 
 
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**_JSON, **schema})}"
+
+
 def _call(rules: _Rules, written: Mapping[str, Any], function: Mapping[str, Any], trigger: str) -> str:
     """Return an expression for what follows the trigger of a call."""
     schema = function.get("parameters") or _NO_PARAMETERS
-    arguments = (
-        f"%json {json.dumps(_JSON | schema)}" if "argument" not in written else _by_argument(rules, written, schema)
-    )
+    arguments = _json(schema) if "argument" not in written else _by_argument(rules, written, schema)
     call = written["call"].replace("{name}", function["name"]).removeprefix(trigger)
     return rules.sequence(call, {"{arguments}": arguments and rules.add(arguments)})
 

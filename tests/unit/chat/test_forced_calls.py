@@ -11,8 +11,7 @@ from forerun.chat.forced_calls import call_grammar
 from forerun.config import Grammar
 from forerun.errors import GrammarError
 from forerun.sampling.grammar.compile import Grammars
-from forerun.utils.vocabulary import special_tokens
-from small_tokenizers import byte_level
+from small_tokenizers import byte_level, bytes_of
 
 pytest.importorskip("llguidance")
 
@@ -56,13 +55,20 @@ BEFORE = {
 }
 
 
-@pytest.fixture(scope="module", params=["text", "special"])
+@pytest.fixture(scope="module", params=["text", "special", "added"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
-    """Two tokenizers: to one, markup is text like any other; to the other, it is special tokens."""
+    """Markup is text like any other, special tokens, or added tokens, as Qwen's: those of the form <...> are no text
+    to llguidance either."""
     made = byte_level()
     if request.param == "special":
         made.add_special_tokens({"additional_special_tokens": SPECIAL})
+    if request.param == "added":
+        made.add_tokens(SPECIAL)
     return made
+
+
+def special_of(tokenizer: Any) -> dict[str, int]:
+    return Grammars(tokenizer, "m", len(tokenizer)).special()
 
 
 def follows(tokenizer: Any, grammar: str | None, text: str) -> bool:
@@ -75,8 +81,8 @@ def follows(tokenizer: Any, grammar: str | None, text: str) -> bool:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_calls_of_each_family(name: str, tokenizer: Any) -> None:
     case, call, before = CASES[name]._replace(prompt=""), WRITTEN[name], BEFORE.get(name, "Sure. ")
-    required = call_grammar(form(case.written), TOOLS, special_tokens(tokenizer))
-    by_name = call_grammar(form(case.written), TOOLS, special_tokens(tokenizer), name="now")
+    required = call_grammar(form(case.written), TOOLS, special_of(tokenizer))
+    by_name = call_grammar(form(case.written), TOOLS, special_of(tokenizer), name="now")
     assert follows(tokenizer, required, call) and follows(tokenizer, required, before + call)
     assert called(read(case, before + call, TOOLS)[1])[-1] == ("weather", {"city": "Paris", "days": 3})
     wrong = [before, "", call[:-1], call.replace("3", '"3"').replace(">\n3\n", ">\nx\n").replace(">3<", ">x<")]
@@ -97,7 +103,7 @@ def _without_arguments(name: str, call: str) -> str:
 
 
 def test_thinking_ends_before_a_call(tokenizer: Any) -> None:
-    special, call = special_tokens(tokenizer), WRITTEN["hermes"]
+    special, call = special_of(tokenizer), WRITTEN["hermes"]
     begun = call_grammar(form(CASES["hermes"].written), TOOLS, special, is_thinking=True)
     assert follows(tokenizer, begun, f"Hm.\n</think>{call}") and not follows(tokenizer, begun, call)
     grammar = call_grammar(form(CASES["hermes"].written), TOOLS, special)
@@ -109,7 +115,7 @@ def test_thinking_ends_before_a_call(tokenizer: Any) -> None:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_strict_schemas_without_force(name: str, tokenizer: Any) -> None:
     call = WRITTEN[name]
-    grammar = call_grammar(form(CASES[name].written), TOOLS, special_tokens(tokenizer), is_required=False)
+    grammar = call_grammar(form(CASES[name].written), TOOLS, special_of(tokenizer), is_required=False)
     if name == "llama3":  # its calls begin like any JSON
         assert grammar is None
         return
@@ -119,16 +125,42 @@ def test_strict_schemas_without_force(name: str, tokenizer: Any) -> None:
     assert follows(tokenizer, grammar, said)
 
 
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_or_json(name: str, tokenizer: Any) -> None:
+    call, written = WRITTEN[name], form(CASES[name].written)
+    grammar = call_grammar(
+        written, TOOLS, special_of(tokenizer), is_required=False, one_call=True, answer={"enum": [{"a": 1}]}
+    )
+    head = "<|channel|>final<|message|>" if name == "harmony" else ""
+    if name == "llama3":  # its calls begin like any JSON
+        assert grammar is None
+        return
+    assert follows(tokenizer, grammar, call) and follows(tokenizer, grammar, head + '{"a": 1}')
+    for text in (f"{head}Sure.", f'{head}{{"a": 2}}', f"Sure. {call}", f"{call}\n{call}", f'{head}{{"a": 1}}{call}'):
+        assert not follows(tokenizer, grammar, text), text
+    if name == "hermes":
+        assert follows(tokenizer, grammar, '<think>\nHm.\n</think>\n\n{"a": 1}')
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_call_is_not_spelled_in_free_text(name: str, tokenizer: Any) -> None:
+    special, written, trigger = special_of(tokenizer), form(CASES[name].written), WRITTEN[name].partition("weather")[0]
+    for is_required in (False, True):
+        grammar = call_grammar(written, TOOLS, special, is_required=is_required)
+        matcher = Grammars(tokenizer, "m", len(tokenizer)).prepare(Grammar.lark(grammar or ""))()
+        assert not all(map(matcher.accept, bytes_of(tokenizer, f"{trigger}whether")))
+
+
 def test_several_calls_and_optional_arguments() -> None:
     tokenizer, written = byte_level(), CASES["qwen3-coder"].written
     unit = "<parameter=unit>\nC\n</parameter>\n"
     call = WRITTEN["qwen3-coder"].replace("</function>", unit + "</function>")
-    grammar = call_grammar(form(written), TOOLS, special_tokens(tokenizer))
+    grammar = call_grammar(form(written), TOOLS, special_of(tokenizer))
     assert follows(tokenizer, grammar, f"{call}\n{call}\n{WRITTEN['qwen3-coder']}")
     assert not follows(tokenizer, grammar, call.replace("\nC\n", "\nK\n"))
     optional = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/b"}, "c": {}}}
     tools = [{"function": {"name": "f", "parameters": optional | {"$defs": {"b": {"type": "string"}}}}}]
-    grammar = call_grammar(form(CASES["lfm2"].written), tools, special_tokens(tokenizer))
+    grammar = call_grammar(form(CASES["lfm2"].written), tools, special_of(tokenizer))
     for arguments in ("", "a=1", 'b="x"', 'a=1, b="x"', "a=1, c=null", 'a=1, b="x", c=[2]'):
         assert follows(tokenizer, grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>"), arguments
     for arguments in ("a=1,", 'b="x", a=1', "a=x", "d=1", "a=1 b=2"):

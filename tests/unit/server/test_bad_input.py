@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "a schema": (CHAT, {**TALK, "response_format": {"type": "xml"}}, "response_format"),
     "special tokens": (CHAT, {**TALK, "skip_special_tokens": False}, "skip_special_tokens"),
     "an effort that the template does not read": (CHAT, {**TALK, "reasoning_effort": "low"}, "reasoning_effort"),
-    "stream options without a stream": (CHAT, {**TALK, "stream_options": {"include_usage": True}}, "stream_options"),
+    "drafts without a stream": (CHAT, {**TALK, "stream_options": {"include_drafts": True}}, "stream_options"),
     "odd stream options": (CHAT, {**TALK, "stream": True, "stream_options": {"all": True}}, "stream_options"),
     "a template's function's option": (
         CHAT,

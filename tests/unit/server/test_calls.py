@@ -278,7 +278,6 @@ def test_strict_calls() -> None:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "no such tool": {"tool_choice": {"type": "function", "function": {"name": "then"}}},
-    "another grammar": {"tool_choice": "required", "response_format": {"type": "json_object"}},
     "no schema": {
         "tool_choice": "required",
         "tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}],
@@ -291,6 +290,29 @@ REFUSED: dict[str, dict[str, Any]] = {
         "messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]
     },
 }
+
+
+def test_calls_or_an_answer_by_a_schema() -> None:
+    """A required call has no answer beside it; else the schema holds for what is no call."""
+    pytest.importorskip("llguidance")
+    strict = [{"type": "function", "function": {**WEATHER, "strict": True}}]
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY | {"required": ["days"]}}}
+    fields = {"tools": strict, "response_format": form, "max_tokens": 300}
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "a", "days": 1}}\n</tool_call>'
+    for text in (call, '{"days": 2}', "hello world!"):
+        with written("hermes", text) as client:
+            for speculative in (True, False):
+                message = answered(client, speculative=speculative, **fields)["choices"][0]["message"]
+                if text == call:
+                    assert called(message["tool_calls"]) == [("weather", {"city": "a", "days": 1})]
+                    assert message["content"] is None
+                else:
+                    assert json.loads(message["content"])["days"] in (1, 2) and "tool_calls" not in message
+    with written("hermes", f"{call}\n{call}") as client:
+        for more in ({}, {"parallel_tool_calls": False}):
+            choice = answered(client, tool_choice="required", **fields, **more)
+            assert len(choice["choices"][0]["message"]["tool_calls"]) == (1 if more else 2)
+        assert choice["usage"]["completion_tokens"] < 100  # of the only call
 
 
 def test_bad_input() -> None:

@@ -158,6 +158,7 @@ def test_what_is_refused(http: httpx.Client, param: str, fields: dict[str, Any])
     response = http.post(URL, json={**TALK, **fields})
     assert response.status_code == 400 and response.json()["type"] == "error"
     assert response.json()["error"]["param"] == param
+    assert param != "messages" or "only text is read" in response.json()["error"]["message"]
 
 
 def test_the_key_may_come_in_a_header_of_its_own() -> None:

@@ -143,6 +143,15 @@ def test_logprobs_of_a_streamed_completion(client: openai.OpenAI) -> None:
         assert len(parts) > 1 and [each for part in parts for each in part] == getattr(whole, name)
 
 
+def test_usage_in_every_chunk(client: openai.OpenAI) -> None:
+    request: Any = {"model": NAME, "messages": MESSAGES, "max_tokens": 9, "temperature": 0}
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    found = [each.usage for each in client.chat.completions.create(stream=True, stream_options=options, **request)]
+    counts = [usage.completion_tokens for usage in found if usage is not None]
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-2:] == [counts[-1]] * 2
+    assert len(counts) == len(found) and len({usage.prompt_tokens for usage in found if usage is not None}) == 1
+
+
 def test_usage_of_a_stream(client: openai.OpenAI) -> None:
     request: Any = {"model": NAME, "messages": MESSAGES, "max_tokens": 6, "seed": 2}
     whole = client.chat.completions.create(**request)

@@ -14,7 +14,7 @@ import numpy as np
 from forerun.config import JSON_OBJECT, JSON_SCHEMA, REGEX, Grammar
 from forerun.errors import GrammarDeadEndError, GrammarError
 from forerun.types import Bits, Matcher, forbid
-from forerun.utils.vocabulary import special_tokens
+from forerun.utils.vocabulary import added_tokens, special_tokens
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -109,6 +109,17 @@ class Grammars:
             while len(self._prepared) > _MOST:
                 self._prepared.popitem(last=False)
         return partial(self._matcher, found)
+
+    def special(self) -> dict[str, int]:
+        """Return text -> id of the tokens that are no text to a grammar.
+
+        Beside the special ones these are all added tokens of the form <...>, which llguidance takes for special.
+
+        Raises:
+            GrammarError: the target's tokenizer does not serve, or llguidance is not installed.
+        """
+        is_special = self._make_tokenizer(_package()).is_special_token
+        return {text: index for index, text in added_tokens(self._hf_tokenizer).items() if is_special(index)}
 
     def _matcher(self, compiled: LLMatcher) -> GuidanceMatcher:
         with self._lock:

@@ -98,11 +98,7 @@ def usage(
     every = list(chain.from_iterable(generation.choices for generation in generations))
     prompt_tokens = sum(len(generation.prompt_token_ids) for generation in generations)
     completion_tokens = sum(len(choice.token_ids) for choice in every)
-    found: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+    found: dict[str, Any] = _counts(prompt_tokens, completion_tokens)
     more: dict[str, int] = {"reasoning_tokens": reasoning_tokens} if reasoning_tokens else {}
     if details:
         cached = sum(generation.choices[0].stats.num_cached_tokens for generation in generations)
@@ -112,6 +108,10 @@ def usage(
             accepted = more["accepted_prediction_tokens"] = sum(each.num_accepted_tokens for each in predicted)
             more["rejected_prediction_tokens"] = sum(each.num_draft_tokens for each in predicted) - accepted
     return found | ({"completion_tokens_details": more} if more else {})
+
+
+def _counts(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
@@ -234,6 +234,7 @@ class Chunks:
         self._offsets: dict[int, Offsets] = {}  # of the choices that have begun
         self._detokenizers: dict[int, Detokenizer] = {}
         self._messages: dict[int, Message] = {}
+        self._num_tokens = Counter[int]()  # of the choices so far
         self._stats: list[SequenceStats] = []  # of those that have ended
 
     def whole(self, generations: Seq[Generation], *, details: bool = True) -> dict[str, Any]:
@@ -299,6 +300,7 @@ class Chunks:
         index = prompt * self._request.params.n + chunk.index
         if index not in self._offsets:
             yield from self._opening(prompt, index)
+        self._num_tokens[index] += len(chunk.token_ids)
         drafts = self._request.include_drafts and chunk.token_ids
         if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs or drafts):
             return
@@ -372,7 +374,11 @@ class Chunks:
     ) -> dict[str, Any]:
         content = {"delta": {**delta, "content": text}} if self._chat else {"text": text}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self._head, "choices": [choice]}
+        made = {**self._head, "choices": [choice]}
+        if self._request.continuous_usage_stats:
+            num_prompt = len(self._prompts[index // self._request.params.n])
+            made["usage"] = _counts(num_prompt, self._num_tokens[index])
+        return made
 
 
 def _thoughts(reasoning: str) -> dict[str, str]:

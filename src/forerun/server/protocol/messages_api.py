@@ -86,7 +86,7 @@ class MessagesBody(GenerationBody):
 
     messages: Annotated[list[Turn], Field(fail_fast=True)] = Field(
         description="a list of messages of user and assistant, each a text or blocks of text, thinking, tool_use and "
-        "tool_result"
+        "tool_result: only text is read, no images or documents"
     )
     system: str | TextParts | None = Field(None, description="a text, or a list of blocks of text")
     max_tokens: Count | None = None
@@ -115,7 +115,7 @@ class MessagesBody(GenerationBody):
             template_options=self._template_options(),
             tools=tools,
             one_call=choice.disable_parallel_tool_use,
-            forced=Forced.by(choice.type, choice.name, tools),
+            forced=Forced.by(choice.type, choice.name, tools, None),
         )
 
     def count(self, tokenizer: Any, name: str) -> int:

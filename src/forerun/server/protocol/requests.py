@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -17,6 +17,7 @@ from forerun.engine import LLM
 from forerun.engine.chat_template import Prompt, encode
 from forerun.engine.sequence import Request
 from forerun.errors import ContextLengthError, PromptError, RequestBodyError
+from forerun.sampling.grammar.compile import Grammars
 from forerun.server.protocol.bodies import (
     Count,
     Format,
@@ -53,6 +54,7 @@ class CompletionRequest:
         echo: the answer begins with the prompt.
         stream: the answer is streamed.
         include_usage: the last chunk of a stream holds the usage.
+        continuous_usage_stats: each chunk holds the usage of its choice so far.
         include_drafts: each chunk holds its tokens' texts and their drafters.
         template_options: variables of the chat template beside the messages.
         repeated: fields of the body that the answer repeats.
@@ -69,6 +71,7 @@ class CompletionRequest:
     echo: bool = False
     stream: bool = False
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_drafts: bool = False
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
@@ -101,7 +104,10 @@ class CompletionRequest:
             if self.forced is not None:
                 limit = llm.target.context_length
                 ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)
-                prompts, params = [ids], replace(params, grammar=self._grammar(self.forced, form, texts, ids))
+                prompts, params = (
+                    [ids],
+                    replace(params, grammar=self._grammar(self.forced, form, texts, ids, llm.engine.grammars)),
+                )
             made = llm.requests(prompts, params, options, stream=self.stream, flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
@@ -112,19 +118,17 @@ class CompletionRequest:
     def response_format(self, texts: ModelTexts) -> ResponseFormat | None:
         """Return the format by which the answer is parsed; None if all of it is text: so is what a grammar of the
         request's own has made, whatever the prompt opens."""
-        if self.url == COMPLETIONS_URL or self.params.grammar is not None:
+        if self.url == COMPLETIONS_URL or (self.params.grammar is not None and self.forced is None):
             return None
         return texts.response_format(has_tools=bool(self.tools))
 
-    def _grammar(self, forced: Forced, form: ResponseFormat | None, texts: ModelTexts, prompt: Seq[int]) -> Grammar:
+    def _grammar(
+        self, forced: Forced, form: ResponseFormat | None, texts: ModelTexts, prompt: Seq[int], grammars: Grammars
+    ) -> Grammar:
         """Return the grammar of calls that are forced. Raises RequestBodyError."""
-        if form is None or texts.texts is None:
-            raise RequestBodyError(
-                "tool_choice or a strict tool, and another field, both constrain the answer. Give one of them.",
-                param="tool_choice",
-            )
+        assert form is not None  # `check_calls` has seen it
         thinks = ResponseParser(form, texts.prompt_end(prompt), self.tools, "").is_reasoning
-        return forced.grammar(form, self.tools, texts.texts.special, is_thinking=thinks)
+        return forced.grammar(form, self.tools, grammars, is_thinking=thinks, one_call=self.one_call)
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
@@ -150,6 +154,7 @@ class StreamOptions(Part):
     """What a stream holds beside the text."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_drafts: bool = False
     include_obfuscation: Literal[False] | None = None
 
@@ -169,8 +174,8 @@ class CompletionOptions(GenerationBody):
     def streaming(self) -> dict[str, Any]:
         """Return whether to stream, and what the stream holds beside the text. Raises RequestBodyError."""
         options = self.stream_options
-        if options is not None and not self.stream:
-            raise RequestBodyError("stream_options needs stream to be true. Leave it out.", param="stream_options")
+        if options is not None and options.include_drafts and not self.stream:
+            raise RequestBodyError("include_drafts needs stream to be true. Leave it out.", param="stream_options")
         chosen = {} if options is None else options.model_dump(exclude={"include_obfuscation"})
         return {"stream": bool(self.stream), **chosen}
 
@@ -230,6 +235,12 @@ CheckedTool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
 class ChatBody(CompletionOptions):
     """The body of a chat."""
 
+    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "verbosity": ("medium",),
+    }
+
     messages: Objects
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -254,7 +265,7 @@ class ChatBody(CompletionOptions):
             raise RequestBodyError(
                 "max_completion_tokens and max_tokens differ. Give one of them.", param="max_completion_tokens"
             )
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestBodyError(
                 "top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs"
             )
@@ -277,7 +288,7 @@ class ChatBody(CompletionOptions):
             template_options=options,
             tools=tools,
             one_call=self.parallel_tool_calls is False,
-            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools),
+            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
         )
 
 

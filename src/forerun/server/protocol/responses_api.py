@@ -160,7 +160,7 @@ class ResponseBody(GenerationBody):
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
         if self.n is not None:
             raise RequestBodyError("n is not supported: a response is one answer. Leave it out.", param="n")
-        if self.top_logprobs is not None and not self.include:
+        if self.top_logprobs and not self.include:
             raise RequestBodyError("top_logprobs needs include to hold its only value.", param="top_logprobs")
         params = self.params(
             own,
@@ -188,7 +188,7 @@ class ResponseBody(GenerationBody):
             repeated=self._repeated(),
             tools=tools,
             one_call=self.parallel_tool_calls is False,
-            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools),
+            forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
         )
 
     def _tools(self) -> tuple[dict[str, Any], ...]:

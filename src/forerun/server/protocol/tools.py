@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from forerun.chat.contents import ERRORS
 from forerun.chat.forced_calls import call_grammar
 from forerun.chat.response_format import CALL, ResponseFormat
-from forerun.config import Grammar
+from forerun.config import JSON_OBJECT, JSON_SCHEMA, Grammar
 from forerun.errors import GrammarError, RequestBodyError
+from forerun.sampling.grammar.compile import Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +22,24 @@ class Forced:
     Attributes:
         name: of the tool that is called, once; None: any tools, any number of times.
         is_required: False: there may be no call, but those that are made follow their schemas.
+        answer: schema of an answer without calls; None if that is free text.
     """
 
     name: str | None = None
     is_required: bool = True
+    answer: dict[str, Any] | None = None
 
     @classmethod
-    def by(cls, choice: str | None, name: str | None, tools: Seq[Mapping[str, Any]]) -> Forced | None:
-        """Return what a request forces; None if nothing.
+    def by(
+        cls, choice: str | None, name: str | None, tools: Seq[Mapping[str, Any]], grammar: Grammar | None
+    ) -> Forced | None:
+        """Return what a request forces; None if nothing, or if all of the answer follows the grammar.
 
         Args:
             choice: "required" or "any"; others force no call.
             name: of the tool that must be called.
             tools: of which some may be strict.
+            grammar: of an answer without calls. A call that is required has none beside it.
 
         Raises:
             RequestBodyError: a call is required, but there are no tools.
@@ -40,18 +47,34 @@ class Forced:
         is_required = name is not None or choice in ("required", "any")
         if is_required and not tools:
             raise RequestBodyError("tool_choice asks for a call, but there are no tools. Give some.", "tool_choice")
-        if not is_required and not any(tool["function"].get("strict") for tool in tools):
-            return None
-        return cls(name, is_required)
+        if is_required:
+            return cls(name)
+        if grammar is not None and tools and grammar.kind in (JSON_OBJECT, JSON_SCHEMA):
+            return cls(None, False, json.loads(grammar.text or '{"type": "object"}'))
+        is_strict = any(tool["function"].get("strict") for tool in tools)
+        return cls(None, False) if is_strict and grammar is None else None
 
     def grammar(
-        self, form: ResponseFormat, tools: Seq[Mapping[str, Any]], special: Mapping[str, int], *, is_thinking: bool
+        self,
+        form: ResponseFormat,
+        tools: Seq[Mapping[str, Any]],
+        grammars: Grammars,
+        *,
+        is_thinking: bool,
+        one_call: bool,
     ) -> Grammar:
-        """Return the answer's grammar; arguments as of `call_grammar`. Raises RequestBodyError if there is none."""
+        """Return the answer's grammar; grammars: of the engine. Raises RequestBodyError if there is none."""
         param = "tool_choice" if self.is_required else "tools"
         try:
             text = call_grammar(
-                form, tools, special, name=self.name, is_required=self.is_required, is_thinking=is_thinking
+                form,
+                tools,
+                grammars.special(),
+                name=self.name,
+                is_required=self.is_required,
+                is_thinking=is_thinking,
+                one_call=one_call,
+                answer=self.answer,
             )
             if text is not None:
                 return Grammar.lark(text)
@@ -60,8 +83,8 @@ class Forced:
         except ERRORS:
             raise RequestBodyError("The parameters of a tool are no JSON schema. Correct them.", "tools") from None
         raise RequestBodyError(
-            f"{param} cannot be held to: no grammar tells this model's calls from its text. Leave tool_choice and "
-            "strict out.",
+            f"{param} cannot be held to: no grammar tells this model's calls from its text. Leave tool_choice, "
+            "strict and response_format out.",
             param,
         )
 

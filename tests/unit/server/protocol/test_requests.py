@@ -132,13 +132,26 @@ def test_streams() -> None:
     assert not chat(stream=True).include_usage
     assert chat(stream=True, stream_options={"include_usage": True}).include_usage
     for fields in (
-        {"stream_options": {"include_usage": True}},
+        {"stream_options": {"include_drafts": True}},
         {"stream": True, "stream_options": {"include_obfuscation": True}},
         {"stream": True, "stream_options": 5},
     ):
         with pytest.raises(RequestBodyError) as caught:
             completion(**fields)
         assert caught.value.param == "stream_options"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream_options": {"include_usage": False, "include_obfuscation": False}},
+        {"add_generation_prompt": True, "continue_final_message": False, "verbosity": "medium"},
+        {"top_logprobs": 0, "logprobs": False},
+    ],
+    ids=str,
+)
+def test_what_clients_send_by_habit(fields: dict[str, Any]) -> None:
+    assert chat(**fields) == chat()
 
 
 @pytest.mark.parametrize("name", LABELS)

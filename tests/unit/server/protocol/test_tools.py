@@ -121,7 +121,7 @@ def test_one_call_at_most() -> None:
 
 
 def test_an_answer_by_a_grammar_of_its_own_is_content() -> None:
-    (choice,) = chunks(asked(response_format={"type": "json_object"})).whole([answer(CALL)])["choices"]
+    (choice,) = chunks(asked(structured_outputs={"regex": ".*"})).whole([answer(CALL)])["choices"]
     assert choice["message"]["content"] == CALL and "tool_calls" not in choice["message"]
 
 
