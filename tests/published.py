@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import publications
 from families import TINY
 from forerun.errors import UnsupportedModelError
 from forerun.models import Model, Rows, load_model
@@ -223,8 +224,23 @@ def publish(name: str, folder: Path) -> Logits:
     return logits
 
 
+def quantized(name: str, folder: Path) -> Logits:
+    """Save a quantized checkpoint as its publisher does; the logits of the numbers that it stands for."""
+    path, model = publications.publish(name, folder)
+    for each in path.iterdir():
+        each.rename(folder / each.name)
+
+    def logits(tokens: list[int]) -> Tensor:
+        with torch.inference_mode():
+            found: Tensor = model(torch.tensor([tokens])).logits[0]
+        return found
+
+    return logits
+
+
 LAYOUTS: list[tuple[str, Callable[[Path], Logits]]] = [
-    (f"{name}, `{made.cls}`", partial(publish, name)) for name, made in CONTAINERS.items()
+    *((f"{name}, `{made.cls}`", partial(publish, name)) for name, made in CONTAINERS.items()),
+    *((name, partial(quantized, name)) for name in publications.PUBLICATIONS),
 ]
 """Names of layouts, and what saves a replica in a folder and returns its publisher's logits."""
 
@@ -243,7 +259,8 @@ def row(name: str, make: Callable[[Path], Logits]) -> str:
         except UnsupportedModelError as error:
             found = re.search(r"cannot be served: ([^.;]+)", str(error))
             return f"| {name} | refused: {found[1] if found else error} | |"
-        return f"| {name} | {model.kind} decoder | {difference(model, logits):.0e} |"
+        form = f", integers ({model.quantize})" if model.quantize else ""
+        return f"| {name} | {model.kind} decoder{form} | {difference(model, logits):.0e} |"
 
 
 def main() -> None:
