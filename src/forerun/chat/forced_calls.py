@@ -32,20 +32,17 @@ def call_grammar(
     one_call: bool = False,
     answer: Mapping[str, Any] | None = None,
 ) -> str | None:
-    """Return a grammar for `Grammar.lark`: free text until a call begins, then calls by the tools' schemas.
+    """Return a grammar for `Grammar.lark`: free text until a call begins, then calls by the tools' schemas; None if no
+    grammar tells the family's calls from its text.
 
     Args:
-        form: how the model writes.
-        tools: OpenAI's definitions.
+        form: how the model writes. tools: OpenAI's definitions.
         special: text -> id of the tokens that are no text to llguidance (`Grammars.special`).
         name: of the tool that is called, once. None: any tools, any number of times.
         is_required: False if an answer without calls is allowed, too.
         is_thinking: whether the prompt opens thinking, which must end before a call.
         one_call: there is one call at most.
         answer: schema of the JSON that stands in the place of all free text, but for thinking; None: text is free.
-
-    Returns:
-        None if no grammar tells the family's calls from its text.
 
     Raises:
         GrammarError: no tool has the name.
@@ -68,8 +65,7 @@ def call_grammar(
     if not is_required and otherwise is not None:
         places = {} if answer is None else dict.fromkeys(_FREE, rules.add(_json(answer)))
         start = f"({start} | {rules.sequence(otherwise, places)})"
-    fields = [region.field for region in form.regions if region.kind == REASONING]
-    opens, closes = next(((field["open"], field["close"]) for field in fields if "open" in field), ("", ""))
+    opens, closes = _thinking_marks(form)
     thinking = rules.sequence(written.get("before", ""))
     if opens:
         begun = "" if is_thinking else rules.sequence(free + opens)
@@ -78,6 +74,12 @@ def call_grammar(
     unlike = "".join(f" & ~/(.|\\n)*{re.escape(mark)}(.|\\n)*/" for mark in (trigger, opens) if mark)
     start = f"start: ({thinking}){'' if is_thinking else '?'} {start}" if thinking else f"start: {start}"
     return "\n".join([start, "TEXT: /(.|\\n)*/", f"FREE: /(.|\\n)*/{unlike}", *rules.lines])
+
+
+def _thinking_marks(form: ResponseFormat) -> tuple[str, str]:
+    """Return what opens and closes thinking; empty where nothing does."""
+    fields = [region.field for region in form.regions if region.kind == REASONING]
+    return next(((field["open"], field["close"]) for field in fields if "open" in field), ("", ""))
 
 
 class _Rules:
