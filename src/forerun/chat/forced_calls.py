@@ -39,25 +39,22 @@ def call_grammar(
         form: how the model writes. tools: OpenAI's definitions.
         special: text -> id of the tokens that are no text to llguidance (`Grammars.special`).
         name: of the tool that is called, once. None: any tools, any number of times.
-        is_required: False if an answer without calls is allowed, too.
         is_thinking: whether the prompt opens thinking, which must end before a call.
-        one_call: there is one call at most.
+        is_required: False if an answer without calls is allowed, too. one_call: there is one call at most.
         answer: schema of the JSON that stands in the place of all free text, but for thinking; None: text is free.
 
     Raises:
         GrammarError: no tool has the name.
     """
     written, rules = form.forced or {}, _Rules(special)
-    functions = [tool.get("function", tool) for tool in tools]
-    functions = [function for function in functions if name in (None, function["name"])]
+    functions = [each for tool in tools if name in (None, (each := tool.get("function", tool))["name"])]
     if not functions:
         raise GrammarError(f"No tool is named {name!r}. Give its definition, or the name of another tool.")
     trigger = written.get("trigger", "")
     otherwise = written.get("otherwise", "{free}" if trigger else None)
     if not written or (otherwise is None and not is_required):
         return None
-    calls = [_call(rules, written, function, trigger) for function in functions]
-    call = rules.add(" | ".join(calls))
+    call = rules.add(" | ".join(_call(rules, written, function, trigger) for function in functions))
     free, blank = ("{free}", "") if answer is None else ("", " /\\n{0,2}/")
     start = f"{rules.sequence(free + trigger) if trigger else ''} {call}"
     if name is None and "between" in written and not one_call:
