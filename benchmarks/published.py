@@ -1,6 +1,6 @@
 """Measure what a Llama of random bytes takes to load in the layouts of other programs, and a step, beside GGUF's.
 
-    PYTHONPATH=src:benchmarks python benchmarks/published.py [LAYOUT ...]
+PYTHONPATH=src:benchmarks python benchmarks/published.py [LAYOUT ...]
 """
 
 from __future__ import annotations
