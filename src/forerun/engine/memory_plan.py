@@ -203,13 +203,12 @@ class MemoryPlan:
         memory, experts = AvailableMemory.on(target.device), 0
         scratch = scratch_nbytes(config, target.vocab_size, target.width)
         try:
-            _check(target, drafts, scratch, memory)
+            weights = _checked_weights(target, drafts, scratch, memory)
         except NotEnoughMemoryError:
             if not target.experts:
                 raise
             target, experts = target.with_experts_on_disk(), target.experts
-            _check(target, drafts, scratch, memory)
-        weights = sum(model.weights for model in (target, *drafts))
+            weights = _checked_weights(target, drafts, scratch, memory)
         count = num_pages(
             config,
             config.max_batch * target.pages_for(target.context_length),
@@ -262,11 +261,13 @@ class MemoryPlan:
         }
 
 
-def _check(target: ModelMemory, drafts: Sequence[DraftMemory], scratch: int, memory: AvailableMemory) -> None:
-    """Raise NotEnoughMemoryError if models cannot be loaded, or not with one sequence beside them."""
+def _checked_weights(target: ModelMemory, drafts: Sequence[DraftMemory], scratch: int, memory: AvailableMemory) -> int:
+    """Return the bytes of all weights. Raises NotEnoughMemoryError if models cannot be loaded, or not with one sequence
+    beside them."""
     _check_loading(target, drafts)
     weights = sum(model.weights for model in (target, *drafts))
     _check_least(target, weights, scratch + target.state_nbytes, memory)
+    return weights
 
 
 def _check_loading(target: ModelMemory, drafts: Sequence[DraftMemory]) -> None:
