@@ -6,19 +6,21 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from steps import CHAT, QUESTION, package, step
+from steps import CHAT, package, step
 
 package("guidellm")
 
 
 def load(path: str) -> None:
     """Run a load at two requests at a time; see that none failed, and that the server counted their tokens."""
+    lines = (f"{number}. The capital of France is" for number in range(6))  # a question may end a completion at once
+    backend = {"kind": "openai_http", "target": CHAT, "request_format": path, "max_tokens": 16}
     with TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.jsonl"
-        prompts.write_text("".join(json.dumps({"prompt": f"{number}. {QUESTION}"}) + "\n" for number in range(6)))
+        prompts.write_text("".join(json.dumps({"prompt": line}) + "\n" for line in lines))
         report = Path(folder) / "report.json"
         options = {
-            "--backend": f"kind=openai_http,target={CHAT},request_format={path},max_tokens=16",
+            "--backend": json.dumps({**backend, "extras": {"body": {"temperature": 0}}}),
             "--profile": "kind=concurrent,streams=2",
             "--constraint": "kind=max_requests,count=6",
             "--data": f"kind=json_file,path={prompts}",

@@ -26,6 +26,7 @@ from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
 from forerun.server.protocol.messages_api import MessagesBody
 from forerun.server.protocol.requests import MESSAGES_URL, check_template_options
+from forerun.server.protocol.responses_api import RESPONSES_URL
 from forerun.server.service import Service
 
 
@@ -98,6 +99,7 @@ def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
     _add_facts(app, service, draining)
     _add_page(app)
     _add_answers(app, service)
+    _add_kept(app, service)
     return app
 
 
@@ -110,7 +112,7 @@ def with_middleware(app: App, options: ServerOptions, metrics: HTTPMetrics) -> t
     allowed = CORSMiddleware(
         middleware,
         allow_origins=origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["x-request-id"],
     )
@@ -140,6 +142,25 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     inputs: list[Any] = [(model, "validation") for model in models.values()]
     _, definitions = models_json_schema(inputs, ref_template="#/components/schemas/{model}")
     app.openapi()["components"] = {"schemas": definitions["$defs"]}
+
+
+def _add_kept(app: FastAPI, service: Service) -> None:
+    about: dict[int | str, Any] = {404: {"description": "There is no such response."}}
+
+    @app.get(f"{RESPONSES_URL}/{{name}}", responses=about)
+    async def kept(name: str, request: Request) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise RequestBodyError("A response that is kept is not streamed. Leave it out.", param="stream")
+        return Response(service.kept[request.state.tenant].find(name).body, media_type="application/json")
+
+    @app.delete(f"{RESPONSES_URL}/{{name}}", responses=about)
+    async def deleted(name: str, request: Request) -> Any:
+        service.kept[request.state.tenant].remove(name)
+        return {"id": name, "object": "response", "deleted": True}
+
+    @app.get(f"{RESPONSES_URL}/{{name}}/input_items", responses=about)
+    async def items(name: str, request: Request) -> Any:
+        return service.kept[request.state.tenant].find(name).listed(request.query_params)
 
 
 def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> None:
@@ -174,6 +195,11 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
     @app.get("/version")
     async def version() -> Any:
         return {"version": __version__}
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> Any:
+        names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+        return {name: getattr(service.llm.tokenizer, name, None) for name in names}
 
     @app.get("/live")
     async def live() -> Any:

@@ -57,12 +57,13 @@ async def answer(service: Service, url: str, request: Request) -> Response:
         ForerunError: the request cannot be served.
         ClientGoneError: the client has disconnected.
     """
-    target = service.llm.target
+    target, kept = service.llm.target, service.kept[request.state.tenant]
 
     def read(content: bytes) -> CompletionRequest:
-        made: CompletionRequest = validated(BODIES[url], content).request(
-            target.context_length, target.recommended_sampling
-        )
+        body: Any = validated(BODIES[url], content)
+        if isinstance(body, ResponseBody):
+            body.resume(kept, len(content))
+        made: CompletionRequest = body.request(target.context_length, target.recommended_sampling)
         return made
 
     completion = await service.parsed(request, read)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from forerun.chat.response_format import read_format
 from forerun.engine import LLM, AsyncLLM, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
 from forerun.errors import QueueFullError, RequestBodyError
+from forerun.server.kept_responses import KeptResponses
 from forerun.server.logs import LOGGER
 from forerun.server.metrics import MetricFactory, Metrics, Prometheus
 from forerun.server.options import ServerOptions
@@ -30,6 +33,8 @@ T = TypeVar("T")
 
 _SMALL_BODY = 1 << 15
 """Bytes of a body that is parsed in the event loop's own thread; more would keep others waiting."""
+_KEPT_BYTES, _MOST_KEPT = 64 << 20, 4096
+"""Of responses that are kept, which tenants share evenly."""
 _log = logging.getLogger(LOGGER)
 
 
@@ -43,6 +48,7 @@ class Service:
     Attributes:
         engine: computes the requests.
         texts: of the target's tokens.
+        kept: tenant -> its responses.
         num_choices: choices in the engine or waiting for it.
         created: time of loading, Unix time in seconds.
 
@@ -63,6 +69,10 @@ class Service:
         self.texts.response_format(has_tools=False)  # a tokenizer's own that is none is refused now
         self.created = int(time.time())
         self._large_bodies = asyncio.Lock()
+        share = max(len(options.api_key), 1)
+        self.kept = defaultdict[str | None, KeptResponses](
+            partial(KeptResponses, _KEPT_BYTES // share, _MOST_KEPT // share)
+        )
         where, size = options.journal, options.journal_size
         self._journal = None if where is None else ServerJournal(llm, name, where, size)
 

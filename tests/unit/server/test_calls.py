@@ -298,6 +298,8 @@ def test_calls_or_an_answer_by_a_schema() -> None:
     strict = [{"type": "function", "function": {**WEATHER, "strict": True}}]
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY | {"required": ["days"]}}}
     fields = {"tools": strict, "response_format": form, "max_tokens": 300}
+    tools = [{"name": "weather", "input_schema": WEATHER["parameters"], "strict": True}]
+    config = {"format": {"type": "json_schema", "schema": form["json_schema"]["schema"]}}
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "a", "days": 1}}\n</tool_call>'
     for text in (call, '{"days": 2}', "hello world!"):
         with written("hermes", text) as client:
@@ -308,6 +310,9 @@ def test_calls_or_an_answer_by_a_schema() -> None:
                     assert message["content"] is None
                 else:
                     assert json.loads(message["content"])["days"] in (1, 2) and "tool_calls" not in message
+            (block,) = answered(client, "/v1/messages", tools=tools, output_config=config, max_tokens=300)["content"]
+            assert block.get("input") == ({"city": "a", "days": 1} if text == call else None)
+            assert text == call or json.loads(block["text"]) == json.loads(message["content"])
     with written("hermes", f"{call}\n{call}") as client:
         for more in ({}, {"parallel_tool_calls": False}):
             choice = answered(client, tool_choice="required", **fields, **more)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forerun import Generation, SamplingParams
+from forerun import Generation, Grammar, SamplingParams
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
 from forerun.server.protocol.bodies import validated
@@ -73,6 +73,18 @@ def test_an_answer(served: Served, http: httpx.Client, speculative: bool) -> Non
     assert counted == {"input_tokens": len(twin.prompt_token_ids)}
 
 
+def test_an_answer_by_a_schema(served: Served, http: httpx.Client) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Lima"]}}, "required": ["city"]}
+    config = {"format": {"type": "json_schema", "schema": schema | {"additionalProperties": False}}}
+    body = {**TALK, "max_tokens": 99, "output_config": config}
+    params = SamplingParams(temperature=0, max_tokens=99, grammar=Grammar.json_schema(config["format"]["schema"]))
+    answer = http.post(URL, json=body).json()
+    assert answer["content"] == [{"type": "text", "text": served.llm.generate(TALK["messages"], params).text}]
+    assert json.loads(answer["content"][0]["text"])["city"] in ("Oslo", "Lima") and answer["stop_reason"] == "end_turn"
+    assert joined(events_of(http.post(URL, json={**body, "stream": True}).text))[0] == answer["content"]
+
+
 def test_which_stop_sequence_it_was(http: httpx.Client) -> None:
     text = http.post(URL, json=TALK).json()["content"][0]["text"]
     stopped = http.post(URL, json={**TALK, "stop_sequences": ["nowhere", text[3:5]]}).json()
@@ -96,7 +108,14 @@ def test_turns_are_messages_of_a_chat() -> None:
     ]
     request = validated(
         MessagesBody,
-        {**TALK, "messages": messages, "tools": [TOOL], "system": "a", "thinking": {"type": "disabled"}},
+        {
+            **TALK,
+            "messages": messages,
+            "tools": [TOOL],
+            "system": "a",
+            "thinking": {"type": "disabled"},
+            "output_config": {"effort": "low"},
+        },
     ).request(4096, {})
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
     assert request.prompts == [
@@ -110,7 +129,7 @@ def test_turns_are_messages_of_a_chat() -> None:
     ]
     function = {"name": "weather", "description": "Tell.", "parameters": {"type": "object"}}
     assert request.tools == ({"type": "function", "function": function},)
-    assert request.template_options == {"enable_thinking": False}
+    assert request.template_options == {"enable_thinking": False, "reasoning_effort": "low"}
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -150,6 +169,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "tool_choice": {"tool_choice": {"type": "tool"}},
     "n": {"n": 2},
     "container": {"container": "x"},
+    "output_config": {"output_config": {"format": {"type": "json_schema"}}},
+    "reasoning_effort": {"output_config": {"effort": "low"}},
 }
 
 

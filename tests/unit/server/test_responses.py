@@ -1,15 +1,21 @@
-"""/v1/responses through OpenAI's own client: text in, text out, nothing kept."""
+"""/v1/responses through OpenAI's own client: text in, text out, and what is kept of it."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from forerun import SamplingParams
-from serving import NAME, Served
+from clients.tools_model import write
+from forerun import LLM, SamplingParams
+from forerun.errors import RequestBodyError
+from forerun.server.kept_responses import KeptResponses
+from forerun.kernels.cpu.page_layout import PAGE
+from serving import LIMIT, NAME, Served, fake_llm, serving
 
 URL = "/v1/responses"
 CHAT: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "hello"}]
@@ -38,7 +44,7 @@ def test_an_answer(served: Served, client: openai.OpenAI, given: dict[str, Any])
     assert answer.output_text == expected.text and answer.status == "incomplete"
     assert answer.incomplete_details is not None and answer.incomplete_details.reason == "max_output_tokens"
     assert answer.usage is not None and answer.usage.output_tokens == 12 and answer.metadata == {"a": "b"}
-    assert answer.temperature == 0.9 and answer.max_output_tokens == 12 and answer.store is False  # type: ignore[attr-defined]
+    assert answer.temperature == 0.9 and answer.max_output_tokens == 12 and answer.store is True  # type: ignore[attr-defined]
 
 
 def test_the_events_of_a_stream(served: Served, client: openai.OpenAI) -> None:
@@ -96,7 +102,8 @@ def test_logprobs(served: Served, client: openai.OpenAI) -> None:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "input": {},
-    "previous_response_id": {"previous_response_id": "resp_1"},
+    "previous_response_id": {"previous_response_id": 1},
+    "store": {"store": "yes"},
     "tools": {"tools": [{"type": "web_search"}]},
     "text": {"text": {"format": {"type": "xml"}}},
     "background": {"background": True},
@@ -173,3 +180,108 @@ def test_the_models_own_sampling_is_the_default(
         http.post("/v1/responses", json={"input": "hi", "max_output_tokens": 2, **each}).json() for each in bodies
     ]
     assert [(each["temperature"], each["top_p"]) for each in answers] == [(0.0, 0.9), (0.5, 0.9), (0.0, 0.9)]
+
+
+TURN: dict[str, Any] = {"model": NAME, "max_output_tokens": 100, "temperature": 0}
+
+
+def twin_of(served: Served, *said: str) -> Any:
+    """The answer to a chat of user and assistant in turns."""
+    roles = ["user", "assistant"] * len(said)
+    chat: Any = [{"role": role, "content": text} for role, text in zip(roles, said)]
+    return served.llm.generate(chat, SamplingParams(max_tokens=100, temperature=0))
+
+
+def test_a_conversation_goes_on_from_what_is_kept(served: Served, client: openai.OpenAI) -> None:
+    """Instructions are of one turn alone."""
+    first = client.responses.create(**TURN, input="hello " * 40)
+    second = client.responses.create(**TURN, input="and", previous_response_id=first.id, instructions="a")
+    with client.responses.stream(**TURN, input="then", previous_response_id=second.id) as stream:
+        events = list(stream)
+    third: Any = next(each.response for each in events if each.type in ("response.completed", "response.incomplete"))
+    fourth = client.responses.create(**TURN, input="so", previous_response_id=third.id, store=False)
+    said = ["hello " * 40, first.output_text, "and", second.output_text, "then", third.output_text, "so"]
+    assert fourth.output_text == twin_of(served, *said).text
+    assert third.previous_response_id == second.id and first.previous_response_id is None
+    assert (third.store, fourth.store) == (True, False)  # type: ignore[attr-defined]
+    for gone in (fourth.id, "resp_1"):
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.responses.create(**TURN, input="a", previous_response_id=gone)
+        assert refused.value.code == "previous_response_not_found" and refused.value.param == "previous_response_id"
+
+
+def test_a_turn_computes_what_is_new(tmp_path: Path) -> None:
+    """And what does not fill a page of the cache. The model's tokens are bytes, which come back as they were."""
+    write(tmp_path)
+    with (
+        serving(LLM(str(tmp_path), dtype="float32")) as served,
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=LIMIT) as client,
+    ):
+        name, seen = None, 0
+        for text in ("def add(a, b):\n    return a + b\n" * 20, "x = 1", "y = 2"):
+            answer = client.responses.create(**TURN, input=text, previous_response_id=name)
+            assert answer.usage is not None
+            new = answer.usage.input_tokens - seen
+            computed = answer.usage.input_tokens - answer.usage.input_tokens_details.cached_tokens
+            assert 0 < new and computed < new + PAGE
+            name, seen = answer.id, answer.usage.total_tokens
+
+
+def test_a_kept_response_is_read_listed_and_deleted(client: openai.OpenAI) -> None:
+    first = client.responses.create(**TURN, input="hello", instructions="a", metadata={"b": "c"})
+    second = client.responses.create(**TURN, input=[{"role": "user", "content": "and"}], previous_response_id=first.id)
+    assert client.responses.retrieve(first.id) == first and client.responses.retrieve(second.id) == second
+    items: Any = [*client.responses.input_items.list(second.id, order="asc", limit=1)]
+    assert [each.content[0].text for each in items] == ["hello", first.output_text, "and"]
+    assert [*client.responses.input_items.list(second.id, limit=2)] == items[::-1]
+    client.responses.delete(first.id)
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            call(first.id)
+    assert client.responses.create(**TURN, input="so", previous_response_id=second.id).output_text
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=a", "order=up", "after=none"])
+def test_a_list_of_items_that_cannot_be(client: openai.OpenAI, http: httpx.Client, query: str) -> None:
+    made = client.responses.create(**TURN, input="hello")
+    refused = http.get(f"{URL}/{made.id}/input_items?{query}")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == query.partition("=")[0]
+
+
+def test_a_kept_response_is_not_streamed(client: openai.OpenAI, http: httpx.Client) -> None:
+    made = client.responses.create(**TURN, input="hello")
+    refused = http.get(f"{URL}/{made.id}?stream=true")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "stream"
+
+
+def test_another_keys_response_is_none() -> None:
+    with serving(fake_llm(), api_key=["one", "two"]) as served:
+        mine, other = (openai.OpenAI(base_url=f"{served.url}/v1", api_key=key) for key in ("one", "two"))
+        made = mine.responses.create(**TURN, input="hello")
+        with pytest.raises(openai.NotFoundError):
+            other.responses.create(**TURN, input="a", previous_response_id=made.id)
+        for call in (other.responses.retrieve, other.responses.delete, other.responses.input_items.list):
+            with pytest.raises(openai.NotFoundError):
+                call(made.id)
+        assert mine.responses.retrieve(made.id) == made
+
+
+def test_what_was_used_least_recently_is_dropped() -> None:
+    """By number, and by bytes, of which a turn has its own and those of all turns before it."""
+    few, small = KeptResponses(1000, 2), KeptResponses(80, 9)
+    bodies = [{"id": name, "output": []} for name in "abc"]
+    for kept in (few, small):
+        for body in bodies[:2]:
+            kept.keep([], 10, body)
+        assert json.loads(kept.find("a").body) == bodies[0]
+        kept.keep([], 10, bodies[2])
+        assert kept.find("a") and kept.find("c")
+        with pytest.raises(RequestBodyError, match="not found"):
+            kept.find("b")
+    small.remove("a")
+    small.keep([], 10, bodies[1])
+    assert small.find("b") and small.find("c")
+    small.keep([], 101, {"id": "d", "output": []})  # larger than all
+    for name in "bcd":
+        with pytest.raises(RequestBodyError):
+            small.find(name)

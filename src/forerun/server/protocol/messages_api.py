@@ -16,9 +16,9 @@ from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
 from forerun.server.protocol.answers import Message, speculation_metrics
-from forerun.server.protocol.bodies import Count, GenerationBody, Part, Strings, TextPart, TextParts
+from forerun.server.protocol.bodies import Count, GenerationBody, Part, Strings, TextPart, TextParts, grammar_of
 from forerun.server.protocol.model_texts import ModelTexts
-from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest
+from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest, with_effort
 from forerun.server.protocol.tools import Forced
 
 
@@ -81,6 +81,20 @@ class Thinking(Part):
     budget_tokens: Count | None = None
 
 
+class SchemaFormat(Part):
+    """The schema of the answer."""
+
+    type: Literal["json_schema"]
+    definition: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Part):
+    """The form of the answer, and how much the model thinks, where its chat template reads it."""
+
+    format: SchemaFormat | None = None
+    effort: str | None = None
+
+
 class MessagesBody(GenerationBody):
     """The body of /v1/messages and, without max_tokens, of /v1/messages/count_tokens."""
 
@@ -94,6 +108,7 @@ class MessagesBody(GenerationBody):
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
     def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
@@ -102,6 +117,9 @@ class MessagesBody(GenerationBody):
         if self.n is not None:
             raise RequestBodyError("n is not supported: there is one answer. Leave it out.", param="n")
         stops = {"stop": self.stop_sequences} if self.stop_sequences else {}
+        form = None if self.output_config is None else self.output_config.format
+        grammar = grammar_of({"output_config": None if form is None else ("json", form.definition)})
+        params = self.params(own, max_tokens=min(self.max_tokens, context_length), grammar=grammar, **stops)
         choice = self.tool_choice or ToolChoice(type="auto")
         if (choice.type == "tool") != (choice.name is not None):
             raise RequestBodyError("tool_choice has a name if its type is 'tool'. Correct it.", param="tool_choice")
@@ -110,12 +128,12 @@ class MessagesBody(GenerationBody):
             MESSAGES_URL,
             self.model,
             [self._chat()],
-            self.params(own, max_tokens=min(self.max_tokens, context_length), **stops),
+            params,
             stream=bool(self.stream),
             template_options=self._template_options(),
             tools=tools,
             one_call=choice.disable_parallel_tool_use,
-            forced=Forced.by(choice.type, choice.name, tools, None),
+            forced=Forced.by(choice.type, choice.name, tools, params.grammar),
         )
 
     def count(self, tokenizer: Any, name: str) -> int:
@@ -127,7 +145,8 @@ class MessagesBody(GenerationBody):
             raise RequestBodyError(str(error), "messages") from None
 
     def _template_options(self) -> dict[str, Any]:
-        return {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        options = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        return with_effort(options, None if self.output_config is None else self.output_config.effort)
 
     def _tools(self) -> tuple[dict[str, Any], ...]:
         """Return the tools of a chat."""

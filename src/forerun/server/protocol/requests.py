@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Hashable, Mapping, Sequence as Seq
+from collections.abc import Callable, Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -58,6 +58,7 @@ class CompletionRequest:
         include_drafts: each chunk holds its tokens' texts and their drafters.
         template_options: variables of the chat template beside the messages.
         repeated: fields of the body that the answer repeats.
+        keep: takes the body of the answer, for later requests; None if none is kept.
         tools: functions that the model may call.
         one_call: an answer has one call at most.
         forced: calls that must be made, or must follow their schemas.
@@ -75,6 +76,7 @@ class CompletionRequest:
     include_drafts: bool = False
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    keep: Callable[[dict[str, Any]], None] | None = None
     tools: Seq[dict[str, Any]] = ()
     one_call: bool = False
     forced: Forced | None = None
@@ -269,9 +271,6 @@ class ChatBody(CompletionOptions):
             raise RequestBodyError(
                 "top_logprobs needs logprobs to be true. Set it, or leave top_logprobs out.", "logprobs"
             )
-        options = self.chat_template_kwargs or {}
-        if self.reasoning_effort is not None:
-            options = {**options, "reasoning_effort": self.reasoning_effort}
         params = self.params(
             own,
             max_tokens=self.max_completion_tokens or self.max_tokens or context_length,
@@ -285,11 +284,16 @@ class ChatBody(CompletionOptions):
             [read_messages(self.messages)],
             params,
             **self.streaming(),
-            template_options=options,
+            template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
             tools=tools,
             one_call=self.parallel_tool_calls is False,
             forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
         )
+
+
+def with_effort(options: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """Return variables of the chat template, with how much the model thinks if that is given."""
+    return {**(options or {}), **({} if effort is None else {"reasoning_effort": effort})}
 
 
 def read_messages(messages: list[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:

@@ -1,24 +1,26 @@
-"""Requests and answers of /v1/responses: text, thinking and calls; nothing is kept between requests."""
+"""Requests and answers of /v1/responses: text, thinking and calls, in conversations that may be kept."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from typing_extensions import TypedDict
 
 from forerun.chat.response_format import CALL, CONTENT, REASONING
 from forerun.chat.response_parser import Delta
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
+from forerun.server.kept_responses import KeptResponse, KeptResponses
 from forerun.server.protocol.answers import Message, chat_logprobs, speculation_metrics
 from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of
 from forerun.server.protocol.model_texts import ModelTexts
-from forerun.server.protocol.requests import CompletionRequest, read_messages
+from forerun.server.protocol.requests import CompletionRequest, read_messages, with_effort
 from forerun.server.protocol.tools import Forced
 
 RESPONSES_URL = "/v1/responses"
@@ -155,6 +157,25 @@ class ResponseBody(GenerationBody):
         None, description="'auto', 'none', 'required', or {\"type\": \"function\", \"name\": ...}"
     )
     parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    _before: KeptResponse = PrivateAttr(KeptResponse())
+    _keep: Callable[[dict[str, Any]], None] | None = PrivateAttr(None)
+
+    def resume(self, kept: KeptResponses, size: int) -> None:
+        """Go on from the response before, and have the answer kept. Raises RequestBodyError if that is not kept.
+
+        size: bytes of this body.
+        """
+        if self.previous_response_id is not None:
+            self._before = kept.find(self.previous_response_id, "previous_response_id")
+        if self.store is not False:
+            self._keep = partial(kept.keep, self._items(), self._before.size + size)
+
+    def _items(self) -> list[Any]:
+        """Return the items of the conversation."""
+        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        return [*self._before.input, *self._before.output, *given]
 
     def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
@@ -168,13 +189,9 @@ class ResponseBody(GenerationBody):
             logprobs=(self.top_logprobs or 0) if self.include else None,
             grammar=grammar_of({"text": None if self.text is None else self.text.format}),
         )
-        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else _chat(self.input)
-        messages = read_messages(given, "input")
+        messages = read_messages(_chat(self._items()), "input")
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
-        options = self.chat_template_kwargs or {}
-        if self.reasoning is not None and self.reasoning.effort is not None:
-            options = {**options, "reasoning_effort": self.reasoning.effort}
         choice, tools = self.tool_choice, () if self.tool_choice == "none" else self._tools()
         name = choice.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
@@ -184,8 +201,9 @@ class ResponseBody(GenerationBody):
             params,
             "input",
             stream=bool(self.stream),
-            template_options=options,
+            template_options=with_effort(self.chat_template_kwargs, self.reasoning and self.reasoning.effort),
             repeated=self._repeated(),
+            keep=self._keep,
             tools=tools,
             one_call=self.parallel_tool_calls is False,
             forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
@@ -200,7 +218,11 @@ class ResponseBody(GenerationBody):
     def _repeated(self) -> dict[str, Any]:
         """Return the fields that the answer repeats. Raises RequestBodyError if one cannot be written as JSON."""
         given = {**(self.model_extra or {}), "instructions": self.instructions}
-        found = {name: given.get(name) for name in _ECHOED} | {"max_output_tokens": self.max_output_tokens}
+        found = {name: given.get(name) for name in _ECHOED} | {
+            "max_output_tokens": self.max_output_tokens,
+            "previous_response_id": self.previous_response_id,
+            "store": self._keep is not None,
+        }
         if self.text is not None and self.text.format is not None:
             found["text"] = self.text.model_dump(by_alias=True, exclude_unset=True)
         if self.tools:
@@ -243,7 +265,7 @@ class ResponseEvents:
         name: str,
         created: int,
     ) -> None:
-        self._texts, self._name, params = texts, name, request.params
+        self._texts, self._name, self._keep, params = texts, name, request.keep, request.params
         self._message = Message.of(texts, request, prompts[0], name)
         self._head: dict[str, Any] = {
             "id": f"resp_{name}",
@@ -252,8 +274,6 @@ class ResponseEvents:
             "model": model,
             "error": None,
             "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "store": False,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
@@ -302,7 +322,7 @@ class ResponseEvents:
         (choice,) = generation.choices
         ends = choice.finish_reason == "stop"
         made = {call["id"] for call in self._message.calls}  # others were begun, and were none
-        return {
+        body = {
             **self._unfinished("completed" if ends else "incomplete"),
             "incomplete_details": None if ends else {"reason": "max_output_tokens"},
             "output": [item for item in self._items if item["type"] != "function_call" or item["call_id"] in made],
@@ -315,6 +335,9 @@ class ResponseEvents:
             },
             "metrics": {"speculative_decoding": speculation_metrics([choice.stats])},
         }
+        if self._keep is not None:
+            self._keep(body)
+        return body
 
     def _pushed(self, text: str, logprobs: Any, *, last: bool) -> Iterator[dict[str, Any]]:
         """Yield the events of a text, which grow the items."""

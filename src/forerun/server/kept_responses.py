@@ -1,0 +1,104 @@
+"""Responses that are kept for later requests: in memory, and the last used ones only."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence as Seq
+from threading import Lock
+from typing import Any, NamedTuple
+
+from forerun.errors import RequestBodyError
+
+
+class KeptResponse(NamedTuple):
+    """A response with its conversation.
+
+    Attributes:
+        body: of the answer, as JSON.
+        input: items of all turns until then.
+        output: items of the answer.
+        size: bytes of the bodies of all turns, requests and answers, though turns share their items.
+    """
+
+    body: bytes = b""
+    input: Seq[dict[str, Any]] = ()
+    output: Seq[dict[str, Any]] = ()
+    size: int = 0
+
+    def listed(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return a page of the input. Raises RequestBodyError.
+
+        query: `order`, `limit` and `after`, as OpenAI has them.
+        """
+        order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+        items = list(map(_shown, range(len(self.input)), self.input))[:: 1 if order == "asc" else -1]
+        ids = [None, *(item["id"] for item in items)]
+        if order not in ("asc", "desc"):
+            raise RequestBodyError("order is neither asc nor desc. Correct it, or leave it out.", "order")
+        if limit not in map(str, range(1, 101)):
+            raise RequestBodyError("limit is not in 1..100. Correct it, or leave it out.", "limit")
+        if after not in ids:
+            raise RequestBodyError("after is the id of no item. Correct it, or leave it out.", "after")
+        start = ids.index(after)
+        page = items[start : start + int(limit)]
+        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        return {"object": "list", "data": page, **ends, "has_more": start + len(page) < len(items)}
+
+
+def _shown(place: int, item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item with an id, and its text as a part, as OpenAI shows items."""
+    shown = {"id": f"item_{place}", "type": "message", "status": "completed", **item}
+    if isinstance(text := item.get("content"), str):
+        shown["content"] = [{"type": "output_text" if item["role"] == "assistant" else "input_text", "text": text}]
+    return shown
+
+
+class KeptResponses:
+    """The responses of one tenant. What was used least recently is dropped first.
+
+    Args:
+        size: bytes that are kept at most.
+        most: responses that are kept at most.
+    """
+
+    def __init__(self, size: int, most: int) -> None:
+        self._left, self._most = size, most
+        self._kept: OrderedDict[str, KeptResponse] = OrderedDict()
+        self._lock = Lock()  # answers end in several threads
+
+    def keep(self, items: Seq[dict[str, Any]], size: int, answer: dict[str, Any]) -> None:
+        """Keep an answer.
+
+        Args:
+            items: of the conversation until then.
+            size: of these, as of `KeptResponse`.
+        """
+        body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        made = KeptResponse(body, items, answer["output"], size + len(body))
+        with self._lock:
+            self._kept[answer["id"]] = made
+            self._left -= made.size
+            while self._left < 0 or len(self._kept) > self._most:
+                self._left += self._kept.popitem(last=False)[1].size
+
+    def find(self, name: str, param: str | None = None) -> KeptResponse:
+        """Return a response. Raises RequestBodyError if it is not kept. param: the field that names it."""
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        raise RequestBodyError(
+            f"Response {ascii(name[:80])} is not found: it was not stored, or is not kept any more. Send the whole "
+            "conversation as input.",
+            param,
+            code="previous_response_not_found" if param else None,
+            status=404,
+        )
+
+    def remove(self, name: str) -> None:
+        """Forget a response. Raises RequestBodyError if it is not kept."""
+        self.find(name)
+        with self._lock:
+            if (gone := self._kept.pop(name, None)) is not None:
+                self._left += gone.size
