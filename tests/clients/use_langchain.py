@@ -11,7 +11,9 @@ from steps import CHAT_V1, QUESTION, TOOLS_V1, package, step
 package("langchain-openai")
 
 chat_model = ChatOpenAI(model="smollm2", base_url=CHAT_V1, api_key="none", temperature=0, max_tokens=24)
-tools_model = ChatOpenAI(model="tools", base_url=TOOLS_V1, api_key="none", max_tokens=200)
+# seeded, since a random model may write nothing but text up to the limit
+TOOLS_MODEL = {"model": "tools", "base_url": TOOLS_V1, "api_key": "none", "max_tokens": 200, "extra_body": {"seed": 3}}
+tools_model = ChatOpenAI(**TOOLS_MODEL)
 
 
 class Forecast(BaseModel):
@@ -69,4 +71,4 @@ def tools_and_their_results() -> None:
 
 @step
 def tools_by_responses() -> None:
-    turn(ChatOpenAI(model="tools", base_url=TOOLS_V1, api_key="none", use_responses_api=True, max_tokens=200))
+    turn(ChatOpenAI(**TOOLS_MODEL, use_responses_api=True))

@@ -28,7 +28,7 @@ class Weather(BaseModel):
 def turn(model: Model) -> None:
     """Have a tool called, its result sent back, and an output of a type returned by a second call."""
     called = []
-    agent = Agent(model, output_type=Weather, retries=8, model_settings={"max_tokens": 200})
+    agent = Agent(model, output_type=Weather, retries=8)
 
     @agent.tool_plain
     def forecast(city: Literal["Oslo", "Lima"]) -> str:
@@ -36,8 +36,9 @@ def turn(model: Model) -> None:
         called.append(city)
         return "sunny"
 
-    for _ in range(8):  # a random model chooses between the tool and the output
-        assert isinstance(agent.run_sync("How is the weather?").output, Weather)
+    for seed in range(8):  # a random model chooses between the tool and the output
+        settings = {"max_tokens": 200, "extra_body": {"seed": seed}}
+        assert isinstance(agent.run_sync("How is the weather?", model_settings=settings).output, Weather)
         if called:
             return
     raise AssertionError("the tool was never called")
