@@ -21,6 +21,7 @@ class Weather(BaseModel):
 
 
 TOOL = {"name": "weather", "description": Weather.__doc__, "input_schema": Weather.model_json_schema()}
+EFFORT = {"output_config": {"effort": "low"}}
 CALL = {"model": "tools", "messages": [{"role": "user", "content": "How is the weather?"}], "max_tokens": 200}
 
 
@@ -82,6 +83,14 @@ def tool_runner() -> None:
 def structured_output() -> None:
     answer = tools.messages.parse(**CALL, output_format=Weather)
     assert isinstance(answer.parsed_output, Weather)
+    with tools.messages.stream(**CALL, output_format=Weather) as events:
+        assert isinstance(events.get_final_message().parsed_output, Weather)
+
+
+@step
+def effort() -> None:
+    plain, low = (tools.messages.count_tokens(**ASKED | {"model": "tools"}, **more) for more in ({}, EFFORT))
+    assert low.input_tokens > plain.input_tokens
 
 
 @step

@@ -31,6 +31,12 @@ def rolling_log_probability() -> None:
 
 
 @step
+def the_servers_own_tokenizer() -> None:
+    remote = f"{COMPLETIONS},tokenizer_backend=remote"
+    assert 0 <= evaluate("local-completions", remote, "lines_choice", limit=4)["acc,none"] <= 1
+
+
+@step
 def generation() -> None:
     texts = f"{COMPLETIONS},tokenizer_backend=None,tokenized_requests=False"
     assert "exact_match,none" in evaluate("local-completions", texts, "lines_generate")

@@ -5,7 +5,7 @@ from typing import Literal
 
 import openai
 from pydantic import BaseModel
-from steps import CHAT_V1, QUESTION, TOOLS_V1, package, step
+from steps import CHAT_V1, PAGE, QUESTION, TOOLS_V1, package, step
 
 package("openai")
 
@@ -49,6 +49,8 @@ def previous_response_id() -> None:
     more = chat.responses.create(**ASKED | {"input": "And of Italy?"}, previous_response_id=first.id)
     assert "Rome" in more.output_text and more.usage.input_tokens > first.usage.input_tokens
     assert chat.responses.retrieve(first.id).output_text == first.output_text
+    assert [item.content[0].text for item in chat.responses.input_items.list(more.id)][0] == "And of Italy?"
+    chat.responses.delete(first.id)
 
 
 @step
@@ -66,6 +68,18 @@ def responses_with_tools() -> None:
     result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "sunny"}
     turn = [{"role": "user", "content": CALL["input"]}, *first.output, result]
     assert tools.responses.create(**CALL | {"input": turn}, max_output_tokens=64, temperature=0).output_text
+
+
+@step
+def tools_by_previous_response_id() -> None:
+    first = tools.responses.create(**CALL, tool_choice="required")
+    calls = [item.call_id for item in first.output if item.type == "function_call"]
+    results = [{"type": "function_call_output", "call_id": call, "output": "sunny"} for call in calls]
+    more = {"previous_response_id": first.id, "max_output_tokens": 64, "temperature": 0}
+    answer = tools.responses.create(**CALL | {"input": results}, **more)
+    new = answer.usage.input_tokens - first.usage.total_tokens
+    computed = answer.usage.input_tokens - answer.usage.input_tokens_details.cached_tokens
+    assert answer.output_text and 0 < new and computed < new + PAGE, f"{new} tokens are new, {computed} were computed"
 
 
 @step

@@ -95,6 +95,7 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "max_output_tokens": [1, 12],
         "include": [["message.output_text.logprobs"]],
         "top_logprobs": [2],
+        "previous_response_id": ["resp_1"],
         "text": [{"format": {"type": "text"}}, {"format": {"type": "json_schema", **FORM}}],
     },
     MESSAGES_URL: {
@@ -112,6 +113,7 @@ MORE: dict[str, dict[str, list[Any]]] = {
         "tools": [[{"name": "f", "input_schema": {"type": "object"}}]],
         "tool_choice": [{"type": "auto"}, {"type": "none"}],
         "thinking": [{"type": "enabled", "budget_tokens": 5}],
+        "output_config": [{"format": {"type": "json_schema", "schema": SCHEMA}}, {"effort": "low"}],
     },
 }
 SURE = ("messages", "prompt", "input", "max_tokens", "max_output_tokens", "tokens")

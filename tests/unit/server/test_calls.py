@@ -165,7 +165,12 @@ def test_responses(family: tuple[Case, httpx.Client]) -> None:
         {"type": "function_call_output", "call_id": item.call_id, "output": "dry"} for item in of["function_call"]
     ]
     turns = [{"role": "user", "content": "hello"}, *(item.to_dict() for item in whole.output), *output]
-    assert answered(client, "/v1/responses", messages=None, input=turns, tools=tools)["status"] == "completed"
+    sent, kept = (
+        answered(client, "/v1/responses", messages=None, tools=tools, **given)
+        for given in ({"input": turns}, {"input": output, "previous_response_id": whole.id})
+    )
+    assert sent["status"] == "completed" and sent["usage"]["input_tokens"] == kept["usage"]["input_tokens"]
+    assert [item.get("content") for item in sent["output"]] == [item.get("content") for item in kept["output"]]
 
 
 def test_turns_of_responses_are_messages_of_a_chat() -> None:
