@@ -83,6 +83,7 @@ class DetokenizeBody(Body):
         return {"prompt": service.texts.text(self.tokens)}
 
 
+_OF_TOKENIZER = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
 _PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -98,8 +99,8 @@ def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
     _handle_errors(app, service)
     _add_facts(app, service, draining)
     _add_page(app)
-    _add_answers(app, service)
     _add_kept(app, service)
+    _add_answers(app, service)
     return app
 
 
@@ -198,8 +199,7 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> Any:
-        names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
-        return {name: getattr(service.llm.tokenizer, name, None) for name in names}
+        return {name: getattr(service.llm.tokenizer, name, None) for name in _OF_TOKENIZER}
 
     @app.get("/live")
     async def live() -> Any:

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from forerun.engine import Generation, StepOutput
 from forerun.server.middleware import ClientGoneError, Receive, Scope, Send
 from forerun.server.progress import Replay, StreamState
-from forerun.server.protocol.answers import Chunks
+from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import GenerationBody, validated
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
@@ -33,8 +33,7 @@ from forerun.server.protocol.responses_api import RESPONSES_URL, ResponseBody, R
 from forerun.server.service import Service
 
 T = TypeVar("T")
-_DONE = "[DONE]"
-
+_WITH_DONE = (CHAT_URL, COMPLETIONS_URL)
 
 BODIES: Mapping[str, type[GenerationBody]] = {
     CHAT_URL: ChatBody,
@@ -99,8 +98,8 @@ class ActiveResponse:
         self._ended: list[list[StepOutput]] = [[] for _ in prompts]
         # of a stream that goes on here, begun elsewhere; else new
         self._state: StreamState = getattr(request.state, "stream", None) or StreamState()
-        named: dict[str, Any] = {"model": service.name, "name": self._state.name, "created": self._state.created}
-        self._form = FORMS[completion.url](service.texts, completion, prompts, **named)
+        asked = Asked(service.texts, completion, prompts, service.name, self._state.name, self._state.created)
+        self._form = FORMS[completion.url](asked)
         self._started = time.monotonic()
         self.complete = False
 
@@ -136,12 +135,12 @@ class ActiveResponse:
                     elif bodies:
                         self.request.state.progress = replay.progress(choice, form.num_events)
                         yield _events(bodies)
-            last = [*form.last(self._generations)]
+            last = _events([*form.last(self._generations)], done=self._completion.url in _WITH_DONE)
         except Exception as error:
             self.request.state.log_fields["error"] = type(error).__name__
-            last = [form.failure(error_response(error)[1])]
+            last = error_events(self._completion.url, error, form.num_events)
         self.complete = True
-        yield _events(last, done=form.ends_with_done)
+        yield last
 
     def _count(self, index: int, output: StepOutput) -> None:
         if output.choice is not None:
@@ -203,12 +202,16 @@ async def _prepend(
         yield each
 
 
+def error_events(url: str, error: Exception, number: int) -> bytes:
+    """Return the events that end a stream with an error. number: of the event, where they have numbers."""
+    body = error_response(error)[1]
+    event = {"sequence_number": number, **body["error"], "type": "error"}  # the type of the error is not said
+    of = {RESPONSES_URL: event, MESSAGES_URL: {"type": "error", **body}}
+    return _events([of.get(url, body)], done=url in _WITH_DONE)
+
+
 def _events(bodies: list[dict[str, Any]], *, done: bool = False) -> bytes:
     """Encode events. done: the stream ends after them."""
-    events = []
-    for body in bodies:
-        data = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-        events.append({"event": body["type"], "data": data} if "type" in body else {"data": data})
-    if done:
-        events.append({"data": _DONE})
-    return b"".join(ensure_bytes(event, "\n") for event in events)
+    events = [(body.get("type"), json.dumps(body, ensure_ascii=False, separators=(",", ":"))) for body in bodies]
+    ends = [(None, "[DONE]")] if done else []
+    return b"".join(ensure_bytes({"event": kind, "data": data}, "\n") for kind, data in [*events, *ends])

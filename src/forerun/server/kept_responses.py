@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence as Seq
-from threading import Lock
+from threading import RLock
 from typing import Any, NamedTuple
 
 from forerun.errors import RequestBodyError
@@ -34,12 +34,10 @@ class KeptResponse(NamedTuple):
         order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
         items = list(map(_shown, range(len(self.input)), self.input))[:: 1 if order == "asc" else -1]
         ids = [None, *(item["id"] for item in items)]
-        if order not in ("asc", "desc"):
-            raise RequestBodyError("order is neither asc nor desc. Correct it, or leave it out.", "order")
-        if limit not in map(str, range(1, 101)):
-            raise RequestBodyError("limit is not in 1..100. Correct it, or leave it out.", "limit")
-        if after not in ids:
-            raise RequestBodyError("after is the id of no item. Correct it, or leave it out.", "after")
+        valid = {"order": order in ("asc", "desc"), "limit": limit in map(str, range(1, 101)), "after": after in ids}
+        if wrong := next((name for name, is_valid in valid.items() if not is_valid), None):
+            message = f"{wrong} is wrong: order is asc or desc, limit in 1..100, after the id of an item. Correct it."
+            raise RequestBodyError(message, wrong)
         start = ids.index(after)
         page = items[start : start + int(limit)]
         ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
@@ -48,10 +46,9 @@ class KeptResponse(NamedTuple):
 
 def _shown(place: int, item: Mapping[str, Any]) -> dict[str, Any]:
     """Return an item with an id, and its text as a part, as OpenAI shows items."""
-    shown = {"id": f"item_{place}", "type": "message", "status": "completed", **item}
-    if isinstance(text := item.get("content"), str):
-        shown["content"] = [{"type": "output_text" if item["role"] == "assistant" else "input_text", "text": text}]
-    return shown
+    text, kind = item.get("content"), "output_text" if item.get("role") == "assistant" else "input_text"
+    parts = {"content": [{"type": kind, "text": text}]} if isinstance(text, str) else {}
+    return {"id": f"item_{place}", "type": "message", "status": "completed", **item, **parts}
 
 
 class KeptResponses:
@@ -65,7 +62,7 @@ class KeptResponses:
     def __init__(self, size: int, most: int) -> None:
         self._left, self._most = size, most
         self._kept: OrderedDict[str, KeptResponse] = OrderedDict()
-        self._lock = Lock()  # answers end in several threads
+        self._lock = RLock()  # answers end in several threads
 
     def keep(self, items: Seq[dict[str, Any]], size: int, answer: dict[str, Any]) -> None:
         """Keep an answer.
@@ -89,7 +86,7 @@ class KeptResponses:
                 self._kept.move_to_end(name)
                 return self._kept[name]
         raise RequestBodyError(
-            f"Response {ascii(name[:80])} is not found: it was not stored, or is not kept any more. Send the whole "
+            f"Response {name[:80]!a} is not found: it was not stored, or is not kept any more. Send the whole "
             "conversation as input.",
             param,
             code="previous_response_not_found" if param else None,
@@ -98,7 +95,6 @@ class KeptResponses:
 
     def remove(self, name: str) -> None:
         """Forget a response. Raises RequestBodyError if it is not kept."""
-        self.find(name)
         with self._lock:
-            if (gone := self._kept.pop(name, None)) is not None:
-                self._left += gone.size
+            self._left += self.find(name).size
+            del self._kept[name]

@@ -120,6 +120,10 @@ class Metrics(HTTPMetrics):
 
     Args:
         num_choices: returns how many choices are computed or wait.
+
+    Attributes:
+        prompted: counts the prompt tokens of an admitted request.
+        chunk: records the seconds between two chunks of a stream.
     """
 
     def __init__(self, llm: LLM, num_choices: Callable[[], int], factory: MetricFactory) -> None:
@@ -127,7 +131,7 @@ class Metrics(HTTPMetrics):
         counter, histogram = factory.counter, factory.histogram
         self._llm, self._num_choices = llm, num_choices
         factory.gauges(self._state)
-        self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self.prompted = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self._success = counter("vllm:request_success", "Choices that have ended.", "finished_reason")
         self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts verified.")
@@ -137,7 +141,7 @@ class Metrics(HTTPMetrics):
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by depth.", "position"
         )
         self._first = histogram("vllm:time_to_first_token_seconds", "Seconds to the first token.", _SECONDS)
-        self._between = histogram(
+        self.chunk = histogram(
             "vllm:inter_token_latency_seconds", "Seconds between what a stream gets.", _SECONDS_PER_TOKEN
         )
         self._per_token = histogram(
@@ -149,14 +153,6 @@ class Metrics(HTTPMetrics):
         self._decisions = counter("forerun:decisions", about, "decision")
         self._source_drafted = counter("forerun:drafter_draft_tokens", "Draft tokens, by drafter.", "drafter")
         self._source_accepted = counter("forerun:drafter_accepted_tokens", "Accepted, by drafter.", "drafter")
-
-    def prompted(self, num_tokens: int) -> None:
-        """Count the prompt tokens of an admitted request."""
-        self._prompt_tokens(num_tokens)
-
-    def chunk(self, seconds: float) -> None:
-        """Record the seconds between two chunks of a stream."""
-        self._between(seconds)
 
     def ended(self, stats: SequenceStats, finish_reason: str | None, seconds: float) -> None:
         """Count a finished choice.

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence as Seq
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
@@ -167,12 +167,15 @@ class Service:
         self.metrics.ended(choice.stats, choice.finish_reason, seconds)
         if self._journal is not None:
             self._journal.answered(output, completion.params, prompt, request.state.category, seconds)
-        fields = request.state.log_fields
-        fields["completion_tokens"] = fields.get("completion_tokens", 0) + len(choice.token_ids)
-        fields.setdefault("finish_reasons", []).append(choice.finish_reason)
-        fields["draft_tokens"] = fields.get("draft_tokens", 0) + choice.stats.num_draft_tokens
-        fields["accepted_tokens"] = fields.get("accepted_tokens", 0) + choice.stats.num_accepted_tokens
-        fields["speculation"] = choice.stats.speculation
+        fields, stats = request.state.log_fields, choice.stats
+        for name, more in (
+            ("completion_tokens", len(choice.token_ids)),
+            ("finish_reasons", [choice.finish_reason]),
+            ("draft_tokens", stats.num_draft_tokens),
+            ("accepted_tokens", stats.num_accepted_tokens),
+        ):
+            fields[name] = fields[name] + more if name in fields else more
+        fields["speculation"] = stats.speculation
         if self.options.log_prompts:
             _log.info({"event": "answer", "request_id": request.state.request_id, "text": choice.text})
 
@@ -189,19 +192,16 @@ class Service:
 
     def limits(self) -> Mapping[str, str]:
         """Return what this server cannot do -> the reason."""
-        target, found = self.llm.target, dict[str, str]()
-        if self.llm.tokenizer is None:
-            found["text"] = "the model has no tokenizer: prompts are token ids"
-        if not getattr(self.llm.tokenizer, "chat_template", None):
-            found["chat"] = "the model has no chat template"
-        try:
-            check_calls(self.texts.response_format(has_tools=True), self.llm.tokenizer, "tools")
-        except RequestBodyError:
-            found["tools"] = "the chat template does not carry them in the known format"
-        if find_spec("llguidance") is None:
-            found["response_format"] = "only text: llguidance is not installed"
-        if not self.llm.exact:
-            found["exactness"] = f"speculation may change the text: {target.exactness.reason}"
-        if self.llm.drafter is None:
-            found["speculation"] = "there is no drafter"
-        return found
+        llm, calls = self.llm, False
+        with suppress(RequestBodyError):
+            check_calls(self.texts.response_format(has_tools=True), llm.tokenizer, "tools")
+            calls = True
+        reasons = {
+            "text": llm.tokenizer is None and "the model has no tokenizer: prompts are token ids",
+            "chat": not getattr(llm.tokenizer, "chat_template", None) and "the model has no chat template",
+            "tools": not calls and "the chat template does not carry them in the known format",
+            "response_format": find_spec("llguidance") is None and "only text: llguidance is not installed",
+            "exactness": not llm.exact and f"speculation may change the text: {llm.target.exactness.reason}",
+            "speculation": llm.drafter is None and "there is no drafter",
+        }
+        return {name: reason for name, reason in reasons.items() if reason}

@@ -11,6 +11,7 @@ import pytest
 from forerun import Generation, Grammar, SamplingParams
 from forerun.engine.results import Choice, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
+from forerun.server.protocol.answers import Asked
 from forerun.server.protocol.bodies import validated
 from forerun.server.protocol.messages_api import MessageEvents, MessagesBody
 from forerun.server.protocol.model_texts import ModelTexts
@@ -142,7 +143,7 @@ def test_calls_and_text_around_them(size: int) -> None:
     tokenizer.chat_template = "{{ tools }} <tool_call> </tool_call>"
 
     def form() -> MessageEvents:
-        return MessageEvents(ModelTexts(tokenizer), request, [[1]], model="it", name="7", created=3)
+        return MessageEvents(Asked(ModelTexts(tokenizer), request, [[1]], "it", "7", created=3))
 
     choice = Choice(0, text, [1], None, "stop", SequenceStats())
     generations = [Generation([1], [choice])]

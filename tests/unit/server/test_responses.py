@@ -13,8 +13,8 @@ import pytest
 from clients.tools_model import write
 from forerun import LLM, SamplingParams
 from forerun.errors import RequestBodyError
-from forerun.server.kept_responses import KeptResponses
 from forerun.kernels.cpu.page_layout import PAGE
+from forerun.server.kept_responses import KeptResponses
 from serving import LIMIT, NAME, Served, fake_llm, serving
 
 URL = "/v1/responses"
@@ -223,7 +223,7 @@ def test_a_turn_computes_what_is_new(tmp_path: Path) -> None:
             assert answer.usage is not None
             new = answer.usage.input_tokens - seen
             computed = answer.usage.input_tokens - answer.usage.input_tokens_details.cached_tokens
-            assert 0 < new and computed < new + PAGE
+            assert new > 0 and computed < new + PAGE
             name, seen = answer.id, answer.usage.total_tokens
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -17,14 +16,11 @@ from forerun.errors import ReplicaError, RequestBodyError
 from forerun.integrations.ray.affinity import prefix_of
 from forerun.integrations.ray.messages import LOG_FIELDS, PROGRESS, ForwardedRequest
 from forerun.server.app import with_middleware
-from forerun.server.completions import while_connected
+from forerun.server.completions import error_events, while_connected
 from forerun.server.metrics import HTTPMetrics
 from forerun.server.middleware import Message, Receive, Scope, Send
 from forerun.server.options import ServerOptions
 from forerun.server.progress import StreamState
-from forerun.server.protocol.errors import error_response
-from forerun.server.protocol.requests import MESSAGES_URL
-from forerun.server.protocol.responses_api import RESPONSES_URL
 
 SESSION_HEADER = b"x-session-id"
 """Ray Serve's own name of the header."""
@@ -129,7 +125,7 @@ class _Relay:
         body = b""
         if not self.finished:
             self.log_fields["error"] = type(failure).__name__
-            body = self._last_events(failure)
+            body = error_events(self.request.path, failure, self.request.stream.num_events)
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _attempt(self, start_timeout: float) -> None:
@@ -173,18 +169,6 @@ class _Relay:
                 self.complete = not message.get("more_body", False)
                 await self.send(message)
 
-    def _last_events(self, error: Exception) -> bytes:
-        """Return the events that end a stream with an error."""
-        body = error_response(error)[1]
-        if self.request.path not in (RESPONSES_URL, MESSAGES_URL):
-            return b"data: " + _compact(body) + b"\n\ndata: [DONE]\n\n"
-        if self.request.path == MESSAGES_URL:
-            return b"event: error\ndata: " + _compact({"type": "error", **body}) + b"\n\n"
-        details = body["error"]
-        event = {"type": "error", "sequence_number": self.request.stream.num_events}
-        event |= {name: details[name] for name in ("code", "message", "param")}
-        return b"event: error\ndata: " + _compact(event) + b"\n\n"
-
 
 async def _forwarded(request: Request) -> ForwardedRequest:
     content = request.state.body if request.method == "POST" else b""
@@ -225,7 +209,3 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{kind}.complete"})
         if kind == "lifespan.shutdown":
             return
-
-
-def _compact(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

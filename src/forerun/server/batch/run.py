@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -13,7 +12,7 @@ from forerun.engine import LLM, EngineThread, Generation, StepOutput
 from forerun.engine.sequence import Request
 from forerun.errors import DeviceError, ForerunError, QueueFullError
 from forerun.server.batch.lines import BatchLine, answer, answer_name, refusal
-from forerun.server.protocol.answers import Chunks
+from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest, with_seed
 from forerun.utils.files import digest
@@ -99,7 +98,8 @@ class BatchRun:
         while True:
             while self._next and self._fits(self._next[0]):
                 self._submit(self._next.popleft())
-            yield from self._take_done()
+            while self._done:
+                yield self._done.popleft()
             if more and not self._next:
                 prompt = next(pieces, _NO_MORE)
                 if isinstance(prompt, _Prompt):
@@ -109,10 +109,6 @@ class BatchRun:
                 self._settle(*self._ended.get())
             elif not self._next:
                 return
-
-    def _take_done(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        while self._done:
-            yield self._done.popleft()
 
     def _fits(self, prompt: _Prompt) -> bool:
         return not self._num_active or self._num_active + prompt.num_choices <= self._max_active
@@ -149,13 +145,9 @@ class BatchRun:
             return
         prompt.outputs.clear()
         prompt.alone = not self._num_active
-        self._thread.enter(prompt.request, partial(self._arrived, prompt))
+        self._thread.enter(prompt.request, lambda output: self._ended.put((prompt, output)))
         active_line.active.add(prompt.request.id)
         self._num_active += prompt.num_choices
-
-    def _arrived(self, prompt: _Prompt, output: StepOutput) -> None:
-        """Queue an output of a prompt; called in the engine thread."""
-        self._ended.put((prompt, output))
 
     def _settle(self, prompt: _Prompt, output: StepOutput) -> None:
         """Handle a finished choice."""
@@ -202,6 +194,6 @@ class BatchRun:
             name = answer_name(active_line.batch_line)
             # it depends neither on the clock nor on other requests, so that the same batch has the same answers
             prompts = [generation.prompt_token_ids for generation in generations]
-            form = Chunks(self._texts, active_line.request, prompts, model=self._model, name=name, created=0)
-            made = answer(active_line.batch_line, 200, form.whole(generations, details=False))
+            asked = Asked(self._texts, active_line.request, prompts, self._model, name, created=0)
+            made = answer(active_line.batch_line, 200, Chunks(asked).whole(generations, details=False))
         self._done.append((active_line.batch_line.index, made))

@@ -168,14 +168,6 @@ class Message:
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, texts: ModelTexts, request: CompletionRequest, prompt: Seq[int], name: str) -> Message:
-        """Begin a message. prompt: token ids; name: unique among answers."""
-        form = request.response_format(texts)
-        if form is None:
-            return cls(None)
-        return cls(ResponseParser(form, texts.prompt_end(prompt), request.tools, name), request.one_call)
-
     def push(self, text: str, *, last: bool) -> list[Delta]:
         """Add text, and return what it adds to the message. last: nothing follows."""
         if self.parser is None:
@@ -194,41 +186,52 @@ class Message:
         return len(encode_text(tokenizer, self.reasoning, special=False)) if self.reasoning else 0
 
 
-class Chunks:
-    """Makes the body or the chunks of one answer.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is answered, and by which names.
 
-    Args:
+    Attributes:
         texts: of the target.
         prompts: token ids of each of the request's prompts.
         model: the name of the model.
         name: unique among answers.
         created: Unix time in seconds.
+    """
+
+    texts: ModelTexts
+    request: CompletionRequest
+    prompts: Seq[Seq[int]]
+    model: str
+    name: str
+    created: int
+
+    def message(self, prompt: int = 0, suffix: str = "") -> Message:
+        """Begin the message that answers a prompt. suffix: of its name."""
+        form = self.request.response_format(self.texts)
+        if form is None:
+            return Message(None)
+        end, name = self.texts.prompt_end(self.prompts[prompt]), self.name + suffix
+        return Message(ResponseParser(form, end, self.request.tools, name), self.request.one_call)
+
+
+class Chunks:
+    """Makes the body or the chunks of one answer.
 
     Attributes:
         num_events: 0, since chunks have no numbers.
     """
 
-    ends_with_done = True
     num_events = 0
 
-    def __init__(
-        self,
-        texts: ModelTexts,
-        request: CompletionRequest,
-        prompts: Seq[Seq[int]],
-        *,
-        model: str,
-        name: str,
-        created: int,
-    ) -> None:
-        self._texts, self._request, self._prompts, self._name = texts, request, prompts, name
-        self._chat = request.url == CHAT_URL
+    def __init__(self, asked: Asked) -> None:
+        self._asked, self._texts, self._request, self._prompts = asked, asked.texts, asked.request, asked.prompts
+        self._chat = asked.request.url == CHAT_URL
         kind = "chat.completion" if self._chat else "text_completion"
         self._whole = {
-            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{name}",
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{asked.name}",
             "object": kind,
-            "created": created,
-            "model": model,
+            "created": asked.created,
+            "model": asked.model,
         }
         self._head = self._whole | {"object": f"{kind}.chunk" if self._chat else kind}
         self._offsets: dict[int, Offsets] = {}  # of the choices that have begun
@@ -259,7 +262,7 @@ class Chunks:
         return usage(self._request, generations, details=details, reasoning_tokens=reasoning)
 
     def _message(self, prompt: int, index: int, choice: Choice) -> dict[str, Any]:
-        parsed = self._messages[index] = self._begun(prompt, index)
+        parsed = self._messages[index] = self._asked.message(prompt, f"_{index}")
         parsed.push(choice.text, last=True)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
         message |= _thoughts(parsed.reasoning)
@@ -267,9 +270,6 @@ class Chunks:
             message["tool_calls"] = parsed.calls
         logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, self._texts.names)
         return {"message": message, "logprobs": logprobs, "finish_reason": _reason(choice.finish_reason, parsed)}
-
-    def _begun(self, prompt: int, index: int) -> Message:
-        return Message.of(self._texts, self._request, self._prompts[prompt], f"{self._name}_{index}")
 
     def _text(self, prompt: int, generation: Generation, choice: Choice) -> dict[str, Any]:
         echoed = generation.prompt_token_ids if self._request.echo else []
@@ -319,10 +319,6 @@ class Chunks:
         if self._request.include_usage:
             yield {**self._head, "choices": [], "usage": self._usage(generations, details=True), **self._metrics()}
 
-    def failure(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the chunk that ends a stream with an error. body: as `error_response` makes it."""
-        return body
-
     def _metrics(self) -> dict[str, Any]:
         return {"metrics": {"speculative_decoding": speculation_metrics(self._stats)}}
 
@@ -356,7 +352,7 @@ class Chunks:
         """Yield the beginning of a choice: the role, or the echoed prompt."""
         self._offsets[index] = self._new_offsets(prompt)
         if self._chat:
-            self._messages[index] = self._begun(prompt, index)
+            self._messages[index] = self._asked.message(prompt, f"_{index}")
             yield self._chunk(index, "", None, None, role="assistant")
         elif self._request.echo:
             yield self._chunk(index, self._prompt_text(prompt), None, None)

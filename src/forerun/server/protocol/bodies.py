@@ -261,11 +261,14 @@ class Format(Schema):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
 
-    def chosen(self) -> tuple[str, Any] | None:
-        """Return the kind of the grammar, and what makes it; None for text. Raises RequestBodyError."""
+    def chosen(self, name: str) -> tuple[str, Any] | None:
+        """Return the kind of the grammar, and what makes it; None for text. Raises RequestBodyError.
+
+        name: of its field.
+        """
         definition = (self.json_schema or self).definition
         if self.type == "json_schema" and definition is None:
-            raise RequestBodyError("response_format has no schema. Give one, or another type.", "response_format")
+            raise RequestBodyError(f"{name} has no schema. Give one, or another type.", name)
         if self.type == "text":
             return None
         return ("json_object", True) if definition is None else ("json", definition)
@@ -280,14 +283,13 @@ class StructuredOutputs(Part):
     choice: Strings | None = None
     grammar: str | None = None
 
-    def chosen(self) -> tuple[str, Any] | None:
+    def chosen(self, name: str) -> tuple[str, Any] | None:
         """Return as `Format.chosen`. Raises RequestBodyError."""
         given = [(kind, value) for kind, value in self.model_dump(by_alias=True).items() if value is not None]
         if len(given) != 1:
             raise RequestBodyError(
-                "structured_outputs must have one of json, json_object, regex, choice and grammar. Correct it, or "
-                "leave it out.",
-                param="structured_outputs",
+                f"{name} must have one of json, json_object, regex, choice and grammar. Correct it, or leave it out.",
+                param=name,
             )
         return None if given[0][1] is False else given[0]
 
@@ -310,7 +312,9 @@ def grammar_of(fields: Mapping[str, Format | StructuredOutputs | tuple[str, Any]
     Raises:
         RequestBodyError: it is invalid, or there are several.
     """
-    found = {name: each if each is None or isinstance(each, tuple) else each.chosen() for name, each in fields.items()}
+    found = {
+        name: each if each is None or isinstance(each, tuple) else each.chosen(name) for name, each in fields.items()
+    }
     chosen = {name: each for name, each in found.items() if each is not None}
     if len(chosen) > 1:
         names = " and ".join(chosen)

@@ -15,11 +15,10 @@ from forerun.engine.chat_template import encode
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
-from forerun.server.protocol.answers import Message, speculation_metrics
-from forerun.server.protocol.bodies import Count, GenerationBody, Part, Strings, TextPart, TextParts, grammar_of
-from forerun.server.protocol.model_texts import ModelTexts
+from forerun.server.protocol.answers import Asked, Message, speculation_metrics
+from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, Strings, TextPart, TextParts, grammar_of
 from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest, with_effort
-from forerun.server.protocol.tools import Forced
+from forerun.server.protocol.tools import Forced, chat_tools
 
 
 class ThinkingBlock(TypedDict):
@@ -66,6 +65,9 @@ class FunctionTool(TypedDict):
     strict: NotRequired[bool]
 
 
+_OF_FUNCTION = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
+
+
 class ToolChoice(Part):
     """Whether the model may call functions, or must; name: of the one that it must."""
 
@@ -81,17 +83,10 @@ class Thinking(Part):
     budget_tokens: Count | None = None
 
 
-class SchemaFormat(Part):
-    """The schema of the answer."""
-
-    type: Literal["json_schema"]
-    definition: dict[str, Any] = Field(alias="schema")
-
-
 class OutputConfig(Part):
     """The form of the answer, and how much the model thinks, where its chat template reads it."""
 
-    format: SchemaFormat | None = None
+    format: Format | None = None
     effort: str | None = None
 
 
@@ -117,13 +112,12 @@ class MessagesBody(GenerationBody):
         if self.n is not None:
             raise RequestBodyError("n is not supported: there is one answer. Leave it out.", param="n")
         stops = {"stop": self.stop_sequences} if self.stop_sequences else {}
-        form = None if self.output_config is None else self.output_config.format
-        grammar = grammar_of({"output_config": None if form is None else ("json", form.definition)})
+        grammar = grammar_of({"output_config": None if self.output_config is None else self.output_config.format})
         params = self.params(own, max_tokens=min(self.max_tokens, context_length), grammar=grammar, **stops)
         choice = self.tool_choice or ToolChoice(type="auto")
         if (choice.type == "tool") != (choice.name is not None):
             raise RequestBodyError("tool_choice has a name if its type is 'tool'. Correct it.", param="tool_choice")
-        tools = () if choice.type == "none" else self._tools()
+        tools = () if choice.type == "none" else chat_tools(self.tools, _OF_FUNCTION)
         return CompletionRequest(
             MESSAGES_URL,
             self.model,
@@ -138,7 +132,7 @@ class MessagesBody(GenerationBody):
 
     def count(self, tokenizer: Any, name: str) -> int:
         """Return the number of the prompt's tokens. Raises RequestBodyError. name: of the target, for messages."""
-        options = self._template_options() | ({"tools": [*self._tools()]} if self.tools else {})
+        options = self._template_options() | ({"tools": [*chat_tools(self.tools, _OF_FUNCTION)]} if self.tools else {})
         try:
             return len(encode(self._chat(), tokenizer, name, options))
         except PromptError as error:
@@ -147,13 +141,6 @@ class MessagesBody(GenerationBody):
     def _template_options(self) -> dict[str, Any]:
         options = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
         return with_effort(options, None if self.output_config is None else self.output_config.effort)
-
-    def _tools(self) -> tuple[dict[str, Any], ...]:
-        """Return the tools of a chat."""
-        names = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
-        given: list[Any] = [*(self.tools or ())]
-        functions = ({new: tool[old] for old, new in names.items() if old in tool} for tool in given)
-        return tuple({"type": "function", "function": function} for function in functions)
 
     def _chat(self) -> list[dict[str, Any]]:
         """Return the messages of a chat."""
@@ -189,34 +176,24 @@ def _text(content: str | TextParts) -> str:
 
 
 class MessageEvents:
-    """Makes the body or the events of one answer; arguments as of `Chunks`.
+    """Makes the body or the events of one answer.
 
     Attributes:
         num_events: 0, since events have no numbers.
     """
 
-    ends_with_done = False
     num_events = 0
 
-    def __init__(
-        self,
-        texts: ModelTexts,
-        request: CompletionRequest,
-        prompts: Seq[Seq[int]],
-        *,
-        model: str,
-        name: str,
-        created: int,
-    ) -> None:
-        self._texts, self._request, self._name, (self._prompt,) = texts, request, name, prompts
-        self._head = {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model}
+    def __init__(self, asked: Asked) -> None:
+        self._asked, (self._prompt,) = asked, asked.prompts
+        self._head = {"id": f"msg_{asked.name}", "type": "message", "role": "assistant", "model": asked.model}
         self._message: Message | None = None  # of a stream that has begun
         self._num_blocks, self._open, self._blank = 0, "", ""  # the open block's kind; white space before a text
 
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
         """Return the body of the answer."""
         (choice,) = generations[0].choices
-        message = self._begun()
+        message = self._asked.message()
         message.push(choice.text, last=True)
         content: list[dict[str, Any]] = []
         if message.reasoning:
@@ -232,15 +209,12 @@ class MessageEvents:
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the events of one output."""
         if self._message is None:
-            self._message = self._begun()
+            self._message = self._asked.message()
             usage = {"input_tokens": len(self._prompt), "output_tokens": 0}
             empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
             yield {"type": "message_start", "message": {**self._head, **empty}}
         for delta in self._message.push(output.chunk.text, last=output.chunk.finish_reason is not None):
             yield from self._of_delta(delta)
-
-    def _begun(self) -> Message:
-        return Message.of(self._texts, self._request, self._prompt, self._name)
 
     def _of_delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the events of a piece of the answer."""
@@ -267,10 +241,6 @@ class MessageEvents:
         yield {"type": "message_delta", **end}
         yield {"type": "message_stop"}
 
-    def failure(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the event that ends a stream with an error. body: as `error_response` makes it."""
-        return {"type": "error", **body}
-
     def _piece(self, kind: str, block: dict[str, Any], delta: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events of a piece of a block; block: its beginning, where none of this kind is open."""
         if self._open != kind:
@@ -290,12 +260,11 @@ class MessageEvents:
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         if message.calls:
             return {"stop_reason": "tool_use", "stop_sequence": None}
-        stop = None
-        if self._request.params.stop and self._texts.texts is not None:
-            marks = self._texts.marks(self._request.response_format(self._texts))
-            detokenizer = Detokenizer(self._texts.texts, self._prompt, marks)
-            after = detokenizer.push(choice.token_ids)[len(choice.text) :]
-            stop = next((each for each in self._request.params.stop if after.startswith(each)), None)
+        stop, texts, request = None, self._asked.texts, self._asked.request
+        if request.params.stop and texts.texts is not None:
+            marks = texts.marks(request.response_format(texts))
+            after = Detokenizer(texts.texts, self._prompt, marks).push(choice.token_ids)[len(choice.text) :]
+            stop = next((each for each in request.params.stop if after.startswith(each)), None)
         return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
 
     def _usage(self, choice: Choice) -> dict[str, int]:

@@ -84,8 +84,7 @@ class ModelTexts:
 
     def prompt_end(self, token_ids: Seq[int]) -> str:
         """Return the text of a prompt's last tokens, with special ones."""
-        text: str = self.tokenizer.decode([*token_ids[-_PROMPT_END:]], clean_up_tokenization_spaces=False)
-        return text
+        return str(self.tokenizer.decode([*token_ids[-_PROMPT_END:]], clean_up_tokenization_spaces=False))
 
     @cached_property
     def names(self) -> TokenNames:

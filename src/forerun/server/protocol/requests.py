@@ -136,12 +136,11 @@ class CompletionRequest:
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
     """Raise RequestBodyError if an option is a parameter of `apply_chat_template`, or an effort that is not read."""
     taken = inspect.signature(tokenizer.apply_chat_template).parameters if options and tokenizer is not None else ()
-    for option in options:
-        if option in taken:
-            raise RequestBodyError(
-                f"chat_template_kwargs sets {option!r}, which is no option of a template. Leave it out.",
-                param="chat_template_kwargs",
-            )
+    if wrong := next((option for option in options if option in taken), None):
+        raise RequestBodyError(
+            f"chat_template_kwargs sets {wrong!r}, which is no option of a template. Leave it out.",
+            param="chat_template_kwargs",
+        )
     if "reasoning_effort" in options and "reasoning_effort" not in str(getattr(tokenizer, "chat_template", "")):
         raise RequestBodyError(
             "reasoning_effort is not read by the model's chat template. Leave it out.", param="reasoning_effort"

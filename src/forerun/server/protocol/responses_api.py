@@ -17,11 +17,10 @@ from forerun.chat.response_parser import Delta
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
 from forerun.server.kept_responses import KeptResponse, KeptResponses
-from forerun.server.protocol.answers import Message, chat_logprobs, speculation_metrics
+from forerun.server.protocol.answers import Asked, chat_logprobs, speculation_metrics
 from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of
-from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest, read_messages, with_effort
-from forerun.server.protocol.tools import Forced
+from forerun.server.protocol.tools import Forced, chat_tools
 
 RESPONSES_URL = "/v1/responses"
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
@@ -116,7 +115,7 @@ class FunctionTool(TypedDict):
     strict: NotRequired[bool | None]
 
 
-_OF_FUNCTION = ("name", "description", "parameters", "strict")
+_OF_FUNCTION = {name: name for name in ("name", "description", "parameters", "strict")}
 
 
 class ChosenTool(Part):
@@ -159,7 +158,6 @@ class ResponseBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    _before: KeptResponse = PrivateAttr(KeptResponse())
     _keep: Callable[[dict[str, Any]], None] | None = PrivateAttr(None)
 
     def resume(self, kept: KeptResponses, size: int) -> None:
@@ -167,15 +165,16 @@ class ResponseBody(GenerationBody):
 
         size: bytes of this body.
         """
-        if self.previous_response_id is not None:
-            self._before = kept.find(self.previous_response_id, "previous_response_id")
+        name = self.previous_response_id
+        before = KeptResponse() if name is None else kept.find(name, "previous_response_id")
+        items: list[Any] = [*before.input, *before.output, *self._items()]
+        self.input = items
         if self.store is not False:
-            self._keep = partial(kept.keep, self._items(), self._before.size + size)
+            self._keep = partial(kept.keep, items, before.size + size)
 
     def _items(self) -> list[Any]:
         """Return the items of the conversation."""
-        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        return [*self._before.input, *self._before.output, *given]
+        return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
 
     def request(self, context_length: int, own: Mapping[str, Any]) -> CompletionRequest:
         """Return the request; arguments as of `ChatBody`. Raises RequestBodyError."""
@@ -192,7 +191,7 @@ class ResponseBody(GenerationBody):
         messages = read_messages(_chat(self._items()), "input")
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
-        choice, tools = self.tool_choice, () if self.tool_choice == "none" else self._tools()
+        choice, tools = self.tool_choice, () if self.tool_choice == "none" else chat_tools(self.tools, _OF_FUNCTION)
         name = choice.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             RESPONSES_URL,
@@ -201,19 +200,13 @@ class ResponseBody(GenerationBody):
             params,
             "input",
             stream=bool(self.stream),
-            template_options=with_effort(self.chat_template_kwargs, self.reasoning and self.reasoning.effort),
+            template_options=with_effort(self.chat_template_kwargs, self.reasoning.effort if self.reasoning else None),
             repeated=self._repeated(),
             keep=self._keep,
             tools=tools,
             one_call=self.parallel_tool_calls is False,
             forced=Forced.by(choice if isinstance(choice, str) else None, name, tools, params.grammar),
         )
-
-    def _tools(self) -> tuple[dict[str, Any], ...]:
-        """Return the tools of a chat."""
-        given: list[Any] = [*(self.tools or ())]
-        functions = ({key: tool[key] for key in _OF_FUNCTION if tool.get(key) is not None} for tool in given)
-        return tuple({"type": "function", "function": function} for function in functions)
 
     def _repeated(self) -> dict[str, Any]:
         """Return the fields that the answer repeats. Raises RequestBodyError if one cannot be written as JSON."""
@@ -246,32 +239,18 @@ _ITEMS = {CONTENT: ("msg", "message"), REASONING: ("rs", "reasoning"), CALL: ("f
 class ResponseEvents:
     """Makes the body or the events of one answer.
 
-    Args:
-        model, name, created: as of `Chunks`.
-
     Attributes:
         num_events: made so far, the number of the next one.
     """
 
-    ends_with_done = False
-
-    def __init__(
-        self,
-        texts: ModelTexts,
-        request: CompletionRequest,
-        prompts: Seq[Seq[int]],
-        *,
-        model: str,
-        name: str,
-        created: int,
-    ) -> None:
-        self._texts, self._name, self._keep, params = texts, name, request.keep, request.params
-        self._message = Message.of(texts, request, prompts[0], name)
+    def __init__(self, asked: Asked) -> None:
+        self._asked, params = asked, asked.request.params
+        self._message = asked.message()
         self._head: dict[str, Any] = {
-            "id": f"resp_{name}",
+            "id": f"resp_{asked.name}",
             "object": "response",
-            "created_at": created,
-            "model": model,
+            "created_at": asked.created,
+            "model": asked.model,
             "error": None,
             "parallel_tool_calls": True,
             "temperature": params.temperature,
@@ -281,7 +260,7 @@ class ResponseEvents:
             "top_p": params.top_p,
             "top_logprobs": params.logprobs or 0,
             "truncation": "disabled",
-            **request.repeated,
+            **asked.request.repeated,
         }
         self._items: list[dict[str, Any]] = []
         self._open: tuple[str, int] | None = None  # kind of the last item, and index of its call, while it grows
@@ -310,11 +289,6 @@ class ResponseEvents:
         whole = self._body(generations[0])
         yield self._event(f"response.{whole['status']}", response=whole)
 
-    def failure(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the event that ends a stream with an error. body: as `error_response` makes it."""
-        error = body["error"]
-        return self._event("error", code=error["code"], message=error["message"], param=error["param"])
-
     def _unfinished(self, status: str) -> dict[str, Any]:
         return {**self._head, "status": status, "incomplete_details": None, "output": [], "usage": None}
 
@@ -330,19 +304,21 @@ class ResponseEvents:
                 "input_tokens": len(generation.prompt_token_ids),
                 "input_tokens_details": {"cached_tokens": choice.stats.num_cached_tokens},
                 "output_tokens": len(choice.token_ids),
-                "output_tokens_details": {"reasoning_tokens": self._message.reasoning_tokens(self._texts.tokenizer)},
+                "output_tokens_details": {
+                    "reasoning_tokens": self._message.reasoning_tokens(self._asked.texts.tokenizer)
+                },
                 "total_tokens": len(generation.prompt_token_ids) + len(choice.token_ids),
             },
             "metrics": {"speculative_decoding": speculation_metrics([choice.stats])},
         }
-        if self._keep is not None:
-            self._keep(body)
+        if self._asked.request.keep is not None:
+            self._asked.request.keep(body)
         return body
 
     def _pushed(self, text: str, logprobs: Any, *, last: bool) -> Iterator[dict[str, Any]]:
         """Yield the events of a text, which grow the items."""
         if logprobs:
-            self._held += chat_logprobs(logprobs, self._texts.names)["content"]
+            self._held += chat_logprobs(logprobs, self._asked.texts.names)["content"]
         deltas = self._message.push(text, last=last)
         if self._held and not deltas and (self._message.parser is None or self._open == (CONTENT, 0)):
             deltas = [Delta(CONTENT, "")]
@@ -367,7 +343,11 @@ class ResponseEvents:
         """Yield the events of a new item."""
         self._open, self._pieces, self._logprobs = (delta.kind, delta.index), [], []
         head, kind = _ITEMS[delta.kind]
-        item: dict[str, Any] = {"id": f"{head}_{self._name}_{len(self._items)}", "type": kind, "status": "in_progress"}
+        item: dict[str, Any] = {
+            "id": f"{head}_{self._asked.name}_{len(self._items)}",
+            "type": kind,
+            "status": "in_progress",
+        }
         if delta.kind == CALL:
             item |= {"call_id": delta.id, "name": delta.name, "arguments": ""}
         else:

@@ -89,6 +89,12 @@ class Forced:
         )
 
 
+def chat_tools(tools: Seq[Any] | None, names: Mapping[str, str]) -> tuple[dict[str, Any], ...]:
+    """Return tools as a chat has them. names: field of such a tool -> of a chat's."""
+    functions = ({new: tool[old] for old, new in names.items() if tool.get(old) is not None} for tool in tools or ())
+    return tuple({"type": "function", "function": function} for function in functions)
+
+
 def check_calls(form: ResponseFormat | None, tokenizer: Any, param: str) -> None:
     """Raise RequestBodyError if the chat template does not carry tools, or calls in no known format."""
     carries = "tools" in str(getattr(tokenizer, "chat_template", None))

@@ -13,7 +13,7 @@ from forerun import LLM, DrafterError, EngineClosedError, Generation, PromptErro
 from forerun.engine.stats import SourceStats
 from forerun.errors import QueueFullError, RequestBodyError
 from forerun.sampling import TokenLogprob
-from forerun.server.protocol.answers import Chunks, Offsets, completion_logprobs, usage
+from forerun.server.protocol.answers import Asked, Chunks, Offsets, completion_logprobs, usage
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.model_texts import ModelTexts, TokenNames
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
@@ -33,7 +33,7 @@ def answer(llm: LLM, url: str, **fields: Any) -> tuple[CompletionRequest, list[G
     request = parse_body(url, fields, llm.target.context_length)
     prompts = [each.prompt_token_ids for each in request.requests(llm, ModelTexts(llm.tokenizer))]
     generations = [llm.generate([prompt], request.params)[0] for prompt in prompts]
-    body = Chunks(ModelTexts(llm.tokenizer), request, prompts, model="it", name="7", created=3).whole(generations)
+    body = Chunks(Asked(ModelTexts(llm.tokenizer), request, prompts, "it", "7", created=3)).whole(generations)
     json.dumps(body, allow_nan=False)
     return request, generations, body
 

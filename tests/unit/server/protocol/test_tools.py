@@ -12,7 +12,7 @@ from forerun import LLM
 from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
 from forerun.errors import RequestBodyError
-from forerun.server.protocol.answers import Chunks
+from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CHAT_URL, CompletionRequest, parse_body
 from small_tokenizers import byte_level
@@ -97,7 +97,7 @@ TEXTS: list[tuple[str, str | None, int]] = [
 
 
 def chunks(request: CompletionRequest) -> Chunks:
-    return Chunks(ModelTexts(tokenizer()), request, [[1]], model="it", name="7", created=3)
+    return Chunks(Asked(ModelTexts(tokenizer()), request, [[1]], "it", "7", created=3))
 
 
 def answer(text: str) -> Generation:
