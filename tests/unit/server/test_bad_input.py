@@ -118,6 +118,8 @@ def test_others_are_undisturbed(served: Served, http: httpx.Client) -> None:
 
 
 def test_tokens_of_text_and_back(http: httpx.Client, served: Served) -> None:
+    info = http.get("/tokenizer_info").json()
+    assert info["eos_token"] == served.llm.tokenizer.eos_token and info["chat_template"] and info["bos_token"] is None
     made = http.post("/tokenize", json={"model": NAME, "prompt": "hello wörld"}).json()
     assert made["tokens"] == served.llm.encode("hello wörld") and made["count"] == len(made["tokens"])
     assert made["max_model_len"] == 4096
