@@ -61,7 +61,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     def read(content: bytes) -> CompletionRequest:
         body: Any = validated(BODIES[url], content)
         if isinstance(body, ResponseBody):
-            body.resume(kept, len(content))
+            body.resume(kept)
         made: CompletionRequest = body.request(target.context_length, target.recommended_sampling)
         return made
 

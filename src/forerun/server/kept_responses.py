@@ -18,13 +18,18 @@ class KeptResponse(NamedTuple):
         body: of the answer, as JSON.
         input: items of all turns until then.
         output: items of the answer.
-        size: bytes of the bodies of all turns, requests and answers, though turns share their items.
+        item_bytes: of the items as JSON, though the responses of a conversation share them.
     """
 
     body: bytes = b""
     input: Seq[dict[str, Any]] = ()
     output: Seq[dict[str, Any]] = ()
-    size: int = 0
+    item_bytes: int = 0
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes it counts for."""
+        return len(self.body) + self.item_bytes
 
     def listed(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return a page of the input. Raises RequestBodyError.
@@ -64,15 +69,15 @@ class KeptResponses:
         self._kept: OrderedDict[str, KeptResponse] = OrderedDict()
         self._lock = RLock()  # answers end in several threads
 
-    def keep(self, items: Seq[dict[str, Any]], size: int, answer: dict[str, Any]) -> None:
+    def keep(self, items: Seq[dict[str, Any]], item_bytes: int, answer: dict[str, Any]) -> None:
         """Keep an answer.
 
         Args:
             items: of the conversation until then.
-            size: of these, as of `KeptResponse`.
+            item_bytes: of these as JSON.
         """
         body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-        made = KeptResponse(body, items, answer["output"], size + len(body))
+        made = KeptResponse(body, items, answer["output"], item_bytes + len(json.dumps(answer["output"])))
         with self._lock:
             self._kept[answer["id"]] = made
             self._left -= made.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from forerun import LLM, SamplingParams
 from forerun.errors import RequestBodyError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.server.kept_responses import KeptResponses
+from forerun.server.protocol.bodies import validated
+from forerun.server.protocol.responses_api import ResponseBody
 from serving import LIMIT, NAME, Served, fake_llm, serving
 
 URL = "/v1/responses"
@@ -267,7 +270,7 @@ def test_another_keys_response_is_none() -> None:
 
 
 def test_what_was_used_least_recently_is_dropped() -> None:
-    """By number, and by bytes, of which a turn has its own and those of all turns before it."""
+    """By number, and by bytes."""
     few, small = KeptResponses(1000, 2), KeptResponses(80, 9)
     bodies = [{"id": name, "output": []} for name in "abc"]
     for kept in (few, small):
@@ -285,3 +288,18 @@ def test_what_was_used_least_recently_is_dropped() -> None:
     for name in "bcd":
         with pytest.raises(RequestBodyError):
             small.find(name)
+
+
+def test_what_a_kept_response_counts_for() -> None:
+    """Its body, and the items of all turns; no other turn's body, which may repeat long tools and instructions."""
+    kept, name = KeptResponses(10_000, 9), None
+    for turn in range(4):
+        body = validated(ResponseBody, {"input": "hello", "instructions": "a" * 2000, "previous_response_id": name})
+        body.resume(kept)
+        keep = body.request(4096, {}).keep
+        assert keep is not None
+        name = f"resp_{turn}"
+        keep({"id": name, "instructions": "a" * 2000, "output": [{"role": "assistant", "content": "so"}]})
+    sizes = [kept.find(f"resp_{turn}").size for turn in range(4)]
+    assert len({late - early for early, late in itertools.pairwise(sizes)}) == 1 and sum(sizes) < 10_000
+    assert sizes[-1] < 2000 + 4 * 100 + 100

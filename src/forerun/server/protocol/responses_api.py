@@ -160,17 +160,14 @@ class ResponseBody(GenerationBody):
     store: bool | None = None
     _keep: Callable[[dict[str, Any]], None] | None = PrivateAttr(None)
 
-    def resume(self, kept: KeptResponses, size: int) -> None:
-        """Go on from the response before, and have the answer kept. Raises RequestBodyError if that is not kept.
-
-        size: bytes of this body.
-        """
-        name = self.previous_response_id
+    def resume(self, kept: KeptResponses) -> None:
+        """Go on from the response before, and have the answer kept. Raises RequestBodyError if that is not kept."""
+        name, given = self.previous_response_id, self._items()
         before = KeptResponse() if name is None else kept.find(name, "previous_response_id")
-        items: list[Any] = [*before.input, *before.output, *self._items()]
+        items: list[Any] = [*before.input, *before.output, *given]
         self.input = items
         if self.store is not False:
-            self._keep = partial(kept.keep, items, before.size + size)
+            self._keep = partial(kept.keep, items, before.item_bytes + len(json.dumps(given)))
 
     def _items(self) -> list[Any]:
         """Return the items of the conversation."""
