@@ -252,26 +252,31 @@ def _float8(parts: Parts, settings: Settings, scale_part: str) -> Stored:
 
     def numbers(index: Index) -> Tensor:
         scale, are_exponents = parts[scale_part][index].float(), parts[scale_part].get_dtype() == "U8"
-        return (
-            parts[""][index]
-            .float()
-            .mul_(_spread(torch.exp2(scale - 127) if are_exponents else scale, shape[-2:], settings.block))
-        )
+        codes = parts[""][index]
+        table = torch.arange(256, dtype=torch.uint8).view(codes.dtype).float()  # torch converts codes one by one
+        found = torch.from_numpy(np.take(table.numpy(), codes.view(torch.uint8).numpy()))
+        return _scaled(found, torch.exp2(scale - 127) if are_exponents else scale, settings.block)
 
     return Stored(shape, numbers)
 
 
-def _spread(scale: Tensor, shape: list[int], blocks: tuple[int, int] = (0, 0)) -> Tensor:
-    """Repeat scales for all that share them: [], [out] or [..., rows, columns] -> what a matrix is multiplied by."""
+def _scaled(numbers: Tensor, scale: Tensor, blocks: tuple[int, int] = (0, 0)) -> Tensor:
+    """Multiply [..., out, in] numbers by scales in place: [], [out], or [..., rows, columns] of blocks."""
     if scale.dim() < 2:
-        return scale[:, None] if scale.numel() > 1 else scale.reshape(())
-    for axis, (size, given) in enumerate(zip(shape, blocks, strict=True), -2):
-        count, block = scale.shape[axis], given or size // scale.shape[axis]
+        return numbers.mul_(scale[:, None] if scale.numel() > 1 else scale.reshape(()))
+    for axis, given in enumerate(blocks, -2):
+        size, count = numbers.shape[axis], scale.shape[axis]
+        block = given or size // count
         if count not in (1, size, -(-size // block)):
             raise ValueError(f"{count} scales of blocks of {block} do not fit {size} numbers")
-        if count not in (1, size):
+        if count not in (1, size) and axis == -1:
             scale = scale.repeat_interleave(block, axis).narrow(axis, 0, size)
-    return scale
+    height = blocks[0] or numbers.shape[-2] // scale.shape[-2]
+    if scale.shape[-2] in (1, numbers.shape[-2]):
+        return numbers.mul_(scale)
+    for row in range(scale.shape[-2]):  # all scales, spread over their blocks, would be as large as the numbers
+        numbers[..., row * height : (row + 1) * height, :].mul_(scale[..., row : row + 1, :])
+    return numbers
 
 
 def _nvfp4(parts: Parts, settings: Settings, global_part: str, *, divides: bool) -> Stored:
@@ -282,7 +287,7 @@ def _nvfp4(parts: Parts, settings: Settings, global_part: str, *, divides: bool)
         whole = parts[global_part][index].float().reshape(())
         scale = parts["_scale"][index].float() * (1 / whole if divides else whole)
         found = torch.tensor(_E2M1)[_fields(parts[""][index], 4).int()]
-        return found.mul_(_spread(scale, list(found.shape[-2:])))
+        return _scaled(found, scale)
 
     return Stored([*outer, 2 * half], numbers)
 
