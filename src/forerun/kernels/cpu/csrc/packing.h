@@ -124,21 +124,26 @@ inline void unpack_words_body(void* data) {
     int64_t first, last;
     member.open((c.columns + COLUMNS - 1) / COLUMNS);
     while (member.claim(first, last))
-        // sixteen columns lie in a line of the cache, and rows are read in parts that stay in it
-        for (int64_t unit = first, row = 0; unit < last; row + ROWS < c.rows ? row += ROWS : (row = 0, unit++))
-            for (int64_t at = COLUMNS * unit; at < COLUMNS * (unit + 1) && at < c.columns; at++) {
-                const int64_t count = c.rows - row < ROWS ? c.rows - row : ROWS;
-                uint32_t words[ROWS];
-                for (int64_t r = 0; r < count; r++) words[r] = c.words[(row + r) * c.row_stride + at * c.column_stride];
+        for (int64_t unit = first, row = 0; unit < last; row + ROWS < c.rows ? row += ROWS : (row = 0, unit++)) {
+            const int64_t start = COLUMNS * unit, rest = c.columns - start, width = rest < COLUMNS ? rest : COLUMNS;
+            const int64_t count = c.rows - row < ROWS ? c.rows - row : ROWS;
+            uint32_t words[COLUMNS][ROWS] = {};  // sixteen columns lie in a line of the cache
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t w = 0; w < width; w++)
+                    words[w][r] = c.words[(row + r) * c.row_stride + (start + w) * c.column_stride];
+            for (int64_t w = 0; w < width; w++) {
+                uint8_t* codes = c.codes + 8 * (start + w) * c.rows;
                 for (int64_t r = 0; !c.of_outputs && r < count; r++) {
-                    const uint64_t codes = halves_of(words[r]);
-                    memcpy(c.codes + 8 * (at * c.rows + row + r), &codes, 8);
+                    const uint64_t eight = halves_of(words[w][r]);
+                    memcpy(codes + 8 * (row + r), &eight, 8);
                 }
                 for (int i = 0; c.of_outputs && i < 8; i++) {
-                    uint8_t* codes = c.codes + (8 * at + i) * c.rows + row;
-                    for (int64_t r = 0; r < count; r++) codes[r] = words[r] >> 4 * HALVES[i] & 15;
+                    uint8_t part[ROWS];
+                    for (int64_t r = 0; r < ROWS; r++) part[r] = words[w][r] >> 4 * HALVES[i] & 15;
+                    memcpy(codes + i * c.rows + row, part, count);
                 }
             }
+        }
     member.close();
 }
 
