@@ -20,9 +20,10 @@ from forerun.config import INSTRUCTIONS
 from forerun.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from forerun.export.quantized import export_quantized
 from forerun.export.transformers import export_hf
-from forerun.kernels.cpu import native
+from forerun.kernels.cpu import native, references
 from forerun.models import Model, Rows, load_model
 from forerun.models.fused.native import NativeDecoder
+from forerun.models.loading.published_layouts import codes_of
 from forerun.models.memory_plan import model_memory
 from kernel_cases import using
 from publications import PUBLICATIONS, publish
@@ -124,6 +125,16 @@ def test_other_decoders_and_float16(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("of_outputs", [False, True])
+@pytest.mark.parametrize("size", [(70, 19), (64, 16), (1, 1)])
+def test_codes_of_words_are_the_same_without_the_library(size: tuple[int, int], of_outputs: bool) -> None:
+    words = torch.randint(-(2**31), 2**31, size).int()
+    with references():
+        expected = [codes_of(each, of_outputs=of_outputs) for each in (words, words.T)]
+    found = [codes_of(each, of_outputs=of_outputs) for each in (words, words.T)]
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+
+
 def test_exports_adapters_and_the_general_decoder_take_the_numbers(tmp_path: Path) -> None:
     folder, theirs = publish("AWQ", tmp_path)
     with torch.no_grad():

@@ -271,7 +271,7 @@ def test_prefixes_are_shared_where_a_page_ends(dtype: str, folders: Folders) -> 
     prompts = [text, [*text[: 2 * PAGE + 3], 1, 2, 3], [*text[: PAGE + 9], 4, 5, 6]]
     plain = LLM(target, None, prefix_reuse="off")
     expected = [plain.generate(prompt, GREEDY).token_ids for prompt in prompts]
-    llm = LLM(load_model(folders["qwen3_5_text"], dtype), Suffix(), num_draft_tokens=3)
+    llm = LLM(load_model(folders["qwen3_5_text"], dtype), Suffix(), num_draft_tokens=3, prefix_reuse="on")
     found = [llm.generate(prompt, GREEDY) for prompt in prompts]
     assert [each.token_ids for each in found] == expected
     cached = [each.stats.num_cached_tokens for each in found]

@@ -244,7 +244,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 20
+ABI = 21
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""
@@ -259,8 +259,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "forerun_use_openmp": (None, (c_void_p,)),
     "forerun_workspace_bytes": (c_int64, ()),
     "forerun_packed_bytes": (c_int64, (c_int32, c_int64, c_int64, c_int64)),
-    "forerun_pack": (None, (c_int32, c_int64, c_int64, c_int64, _POINTER, _POINTER, _POINTER, _POINTER)),
+    "forerun_pack": (None, (c_int32, *(c_int64,) * 3, *(_POINTER,) * 4, c_int32)),
     "forerun_pack_blocks": (c_int64, (c_int32, c_int64, c_int64, _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
+    "forerun_unpack_words": (None, (_POINTER, *(c_int64,) * 4, c_int32, _POINTER, c_int32)),
     "forerun_unpack": (None, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER)),
     "forerun_linear": (c_int32, (POINTER(LinearStruct), _POINTER, c_int64, _POINTER, _POINTER, c_int32)),
     "forerun_layers": (
@@ -301,7 +302,7 @@ class Library:
         shares_openmp: whether torch's threads compute; else threads of the library's.
 
     The functions linear, layers, head, attention, eagle, fuse, context, greedy_chains, pick, top, move_slots,
-    pack, pack_blocks and unpack are those of csrc/forerun.h, with addresses for pointers.
+    pack, pack_blocks, unpack_words and unpack are those of csrc/forerun.h, with addresses for pointers.
     """
 
     def __init__(self, path: Path, functions: ctypes.CDLL) -> None:

@@ -293,7 +293,7 @@ def _packed(library: Library, kind: WeightLayout, weight: Tensor | QuantizedWeig
         found = (quantized.scale, quantized.minimum, quantized.zero)
         beside = [each.contiguous() for each in found if isinstance(each, Tensor)]
     pointers = [each.data_ptr() for each in beside] + [None] * (2 - len(beside))
-    library.pack(kind, *weight.shape, span, numbers.data_ptr(), *pointers, packed.data_ptr())
+    library.pack(kind, *weight.shape, span, numbers.data_ptr(), *pointers, packed.data_ptr(), torch.get_num_threads())
     return packed
 
 

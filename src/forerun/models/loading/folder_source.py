@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -111,15 +111,16 @@ class FolderSource(ModelSource):
     def checkpoint(self, config: Any, dtype: torch.dtype) -> Checkpoint:
         """Return the tensors by the names that Transformers gives them, not read yet (`ModelSource.checkpoint`);
         tensors come in the format they are stored in."""
-        settings, slices = settings_of(self.folder.config()), self._slices()
+        published, slices = self._published
+        if self.quantization() is not None:
+            quantized, others = QuantizedTensors.sort(self._slices(), self.name)
+            slices = {**others, **dict(quantized.slices(dtype))}
+        elif not published.found:
+            slices = self._slices()
+            check_codes(slices, self.name, f"{CONFIG} does not say how")
+        slices = {**slices, **dict(published.slices(dtype))}
         if self.folder.config().string("model_type") == "qwen3_vl_moe":
             slices = turned(slices, config)
-        if settings is None and self.quantization() is None:
-            check_codes(slices, self.name, f"{CONFIG} does not say how")
-        else:
-            sort = QuantizedTensors.sort if settings is None else partial(PublishedWeights.sort, settings=settings)
-            quantized, others = sort(slices, self.name)
-            slices = {**others, **dict(quantized.slices(dtype))}
         return Checkpoint(slices, CONFIG, f"Give the {CONFIG} that the weights were saved with.")
 
     def stored_dtype(self) -> str | None:
@@ -157,30 +158,31 @@ class FolderSource(ModelSource):
         index = self.folder.read(INDEX).fields("weight_map", None)
         return any("lm_head." in name for name in (self._slices() if index is None else index.values))
 
-    def _published(self) -> PublishedWeights:
-        """Return the weights that another program has quantized."""
+    @cached_property
+    def _published(self) -> tuple[PublishedWeights, dict[str, TensorSlice]]:
+        """The weights that another program has quantized, and the other tensors; nothing where no program has."""
         settings = settings_of(self.folder.config())
-        if settings is None:
-            return PublishedWeights(Settings("", ""), self.name, {})
-        return PublishedWeights.sort(self._slices(), self.name, settings)[0]
+        if settings is None:  # no file is opened, as a hub's may not be there yet
+            return PublishedWeights(Settings("", ""), self.name, {}), {}
+        return PublishedWeights.sort(self._slices(), self.name, settings)
 
     def blocks(self, config: Any) -> Callable[[str], BlockWeight | QuantizedWeight | None]:
         """Return a function that returns the integers of a matrix as another program has published them, or None
         (`ModelSource.blocks`)."""
-        return self._published().matrices(config)
+        return self._published[0].matrices(config)
 
     def block_form(self, config: Any) -> Callable[[str], QuantizedFormat | BlockType | None]:
         """Return a function that returns the forms of `blocks`; no codes are read (`ModelSource.block_form`)."""
-        return self._published().forms(config)
+        return self._published[0].forms(config)
 
     def block_types(self) -> Mapping[str, int]:
         """Return how many weights of each published layout there are (`ModelSource.block_types`)."""
-        return self._published().counts()
+        return self._published[0].counts()
 
     def mixture(self) -> str | None:
         """Return how another program has quantized the weights, such as "awq", if any are integers
         (`ModelSource.mixture`)."""
-        published = self._published()
+        published, _ = self._published
         return published.settings.method if any(weight.form for _, weight in published.found.values()) else None
 
     def recommended_sampling(self) -> dict[str, float]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from forerun.config import QUANTISATIONS
 from forerun.kernels.block_weight import BLOCK_TYPES, BlockType, BlockWeight
+from forerun.kernels.cpu import native
 from forerun.kernels.quantize import GROUP, MADE_FORMS, QuantizedFormat, QuantizedWeight
 from forerun.models.loading.weights import TensorSlice
 
@@ -28,8 +29,8 @@ Parts = Mapping[str, TensorSlice]
 Index = EllipsisType | int
 """All of a parameter, or that of an expert."""
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output of eight whose code lies in each half of a word's bytes, from the lowest on."""
+_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
+"""The half of a word's bytes, from the lowest on, in which each output of eight has its code."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
@@ -93,9 +94,28 @@ def _fields(words: Tensor, bits: int) -> Tensor:
 
     By NumPy: torch's threads would wait for each other, on a busy machine many times as long as the work takes.
     """
-    packed = words.contiguous().view(torch.uint8).numpy()
-    fields = [packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
-    return torch.from_numpy(np.stack(fields, -1)).flatten(-2) if bits < 8 else torch.from_numpy(packed)
+    fields = words.contiguous().view(torch.uint8).numpy()
+    for half in (4, 2):
+        if half >= bits:
+            apart = fields.astype(np.uint16)
+            apart |= apart << (8 - half)
+            apart &= (1 << half) - 1 << 8 | (1 << half) - 1
+            fields = apart.view(np.uint8)
+    return torch.from_numpy(fields)
+
+
+def codes_of(words: Tensor, bits: int = 4, *, of_outputs: bool = False) -> Tensor:
+    """Return codes [out, in] uint8, the lowest of a word first: of inputs, [in * bits / 32, out] words; or, in AWQ's
+    order, of outputs, [in, out / 8] words. The native library does it where there is one."""
+    library, (rows, columns) = native() if bits == 4 else None, words.shape
+    if library is None and of_outputs:
+        return _fields(words, bits).view(rows, columns, 8)[..., _AWQ_ORDER].flatten(1).T.contiguous()
+    if library is None:
+        return _fields(words.T, bits)
+    codes = torch.from_numpy(np.empty((8 * columns, rows) if of_outputs else (columns, 8 * rows), np.uint8))
+    places = words.data_ptr(), rows, columns, *words.stride(), of_outputs, codes.data_ptr(), torch.get_num_threads()
+    library.unpack_words(*places)
+    return codes
 
 
 def _integers(
@@ -158,7 +178,7 @@ def _gptq(parts: Parts, settings: Settings) -> Stored:
 
     def read() -> tuple[Tensor, Tensor, Tensor]:
         zeros = _fields(parts[".qzeros"][...] + lacking, bits)
-        return _fields(parts[""][...].T, bits), parts[".scales"][...].T, zeros.T
+        return codes_of(parts[""][...], bits), parts[".scales"][...].T, zeros.T
 
     place, width = parts.get(".g_idx"), 32 * rows // bits
     return _integers(settings, bits, (out, width), groups, parts[".scales"], read, place=place)
@@ -167,16 +187,9 @@ def _gptq(parts: Parts, settings: Settings) -> Stored:
 def _awq(parts: Parts, settings: Settings) -> Stored:
     (groups, out), (width, _) = parts[".scales"].get_shape(), parts[""].get_shape()
 
-    def unpacked(words: Tensor) -> Tensor:
-        """Return [out, n] codes of [n, out / 8] words."""
-        packed = words.T.contiguous().view(torch.uint8).view(words.shape[1], words.shape[0], 4)
-        apart = np.ascontiguousarray(packed.numpy().transpose(0, 2, 1))
-        codes = np.empty((words.shape[1], 8, words.shape[0]), np.uint8)
-        codes[:, _AWQ_ORDER[::2]], codes[:, _AWQ_ORDER[1::2]] = apart & 15, apart >> 4
-        return torch.from_numpy(codes).flatten(0, 1)
-
     def read() -> tuple[Tensor, Tensor, Tensor]:
-        return unpacked(parts[""][...]), parts[".scales"][...].T, unpacked(parts[".qzeros"][...])
+        codes, zeros = (codes_of(parts[key][...], of_outputs=True) for key in ("", ".qzeros"))
+        return codes, parts[".scales"][...].T, zeros
 
     return _integers(settings, 4, (out, width), groups, parts[".scales"], read)
 
@@ -188,7 +201,7 @@ def _packed(parts: Parts, settings: Settings) -> Stored:
 
     def read() -> tuple[Tensor, Tensor, Tensor | None]:
         zeros = None if zero is None else _fields(zero[...].T, bits)[:, :out].T
-        return _fields(parts[""][...], bits)[:, :width], parts["_scale"][...], zeros
+        return codes_of(parts[""][...].T, bits)[:, :width], parts["_scale"][...], zeros
 
     shape, groups, place = (out, width), parts["_scale"].get_shape()[1], parts.get("_g_idx")
     return _integers(settings, bits, shape, groups, parts["_scale"], read, has_zeros=zero is not None, place=place)
@@ -239,26 +252,31 @@ def _float8(parts: Parts, settings: Settings, scale_part: str) -> Stored:
 
     def numbers(index: Index) -> Tensor:
         scale, are_exponents = parts[scale_part][index].float(), parts[scale_part].get_dtype() == "U8"
-        return (
-            parts[""][index]
-            .float()
-            .mul_(_spread(torch.exp2(scale - 127) if are_exponents else scale, shape[-2:], settings.block))
-        )
+        codes = parts[""][index]
+        table = torch.arange(256, dtype=torch.uint8).view(codes.dtype).float()  # torch converts codes one by one
+        found = torch.from_numpy(np.take(table.numpy(), codes.view(torch.uint8).numpy()))
+        return _scaled(found, torch.exp2(scale - 127) if are_exponents else scale, settings.block)
 
     return Stored(shape, numbers)
 
 
-def _spread(scale: Tensor, shape: list[int], blocks: tuple[int, int] = (0, 0)) -> Tensor:
-    """Repeat scales for all that share them: [], [out] or [..., rows, columns] -> what a matrix is multiplied by."""
+def _scaled(numbers: Tensor, scale: Tensor, blocks: tuple[int, int] = (0, 0)) -> Tensor:
+    """Multiply [..., out, in] numbers by scales in place: [], [out], or [..., rows, columns] of blocks."""
     if scale.dim() < 2:
-        return scale[:, None] if scale.numel() > 1 else scale.reshape(())
-    for axis, (size, given) in enumerate(zip(shape, blocks, strict=True), -2):
-        count, block = scale.shape[axis], given or size // scale.shape[axis]
+        return numbers.mul_(scale[:, None] if scale.numel() > 1 else scale.reshape(()))
+    for axis, given in enumerate(blocks, -2):
+        size, count = numbers.shape[axis], scale.shape[axis]
+        block = given or size // count
         if count not in (1, size, -(-size // block)):
             raise ValueError(f"{count} scales of blocks of {block} do not fit {size} numbers")
-        if count not in (1, size):
+        if count not in (1, size) and axis == -1:
             scale = scale.repeat_interleave(block, axis).narrow(axis, 0, size)
-    return scale
+    height = blocks[0] or numbers.shape[-2] // scale.shape[-2]
+    if scale.shape[-2] in (1, numbers.shape[-2]):
+        return numbers.mul_(scale)
+    for row in range(scale.shape[-2]):  # all scales, spread over their blocks, would be as large as the numbers
+        numbers[..., row * height : (row + 1) * height, :].mul_(scale[..., row : row + 1, :])
+    return numbers
 
 
 def _nvfp4(parts: Parts, settings: Settings, global_part: str, *, divides: bool) -> Stored:
@@ -269,7 +287,7 @@ def _nvfp4(parts: Parts, settings: Settings, global_part: str, *, divides: bool)
         whole = parts[global_part][index].float().reshape(())
         scale = parts["_scale"][index].float() * (1 / whole if divides else whole)
         found = torch.tensor(_E2M1)[_fields(parts[""][index], 4).int()]
-        return found.mul_(_spread(scale, list(found.shape[-2:])))
+        return _scaled(found, scale)
 
     return Stored([*outer, 2 * half], numbers)
 

@@ -13,6 +13,11 @@ inline uint64_t eight_bytes(const uint8_t* p) {
     memcpy(&x, p, 8);
     return x;
 }
+inline uint32_t four_bytes(const uint8_t* p) {
+    uint32_t x;
+    memcpy(&x, p, 4);
+    return x;
+}
 inline uint16_t two_bytes(const uint8_t* p) { return (uint16_t)(p[0] | p[1] << 8); }
 
 // The codes of one output for a group of 32 inputs, a byte each: low bits, and those beyond the fourth.

@@ -114,12 +114,20 @@ int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in, int64_t span
     return forerun::packed_bytes(kind, out, in, span);
 }
 void forerun_pack(int32_t kind, int64_t out, int64_t in, int64_t span, const void* numbers, const uint16_t* scales,
-                  const void* behind, void* packed) {
-    forerun::pack(kind, out, in, span, numbers, scales, behind, packed);
+                  const void* behind, void* packed, int32_t threads) {
+    forerun::Team team(threads);
+    forerun::Packing call{kind, out, in, span, numbers, scales, behind, (uint8_t*)packed, &team};
+    forerun::run_in_parallel(forerun::pack_body, &call, threads);
 }
 int64_t forerun_pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t* blocks, int64_t row_bytes,
                             const int64_t* order, void* packed, int32_t threads) {
     return forerun::pack_blocks(kind, out, in, blocks, row_bytes, order, packed, threads);
+}
+void forerun_unpack_words(const uint32_t* words, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride,
+                          int32_t of_outputs, uint8_t* codes, int32_t threads) {
+    forerun::Team team(threads);
+    forerun::WordCodes call{words, rows, columns, row_stride, column_stride, of_outputs != 0, codes, &team};
+    forerun::run_in_parallel(forerun::unpack_words_body, &call, threads);
 }
 void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers) {
     forerun::unpack(*linear, rows, n, numbers);

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 20
+#define FORERUN_ABI 21
 
 extern "C" {
 
@@ -230,12 +230,17 @@ int64_t forerun_packed_bytes(int32_t kind, int64_t out, int64_t in, int64_t span
 // numbers: float [out, in] for the float kinds, else codes uint8 [out, in]; scales: float16 [out, groups]; behind: minima
 // like these, or zeros uint8, which count as the codes do.
 void forerun_pack(int32_t kind, int64_t out, int64_t in, int64_t span, const void* numbers, const uint16_t* scales,
-                  const void* behind, void* packed);
-// From the blocks of a GGUF file, on several threads: Q8_0 by FORERUN_INT8_GROUPS, Q4_0 by FORERUN_INT4_GROUPS, Q4_1 by
+                  const void* behind, void* packed, int32_t threads);
+// From the blocks of a GGUF file: Q8_0 by FORERUN_INT8_GROUPS, Q4_0 by FORERUN_INT4_GROUPS, Q4_1 by
 // FORERUN_INT4_MINIMA, others by their name. order: [out], the row of the file that is each output; null: all in order.
 // Returns the first output + 1 of which a scale is NaN or infinite, else 0.
 int64_t forerun_pack_blocks(int32_t kind, int64_t out, int64_t in, const uint8_t* blocks, int64_t row_bytes,
                             const int64_t* order, void* packed, int32_t threads);
+// Codes of 4 bits from words of eight, the first lowest, to bytes. The word of row r and column c holds inputs 8 r to 8 r + 7
+// of output c, to codes [columns, 8 rows]; of_outputs: input r of outputs 8 c to 8 c + 7, in AWQ's order, to codes
+// [8 columns, rows]. Strides are words.
+void forerun_unpack_words(const uint32_t* words, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride,
+                          int32_t of_outputs, uint8_t* codes, int32_t threads);
 // The numbers of some rows, float [n, in].
 void forerun_unpack(const ForerunLinear* linear, const int64_t* rows, int64_t n, float* numbers);
 

@@ -30,48 +30,121 @@ inline int64_t plane_place(const Layout& l, int64_t o, int64_t i, int* shift) {
 inline int64_t float_place(int64_t o, int64_t k) { return k * 16 + o; }
 inline int64_t bfloat16_place(int64_t o, int64_t k) { return k / 2 * 32 + 2 * o + k % 2; }
 
-template <class E, class Place>
-void pack_numbers(int64_t out, int64_t in, int64_t padded, const E* numbers, E* packed, const Place& place) {
-    for (int64_t o = 0; o < (out + 15) / 16 * 16; o++)
-        for (int64_t k = 0; k < padded; k++)
-            packed[o / 16 * padded * 16 + place(o % 16, k)] = o < out && k < in ? numbers[o * in + k] : E(0);
+struct Packing {
+    int32_t kind;
+    int64_t out, in, span;
+    const void* numbers;
+    const uint16_t* scales;
+    const void* behind;
+    uint8_t* packed;
+    Team* team;
+};
+
+// Numbers go in words of four bytes: a float32, or the bfloat16 of two inputs.
+inline void pack_numbers(const Packing& c, int64_t index, int64_t row_bytes) {
+    const int64_t words = row_bytes / 4, rows = c.out - 16 * index;
+    const uint8_t* from = (const uint8_t*)c.numbers + 16 * index * row_bytes;
+    uint32_t* to = (uint32_t*)c.packed + 16 * index * ((row_bytes + 3) / 4);
+    for (int64_t w = 0; w < words; w++, to += 16)
+        for (int64_t o = 0; o < 16; o++) to[o] = o < rows ? four_bytes(from + o * row_bytes + 4 * w) : 0;
+    for (int64_t o = 0; 4 * words < row_bytes && o < 16; o++)
+        to[o] = o < rows ? two_bytes(from + o * row_bytes + 4 * words) : 0;
 }
 
-// behind: minima as float16, or zeros as bytes.
-inline void pack(int32_t kind, int64_t out, int64_t in, int64_t span, const void* numbers, const uint16_t* scales,
-                 const void* behind, void* packed) {
-    if (kind == FORERUN_FLOAT32)
-        return pack_numbers(out, in, in, (const float*)numbers, (float*)packed, float_place);
-    if (kind == FORERUN_BFLOAT16)
-        return pack_numbers(out, in, in + in % 2, (const uint16_t*)numbers, (uint16_t*)packed, bfloat16_place);
-    memset(packed, 0, packed_bytes(kind, out, in, span));
-    const Layout& l = layout_of(kind);
-    const uint8_t* codes = (const uint8_t*)numbers;
-    const int64_t groups = (in + 31) / 32, shared = l.has_zeros() ? (groups + span - 1) / span : groups;
-    span = span_of(l, span);
-    for (int64_t o = 0; o < out; o++) {
-        uint8_t* block = (uint8_t*)packed + o / 16 * l.block(groups, span);
-        for (int64_t g = 0; g < groups; g++) {
-            uint8_t *to = block + l.at(g, span), row[32];
-            memset(row, l.low == 8 ? 0x80 : 0, 32);  // what is 0, behind the last input
-            memcpy(row, codes + o * in + 32 * g, in - 32 * g < 32 ? in - 32 * g : 32);
-            GroupCodes c;
-            for (int i = 0; i < 4; i++) {
-                c.low[i] = eight_bytes(row + 8 * i);
-                if (l.low == 4) continue;
-                c.low[i] ^= 0x80 * EACH_BYTE;
-                memcpy(to + 128 * i + 4 * (o % 16), &c.low[i], 4);
-                memcpy(to + 128 * i + 64 + 4 * (o % 16), (char*)&c.low[i] + 4, 4);
+inline void pack_codes(const Packing& c, int64_t index) {
+    const Layout& l = layout_of(c.kind);
+    const int64_t groups = (c.in + 31) / 32, span = span_of(l, c.span), first = 16 * index;
+    const int64_t shared = l.has_zeros() ? (groups + span - 1) / span : groups, rows = c.out - first < 16 ? c.out - first : 16;
+    uint8_t* block = c.packed + index * l.block(groups, span);
+    memset(block, 0, l.block(groups, span));
+    for (int64_t g = 0; g < groups; g++) {
+        uint8_t *to = block + l.at(g, span), whole[32];
+        memset(whole, l.low == 8 ? 0x80 : 0, 32);  // what is 0, behind the last input
+        for (int64_t o = 0; o < rows; o++, to += 4) {
+            const uint8_t* row = (const uint8_t*)c.numbers + (first + o) * c.in + 32 * g;
+            if (c.in - 32 * g < 32) row = (uint8_t*)memcpy(whole, row, c.in - 32 * g);
+            GroupCodes codes;
+            if (l.low == 4) {
+                take_halves(codes, row, 0, 0, 32);
+                put_codes<0>(to, 0, codes);
+            } else {
+                for (int i = 0; i < 8; i++) {
+                    const uint32_t word = four_bytes(row + 4 * i) ^ 0x80808080;
+                    memcpy(to + 64 * i, &word, 4);
+                };
             }
-            if (l.low == 4) put_codes<0>(to, o % 16, c);
-        }
-        for (int64_t g = 0; (l.scales == Scales::halves || l.has_zeros()) && g < shared; g++) {
-            uint8_t* at = block + (l.has_zeros() ? l.at(g * span, span) - l.head() : l.at(g) + l.codes());
-            ((uint16_t*)at)[o % 16] = scales[o * shared + g];
-            if (l.minima) ((uint16_t*)at)[16 + o % 16] = ((const uint16_t*)behind)[o * shared + g];
-            if (l.has_zeros()) at[32 + o % 16] = (uint8_t)(((const uint8_t*)behind)[o * shared + g] ^ (l.low == 8 ? 0x80 : 0));
         }
     }
+    if (l.scales != Scales::halves && !l.has_zeros()) return;
+    for (int64_t g = 0; g < shared; g++)
+        for (int64_t o = 0, at = first * shared + g; o < rows; o++, at += shared) {
+            uint8_t* to = block + (l.has_zeros() ? l.at(g * span, span) - l.head() : l.at(g) + l.codes());
+            put_half(to, o, c.scales[at]);
+            if (l.minima) put_half(to + 32, o, ((const uint16_t*)c.behind)[at]);
+            if (l.has_zeros()) to[32 + o] = (uint8_t)(((const uint8_t*)c.behind)[at] ^ (l.low == 8 ? 0x80 : 0));
+        }
+}
+
+inline void pack_body(void* data) {
+    const Packing& c = *(const Packing*)data;
+    Member member(*c.team);
+    int64_t index, last;
+    member.open((c.out + 15) / 16);
+    while (member.claim(index, last))
+        for (; index < last; index++) {
+            if (c.kind == FORERUN_FLOAT32 || c.kind == FORERUN_BFLOAT16)
+                pack_numbers(c, index, c.in * (c.kind == FORERUN_FLOAT32 ? 4 : 2));
+            else
+                pack_codes(c, index);
+        }
+    member.close();
+}
+
+// Words of eight codes of 4 bits, to bytes: of the word in row r and column c, the inputs from 8 r on of output c; or, as
+// AWQ has them, input r of the outputs from 8 c on.
+struct WordCodes {
+    const uint32_t* words;
+    int64_t rows, columns, row_stride, column_stride;
+    bool of_outputs;
+    uint8_t* codes;
+    Team* team;
+};
+
+// A byte for each half of a word's bytes, the lowest first.
+inline uint64_t halves_of(uint64_t word) {
+    word = (word | word << 16) & 0x0000ffff0000ffff;
+    word = (word | word << 8) & 0x00ff00ff00ff00ff;
+    return (word | word << 4) & 15 * EACH_BYTE;
+}
+
+inline void unpack_words_body(void* data) {
+    constexpr int64_t COLUMNS = 16, ROWS = 64, HALVES[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    const WordCodes& c = *(const WordCodes*)data;
+    Member member(*c.team);
+    int64_t first, last;
+    member.open((c.columns + COLUMNS - 1) / COLUMNS);
+    while (member.claim(first, last))
+        for (int64_t unit = first, row = 0; unit < last; row + ROWS < c.rows ? row += ROWS : (row = 0, unit++)) {
+            const int64_t start = COLUMNS * unit, rest = c.columns - start, width = rest < COLUMNS ? rest : COLUMNS;
+            const int64_t count = c.rows - row < ROWS ? c.rows - row : ROWS;
+            uint32_t words[COLUMNS][ROWS] = {};  // sixteen columns lie in a line of the cache
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t w = 0; w < width; w++)
+                    words[w][r] = c.words[(row + r) * c.row_stride + (start + w) * c.column_stride];
+            for (int64_t w = 0; w < width; w++) {
+                uint8_t* codes = c.codes + 8 * (start + w) * c.rows;
+                for (int64_t r = 0; !c.of_outputs && r < count; r++) {
+                    const uint64_t eight = halves_of(words[w][r]);
+                    memcpy(codes + 8 * (row + r), &eight, 8);
+                }
+                for (int i = 0; c.of_outputs && i < 8; i++) {
+                    uint8_t part[ROWS];
+                    for (int64_t r = 0; r < ROWS; r++) part[r] = words[w][r] >> 4 * HALVES[i] & 15;
+                    memcpy(codes + i * c.rows + row, part, count);
+                }
+            }
+        }
+    member.close();
 }
 
 // What output o has for the inputs from i on of a group: their scale, minimum and zero.
