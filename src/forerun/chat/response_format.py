@@ -57,6 +57,8 @@ class Region:
         kind, content, args = _KINDS.get(name, CONTENT), field.get("content", "text"), field.get("content_args", {})
         if odd := sorted({content} - CONTENTS.keys() | args.keys() - OPTIONS):
             raise ValueError(f"{odd[0]} is not supported")
+        if content == "xml-inline":
+            regex.compile(args["tag_pattern"])
         function = (field.get("transform") or {"function": "{content}"})["function"] if kind == CALL else None
         is_json = kind == CALL and content == "json" and not args
         closes = _pattern(field, "close") or _NOTHING
