@@ -33,22 +33,25 @@ CHOICES["auto, strict"] = "auto"  # which no grammar tells from text in Llama's 
 Answers = dict[str, Any]
 
 
-def answers(llm: LLM, *, is_predicted: bool) -> Answers:
-    """The body of each answer."""
+def answers(llm: LLM, **more: Any) -> Answers:
+    """The body of each answer. more: fields of all requests."""
     found = {}
     for form, (written, end, before) in FORMS.items():
         assert llm.tokenizer is not None
         llm.tokenizer.chat_template = f"{{# {written} tools #}}{{{{ messages[0].content }}}}{end}"
-        asked = {"messages": [{"role": "user", "content": before * 6}], "max_tokens": 70, "logprobs": True}
-        if is_predicted:
-            asked["prediction"] = {"type": "content", "content": before}
+        asked = {"messages": [{"role": "user", "content": before * 6}], "max_tokens": 70, "logprobs": True, **more}
         with serving(llm) as served, httpx.Client(base_url=served.url, timeout=LIMIT) as http:
             for (name, choice), (sampling, options) in product(CHOICES.items(), SAMPLING.items()):
                 if form != "llama3" or choice != "auto":
                     functions = [each | {"strict": choice == "auto"} for each in (WEATHER, NOW)]
                     tools = [{"type": "function", "function": each} for each in functions]
-                    more = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": choice == "auto"}
-                    response = http.post("/v1/chat/completions", json=asked | more | options)
+                    options = {
+                        **options,
+                        "tools": tools,
+                        "tool_choice": choice,
+                        "parallel_tool_calls": choice == "auto",
+                    }
+                    response = http.post("/v1/chat/completions", json=asked | options)
                     assert response.status_code == 200, response.text
                     found[f"{form}, {name}, {sampling}"] = response.json()
     return found
@@ -71,8 +74,9 @@ def plain() -> LLM:
 
 @pytest.fixture(scope="module")
 def expected(plain: LLM) -> Answers:
-    found = answers(plain, is_predicted=False)
+    found = answers(plain, speculative=False)  # else tokens that a grammar forces are drafts
     for name, body in found.items():
+        assert body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
         (choice,) = body["choices"]
         assert choice["message"].get("tool_calls"), name
         assert (choice["message"].get("reasoning") is not None) == name.startswith("thinking")
@@ -84,7 +88,8 @@ def expected(plain: LLM) -> Answers:
 def test_calls_and_thinking_are_those_of_plain_decoding(plain: LLM, expected: Answers, drafter: str) -> None:
     llm = LLM(plain.target, text_of(drafter), num_draft_tokens=6, tokenizer=plain.tokenizer)
     assert llm.drafter is not None
-    found = answers(llm, is_predicted=llm.drafter.traits.reads_prediction)
+    prediction = {"prediction": {"type": "content", "content": CALL}} if llm.drafter.traits.reads_prediction else {}
+    found = answers(llm, **prediction)
     accepted = 0
     for name, body in found.items():
         assert bare(body) == bare(expected[name]), name
