@@ -99,6 +99,7 @@ def _strings(content: str, args: Mapping[str, Any]) -> dict[str, str]:
     if content == "xml-inline":
         regex.compile(args["tag_pattern"])
         opens, _, ends = args["tag_pattern"].partition("(?P<value>.*?)")
+        # not where the value stands within a group of more
         return {opens: ends} if ends and opens.count("(") == opens.count(")") else {}
     if delimiters := args.get("string_delims"):
         return {regex.escape(begin): regex.escape(end) for begin, end in delimiters}
