@@ -78,15 +78,15 @@ MUTANTS = [
     Mutant(
         "shared pages beyond a cut are given back",
         "kv_cache/paged.py",
-        "if length < self._num_shared * PAGE:",
-        "if length < 0:",
+        "if self.length < self._num_shared * PAGE:\n            self._give_back_beyond()",
+        "if self.length < 0:\n            self._give_back_beyond()",
         PAGES,
     ),
     Mutant(
         "pages beyond a cut that nobody else has are kept",
         "kv_cache/paged.py",
-        "if length < self._num_shared * PAGE:",
-        "if length <= self._num_shared * PAGE:",
+        "if self.length < self._num_shared * PAGE:\n            self._give_back_beyond()",
+        "if self.length <= self._num_shared * PAGE:\n            self._give_back_beyond()",
         CUTS,
     ),
     Mutant(
@@ -252,7 +252,7 @@ MUTANTS = [
     ),
     Mutant(
         "a prompt that is computed again is reported once",
-        "engine/engine.py",
+        "engine/step.py",
         "            state.prompt_logprobs = [None]\n",
         "            pass\n",
         PLACES,
@@ -322,9 +322,9 @@ MUTANTS = [
     ),
     Mutant(
         "log-probabilities of a completion are a number",
-        "server/protocol/requests.py",
-        'isinstance(body["logprobs"], bool)',
-        'body["logprobs"] is True',
+        "server/protocol/bodies.py",
+        'strict=True, extra="allow"',
+        'strict=False, extra="allow"',
         ("unit/server/protocol/test_requests.py",),
     ),
 ]

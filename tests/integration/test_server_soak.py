@@ -37,6 +37,9 @@ EVERY = 0.1
 """Seconds between two times that freed memory is given back."""
 
 
+share_one_arena()  # before any test, as the command does before it has threads: arenas of other tests would count
+
+
 def resident() -> int:
     """Bytes of memory that this process holds."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -88,7 +91,6 @@ def check(asked: list[Asked], answers: Answered, parts: Answered) -> None:
 def test_nothing_is_lost_and_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.bound_socket", small)
     monkeypatch.setattr("forerun.server.run._EVERY", EVERY)
-    share_one_arena()
     llm = load(drafter=[*DRAFTERS], max_batch=6, seed=0)
     pool, rng = llm.target.pool, random.Random(11)
     assert pool is not None and llm.drafter is not None

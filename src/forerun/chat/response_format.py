@@ -35,7 +35,9 @@ class Region:
         kind: CALL, REASONING or CONTENT.
         opens: a pattern; empty for what is outside of other regions.
         closes: a pattern, which matches nothing if the region ends with its JSON, or with the answer.
-        inside: what is looked for within it: a group `_close`, and in JSON a group `_json` of its structure.
+        inside: what is looked for within it: a group `_close`, and in calls a group `_json` of what opens a string and
+            of the structure of plain JSON.
+        strings: what opens a string of a call, within which marks are text, and a group `_string` of what ends it.
         field: the field itself.
         is_json: whether it holds plain JSON, which is followed while it grows.
         is_named: whether the name of a call stands where it opens, and the arguments are all of its content.
@@ -46,6 +48,7 @@ class Region:
     opens: str
     closes: str
     inside: regex.Pattern[str]
+    strings: tuple[tuple[regex.Pattern[str], regex.Pattern[str]], ...]
     field: Mapping[str, Any]
     is_json: bool
     is_named: bool
@@ -60,10 +63,17 @@ class Region:
         function = (field.get("transform") or {"function": "{content}"})["function"] if kind == CALL else None
         is_json = kind == CALL and content == "json" and not args
         closes = _pattern(field, "close") or _NOTHING
-        structure = r'["{}\[\]]' if is_json else _NOTHING
+        strings = _strings(content, args) if kind == CALL else {}
+        structure = "|".join([*strings, *([r"[{}\[\]]"] if is_json else [])]) or _NOTHING
         inside = regex.compile(f"(?P<_close>{closes})|(?P<_json>{structure})", regex.DOTALL)
+        ends = {opens: regex.compile(f"(?P<_string>{end})", regex.DOTALL) for opens, end in strings.items()}
+        pairs = tuple((regex.compile(opens), end) for opens, end in ends.items())
         is_named = function == {"name": "{name}", "arguments": "{content}"}
-        return cls(kind, _pattern(field, "open"), closes, inside, field, is_json, is_named, _head(function))
+        return cls(kind, _pattern(field, "open"), closes, inside, pairs, field, is_json, is_named, _head(function))
+
+    def string_after(self, mark: str) -> regex.Pattern[str] | None:
+        """Return what ends the string that a mark opens; None if it opens none."""
+        return next((ends for opens, ends in self.strings if opens.fullmatch(mark)), None)
 
     @property
     def needs_close(self) -> bool:
@@ -82,6 +92,20 @@ class Region:
         if not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in found):
             raise TypeError("a call has a name and an object of arguments")
         return found
+
+
+def _strings(content: str, args: Mapping[str, Any]) -> dict[str, str]:
+    """Return patterns of what opens a string in the content of a call, and of what ends it or is escaped in it."""
+    if content == "xml-inline":
+        regex.compile(args["tag_pattern"])
+        opens, _, ends = args["tag_pattern"].partition("(?P<value>.*?)")
+        # not where the value stands within a group of more
+        return {opens: ends} if ends and opens.count("(") == opens.count(")") else {}
+    if delimiters := args.get("string_delims"):
+        return {regex.escape(begin): regex.escape(end) for begin, end in delimiters}
+    # a string of JSON ends with its line; three quotes of Python are an empty string and another one
+    python = {quote: rf"{quote}|\\." for quote in "\"'"}
+    return {"json": {'"': r'["\n]|\\.'}, "python-call-list": python}.get(content, {})
 
 
 def _pattern(field: Mapping[str, Any], key: str) -> str:

@@ -19,7 +19,6 @@ import regex
 from forerun.chat.contents import ERRORS, typed
 from forerun.chat.response_format import CALL, CONTENT, REASONING, Region, ResponseFormat
 
-_STRING = regex.compile(r'(?P<_string>["\n]|\\.)', regex.DOTALL)
 _DEPTH = {"{": 1, "[": 1, "}": -1, "]": -1}
 _TAIL = 200
 """Characters at a prompt's end within which it may open thinking, where the anchor is not found."""
@@ -71,7 +70,7 @@ class _Call:
     opened: str
     body: list[str] = field(default_factory=list)
     depth: int = 0
-    is_string: bool = False
+    string: regex.Pattern[str] | None = None  # what ends the string that is open
     is_sought: bool = True  # the object of arguments may still come
     is_streaming: bool = False  # what comes belongs to it
     is_broken: bool = False  # it can be no JSON any more
@@ -173,8 +172,8 @@ class ResponseParser:
     def _step(self, last: bool) -> bool:
         """Read up to the next mark and the mark; return whether there may be another one."""
         region, call = self._region, self._call
-        pattern = self._opening if region is None else region.inside
-        match = (_STRING if call and call.is_string else pattern).search(self._buffer, self._at, partial=not last)
+        pattern = self._opening if region is None else (call and call.string) or region.inside
+        match = pattern.search(self._buffer, self._at, partial=not last)
         stop = len(self._buffer) if match is None else match.start()
         self._pass(self._buffer[self._at : stop])
         self._at = stop
@@ -228,15 +227,15 @@ class ResponseParser:
             self._region, self._is_edge = None, True
 
     def _read_json(self, call: _Call, mark: str) -> None:
-        """Read what opens or closes a part of JSON, or stands in one of its strings."""
-        if call.is_string:
-            call.is_string = mark not in ('"', "\n")
+        """Read what opens or closes a string or a part of JSON, or is escaped in a string."""
+        if call.string is not None:
+            call.string = call.string if mark[0] == "\\" else None
             call.is_broken |= mark == "\n"
             return self._take(call, mark)
         begins = mark == "{" and call.is_sought and call.depth == (not call.region.is_named)
         if begins and not call.is_broken:
             self._begin_arguments(call)
-        call.is_string = mark == '"' and not call.is_broken
+        call.string = None if call.is_broken else call.region.string_after(mark)
         call.depth += _DEPTH.get(mark, 0)
         self._take(call, mark)
         call.is_streaming = call.is_streaming and call.depth > (not call.region.is_named)

@@ -93,6 +93,10 @@ def serve(
 ) -> None:
     """Serve a model by OpenAI's API: chats, completions, streams; with speculation where it pays."""
     check_extra()
+    if server.response_template is not None:
+        from forerun.chat.response_format import read_format
+
+        read_format(server.response_template)  # before the model is loaded, here or on Ray
     model = chosen_model(model, "MODEL")
     drafters = served_drafters(drafter or [], draft_model, speculative_config)
     if server.is_open:

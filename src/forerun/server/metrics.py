@@ -133,6 +133,8 @@ class Metrics(HTTPMetrics):
         factory.gauges(self._state)
         self.prompted = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
+        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the cache.")
+        self._hits = counter("vllm:prefix_cache_hits", "Those found in it.")
         self._success = counter("vllm:request_success", "Choices that have ended.", "finished_reason")
         self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts verified.")
         self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
@@ -154,14 +156,17 @@ class Metrics(HTTPMetrics):
         self._source_drafted = counter("forerun:drafter_draft_tokens", "Draft tokens, by drafter.", "drafter")
         self._source_accepted = counter("forerun:drafter_accepted_tokens", "Accepted, by drafter.", "drafter")
 
-    def ended(self, stats: SequenceStats, finish_reason: str | None, seconds: float) -> None:
+    def ended(self, stats: SequenceStats, finish_reason: str | None, prompt: int, seconds: float) -> None:
         """Count a finished choice.
 
         Args:
+            prompt: number of tokens of its prompt.
             seconds: since its request was admitted.
         """
         queued = max(seconds - stats.time_total, 0.0)
         self._generation_tokens(stats.num_tokens)
+        self._queries(prompt)
+        self._hits(stats.num_cached_tokens)
         self._success(1, finished_reason=finish_reason or "error")
         self._whole(seconds)
         self._queue(queued)

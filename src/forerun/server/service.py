@@ -164,7 +164,7 @@ class Service:
         """
         choice = output.choice
         assert choice is not None
-        self.metrics.ended(choice.stats, choice.finish_reason, seconds)
+        self.metrics.ended(choice.stats, choice.finish_reason, prompt, seconds)
         if self._journal is not None:
             self._journal.answered(output, completion.params, prompt, request.state.category, seconds)
         fields, stats = request.state.log_fields, choice.stats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -112,10 +113,39 @@ def test_a_line_break_in_a_string_costs_one_call_alone() -> None:
     ]
 
 
-def test_end_marks_in_a_string_are_no_end() -> None:
-    text = '<tool_call>{"name": "weather", "arguments": {"city": "</tool_call> \\" <think> } "}}</tool_call>'
-    _, message = read(CASES["hermes"], text)
-    assert called(message) == [("weather", {"city": '</tool_call> " <think> } '})] and message.content is None
+MARKS = (
+    "<think> </think> <tool_call> </tool_call> <function=now> </function> [TOOL_CALLS] now[ARGS]{} [THINK] <|channel|>"
+    "final<|message|> <|end|> <|call|> <tool_call|> <|tool_call_start|> <|tool_call_end|> <｜tool▁call▁end｜> ``` }}; ]"
+)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.calls])
+def test_marks_in_a_string_are_text(name: str) -> None:
+    case = CASES[name]
+    replaced = re.compile(r"Paris|Pa\{r|a < b")
+    assert replaced.search(case.text)
+    text, calls = (replaced.sub(lambda _: MARKS, each) for each in (case.text, json.dumps(case.calls)))
+    for pieces in ([text], text):
+        deltas, message = read(case, pieces)
+        assert (message.reasoning, message.content) == (case.reasoning, case.content)
+        assert [[*call] for call in called(message)] == json.loads(calls)
+        assert joined(deltas).get(("content", 0)) == case.content
+
+
+ESCAPES = {
+    "hermes": '<tool_call>{"name": "weather", "arguments": {"city": "\\"</tool_call>\\\\"}}</tool_call>',
+    "lfm2": "<|tool_call_start|>[weather(city='\"<|tool_call_end|>\\\\')]<|tool_call_end|>",
+    "lfm2, three quotes": '<|tool_call_start|>[weather(city="""\\"\n<|tool_call_end|>\\\\""")]<|tool_call_end|>',
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_where_a_string_ends(name: str) -> None:
+    for pieces in ([ESCAPES[name]], ESCAPES[name]):
+        _, message = read(CASES[name.partition(",")[0]], pieces)
+        (call,) = called(message)
+        assert call[0] == "weather" and call[1]["city"].endswith("\\") and call[1]["city"][0] == '"'
+        assert message.content is None and not message.is_unclosed
 
 
 def test_thinking_that_never_ends() -> None:

@@ -114,6 +114,29 @@ def test_a_port_that_is_taken(started: list[Any]) -> None:
     assert done.exit_code == 2 and "cannot be listened on" in done.output and not started
 
 
+BAD_TEMPLATES = {
+    "is no JSON": ("{", "it is not JSON"),
+    "has no fields": ("{}", "'fields'"),
+    "has a pattern that is none": ('{"fields": {"thinking": {"open_pattern": "("}}}', "missing )"),
+    "has tags of no pattern": ('{"fields": {"tool_calls": {"open": "a", "content": "xml-inline"}}}', "'tag_pattern'"),
+    "is not there": (None, "No such file"),
+}
+
+
+@pytest.mark.parametrize("flags", [[], ["--ray"]])
+@pytest.mark.parametrize("name", BAD_TEMPLATES)
+def test_a_response_template_that_is_none(started: list[Any], name: str, flags: list[str], tmp_path: Path) -> None:
+    """It is refused before anything is loaded."""
+    (content, said), file = BAD_TEMPLATES[name], tmp_path / "template.json"
+    if content is not None:
+        file.write_text(content)
+    done = RUNNER.invoke(app, ["serve", "bundled", "--port", "0", "--response-template", str(file), *flags])
+    output = "".join(done.output.split())  # wherever its lines are broken
+    assert done.exit_code == 2 and not started
+    for part in (str(file), said, "Write it as Transformers' response templates are written."):
+        assert "".join(part.split()) in output, done.output
+
+
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*sys.modules]:
         if name.startswith("forerun.server."):

@@ -11,11 +11,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from forerun.engine.stats import SequenceStats, SourceStats
 from forerun.server.options import ServerOptions
 from forerun.server.run import bound_socket
 from serving import JSON, LIMIT, Served, fake_llm, serving, until
@@ -280,6 +282,8 @@ def test_metrics_have_the_names_that_tools_read() -> None:
         "vllm:inter_token_latency_seconds_bucket",
         "vllm:e2e_request_latency_seconds_bucket",
         "vllm:request_queue_time_seconds_bucket",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
         "vllm:spec_decode_num_drafts_total",
         "vllm:spec_decode_num_draft_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_total",
@@ -290,3 +294,32 @@ def test_metrics_have_the_names_that_tools_read() -> None:
     }
     assert 'vllm:generation_tokens_total{model_name="it"} 23.0' in text
     assert 'vllm:prompt_tokens_total{model_name="it"} 10.0' in text
+    assert 'vllm:prefix_cache_queries_total{model_name="it"} 10.0' in text
+    assert 'vllm:prefix_cache_hits_total{model_name="it"} 0.0' in text  # pages are shared whole
+
+
+DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
+NO_NAMES = re.compile(r'"[^"]*"|\[[^]]*\]|\b(?:sum|max|rate|histogram_quantile|by|and|on)\b|[\d.]+')
+OF_PROMETHEUS = {"job", "instance"}
+"""Labels that are added where the metrics are read."""
+
+
+def test_the_dashboard_reads_metrics_that_are_there() -> None:
+    """Every name in a query is that of a metric, or of a label that the metrics beside it have."""
+    with running() as (served, http):
+        http.post(COMPLETIONS, json={**SHORT, "max_tokens": 20})
+        http.post(COMPLETIONS, json={})
+        served.service.metrics.ended(SequenceStats(sources={"suffix": SourceStats()}), "stop", 1, 1.0)
+        text = http.get("/metrics").text
+    labels: dict[str, set[str]] = {}
+    for name, within in re.findall(r"^([\w:]+)(?:{(.*)})? ", text, re.MULTILINE):
+        labels.setdefault(name, set(OF_PROMETHEUS)).update(re.findall(r'(\w+)="', within))
+    assert {"le", "model_name"} < labels["vllm:time_to_first_token_seconds_bucket"]
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(panels) >= 10 and len({panel["id"] for panel in panels}) == len(panels)
+    for query in queries:
+        names = set(re.findall(r"[a-z_:]+", NO_NAMES.sub(" ", query)))
+        metrics = names & labels.keys()
+        assert metrics, query
+        assert names - metrics <= set.intersection(*(labels[name] for name in metrics)), query
