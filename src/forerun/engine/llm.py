@@ -44,7 +44,7 @@ from forerun.engine.memory_plan import MemoryPlan, bounded
 from forerun.engine.request_checks import Params, naming_prompt, one_each, sampling_of
 from forerun.engine.results import Generation, StepOutput, StreamChunk
 from forerun.engine.sequence import Request
-from forerun.engine.step_times import calibrate
+from forerun.engine.step_times import calibrate, check_costs
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import BatchError, ConfigError, DrafterError, ModelLoadError
 from forerun.models import LanguageModel, find_tokenizer, load_model
@@ -254,10 +254,7 @@ class LLM:
             num_draft_tokens=AUTO if num_draft_tokens is None else num_draft_tokens,
         )
         self.target, self.tokenizer = open_target(
-            model,
-            drafter,
-            config,
-            tokenizer,
+            *(model, drafter, config, tokenizer),
             dtype=str(dtype).removeprefix("torch."),
             device=device,
             adapter=adapter,
@@ -274,6 +271,8 @@ class LLM:
         chosen = chosen_drafter(drafter, self.target)
         self.drafter_name: str | None = None
         if chosen is not None:
+            if config.num_draft_tokens == AUTO:
+                check_costs(self.target)
             self.drafter_name = str(chosen) if isinstance(chosen, (str, Path)) else type(chosen).__name__
             self.drafter, written = make_drafter(chosen, binding)
             if takes_written and written is not None:

@@ -85,6 +85,9 @@ CALIBRATION_CONTEXT = 16
 CALIBRATION_SECONDS = {1: 1.0, 4: 0.5}
 """Time for this by sequences, once for a model, its number format, the number of threads and the machine."""
 CALIBRATION_ROUNDS = 5
+CHECK_ROWS, CHECK_SECONDS, CHECK_TOLERANCE = (1, 5), 0.1, 0.2
+"""Rows of the steps that are timed where another process has measured, the time for them, each at least once, and the
+relative difference in what further rows cost from which all is measured anew: the machine may have been busy."""
 DRAFT_SECONDS = 1.5
 """Time for a drafter's calibration."""
 CALIBRATION_PROMPT = 64
@@ -96,8 +99,9 @@ CALIBRATION_DRAFTS = (0, 1, 1, 4, 1, 4, 0, 4, 1, 4)
 
 
 def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
-    """Time steps of a few row counts, and drafts, unless that was done before, so that automatic policies which are
-    made from now on know what a step costs. Large models have time for fewer counts; the others are interpolated.
+    """Time steps of a few row counts, and drafts, unless that was done before and a short check agrees, so that
+    automatic policies which are made from now on know what a step costs. Large models have time for fewer counts; the
+    others are interpolated.
 
     Args:
         drafter: bound to the target; of one that calls others, these are timed.
@@ -105,6 +109,7 @@ def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
     Returns:
         Seconds of a step of one sequence by its rows, drafting apart.
     """
+    check_costs(target)
     stored = forward_costs(identity(target))
     known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
     if known is None:
@@ -165,15 +170,35 @@ class _RowTimer(SpeculationPolicy):
             self.samples[cost.num_rows].append(cost.seconds - cost.time_draft)
 
 
-def _time_rows(target: LanguageModel, batch: int, most_seconds: float) -> dict[int, list[float]]:
+def check_costs(target: LanguageModel) -> None:
+    """Forget what another process has measured if further rows cost something else now. The pace of all steps is
+    followed in use, and does not count. Called before drafters that choose by costs are made."""
+    stored = forward_costs(identity(target))
+    known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT) if stored.is_from_file else None
+    if known is None:
+        return
+    few, many = CHECK_ROWS
+    found = _time_rows(target, few, CHECK_SECONDS, CHECK_ROWS, least=len(CHECK_ROWS))
+    if few in found and many in found:  # else the context is too short
+        ratio = min(found[many]) / min(found[few]) * float(known[few] / known[many])
+        if not 1 - CHECK_TOLERANCE < ratio < 1 + CHECK_TOLERANCE:
+            stored.forget()
+
+
+def _time_rows(
+    target: LanguageModel, batch: int, most_seconds: float, rows: Sequence[int] = CALIBRATION_ROWS, least: int = 1
+) -> dict[int, list[float]]:
     """Time the engine's steps of so many sequences, drafting apart, until so many seconds are over: a forward that is
-    only repeated may be a quarter cheaper than one of a step. Returns the seconds by rows."""
-    once = [count for count in CALIBRATION_ROWS if count >= batch]
+    only repeated may be a quarter cheaper than one of a step. Returns the seconds by rows.
+
+    least: row counts that are timed whatever the time.
+    """
+    once = [count for count in rows if count >= batch]
     timer, begin = _RowTimer([batch, *once * CALIBRATION_ROUNDS]), perf_counter()
     context = min(CALIBRATION_CONTEXT, target.context_length // 2)
     params = SamplingParams(temperature=0, max_tokens=target.context_length - context, ignore_eos=True)
     engine = _answering(target, _Filler(target.vocab_size), timer, batch, context, params)
-    while timer.rows and engine.has_work and (perf_counter() - begin < most_seconds or not timer.samples):
+    while timer.rows and engine.has_work and (perf_counter() - begin < most_seconds or len(timer.samples) < least):
         engine.step()
     engine.close()
     return timer.samples

@@ -331,9 +331,11 @@ class CostModel:
         self._draft, self._idle, self._follow = other._draft, other._idle, other._follow
 
     def state(self) -> dict[str, Any]:
-        """Return the model as plain numbers, for the next process."""
+        """Return the model as plain numbers, for the next process; with costs of drafts, without those of steps, which
+        the target's own entry has, so that they are measured anew in one place."""
+        steps = {} if self.largest_draft else self._target
         return {
-            "target": [[*key, self._context[key], curve.state()] for key, curve in self._target.items() if curve],
+            "target": [[*key, self._context[key], curve.state()] for key, curve in steps.items() if curve],
             "draft": [[key, curve.state()] for key, curve in self._draft.items() if curve],
             "slope": self._slope.value,
             "follow": list(self._follow),

@@ -19,15 +19,23 @@ class StoredCosts:
     Args:
         setting: all that costs depend on, such as models, number format and threads; the machine is added.
 
+    Attributes:
+        costs: the present ones.
+        is_from_file: another process has measured them, and this one has only just read them.
+
     Raises:
         ConfigError: FORERUN_COST_CACHE is neither 0 nor 1.
     """
 
     def __init__(self, setting: tuple[str, ...]) -> None:
         self._key = key_here(setting)
-        if self._key not in _known:
-            _known[self._key] = FILE.read().get(self._key) or CostModel()
-        self.costs = _known[self._key]
+        read = None if self._key in _known else FILE.read().get(self._key)
+        self.costs = _known.setdefault(self._key, read or CostModel())
+        self.is_from_file = read is not None
+
+    def forget(self) -> None:
+        """Begin anew, for engines that are made from now on."""
+        self.costs = _known[self._key] = CostModel()
 
     def save(self) -> None:
         """Write what was measured, beside what other settings have written. Only calibrations do: what is learned in

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
 from forerun import LLM, SamplingParams
-from forerun.engine.step_times import CALIBRATION_ROWS, calibrate
+from forerun.config import COST_CACHE_VARIABLE
+from forerun.engine import step_times
+from forerun.engine.step_times import CALIBRATION_ROWS, calibrate, check_costs
 from forerun.kernels.cpu import native
 from forerun.models import LanguageModel, identity, load_model
 from forerun.sampling import row_top
@@ -17,6 +20,7 @@ from forerun.speculation import CostModel, DraftOutcome, StepCost, TrimmingPolic
 from forerun.speculation.cost_store import forward_costs
 from forerun.speculation.trimming import MOST_REST, PATIENCE, VAIN
 from forerun.types import Draft, Sequence, Verdict
+from forerun.utils.home import HOME_VARIABLE
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +106,30 @@ def test_forwards_are_timed_once(target: LanguageModel, monkeypatch: pytest.Monk
     assert all(costs._target["greedy", 1].weight(rows) > 0 for rows in CALIBRATION_ROWS[:3])
     monkeypatch.setattr(type(target), "forward", None)
     calibrate(target)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_what_a_busy_machine_has_measured_is_measured_again(
+    share: float, target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COST_CACHE_VARIABLE, "1")
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+
+    def begin() -> None:
+        monkeypatch.setattr("forerun.speculation.cost_store._known", {})
+
+    begin()
+    seconds = {1: [1.0, 9.0], 5: [2.0]}
+    monkeypatch.setattr(step_times, "_time_rows", lambda *_, **__: seconds)
+    stored = forward_costs(identity(target))
+    for rows, (found, *_) in seconds.items():
+        stored.costs.add_target("greedy", 1, 16, rows, 1 + share * (found - 1), 5)
+    stored.save()
+    check_costs(target)  # this process has measured them
+    assert forward_costs(identity(target)).costs is stored.costs
+    begin()
+    check_costs(target)
+    assert (forward_costs(identity(target)).costs.target("greedy", 1, 16) is None) is (share != 1)
 
 
 def test_a_draft_cut_short_is_its_first_nodes() -> None:
