@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -159,11 +159,15 @@ class PublishedWeights:
         experts apart; None where there are none. It raises ModelLoadError if a scale is NaN or infinite."""
         parts, experts = self._by_parameter(config), spec_of(config).experts
 
-        @lru_cache(1)  # several layers may be made of one
+        held: dict[tuple[str, Index], QuantizedWeight | BlockWeight | None] = {}  # several layers may be made of one
+
         def read(stored: str, index: Index) -> QuantizedWeight | BlockWeight | None:
-            layout, weight = self.found[stored]
-            with self.about(stored, layout):
-                return None if weight.weight is None else weight.weight(index)
+            if (stored, index) not in held:
+                held.clear()  # before the next is read, as both are large
+                layout, weight = self.found[stored]
+                with self.about(stored, layout):
+                    held[stored, index] = None if weight.weight is None else weight.weight(index)
+            return held[stored, index]
 
         def matrix(name: str) -> QuantizedWeight | BlockWeight | None:
             stored, index, role = parts.get(name, ("", ..., ""))

@@ -118,7 +118,8 @@ inline uint64_t halves_of(uint64_t word) {
 }
 
 inline void unpack_words_body(void* data) {
-    constexpr int64_t COLUMNS = 16, ROWS = 64, HALVES[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    constexpr int64_t COLUMNS = 16, ROWS = 64;
+    constexpr int HALVES[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     const WordCodes& c = *(const WordCodes*)data;
     Member member(*c.team);
     int64_t first, last;
@@ -137,9 +138,13 @@ inline void unpack_words_body(void* data) {
                     const uint64_t eight = halves_of(words[w][r]);
                     memcpy(codes + 8 * (row + r), &eight, 8);
                 }
-                for (int i = 0; c.of_outputs && i < 8; i++) {
-                    uint8_t part[ROWS];
-                    for (int64_t r = 0; r < ROWS; r++) part[r] = words[w][r] >> 4 * HALVES[i] & 15;
+                if (!c.of_outputs) continue;
+                uint8_t bytes[4][ROWS], part[ROWS];
+                for (int b = 0; b < 4; b++)
+                    for (int64_t r = 0; r < ROWS; r++) bytes[b][r] = (uint8_t)(words[w][r] >> 8 * b);
+                for (int i = 0; i < 8; i++) {
+                    const int half = HALVES[i];
+                    for (int64_t r = 0; r < ROWS; r++) part[r] = bytes[half / 2][r] >> half % 2 * 4 & 15;
                     memcpy(codes + i * c.rows + row, part, count);
                 }
             }
