@@ -20,7 +20,7 @@ def test_nothing_grows_unnoticed() -> None:
     assert found["files in src"] <= MOST_FILES
     assert found["top-level entries"] <= 19
     assert found["class names defined more than once"] <= 10
-    assert found["options"] <= 311 and found["words of documents"] <= 33_200
+    assert found["options"] <= 311 and found["words of documents"] <= 33_270
 
 
 def test_what_counts_as_a_statement() -> None:
