@@ -21,7 +21,7 @@ from torch import Tensor
 
 from families import FAMILIES, VOCAB, make_family
 from forerun import LLM, SamplingParams
-from forerun.errors import ModelLoadError, PromptError
+from forerun.errors import ModelLoadError, NotEnoughMemoryError, PromptError
 from forerun.models import Rows, find_tokenizer, load_draft_model, load_model, load_tokenizer
 from forerun.utils import json_file
 from fuzzing import examples, fails
@@ -106,6 +106,21 @@ def test_a_value_of_config_json_that_cannot_be(values: dict[str, Any], said: str
     with pytest.raises(ModelLoadError, match=said) as caught:
         load_model(folder, "float32")
     assert "config.json" in str(caught.value) and "ignore_mismatched" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "said"),
+    [
+        ("gptj", "rotary_dim", 0, "rotary_dim is 0"),
+        ("phimoe", "router_jitter_noise", -1, "router_jitter_noise is -1"),
+        ("deepseek_v2", "topk_method", None, "no decoder computes topk_method=None"),
+    ],
+)
+def test_a_value_that_one_family_cannot_have(family: str, key: str, value: Any, said: str, tmp_path: Path) -> None:
+    path = make_family(family, tmp_path)
+    change(path / "config.json", **{key: value})
+    with pytest.raises(ModelLoadError, match=said):
+        load_model(path, "float32")
 
 
 def test_whole_numbers_are_taken_for_numbers_and_the_other_way_round(folder: Path) -> None:
@@ -355,7 +370,7 @@ class TestFuzz:
                 path.write_text(json.dumps({**whole, key: value}), encoding="utf-8")
                 try:
                     llm = LLM(path.parent, None, dtype="float32")
-                except ModelLoadError:
+                except (ModelLoadError, NotEnoughMemoryError):
                     continue
                 with contextlib.suppress(PromptError):  # a context of one token
                     llm.generate([1, 2, 3], SamplingParams(max_tokens=2, temperature=0))

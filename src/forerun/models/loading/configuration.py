@@ -38,13 +38,13 @@ probability, and their rows are not computed. The folder holds the whole layer, 
 _SMALLEST = 1e-6
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "head_dim"),
-    *("num_attention_heads", "n_heads", "n_head", "num_key_value_heads"),
+    *("num_attention_heads", "n_heads", "n_head", "num_key_value_heads", "rotary_dim"),
 )
 _NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _MAX_LAYERS = 1 << 16
 """Configurations make lists of as many entries; no model has a hundredth of that."""
 _RANGES: tuple[tuple[str, float, float], ...] = (
-    (r"(^|_)(eps|epsilon)$", 0.0, 1.0),
+    (r"(^|_)(eps|epsilon)$|^router_jitter_noise$", 0.0, 1.0),
     (r"^(rope_theta|rope_local_base_freq|rotary_emb_base)$", 1, math.inf),
     (r"^(partial_rotary_factor|rotary_pct)$", _SMALLEST, 1.0),
     (r"softcap|^(query_pre_attn_scalar|logits_scaling|factor|attention_factor)$", _SMALLEST, math.inf),
@@ -79,6 +79,8 @@ def refuse_unservable(config: Any, name: str) -> None:
         reason = f"its layers of type {kinds} are computed by the fused decoder alone, which does not take {refused}"
     elif foreign:
         reason = f"its layers of type {', '.join(sorted(foreign))} keep a state that cannot be rolled back"
+    elif refused.startswith("topk_method="):
+        reason = f"no decoder computes {refused}"
     elif getattr(config, "is_encoder_decoder", False):
         reason = "an encoder-decoder; forerun serves decoder-only models"
     else:
