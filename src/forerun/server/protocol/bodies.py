@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -239,6 +239,11 @@ class TextPart(TypedDict):
 TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
+def text_of(content: str | Iterable[Any]) -> str:
+    """Return a text, or that of its parts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
 class Prediction(Part):
     """The expected output."""
 
@@ -360,8 +365,7 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
         if self.speculative is not None:
             given |= self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
-            content = self.prediction.content
-            given["prediction"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            given["prediction"] = text_of(self.prediction.content)
         try:
             return SamplingParams(**{**own, **given, **others})
         except SamplingError as error:
