@@ -302,11 +302,6 @@ class _LoadedTensor:
         return FLOATS.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))
 
 
-def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Return every trained tensor of a head, filled with NaN: unset tensors can be neither saved nor loaded."""
-    return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}
-
-
 def check_forms(
     config: HeadConfig, found: Mapping[str, TensorSpec], source: str, error: ErrorType, remedy: str
 ) -> None:
