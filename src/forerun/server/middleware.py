@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -160,17 +160,16 @@ class RequestMiddleware:
             _log.info(active.log_line())
 
     async def _handle(self, scope: Scope, receive: Receive, active: _ActiveRequest) -> None:
-        scope.setdefault("state", {})["log_fields"] = active.log_fields
-        scope["state"]["request_id"] = active.request_id
-        scope["state"]["tenant"] = self._access.tenant(scope)
+        scope.setdefault("state", {}).update(
+            log_fields=active.log_fields, request_id=active.request_id, tenant=self._access.tenant(scope)
+        )
         if scope["method"] == "POST":
             if self.draining:
                 raise EngineClosedError("The server is shutting down, and takes no more requests. Send it again later.")
-            length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-            scope["state"]["body"] = await self._body(receive, length)
+            scope["state"]["body"] = await self._body(Request(scope, receive))
         await self._app(scope, receive, active.send)
 
-    async def _body(self, receive: Receive, length: bytes) -> bytes:
+    async def _body(self, request: Request) -> bytes:
         """Read the whole body.
 
         Raises:
@@ -185,18 +184,15 @@ class RequestMiddleware:
             code="request_too_large",
             status=413,
         )
-        if length.isdigit() and int(length[:20]) > most:
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > most:
             raise too_large
-        pieces, size, more = [], 0, True
+        pieces, size = [], 0
         try:
             async with asyncio.timeout(self._options.body_timeout):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    pieces.append(message.get("body", b""))
-                    size += len(pieces[-1])
-                    more = message.get("more_body", False)
+                async for piece in request.stream():
+                    pieces.append(piece)
+                    size += len(piece)
                     if size > most:
                         raise too_large
         except TimeoutError:
@@ -217,7 +213,7 @@ class _ActiveRequest:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
         self._started = time.monotonic()
-        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+        given = Headers(scope=scope).get("x-request-id", "")
         self.request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         self.status: int | None = None
         self.log_fields: dict[str, Any] = {}
