@@ -108,12 +108,11 @@ def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
 def with_middleware(app: ASGIApp, options: ServerOptions, metrics: HTTPMetrics) -> tuple[ASGIApp, RequestMiddleware]:
     """Wrap an application in the request middleware, and in CORS if origins are allowed; return both."""
     middleware = RequestMiddleware(app, options, metrics)
-    origins = list(options.cors_origin)
-    if not origins:
+    if not options.cors_origin:
         return middleware, middleware
     allowed = CORSMiddleware(
         middleware,
-        allow_origins=origins,
+        allow_origins=list(options.cors_origin),
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["x-request-id"],

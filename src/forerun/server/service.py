@@ -73,8 +73,9 @@ class Service:
         self.kept = defaultdict[str | None, KeptResponses](
             partial(KeptResponses, _KEPT_BYTES // share, _MOST_KEPT // share)
         )
-        where, size = options.journal, options.journal_size
-        self._journal = None if where is None else ServerJournal(llm, name, where, size)
+        self._journal = (
+            None if options.journal is None else ServerJournal(llm, name, options.journal, options.journal_size)
+        )
 
     def metrics_text(self) -> bytes:
         """Return all metrics in the text format of Prometheus. Raises RequestBodyError if they go elsewhere."""

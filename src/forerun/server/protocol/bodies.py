@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -239,7 +239,7 @@ class TextPart(TypedDict):
 TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-def text_of(content: str | Iterable[Any]) -> str:
+def text_of(content: str | list[Any]) -> str:
     """Return a text, or that of its parts."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
