@@ -229,6 +229,11 @@ class LayerSpec:
     norms_input: bool = True
     feed_scale: float = 1.0
 
+    @property
+    def mixes(self) -> bool:
+        """Return whether it has attention or a recurrence."""
+        return self.attends or self.is_recurrent
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
