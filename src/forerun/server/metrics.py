@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
@@ -102,17 +102,14 @@ class HTTPMetrics:
     """Counts responses.
 
     Attributes:
+        responded: counts a response that begins, by its `status`, a text.
         disconnected: counts a client that disconnected early.
     """
 
     def __init__(self, factory: MetricFactory) -> None:
-        self._responses = factory.counter("forerun:http_responses", "Responses, by status.", "status")
+        self.responded = partial(factory.counter("forerun:http_responses", "Responses, by status.", "status"), 1)
         disconnects = factory.counter("forerun:disconnects", "Clients that left before their answer was whole.")
         self.disconnected = partial(disconnects, 1)
-
-    def responded(self, status: int) -> None:
-        """Count a response that begins."""
-        self._responses(1, status=str(status))
 
 
 _OF_CHOICE: Seq[tuple[str, str, Callable[[SequenceStats], int]]] = (
@@ -129,17 +126,17 @@ class Metrics(HTTPMetrics):
     """Counts what the server does.
 
     Args:
-        num_choices: returns how many choices are computed or wait.
+        live: returns how many choices are `running` and `waiting`.
 
     Attributes:
         prompted: counts the prompt tokens of an admitted request.
         chunk: records the seconds between two chunks of a stream.
     """
 
-    def __init__(self, llm: LLM, num_choices: Callable[[], int], factory: MetricFactory) -> None:
+    def __init__(self, llm: LLM, live: Callable[[], Mapping[str, Any]], factory: MetricFactory) -> None:
         super().__init__(factory)
         counter, histogram = factory.counter, factory.histogram
-        self._llm, self._num_choices = llm, num_choices
+        self._llm, self._live = llm, live
         factory.gauges(self._state)
         self.prompted = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the cache.")
@@ -157,8 +154,9 @@ class Metrics(HTTPMetrics):
         )
         self._whole = histogram("vllm:e2e_request_latency_seconds", "Seconds of a whole request.", _SECONDS)
         self._queue = histogram("vllm:request_queue_time_seconds", "Seconds before the first step.", _SECONDS)
-        about = "Steps of sequences, by what was decided about drafting, and why."
-        self._decisions = counter("forerun:decisions", about, "decision")
+        self._decisions = counter(
+            "forerun:decisions", "Steps of sequences, by what was decided about drafting, and why.", "decision"
+        )
         self._source_drafted = counter("forerun:drafter_draft_tokens", "Draft tokens, by drafter.", "drafter")
         self._source_accepted = counter("forerun:drafter_accepted_tokens", "Accepted, by drafter.", "drafter")
 
@@ -191,12 +189,10 @@ class Metrics(HTTPMetrics):
 
     def _state(self) -> list[Reading]:
         """Read the gauges from the engine, possibly in the middle of a step."""
-        scheduler, pool = self._llm.engine.scheduler, self._llm.target.pool
-        running = len(scheduler.running)
-        waiting = max(self._num_choices() - running, 0)
+        now, pool = self._live(), self._llm.target.pool
         used = 1 - pool.num_available / pool.num_pages if pool is not None and pool.num_pages else 0.0
         return [
-            ("vllm:num_requests_running", "Sequences that are computed.", running),
-            ("vllm:num_requests_waiting", "Sequences that wait.", waiting),
+            ("vllm:num_requests_running", "Sequences that are computed.", now["running"]),
+            ("vllm:num_requests_waiting", "Sequences that wait.", now["waiting"]),
             ("vllm:kv_cache_usage_perc", "Share of the pages of keys and values in use.", used),
         ]

@@ -156,7 +156,7 @@ class RequestMiddleware:
                 _log.exception("a request failed")
         finally:
             self.num_active -= 1
-            self._metrics.responded(active.status or 499)
+            self._metrics.responded(status=str(active.status or 499))
             _log.info(active.log_line())
 
     async def _handle(self, scope: Scope, receive: Receive, active: _ActiveRequest) -> None:

@@ -31,8 +31,8 @@ class ServerJournal(Recorder):
 
     def __init__(self, llm: LLM, name: str, path: Path, size: float) -> None:
         self._llm = llm
-        run = ServerRunRecord(name, number_format(llm.target), Watch.begin().environment())
-        super().__init__(path, int(size * _MIB), run)
+        environment = Watch.begin().environment()
+        super().__init__(path, int(size * _MIB), ServerRunRecord(name, number_format(llm.target), environment))
 
     def answered(self, output: StepOutput, params: SamplingParams, prompt: int, category: str, seconds: float) -> None:
         """Record a complete choice.

@@ -250,8 +250,8 @@ class Chunks:
                 made = self._message(prompt, index, choice) if self._chat else self._text(prompt, generation, choice)
                 choices.append({"index": index, "finish_reason": choice.finish_reason, **made})
         self._stats = [choice.stats for generation in generations for choice in generation.choices]
-        body = {**self._whole, "choices": choices, "usage": self._usage(generations, details)}
-        return body | (self._metrics() if details else {})
+        metrics = self._metrics() if details else {}
+        return {**self._whole, "choices": choices, "usage": self._usage(generations, details), **metrics}
 
     def _usage(self, generations: Seq[Generation], details: bool) -> dict[str, Any]:
         reasoning = sum(each.reasoning_tokens(self._texts.tokenizer) for each in self._messages.values())

@@ -135,9 +135,10 @@ def _refusal(error: ValidationError, model: type[Body]) -> RequestBodyError:
     if kind == "json_invalid":
         return RequestBodyError(f"The request's body: it is not JSON: {message.partition(': ')[2]}. Send JSON.")
     if kind == "too_long":
-        sizes = first["ctx"]
-        message = f"{place[0]} has more entries than the {sizes['max_length']} that it may have. Leave some out."
-        return RequestBodyError(message, str(place[0]))
+        most = first["ctx"]["max_length"]
+        return RequestBodyError(
+            f"{place[0]} has more entries than the {most} that it may have. Leave some out.", str(place[0])
+        )
     if not place:
         return RequestBodyError("The request's body is not a JSON object. Give one, with the fields of the request.")
     name = str(place[0])
