@@ -97,12 +97,27 @@ def fitted_block(target: Model, texts: Seq[Seq[int]]) -> StoredHead[Any]:
     return blocks.fitted_block(target, texts)
 
 
+def _without_attention(vocab: int, width: int, layers: tuple[int, ...]) -> EagleConfig:
+    return EagleConfig(
+        version=1,
+        vocab_size=vocab,
+        draft_vocab_size=vocab,
+        hidden_size=width,
+        target_hidden_size=width,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=2,
+        intermediate_size=2,
+        layers=layers,
+    )
+
+
 def fitted_head(target: Model, texts: Seq[Seq[int]]) -> StoredHead[EagleConfig]:
     """The head (version 1, without attention) whose map of [embedding; state] to the next state is best by least
     squares. Of the bundled target's greedy tokens it guesses about one in six."""
     width = target.embedding_rows(torch.tensor([0])).shape[1]
     vocab, layers = target.vocab_size, (target.num_layers,)
-    config = EagleConfig(1, vocab, vocab, width, width, 1, 1, 2, 2, layers=layers)
+    config = _without_attention(vocab, width, layers)
     tensors = {name: torch.zeros(shape) for name, shape in config.tensors().items()}
     head = StoredHead(config, tensors)
     read, wanted = [], []
@@ -329,7 +344,7 @@ def aligned_head(target: AdditiveModel | MarkovTarget) -> StoredHead[EagleConfig
     """A head (version 1, without attention) that is never wrong, if row i holds token i + 1 beside the state of token i
     and a drafted row the output of the row before; fed in any other way, it is hardly ever right."""
     vocab = target.vocab_size
-    config = EagleConfig(1, vocab, vocab, 2 * vocab, 2 * vocab, 1, 1, 2, 2, layers=(1,))
+    config = _without_attention(vocab, 2 * vocab, (1,))
     tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in config.tensors().items()}
     fuse = tensors["fc.weight"]  # [logits; token] of [nothing; token i + 1; anything; token i]
     fuse[:vocab, vocab : 2 * vocab] = target.last.T

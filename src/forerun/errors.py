@@ -15,7 +15,6 @@
     ├── QueueFullError            a request that comes while the queue is full
     ├── NotEnoughMemoryError      a model, with keys and values, that does not fit into memory
     ├── OutOfPagesError           keys and values that do not fit into their pool
-    ├── PoolIntegrityError        a pool's account of its pages that does not add up
     ├── RequestError              a request that could not be finished
     │   ├── NonFiniteError            ... for the target's logits are NaN or infinite
     │   ├── GrammarDeadEndError       ... for its grammar leaves no token, or cannot be followed
@@ -128,10 +127,6 @@ class OutOfPagesError(ForerunError):
             f"{wanted} more pages of keys and values are wanted, and the pool can give {available} of its {bound}. "
             "Let other sequences finish first, or give the pool more memory."
         )
-
-
-class PoolIntegrityError(ForerunError, AssertionError):
-    """A pool's account of its pages does not add up: a bug of forerun's, to be reported."""
 
 
 class RequestError(ForerunError):

@@ -114,16 +114,6 @@ class Pool(Protocol):
     def recount(self) -> None:
         """Count again what the caches hold, after an interrupt that may have come between a page and its count."""
 
-    def check_integrity(self, caches: Iterable[Cache] = ()) -> None:
-        """Count everything, and compare.
-
-        Args:
-            caches: all that may hold pages now.
-
-        Raises:
-            PoolIntegrityError: names what does not add up.
-        """
-
 
 # Interfaces of grammars: a matcher, and the constraint of one sequence that the pipeline calls.
 

@@ -45,6 +45,7 @@ from forerun.utils.vocabulary import fingerprint
 from fuzzing import examples
 from heads import fitted_block, fitted_head
 from medusa_heads import random_medusa
+from pool_integrity import check_integrity
 from pooled import PooledModel
 
 from .interrupting import Hang, Interrupts
@@ -209,7 +210,7 @@ def assert_nothing_left(llm: LLM) -> None:
     assert not llm.shared._inboxes
     assert all(cache.freed or not cache.nbytes for cache in getattr(llm.target, "caches", ()))
     if llm.target.pool is not None:
-        llm.target.pool.check_integrity()
+        check_integrity(llm.target.pool)
     for drafter in parts(llm.drafter):
         for name, value in vars(drafter).items():
             if isinstance(value, dict) and any(type(key).__name__ == "Sequence" for key in value):

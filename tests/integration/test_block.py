@@ -19,6 +19,7 @@ from forerun.types import Draft
 from gtest import SIGNIFICANCE, TARGET, p_value
 from head_rig import GREEDY, Rig, cases
 from heads import MarkovTarget
+from pool_integrity import check_integrity
 
 
 def head_for(target: Model) -> StoredHead:
@@ -84,7 +85,7 @@ def test_a_prompt_that_is_taken_over_costs_the_head_nothing(family_folder: Calla
     results: Any = llm.generate([prompt, prompt[: PAGE + 5]], replace(GREEDY, temperature=1.0, n=2))
     assert [result.stats.num_cached_tokens for result in results] == [3 * PAGE, PAGE]
     for pool in (target.pool, *block.pools):
-        pool.check_integrity()  # type: ignore[attr-defined]
+        check_integrity(pool)
 
 
 def test_a_prompt_of_which_the_head_lacks_rows_is_drafted_for(family_folder: Callable[[str], Any]) -> None:

@@ -26,6 +26,7 @@ import pytest
 from forerun.server.options import ServerOptions
 from forerun.server.run import bound_socket, share_one_arena
 from mixed_requests import COMPLETIONS, DRAFTERS, Answer, Asked, load, mixed
+from pool_integrity import check_integrity
 from serving import LIMIT, Served, serving, until
 from soaking import LONG, SEND_TIMEOUT, STREAMS, drive
 
@@ -52,7 +53,7 @@ def tables(served: Served) -> tuple[Any, ...]:
     assert llm.target.pool is not None and llm.drafter is not None
     pools = (llm.target.pool, *llm.drafter.pools)
     for each in pools:
-        each.check_integrity()
+        check_integrity(each)
     held = tuple(each.num_taken - each.num_published for each in pools)  # type: ignore[attr-defined]
     engine = llm.engine
     counts = (

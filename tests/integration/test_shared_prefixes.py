@@ -14,6 +14,7 @@ from forerun.kernels.cpu import native
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.models import Model, Rows, load_draft_model, load_model
 from forerun.types import Cache, Sequence as Running, Step
+from pool_integrity import check_integrity
 
 TOKENS = [(7 * i * i + 3 * i + 11) % 2000 for i in range(5 * PAGE + 9)]
 TREE = [-1, 0, 0, 1, 2, 3]
@@ -115,7 +116,7 @@ def test_a_draft_model_takes_over_what_it_has_computed_for_the_tenant() -> None:
     assert run(drafter, tokens, 1) == (3 * PAGE, first[1])
     assert run(drafter, tokens, 2, "a") == (0, first[1])
     assert drafter.nbytes == 0 and drafter.pools == (model.pool,)
-    model.pool.check_integrity()
+    check_integrity(model.pool)
     drafter._use_model(model, Binding(model, seed=0, prefix_reuse=False))
     assert run(drafter, tokens, 3) == (0, first[1])
 
@@ -128,4 +129,4 @@ def test_a_draft_without_room_is_left_out() -> None:
     model.pool.limit(room)
     assert run(drafter, TOKENS[: 3 * PAGE - 6], 0)[1] != []  # the last token and six more just fit in three pages
     assert run(drafter, TOKENS[1 : room * PAGE - 4], 1)[1] == []
-    model.pool.check_integrity()
+    check_integrity(model.pool)

@@ -15,6 +15,7 @@ from forerun.kernels.cpu.page_layout import PAGE
 from forerun.utils import workloads
 from forerun.utils.machine import GIB
 from heads import text_of
+from pool_integrity import check_integrity
 
 NUM_NEW, K = 40, 6
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
@@ -73,7 +74,7 @@ def test_nobody_sees_who_lost_its_place(
     try:
         assert pool.num_pages == room
         results = llm.generate(prompts, every)
-        pool.check_integrity()
+        check_integrity(pool)
         for result, reference in zip(results, expected, strict=True):
             assert result.token_ids == reference.token_ids
             assert result.logprobs == reference.logprobs
@@ -82,6 +83,6 @@ def test_nobody_sees_who_lost_its_place(
         again = llm.generate(prompts[3], every[3])
         assert again.token_ids == expected[3].token_ids
         assert again.stats.num_cached_tokens >= PAGE
-        pool.check_integrity()
+        check_integrity(pool)
     finally:
         pool.limit(None)

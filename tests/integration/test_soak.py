@@ -12,6 +12,7 @@ import pytest
 from forerun import LLM, SamplingParams
 from forerun.utils import workloads
 from forerun.utils.machine import GIB
+from pool_integrity import check_integrity
 
 MINUTES = float(os.environ.get("FORERUN_SOAK", "1"))
 ROUND = 24
@@ -62,7 +63,7 @@ def test_nothing_grows() -> None:
                 engine.abort(rng.choice(ids))
         pools = (pool, *drafter.pools)
         for each in pools:
-            each.check_integrity()
+            check_integrity(each)
             assert each.num_pages is not None
             assert each.num_taken <= each.num_pages
         held = tuple(each.num_taken - each.num_published for each in pools)  # type: ignore[attr-defined]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pool_integrity import check_integrity
+
 pytest.importorskip("triton")
 
 from transformers import AutoConfig
@@ -138,7 +140,7 @@ def test_pages_are_published_adopted_forked_and_truncated(tmp_path: Path, monkey
     assert torch.equal(model.forward([Rows(forked, [5])]).logits, expected)
     for cache in (first, adopted, forked):
         cache.free()
-    model.pool.check_integrity()
+    check_integrity(model.pool)
 
 
 def test_the_memory_of_a_step_is_what_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

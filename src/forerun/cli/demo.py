@@ -160,7 +160,7 @@ def _has_chat_template(model: str) -> bool:
 COLUMNS: Columns[MethodRow] = {
     "method": lambda row: row.method,
     "tokens/s": lambda row: f"{row.tokens_per_second.median:.1f}",
-    "speedup": lambda row: _speedup(row),
+    "speedup": lambda row: f"{row.over_plain.median:.2f}×",
     "mean acceptance length": lambda row: decimal(row.mean_acceptance_length),
     "acceptance rate": lambda row: percent(row.acceptance_rate),
     "identical": lambda row: "yes" if row.same_text == 1 else "no",
@@ -186,10 +186,6 @@ def promise(llm: LLM) -> str:
         found = "a self-test found the target's logits bit-identical with and without speculation"
         return f"Exact: {found} ({llm.target.exactness.tried})."
     return "Not exact here: rounding may differ between plain and speculative runs, so texts may part at a near-tie."
-
-
-def _speedup(row: MethodRow) -> str:
-    return f"{row.over_plain.median:.2f}×"
 
 
 def _as_objects(rows: Sequence[MethodRow]) -> list[dict[str, Any]]:

@@ -42,9 +42,10 @@ def lines(made: SpeculationPlan, accept_probs: ChainAcceptance, settings: PlanOp
     yield f"memory:     {'; '.join(_memory(made))}"
     if memory.available is not None and memory.total > memory.available:
         yield f"            does not fit: {size_text(memory.total)} wanted, {size_text(memory.available)} there"
+    of_each = "" if made.batch == 1 else f" of each of {made.batch} sequences"
     least = "at least " if made.source == "bound" else ""
     speed = f"{made.plain_speed:.1f} tokens/s{_money(made, made.plain_speed)}"
-    yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{_of_all(made)}, {speed}"
+    yield f"plain:      {least}{1000 * made.costs.plain:.2f} ms a token{of_each}, {speed}"
     yield f"acceptance: {', '.join(f'{each:g}' for each in accept_probs.per_position)}, each after the tokens before it"
     table = settings.table or settings.step_ms or _SHOWN
     shown = [each for each in prediction.by_k if each.num_draft_tokens in table or each is prediction.best]
@@ -82,10 +83,6 @@ def _memory(made: SpeculationPlan) -> Iterator[str]:
         yield f"draft {size_text(memory.draft_weights)}{beside} ({100 * memory.draft_share:.1f} % more)"
     if memory.available is not None:
         yield f"there are {size_text(memory.available)}"
-
-
-def _of_all(made: SpeculationPlan) -> str:
-    return "" if made.batch == 1 else f" of each of {made.batch} sequences"
 
 
 def _money(made: SpeculationPlan, speed: float) -> str:

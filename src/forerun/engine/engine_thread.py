@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from forerun.engine.results import StepOutput, StreamChunk
 from forerun.engine.sequence import Request
 from forerun.engine.thread_safe import SharedEngine
 from forerun.errors import EngineClosedError, InterruptedRequestError
+from forerun.utils.files import Closing
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class _Job:
     entered: bool = False
 
 
-class EngineThread:
+class EngineThread(Closing):
     """Computes requests in a thread of its own, and hands their outputs to sinks.
 
     All methods may be called from any thread and, but for `drain` and `close`, do not wait for a step. Other threads
@@ -61,12 +62,6 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         atexit.register(self.close)  # a thread inside a kernel must not outlive the interpreter
         self._thread.start()
-
-    def __enter__(self) -> EngineThread:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def enter(self, request: Request, sink: Sink) -> None:
         """Submit a request of `Engine.requests`, whatever its size, at once.

@@ -51,6 +51,7 @@ from forerun.models import LanguageModel, find_tokenizer, load_model
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import tokenizer_of
 from forerun.utils.fields import described
+from forerun.utils.files import Closing
 from forerun.utils.habits import ON_GPUS, translated
 from forerun.utils.json_file import Fields
 
@@ -159,7 +160,7 @@ _DRAFTER_SEED = 0x6A09E667F3BCC908
 """Keeps the drafter's draws apart from the engine's: rejection is exact only if the two are independent."""
 
 
-class LLM:
+class LLM(Closing):
     """Generates text with a target model, faster with a drafter, and with the same distribution either way.
 
     Any number of threads may call `generate` and `stream` at once: their requests are computed together, up to
@@ -281,12 +282,6 @@ class LLM:
             calibrate(self.target, self.drafter)
         self.engine = Engine(self.target, self.drafter, tokenizer=self.tokenizer, config=config)
         self.shared = SharedEngine(self.engine)
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer; None if the model has none."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
 from typing import Protocol
 from weakref import WeakSet, finalize
@@ -12,63 +12,10 @@ from weakref import WeakSet, finalize
 import torch
 from torch import Tensor
 
-from forerun.errors import ConfigError, OutOfPagesError, PoolIntegrityError
+from forerun.errors import ConfigError, OutOfPagesError
 from forerun.kernels.cpu.page_layout import PAGE
 from forerun.kv_cache.prefix_tree import Node, Page, PrefixTree, tokens_of_page
 from forerun.kv_cache.recurrent_state import Saved
-from forerun.types import Cache
-
-
-def check_counts(
-    num_pages: int | None,
-    num_taken: int,
-    tree: PrefixTree,
-    free: Sequence[Page],
-    held: Sequence[Sequence[Page]],
-    num_unnamed: int,
-) -> None:
-    """Compare a pool's counts with its pages. Raises PoolIntegrityError, which names every difference.
-
-    Args:
-        num_pages, num_taken: the pool's bound, and its count of taken pages. free: pages given back.
-        held: of each cache that is alive. num_unnamed: of these, caches with pages that ought to have none.
-    """
-    published = tree.pages()
-    holders = Counter(page for pages in held for page in pages)
-    taken = {*published, *holders}
-    idle = {page for page in published if not holders[page]}
-    order = {page: index for index, page in enumerate(tree.idle)}
-    faults = {
-        f"{num_unnamed} caches hold pages and ought to have been freed": num_unnamed > 0,
-        f"{num_taken} pages are said to be taken, and {len(taken)} are": num_taken != len(taken),
-        f"more than the {num_pages} pages of the bound are there": num_pages is not None
-        and len(taken) + len(free) > max(num_pages, len(taken)),
-        "a page is free and taken": not taken.isdisjoint(free),
-        "a page is free twice": len(set(free)) != len(free),
-        "a cache holds a page twice": any(len(set(pages)) != len(pages) for pages in held),
-        "a page is published twice": len(set(published)) != len(published),
-        "the number of published pages is wrong": tree.num_pages != len(published),
-        "a page has another number of holders than it says": any(page.holders != holders[page] for page in taken),
-        "a free page has holders": any(page.holders or page.node for page in free),
-        "the idle pages are not those that are published and not held": set(tree.idle) != idle,
-        "a page lies elsewhere than its node says": any(
-            node.page is None or node.page.node is not node for node in tree.nodes()
-        ),
-        "a page is held without the one before it": any(
-            below.page is not None and node.page is not None and holders[below.page] > holders[node.page]
-            for node in tree.nodes()
-            for below in node.children.values()
-        ),
-        "an idle page is to be evicted before one below it": any(
-            order[node.page] < order[below.page]
-            for node in tree.nodes()
-            for below in node.children.values()
-            if node.page in order and below.page in order
-        ),
-    }
-    found = [fault for fault, is_so in faults.items() if is_so]
-    if found:
-        raise PoolIntegrityError(f"The pool of pages is out of order: {'; '.join(found)}. This is a bug of forerun's.")
 
 
 class Holder(Protocol):
@@ -251,15 +198,6 @@ class PagePool:
                 page.holders += 1
             self._tree.mend()
             self.num_taken = len({*published, *held})
-
-    def check_integrity(self, caches: Iterable[Cache] = ()) -> None:
-        """Compare all counts, see `types.Pool.check_integrity`."""
-        with self._lock:
-            self._collect()
-            named = {id(cache) for cache in caches}
-            unnamed = [cache for cache in self._caches if cache.held and id(cache) not in named]
-            held = [cache.held for cache in self._caches]
-            check_counts(self.num_pages, self.num_taken, self._tree, self._free, held, len(unnamed))
 
     def _collect(self) -> None:
         """Take back the pages of caches that were forgotten."""

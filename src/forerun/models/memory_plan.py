@@ -151,7 +151,7 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
     kept = read = largest = 0
     for name, module, parameter in _parameters(model):
         is_embedding = module is embedding and parameter.dim() == 2
-        is_matrix = _is_linear(module) and parameter.dim() == 2
+        is_matrix = (isinstance(module, nn.Linear) or _is_conv(module)) and parameter.dim() == 2
         if is_embedding:
             kept += storage.embedding(name, parameter.shape)
             if head is not None and head.weight is parameter:
@@ -195,10 +195,6 @@ def _parameters(model: Any) -> Iterator[tuple[str, nn.Module, Tensor]]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{path}.{name}" if path else name, module, parameter
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or _is_conv(module)
 
 
 def _is_conv(module: nn.Module) -> bool:

@@ -13,15 +13,16 @@ from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.types import ASGIApp
 
 from forerun import __version__
 from forerun.engine.chat_template import encode
 from forerun.errors import ForerunError, PromptError, RequestBodyError
 from forerun.server.completions import BODIES, answer
 from forerun.server.metrics import HTTPMetrics
-from forerun.server.middleware import App, ClientGoneError, RequestMiddleware, refusal
+from forerun.server.middleware import RequestMiddleware, refusal
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
 from forerun.server.protocol.messages_api import MessagesBody
@@ -104,15 +105,14 @@ def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
     return app
 
 
-def with_middleware(app: App, options: ServerOptions, metrics: HTTPMetrics) -> tuple[App, RequestMiddleware]:
+def with_middleware(app: ASGIApp, options: ServerOptions, metrics: HTTPMetrics) -> tuple[ASGIApp, RequestMiddleware]:
     """Wrap an application in the request middleware, and in CORS if origins are allowed; return both."""
     middleware = RequestMiddleware(app, options, metrics)
-    origins = list(options.cors_origin)
-    if not origins:
+    if not options.cors_origin:
         return middleware, middleware
     allowed = CORSMiddleware(
         middleware,
-        allow_origins=origins,
+        allow_origins=list(options.cors_origin),
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["x-request-id"],
@@ -245,5 +245,5 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
 
     app.add_exception_handler(ForerunError, failed)
     app.add_exception_handler(HTTPException, missing)
-    app.add_exception_handler(ClientGoneError, gone)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(Exception, failed)

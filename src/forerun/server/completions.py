@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from sse_starlette.event import ensure_bytes
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from forerun.engine import Generation, StepOutput
-from forerun.server.middleware import ClientGoneError, Receive, Scope, Send
 from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import GenerationBody, validated
@@ -54,7 +54,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
 
     Raises:
         ForerunError: the request cannot be served.
-        ClientGoneError: the client has disconnected.
+        ClientDisconnect: the client has gone.
     """
     target, kept = service.llm.target, service.kept[request.state.tenant]
 
@@ -174,14 +174,14 @@ class Stream(EventSourceResponse):
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of the work. Raises ClientGoneError as soon as the client disconnects."""
+    """Return the result of the work. Raises ClientDisconnect as soon as the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGoneError
+        raise ClientDisconnect
     finally:
         for each in (task, gone):
             each.cancel()

@@ -33,6 +33,5 @@ def log_as_json() -> None:
     """Write all logs to standard error in this format from now on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
+    logging.basicConfig(handlers=[handler], force=True)
     logging.getLogger(LOGGER).setLevel(logging.INFO)

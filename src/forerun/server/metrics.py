@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
@@ -99,46 +99,49 @@ _SECONDS_PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.
 
 
 class HTTPMetrics:
-    """Counts responses."""
+    """Counts responses.
+
+    Attributes:
+        responded: counts a response that begins, by its `status`, a text.
+        disconnected: counts a client that disconnected early.
+    """
 
     def __init__(self, factory: MetricFactory) -> None:
-        self._responses = factory.counter("forerun:http_responses", "Responses, by status.", "status")
-        about = "Clients that left before their answer was whole."
-        self._disconnects = factory.counter("forerun:disconnects", about)
+        self.responded = partial(factory.counter("forerun:http_responses", "Responses, by status.", "status"), 1)
+        disconnects = factory.counter("forerun:disconnects", "Clients that left before their answer was whole.")
+        self.disconnected = partial(disconnects, 1)
 
-    def responded(self, status: int) -> None:
-        """Count a response that begins."""
-        self._responses(1, status=str(status))
 
-    def disconnected(self) -> None:
-        """Count a client that disconnected early."""
-        self._disconnects(1)
+_OF_CHOICE: Seq[tuple[str, str, Callable[[SequenceStats], int]]] = (
+    ("vllm:generation_tokens", "Tokens generated.", lambda stats: stats.num_tokens),
+    ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda stats: stats.num_cached_tokens),
+    ("vllm:spec_decode_num_drafts", "Drafts verified.", lambda stats: sum(stats.reached_per_position[:1])),
+    ("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.", lambda stats: stats.num_draft_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", lambda stats: stats.num_accepted_tokens),
+)
+"""Counters, and what a finished choice adds to each."""
 
 
 class Metrics(HTTPMetrics):
     """Counts what the server does.
 
     Args:
-        num_choices: returns how many choices are computed or wait.
+        live: returns how many choices are `running` and `waiting`.
 
     Attributes:
         prompted: counts the prompt tokens of an admitted request.
         chunk: records the seconds between two chunks of a stream.
     """
 
-    def __init__(self, llm: LLM, num_choices: Callable[[], int], factory: MetricFactory) -> None:
+    def __init__(self, llm: LLM, live: Callable[[], Mapping[str, Any]], factory: MetricFactory) -> None:
         super().__init__(factory)
         counter, histogram = factory.counter, factory.histogram
-        self._llm, self._num_choices = llm, num_choices
+        self._llm, self._live = llm, live
         factory.gauges(self._state)
         self.prompted = counter("vllm:prompt_tokens", "Tokens of prompts.")
-        self._generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the cache.")
-        self._hits = counter("vllm:prefix_cache_hits", "Those found in it.")
         self._success = counter("vllm:request_success", "Choices that have ended.", "finished_reason")
-        self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts verified.")
-        self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
-        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self._of_choice = [(counter(name, about), amount) for name, about, amount in _OF_CHOICE]
         self._per_position = counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by depth.", "position"
         )
@@ -151,8 +154,9 @@ class Metrics(HTTPMetrics):
         )
         self._whole = histogram("vllm:e2e_request_latency_seconds", "Seconds of a whole request.", _SECONDS)
         self._queue = histogram("vllm:request_queue_time_seconds", "Seconds before the first step.", _SECONDS)
-        about = "Steps of sequences, by what was decided about drafting, and why."
-        self._decisions = counter("forerun:decisions", about, "decision")
+        self._decisions = counter(
+            "forerun:decisions", "Steps of sequences, by what was decided about drafting, and why.", "decision"
+        )
         self._source_drafted = counter("forerun:drafter_draft_tokens", "Draft tokens, by drafter.", "drafter")
         self._source_accepted = counter("forerun:drafter_accepted_tokens", "Accepted, by drafter.", "drafter")
 
@@ -164,9 +168,9 @@ class Metrics(HTTPMetrics):
             seconds: since its request was admitted.
         """
         queued = max(seconds - stats.time_total, 0.0)
-        self._generation_tokens(stats.num_tokens)
+        for add, amount in self._of_choice:
+            add(amount(stats))
         self._queries(prompt)
-        self._hits(stats.num_cached_tokens)
         self._success(1, finished_reason=finish_reason or "error")
         self._whole(seconds)
         self._queue(queued)
@@ -175,10 +179,6 @@ class Metrics(HTTPMetrics):
         if stats.num_tokens > 1:
             rest = max(stats.time_total - stats.time_first_token, 0.0)
             self._per_token(rest / (stats.num_tokens - 1))
-        if stats.reached_per_position:
-            self._drafts(stats.reached_per_position[0])
-        self._drafted(stats.num_draft_tokens)
-        self._accepted(stats.num_accepted_tokens)
         for position, count in enumerate(stats.accepted_per_position):
             self._per_position(count, position=str(position))
         for decision, count in stats.decisions.items():
@@ -189,12 +189,10 @@ class Metrics(HTTPMetrics):
 
     def _state(self) -> list[Reading]:
         """Read the gauges from the engine, possibly in the middle of a step."""
-        scheduler, pool = self._llm.engine.scheduler, self._llm.target.pool
-        running = len(scheduler.running)
-        waiting = max(self._num_choices() - running, 0)
+        now, pool = self._live(), self._llm.target.pool
         used = 1 - pool.num_available / pool.num_pages if pool is not None and pool.num_pages else 0.0
         return [
-            ("vllm:num_requests_running", "Sequences that are computed.", running),
-            ("vllm:num_requests_waiting", "Sequences that wait.", waiting),
+            ("vllm:num_requests_running", "Sequences that are computed.", now["running"]),
+            ("vllm:num_requests_waiting", "Sequences that wait.", now["waiting"]),
             ("vllm:kv_cache_usage_perc", "Share of the pages of keys and values in use.", used),
         ]

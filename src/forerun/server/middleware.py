@@ -8,13 +8,14 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.errors import EngineClosedError, ForerunError, RequestBodyError, RequestTimeoutError
 from forerun.server.logs import LOGGER
@@ -22,12 +23,6 @@ from forerun.server.metrics import HTTPMetrics
 from forerun.server.options import ServerOptions, host_of, is_loopback
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.requests import MESSAGES_URL
-
-Message: TypeAlias = MutableMapping[str, Any]
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = ("/health", "/", "/page.css", "/page.js")
 """Paths that need no key."""
@@ -38,10 +33,6 @@ _LINGER = 2.0
 """Seconds for which the rest of a too large body is read: if closed at once, the client would not see the answer."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger(LOGGER)
-
-
-class ClientGoneError(Exception):
-    """The client has disconnected; there is no response."""
 
 
 def refusal(error: BaseException, path: str) -> JSONResponse:
@@ -62,8 +53,8 @@ class Access:
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
-        self._keys = [_digest(key.encode()) for key in options.api_key]
-        self._state_keys = [] if options.metrics_key is None else [_digest(options.metrics_key.encode())]
+        self._keys = [sha256(key.encode()).digest() for key in options.api_key]
+        self._state_keys = [] if options.metrics_key is None else [sha256(options.metrics_key.encode()).digest()]
         self._hosts = {options.host.lower(), *map(host_of, options.allowed_host)}
 
     def tenant(self, scope: Scope) -> str | None:
@@ -81,7 +72,7 @@ class Access:
             return None
         # Anthropic's clients send the key in a header of its own
         scheme, _, given = headers.get("authorization", f"Bearer {headers.get('x-api-key', '')}").partition(" ")
-        digest = _digest(given.strip().encode("latin-1"))
+        digest = sha256(given.strip().encode("latin-1")).digest()
         # compare with all keys, each in constant time
         matches = [hmac.compare_digest(digest, key) for key in keys]
         if scheme.lower() != "bearer" or not any(matches):
@@ -92,9 +83,10 @@ class Access:
                 status=401,
             )
         if path in STATE_PATHS and not of_state and not is_loopback((scope.get("client") or ("",))[0]):
-            raise _forbidden(
+            raise RequestBodyError(
                 f"{path} tells about all tenants, and API keys open it on the server's own machine alone. Start the "
-                "server with --metrics-key KEY, and send that key."
+                "server with --metrics-key KEY, and send that key.",
+                status=403,
             )
         return None if of_state else f"key {matches.index(True)}"
 
@@ -104,16 +96,18 @@ class Access:
         for host in hosts:
             name = host_of(host)
             if not (is_loopback(name) or name in self._hosts or "*" in options.allowed_host):
-                raise _forbidden(
+                raise RequestBodyError(
                     f"The server has no API key, and Host is {host[:100]!r}, which is no name of this machine that it "
-                    f"knows. Start it with --allowed-host {name[:100] or 'NAME'}, or with --api-key."
+                    f"knows. Start it with --allowed-host {name[:100] or 'NAME'}, or with --api-key.",
+                    status=403,
                 )
         for origin in headers.getlist("origin"):
             own = origin.partition("://")[2].lower() in map(str.lower, hosts)
             if not (own or origin in options.cors_origin or "*" in options.cors_origin):
-                raise _forbidden(
+                raise RequestBodyError(
                     f"The server has no API key, and pages of {origin[:100]!r} may not call it. Name that origin in "
-                    "the key cors_origin of its configuration file, or start it with --api-key."
+                    "the key cors_origin of its configuration file, or start it with --api-key.",
+                    status=403,
                 )
         if method == "POST" and not all(map(_is_json, headers.getlist("content-type") or [""])):
             raise RequestBodyError(
@@ -128,14 +122,6 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or kind.endswith("+json")
 
 
-def _forbidden(message: str) -> RequestBodyError:
-    return RequestBodyError(message, status=403)
-
-
-def _digest(key: bytes) -> bytes:
-    return sha256(key).digest()
-
-
 class RequestMiddleware:
     """The outermost layer of the application.
 
@@ -144,7 +130,7 @@ class RequestMiddleware:
         num_active: requests that have begun and not ended.
     """
 
-    def __init__(self, app: App, options: ServerOptions, metrics: HTTPMetrics) -> None:
+    def __init__(self, app: ASGIApp, options: ServerOptions, metrics: HTTPMetrics) -> None:
         self._app, self._options, self._metrics = app, options, metrics
         self._access = Access(options)
         self.draining = False
@@ -158,7 +144,7 @@ class RequestMiddleware:
         self.num_active += 1
         try:
             await self._handle(scope, receive, active)
-        except ClientGoneError:
+        except ClientDisconnect:
             self._metrics.disconnected()
             active.log_fields["disconnected"] = True
         except Exception as error:
@@ -170,27 +156,26 @@ class RequestMiddleware:
                 _log.exception("a request failed")
         finally:
             self.num_active -= 1
-            self._metrics.responded(active.status or 499)
+            self._metrics.responded(status=str(active.status or 499))
             _log.info(active.log_line())
 
     async def _handle(self, scope: Scope, receive: Receive, active: _ActiveRequest) -> None:
-        scope.setdefault("state", {})["log_fields"] = active.log_fields
-        scope["state"]["request_id"] = active.request_id
-        scope["state"]["tenant"] = self._access.tenant(scope)
+        scope.setdefault("state", {}).update(
+            log_fields=active.log_fields, request_id=active.request_id, tenant=self._access.tenant(scope)
+        )
         if scope["method"] == "POST":
             if self.draining:
                 raise EngineClosedError("The server is shutting down, and takes no more requests. Send it again later.")
-            length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-            scope["state"]["body"] = await self._body(receive, length)
+            scope["state"]["body"] = await self._body(Request(scope, receive))
         await self._app(scope, receive, active.send)
 
-    async def _body(self, receive: Receive, length: bytes) -> bytes:
+    async def _body(self, request: Request) -> bytes:
         """Read the whole body.
 
         Raises:
             RequestBodyError: it is too large; checked by its announced length before any of it is read.
             RequestTimeoutError: it is not complete in time.
-            ClientGoneError: the client has disconnected.
+            ClientDisconnect: the client has gone.
         """
         most = int(self._options.max_body * _MIB)
         too_large = RequestBodyError(
@@ -199,18 +184,15 @@ class RequestMiddleware:
             code="request_too_large",
             status=413,
         )
-        if length.isdigit() and int(length[:20]) > most:
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > most:
             raise too_large
-        pieces, size, more = [], 0, True
+        pieces, size = [], 0
         try:
             async with asyncio.timeout(self._options.body_timeout):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGoneError
-                    pieces.append(message.get("body", b""))
-                    size += len(pieces[-1])
-                    more = message.get("more_body", False)
+                async for piece in request.stream():
+                    pieces.append(piece)
+                    size += len(piece)
                     if size > most:
                         raise too_large
         except TimeoutError:
@@ -231,7 +213,7 @@ class _ActiveRequest:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
         self._started = time.monotonic()
-        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+        given = Headers(scope=scope).get("x-request-id", "")
         self.request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         self.status: int | None = None
         self.log_fields: dict[str, Any] = {}

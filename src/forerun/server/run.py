@@ -42,18 +42,16 @@ class FreedMemory:
         self._last = time.monotonic()
         self._used = False
 
-    def due(self, num_active: int) -> bool:
-        """Return whether it is time. num_active: number of active requests."""
+    async def tick(self, num_active: int) -> None:
+        """Return unused memory if it is time, in another thread, for it takes milliseconds.
+
+        num_active: number of active requests.
+        """
         self._used |= num_active > 0
         if self._trim is None or not self._used or time.monotonic() < self._last + _EVERY:
-            return False
+            return
         self._last, self._used = time.monotonic(), num_active > 0
-        return True
-
-    def give_back(self) -> None:
-        """Return unused memory. Blocks for milliseconds."""
-        if self._trim is not None:
-            self._trim(0)
+        await asyncio.to_thread(self._trim, 0)
 
 
 _TICK = 0.05
@@ -86,8 +84,7 @@ class DrainingServer(uvicorn.Server):
                 _log.info({"event": "ready", "url": url_of(*each.getsockname()[:2]), "model": self._model})
 
     async def on_tick(self, counter: int) -> bool:
-        if self._freed_memory.due(self._middleware.num_active):
-            await asyncio.to_thread(self._freed_memory.give_back)
+        await self._freed_memory.tick(self._middleware.num_active)
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -63,7 +63,7 @@ class Service:
         self.engine = AsyncLLM(llm)
         self._metric_factory = metric_factory or Prometheus(name)
         self.num_choices = 0
-        self.metrics = Metrics(llm, lambda: self.num_choices, self._metric_factory)
+        self.metrics = Metrics(llm, self.live, self._metric_factory)
         template = options.response_template
         self.texts = ModelTexts(llm.tokenizer, None if template is None else read_format(template))
         self.texts.response_format(has_tools=False)  # a tokenizer's own that is none is refused now
@@ -73,8 +73,9 @@ class Service:
         self.kept = defaultdict[str | None, KeptResponses](
             partial(KeptResponses, _KEPT_BYTES // share, _MOST_KEPT // share)
         )
-        where, size = options.journal, options.journal_size
-        self._journal = None if where is None else ServerJournal(llm, name, where, size)
+        self._journal = (
+            None if options.journal is None else ServerJournal(llm, name, options.journal, options.journal_size)
+        )
 
     def metrics_text(self) -> bytes:
         """Return all metrics in the text format of Prometheus. Raises RequestBodyError if they go elsewhere."""

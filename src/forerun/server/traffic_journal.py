@@ -17,7 +17,7 @@ HEADER = "x-forerun-category"
 _MIB = 1 << 20
 
 
-class ServerJournal:
+class ServerJournal(Recorder):
     """Records the answers of a server.
 
     Args:
@@ -31,12 +31,8 @@ class ServerJournal:
 
     def __init__(self, llm: LLM, name: str, path: Path, size: float) -> None:
         self._llm = llm
-        run = ServerRunRecord(name, number_format(llm.target), Watch.begin().environment())
-        self._recorder = Recorder(path, int(size * _MIB), run)
-
-    def close(self) -> None:
-        """Write pending records and close the file."""
-        self._recorder.close()
+        environment = Watch.begin().environment()
+        super().__init__(path, int(size * _MIB), ServerRunRecord(name, number_format(llm.target), environment))
 
     def answered(self, output: StepOutput, params: SamplingParams, prompt: int, category: str, seconds: float) -> None:
         """Record a complete choice.
@@ -48,7 +44,7 @@ class ServerJournal:
         assert output.choice is not None
         stats = output.choice.stats
         waited = max(seconds - stats.time_total, 0.0)
-        self._recorder.answer(
+        self.answer(
             AnswerRecord(
                 category=category,
                 drafter=self._chosen(params),

@@ -9,11 +9,12 @@ import os
 import secrets
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from forerun.utils.json_file import ErrorType
 
@@ -31,6 +32,20 @@ _LOCK_INTERVAL = 0.005
 """Seconds between two tries to get a lock."""
 _SEAL = b"\nforerun-blake2b "
 _SEAL_BYTES = len(_SEAL) + 2 * _DIGEST_BYTES
+
+
+class Closing(ABC):
+    """What is closed at the end of a `with` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what it holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class _Hashing:

@@ -12,16 +12,16 @@ import os
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from forerun.errors import ConfigError
-from forerun.utils.files import atomic_file, digest
+from forerun.utils.files import Closing, atomic_file, digest
 
 _HEAD = "run"
 _REMEDY = "Make room or permission there; the same command then goes on."
 
 
-class Journal:
+class Journal(Closing):
     """Answers by the index of their requests, on disk.
 
     Args:
@@ -53,12 +53,6 @@ class Journal:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def close(self) -> None:
         self._file.close()

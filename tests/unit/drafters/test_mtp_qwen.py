@@ -29,6 +29,7 @@ from forerun.utils.machine import GIB
 from head_rig import GREEDY, Rig, cases
 from heads import logits_of, states_of, tokens
 from mtp_layers import FAMILY, TINY, expected_logits, with_mtp
+from pool_integrity import check_integrity
 
 DRAFTED = [5, 9, 2]
 LONG = replace(GREEDY, max_tokens=50)
@@ -138,7 +139,7 @@ def test_nobody_sees_who_lost_its_place(rig: Rig) -> None:
         assert [result.token_ids for result in results] == [result.token_ids for result in plain]
         if rig.target.kernels != REFERENCE:  # whose caches double: one alone finds room
             assert sum(result.stats.num_preemptions for result in results) > 0
-        pool.check_integrity()
+        check_integrity(pool)
     finally:
         pool.limit(None)
 
@@ -170,7 +171,7 @@ def test_a_prefix_that_is_reused_is_not_computed_again(rig: Rig) -> None:
     assert results[1].stats.num_cached_tokens == 2 * PAGE and drafter.taken == [0, 2 * PAGE]
     assert results[0].token_ids == results[1].token_ids and drafter.first[0] == drafter.first[1] != []
     for pool in (rig.target.pool, *drafter.pools):
-        pool.check_integrity()
+        check_integrity(pool)
 
 
 def test_auto_takes_the_layer_that_the_checkpoint_carries(folder: Path, tmp_path: Path) -> None:

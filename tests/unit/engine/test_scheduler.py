@@ -15,6 +15,7 @@ from forerun.errors import PromptError, QueueFullError
 from forerun.speculation import AutomaticPolicy, FixedPolicy, SpeculationPolicy
 from forerun.types import Sequence
 from fuzzing import examples
+from pool_integrity import check_integrity
 from pooled import PAGE, PooledModel
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -35,7 +36,7 @@ def finish(engine: Engine, limit: int = 2000) -> dict[tuple[int, int], StepOutpu
 def check(engine: Engine) -> None:
     pool = engine.target.pool
     if pool is not None:
-        pool.check_integrity(cache for cache in engine.target.caches if not cache.freed)
+        check_integrity(pool, [cache for cache in engine.target.caches if not cache.freed])
         assert pool.num_pages is None or pool.num_taken <= pool.num_pages
 
 

@@ -8,6 +8,7 @@ import torch
 from forerun.errors import OutOfPagesError
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, PAGE, PageLayout
 from forerun.kv_cache import PagedCache, PagePool
+from pool_integrity import check_integrity
 
 SHAPES = [(2, 5, 3), (1, 16, 20)]
 
@@ -91,7 +92,7 @@ def test_a_cache_that_is_forgotten_gives_its_pages_back() -> None:
     assert pool.num_available == 2
     del cache
     assert pool.num_available == 3
-    pool.check_integrity()
+    check_integrity(pool)
 
 
 TEXT = [place % 7 + place // PAGE for place in range(3 * PAGE)]
@@ -183,7 +184,7 @@ def test_what_is_written_after_a_cut_changes_nothing_that_others_have(pages: Pag
     late = pages.cache()
     late.adopt([*TEXT, 0], None)
     assert tokens_in(late) == TEXT[: late.length]
-    pages.pool.check_integrity([cache, late, *others])
+    check_integrity(pages.pool, [cache, late, *others])
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -217,4 +218,4 @@ def test_of_published_pages_those_that_nobody_holds_can_be_taken_and_no_others(p
     with pytest.raises(OutOfPagesError):
         writer.feed([-1])
     assert tokens_in(reader) == TEXT[:PAGE]
-    pages.pool.check_integrity([reader, writer])
+    check_integrity(pages.pool, [reader, writer])

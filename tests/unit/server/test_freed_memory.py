@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import math
 import subprocess
 import sys
 import time
@@ -17,23 +19,31 @@ from serving import LIMIT, fake_llm, serving, until
 
 
 def test_only_after_requests_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory, "glibc_function", lambda _: lambda _: 0)
+    given: list[int] = []
+    monkeypatch.setattr(freed_memory, "glibc_function", lambda _: given.append)
     memory, now = FreedMemory(), time.monotonic()
     later = [now + place * freed_memory._EVERY for place in range(1, 6)]
     monkeypatch.setattr(freed_memory.time, "monotonic", lambda: later[0])
-    assert not memory.due(0)  # nobody has been there
-    assert memory.due(1) and not memory.due(1)
+
+    def num_given(*num_active: int) -> int:
+        for each in num_active:
+            asyncio.run(memory.tick(each))
+        return len(given)
+
+    assert num_given(0) == 0  # nobody has been there
+    assert num_given(1) == num_given(1) == 1
     later.pop(0)
-    assert memory.due(0) and not memory.due(0)  # the last of them has gone
+    assert num_given(0) == num_given(0) == 2  # the last of them has gone
     later.pop(0)
-    assert not memory.due(0)
+    assert num_given(0) == 2
 
 
 def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glibc.ctypes, "CDLL", lambda _: object())
     memory = FreedMemory()
-    memory.give_back()
-    assert not memory.due(1)
+    memory._last = -math.inf
+    asyncio.run(memory.tick(1))
+    assert memory._last == -math.inf
 
 
 def test_the_server_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:

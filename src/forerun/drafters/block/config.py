@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from forerun.config import MAX_BLOCK_SIZE
 from forerun.drafters.eagle.config import EagleConfig
 from forerun.drafters.heads.config import (
+    DecoderHead,
     KeyShape,
     bias_shapes,
-    check_attention,
-    check_layers,
-    check_positive,
-    check_vocabulary,
     layer_tensors,
     layers_spec,
-    plain_config,
 )
 from forerun.errors import ConfigError
 from forerun.models.fused.spec import DecoderSpec
 
 
-@dataclass(frozen=True, slots=True)
-class BlockConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig(DecoderHead):
     """A few decoder layers that draft all tokens of a block in one pass.
 
     Context row i is C_i = hidden_norm(fc(the target's states of token i)). In every layer its key and value are
@@ -40,13 +34,8 @@ class BlockConfig:
     the embedding of the last committed token + slot_embeddings[k], and F_(n-2) + slot_states[k]. It predicts token
     n + k. There are no masks, and queries and keys have no norms. No public format can represent it.
 
-    Attributes:
-        vocab_size: of the target.
-        draft_vocab_size: tokens that the head can propose; vocab_size for all of them.
+    Attributes (beside those of DecoderHead):
         hidden_size: of the head, its target's states and embeddings.
-        num_layers: of the head.
-        num_heads, num_kv_heads, head_dim: of the attention.
-        intermediate_size: of the feed-forward part.
         layers: of the target, whose entering states are fused, rising; the number of the target's layers stands for
             the state after its final norm.
         block_size: tokens that one pass drafts.
@@ -60,25 +49,10 @@ class BlockConfig:
         context_tokens: rows read the embedding of the token that follows beside the states.
         norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused. No public
             format can represent it.
-        own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
         sliding_window: positions that the slots of a block attend to, up to its last slot; None for all. No public
             format can represent it.
-        rope_theta: base of the rotation of queries and keys.
-        rope_scaling: parameters of a rotation that is not plain, as Transformers' `rope_parameters`.
-        rms_norm_eps: of all norms.
-        max_positions: rows that it was made for.
-        biases: matrices, without ".weight", that have a bias.
     """
 
-    vocab_size: int
-    draft_vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    layers: tuple[int, ...]
     block_size: int
     sample_from_anchor: bool = False
     mask_token_id: int | None = None
@@ -87,34 +61,11 @@ class BlockConfig:
     confidence: bool = False
     confidence_with_markov: bool = True
     context_tokens: bool = False
-    norm_before_fc: bool = False
-    own_output_rows: bool = False
-    sliding_window: int | None = None
-    rope_theta: float = 10_000.0
-    rms_norm_eps: float = 1e-6
-    max_positions: int = 2048
-    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
-    biases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_positive(
-            "the head",
-            vocab_size=self.vocab_size,
-            draft_vocab_size=self.draft_vocab_size,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.intermediate_size,
-            block_size=self.block_size,
-            max_positions=self.max_positions,
-        )
+        self.check_common(block_size=self.block_size)
         if self.block_size > MAX_BLOCK_SIZE:
             raise ConfigError(f"block_size of the head is {self.block_size}, but must be at most {MAX_BLOCK_SIZE}.")
-        check_vocabulary(self.draft_vocab_size, self.vocab_size)
-        check_attention(self.num_heads, self.num_kv_heads, self.head_dim)
-        check_layers(self.layers)
         if self.markov_rank < 0:
             raise ConfigError(f"markov_rank of the head is {self.markov_rank}, but must be 0 or more.")
         if self.markov_shared and not self.markov_rank:
@@ -187,11 +138,6 @@ class BlockConfig:
         """Return its layers as those of a decoder."""
         return layers_spec(self, head_norms=True)
 
-    @property
-    def rope_config(self) -> Any:
-        """Return the configuration that Transformers computes its rotation of."""
-        return plain_config(self)
-
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return every trained tensor by name with its shape.
 
@@ -254,7 +200,7 @@ def _of_masks(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     }
     for index in range(config.num_layers):
         layer = f"layers.{index}"
-        tensors |= {f"{layer}.input_layernorm.weight": (hidden,), **layer_tensors(config, layer, hidden)}
+        tensors |= {f"{layer}.input_layernorm.weight": (hidden,), **layer_tensors(config.spec, layer, hidden)}
     tensors["norm.weight"] = (hidden,)
     if config.norm_before_fc:
         tensors |= {f"fc_norm.{i}.weight": (hidden,) for i in range(len(config.layers))}

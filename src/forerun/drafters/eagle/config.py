@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from forerun.drafters.heads.config import (
+    DecoderHead,
     KeyShape,
     bias_shapes,
-    check_attention,
-    check_layers,
-    check_positive,
-    check_vocabulary,
     layer_tensors,
     layers_spec,
-    plain_config,
 )
 from forerun.errors import ConfigError
 from forerun.models.fused.spec import DecoderSpec
@@ -23,8 +17,8 @@ from forerun.models.fused.spec import DecoderSpec
 EAGLE_VERSIONS = (1, 3)
 
 
-@dataclass(frozen=True, slots=True)
-class EagleConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleConfig(DecoderHead):
     """One decoder layer that reads a token's embedding beside the target's state of the position before.
 
     Row i holds token i + 1 and the target's state of token i; its logits are of token i + 2. Where no state of the
@@ -39,14 +33,10 @@ class EagleConfig:
     decoder layer, and whose logits are those of norm(output).
     Published heads may have further layers, which are whole; biases; a scaled rotation; norms of queries and keys.
 
-    Attributes:
+    Attributes (beside those of DecoderHead):
         version: 1 or 3.
-        vocab_size: of the target.
-        draft_vocab_size: tokens that the head can propose; vocab_size for all of them.
         hidden_size: of the head's layer. Version 1: the target's.
         target_hidden_size: of the target's states and embeddings.
-        num_heads, num_kv_heads, head_dim: of the attention.
-        intermediate_size: of the feed-forward part.
         layers: of the target, whose entering states are fused, rising; the number of the target's layers stands for
             the state after its final norm. Version 1: that alone.
         norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused (3.1).
@@ -54,65 +44,28 @@ class EagleConfig:
         norm_before_residual: the residual is hidden_norm(g) in place of g.
         norm_output: what goes to the next row is the output after `norm` (3.1).
         embedding_residual: a linear map of the embedding is added to the residual. No public format can represent it.
-        own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
         sliding_window: rows that a row attends to, itself included; None for all.
-        rope_theta: base of the rotation of queries and keys.
-        rope_scaling: parameters of a rotation that is not plain, as Transformers' `rope_parameters`.
-        rms_norm_eps: of all norms.
-        max_positions: rows that it was made for.
         is_mtp: it is an MTP layer.
         head_norms: queries and keys of each head are normalised.
-        num_layers: decoder layers.
-        biases: matrices, without ".weight", that have a bias.
     """
 
     version: int
-    vocab_size: int
-    draft_vocab_size: int
-    hidden_size: int
     target_hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    layers: tuple[int, ...]
-    norm_before_fc: bool = False
     norm_all_before_fc: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
     embedding_residual: bool = False
-    own_output_rows: bool = False
-    sliding_window: int | None = None
-    rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-5
-    max_positions: int = 2048
-    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
     is_mtp: bool = False
     head_norms: bool = False
     num_layers: int = 1
-    biases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_positive(
-            "the head",
-            vocab_size=self.vocab_size,
-            draft_vocab_size=self.draft_vocab_size,
-            hidden_size=self.hidden_size,
-            target_hidden_size=self.target_hidden_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.intermediate_size,
-            max_positions=self.max_positions,
-            num_layers=self.num_layers,
-        )
+        self.check_common(target_hidden_size=self.target_hidden_size)
         if self.version not in EAGLE_VERSIONS:
             raise ConfigError(f"version of the head is {self.version}, but must be 1 or 3.")
         if self.is_mtp and self.version != 1:
             raise ConfigError(f"an MTP layer is a head of version 1, not {self.version}.")
-        check_vocabulary(self.draft_vocab_size, self.vocab_size)
-        check_attention(self.num_heads, self.num_kv_heads, self.head_dim)
-        check_layers(self.layers)
         if self.version == 1 and self.hidden_size != self.target_hidden_size:
             raise ConfigError(
                 f"an EAGLE-1 head is as wide as its target, but has {self.hidden_size} for "
@@ -136,11 +89,6 @@ class EagleConfig:
         norm = "norm" if self.version == 3 or self.is_mtp else ""
         return layers_spec(self, head_norms=self.head_norms, norms_first=self.is_mtp, norm=norm)
 
-    @property
-    def rope_config(self) -> Any:
-        """Return the configuration that Transformers computes its rotation of."""
-        return plain_config(self)
-
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return every trained tensor by name with its shape.
 
@@ -152,10 +100,10 @@ class EagleConfig:
         states = 2 if self.version == 1 else len(self.layers)
         tensors: dict[str, tuple[int, ...]] = {
             "fc.weight": (hidden, states * target),
-            **layer_tensors(self, layer, self.attention_input),
+            **layer_tensors(self.spec, layer, self.attention_input),
         }
         for index in range(1, self.num_layers):
-            tensors |= layer_tensors(self, f"layers.{index}", hidden)
+            tensors |= layer_tensors(self.spec, f"layers.{index}", hidden)
             tensors[f"layers.{index}.input_layernorm.weight"] = (hidden,)
         for name, width in zip(self.entry_norms, (target, hidden), strict=False):
             tensors[f"{name}.weight"] = (width,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,10 +16,6 @@ from forerun.models.fused.spec import HEAD_NORMS, LLAMA_MODULES, NORM_OWNERS, QK
 from forerun.models.loading.configuration import PlainConfig
 from forerun.utils.foreign_errors import REMEDY
 from forerun.utils.json_file import ErrorType, Fields
-
-if TYPE_CHECKING:
-    from forerun.drafters.block.config import BlockConfig
-    from forerun.drafters.eagle.config import EagleConfig
 
 
 class KeyShape(NamedTuple):
@@ -72,9 +68,84 @@ class HeadConfig(Protocol):
         """Return the features that not every head of its kind has, for people."""
 
 
-def layers_spec(
-    config: EagleConfig | BlockConfig, *, head_norms: bool, norms_first: bool = True, norm: str = "norm"
-) -> DecoderSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderHead:
+    """What all heads share that consist of decoder layers.
+
+    Attributes:
+        vocab_size: of the target.
+        draft_vocab_size: tokens that the head can propose; vocab_size for all of them.
+        hidden_size: of the head's layers.
+        num_layers: of the head.
+        num_heads, num_kv_heads, head_dim: of the attention.
+        intermediate_size: of the feed-forward part.
+        layers: of the target, whose entering states are fused, rising; the number of the target's layers stands for
+            the state after its final norm.
+        norm_before_fc: each of the states is RMS-normalised by itself, with weights, before they are fused.
+        own_output_rows: lm_head is the head's own; otherwise the target's rows of the draft vocabulary are used.
+        sliding_window: positions that a row attends to; None for all.
+        rope_theta: base of the rotation of queries and keys.
+        rope_scaling: parameters of a rotation that is not plain, as Transformers' `rope_parameters`.
+        rms_norm_eps: of all norms.
+        max_positions: rows that it was made for.
+        biases: matrices, without ".weight", that have a bias.
+    """
+
+    vocab_size: int
+    draft_vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    layers: tuple[int, ...]
+    norm_before_fc: bool = False
+    own_output_rows: bool = False
+    sliding_window: int | None = None
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-6
+    max_positions: int = 2048
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
+
+    def check_common(self, **more: int) -> None:
+        """Raise ConfigError for a size below 1, or sizes that do not fit each other. more: sizes of its kind alone."""
+        check_positive(
+            "the head",
+            vocab_size=self.vocab_size,
+            draft_vocab_size=self.draft_vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            max_positions=self.max_positions,
+            **more,
+        )
+        check_vocabulary(self.draft_vocab_size, self.vocab_size)
+        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+            raise ConfigError(
+                f"the head has {self.num_heads} query heads, {self.num_kv_heads} key heads and a head_dim of "
+                f"{self.head_dim}: the first must be a multiple of the second, and head_dim even."
+            )
+        if not self.layers or any(a >= b for a, b in pairwise(self.layers)):
+            raise ConfigError(f"layers of the head are {list(self.layers)}, but must rise, and there must be one.")
+
+    @property
+    def rope_config(self) -> PlainConfig:
+        """Return the configuration that Transformers computes its rotation of."""
+        return PlainConfig(
+            rope_parameters=rope_parameters(self),
+            head_dim=self.head_dim,
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.num_heads,
+            max_position_embeddings=self.max_positions,
+        )
+
+
+def layers_spec(config: DecoderHead, *, head_norms: bool, norms_first: bool = True, norm: str = "norm") -> DecoderSpec:
     """Return layers like those of Llama, or with `head_norms` of Qwen3.
 
     Args:
@@ -95,37 +166,23 @@ def layers_spec(
     )
 
 
-def rope_parameters(config: EagleConfig | BlockConfig) -> dict[str, Any]:
+def rope_parameters(config: DecoderHead) -> dict[str, Any]:
     """Return the rotation of queries and keys, as Transformers' configurations have it."""
     return {"rope_type": "default", "rope_theta": config.rope_theta, **config.rope_scaling}
 
 
-def plain_config(config: EagleConfig | BlockConfig) -> PlainConfig:
-    """Return what Transformers reads of a configuration to compute its rotation."""
-    return PlainConfig(
-        rope_parameters=rope_parameters(config),
-        head_dim=config.head_dim,
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        max_position_embeddings=config.max_positions,
-    )
-
-
-def bias_shapes(
-    config: EagleConfig | BlockConfig, tensors: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...]]:
+def bias_shapes(config: DecoderHead, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the biases of matrices of these shapes, by name. Raises ConfigError: there is no such matrix."""
     if odd := [name for name in config.biases if len(tensors.get(f"{name}.weight", ())) != 2]:
         raise ConfigError(f"biases of the head has {odd[0][:100]!r}, which is no matrix of such a head.")
     return {f"{name}.bias": tensors[f"{name}.weight"][:1] for name in config.biases}
 
 
-def layer_tensors(config: EagleConfig | BlockConfig, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+def layer_tensors(spec: DecoderSpec, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
     """Return the tensors of a layer by name with their shapes, but for the norm of what its attention reads.
 
     width: of that. prefix: how the names begin.
     """
-    spec = config.spec
     own = replace(spec.layers[0], norms_input=False)
     shapes: dict[str, tuple[int, ...]] = {
         spec.modules[role]: (spec.out_features(role), width if role in QKV else spec.in_features(role))
@@ -146,21 +203,6 @@ def check_vocabulary(draft_vocab_size: int, vocab_size: int, has: str = "the hea
     """Raise ConfigError if there are more output tokens than the target has. has, its: the message's words."""
     if draft_vocab_size > vocab_size:
         raise ConfigError(f"{has} {draft_vocab_size:,} output tokens, but {its} target only {vocab_size:,}.")
-
-
-def check_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    """Raise ConfigError if query heads cannot share keys, or cannot be rotated."""
-    if num_heads % num_kv_heads or head_dim % 2:
-        raise ConfigError(
-            f"the head has {num_heads} query heads, {num_kv_heads} key heads and a head_dim of {head_dim}: the first "
-            "must be a multiple of the second, and head_dim even."
-        )
-
-
-def check_layers(layers: tuple[int, ...]) -> None:
-    """Raise ConfigError if the target's layers that are read do not rise, or there are none."""
-    if not layers or any(a >= b for a, b in pairwise(layers)):
-        raise ConfigError(f"layers of the head are {list(layers)}, but must rise, and there must be one.")
 
 
 Kind = TypeVar("Kind", bound=HeadConfig, covariant=True)
@@ -258,11 +300,6 @@ class _LoadedTensor:
 
     def get_dtype(self) -> str:
         return FLOATS.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))
-
-
-def unset_tensors(config: HeadConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Return every trained tensor of a head, filled with NaN: unset tensors can be neither saved nor loaded."""
-    return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in config.tensors().items()}
 
 
 def check_forms(

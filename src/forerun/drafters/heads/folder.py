@@ -39,11 +39,6 @@ _CODES, _SCALE = ".codes", ".scale"
 _ZERO = 128
 
 
-def has_quantized(names: Iterable[str]) -> bool:
-    """Return whether any of these tensors of a file is quantized."""
-    return any(name.endswith(_CODES) for name in names)
-
-
 def quantize_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Quantize every matrix, with one scale a row; vectors stay numbers.
 
@@ -206,7 +201,7 @@ def head_header(folder: Path, num_layers: int | None = None) -> HeadHeader:
         config = medusa_config_of(settings, stored, num_layers)
     else:
         config = public_config_of(settings, stored, str(folder), num_layers)
-    return HeadHeader(config, float_type(stored.values()), has_quantized(stored))
+    return HeadHeader(config, float_type(stored.values()), any(name.endswith(_CODES) for name in stored))
 
 
 def float_type(tensors: Iterable[TensorSpec]) -> torch.dtype:

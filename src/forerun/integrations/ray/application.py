@@ -12,6 +12,7 @@ import torch
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.engine import LLM
 from forerun.integrations.ray.connect import metrics_addresses, to_forerun_error
@@ -22,7 +23,6 @@ from forerun.integrations.ray.plan import ROUTERS, ServePlan, gpus_of
 from forerun.integrations.ray.replica import Replica
 from forerun.server.logs import log_as_json
 from forerun.server.metrics import HTTPMetrics
-from forerun.server.middleware import App, Message, Receive, Scope, Send
 from forerun.server.service import Service
 
 _LIVE_WITHIN = 5.0
@@ -90,7 +90,7 @@ class IngressReplica:
         metrics = HTTPMetrics(RayMetricFactory(plan.name))
         self._ingress = Ingress(RayReplicas(engines), plan.server, metrics, lambda: metrics_addresses(ray.nodes()))
 
-    def __serve_build_asgi_app__(self) -> App:
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             async def without_id(message: Message) -> None:
                 if message["type"] == "http.response.start":  # Ray's proxy adds it, too

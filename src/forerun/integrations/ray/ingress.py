@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from forerun.errors import ReplicaError, RequestBodyError
 from forerun.integrations.ray.affinity import prefix_of
@@ -18,7 +19,6 @@ from forerun.integrations.ray.messages import LOG_FIELDS, PROGRESS, ForwardedReq
 from forerun.server.app import with_middleware
 from forerun.server.completions import error_events, while_connected
 from forerun.server.metrics import HTTPMetrics
-from forerun.server.middleware import Message, Receive, Scope, Send
 from forerun.server.options import ServerOptions
 from forerun.server.progress import StreamState
 

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
+from starlette.types import ASGIApp, Message
+
 from forerun.integrations.ray.messages import LOG_FIELDS, PROGRESS, ForwardedRequest
 from forerun.server.app import make_app
-from forerun.server.middleware import App, Message
 from forerun.server.service import Service
 
 _KEEP_ALIVE_AFTER = 5.0
@@ -28,7 +29,7 @@ class Replica:
 
     def __init__(self, service: Service, name: str) -> None:
         self._service, self._name = service, name
-        self._app: App = make_app(service, lambda: False)
+        self._app: ASGIApp = make_app(service, lambda: False)
 
     async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         """Yield the messages of the application in lists of all that are ready. Closing the generator ends the request.

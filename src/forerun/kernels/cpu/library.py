@@ -353,10 +353,6 @@ class Library:
         """Switch to another instruction set. Returns False if the processor lacks it."""
         return bool(self._functions.forerun_use_instructions(_LEVELS.index(name)) == 0)
 
-    def workspace_bytes(self) -> int:
-        """Return the bytes of workspace that this thread holds until it ends."""
-        return int(self._functions.forerun_workspace_bytes())
-
     def packed_bytes(self, kind: WeightLayout, out_features: int, in_features: int, span: int = 1) -> int:
         """Return the bytes of a packed weight. span: groups of 32 inputs that share scales and zeros."""
         return int(self._functions.forerun_packed_bytes(kind, out_features, in_features, span))

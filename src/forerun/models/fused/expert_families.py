@@ -47,10 +47,6 @@ def experts_of_qwen(config: Any) -> Difference:
     return {"experts": experts, "mixed": mixed_of_qwen(config), "modules": mlp("mlp.shared_expert") if shared else {}}
 
 
-def _qwen2_moe(config: Any) -> Difference:
-    return {**experts_of_qwen(config), "biases": QKV if config.qkv_bias else frozenset()}
-
-
 def _qwen3_moe(config: Any) -> Difference:
     found = experts_of_qwen(config)
     return {**found, "modules": HEAD_NORMS, "biases": biases_of(config, "attention_bias")}
@@ -280,6 +276,6 @@ EXPERT_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "mixtral": _mixtral,
     "olmoe": _olmoe,
     "phimoe": _phimoe,
-    "qwen2_moe": _qwen2_moe,
+    "qwen2_moe": lambda config: {**experts_of_qwen(config), "biases": QKV if config.qkv_bias else frozenset()},
     "qwen3_moe": _qwen3_moe,
 }

@@ -25,14 +25,6 @@ def _llama(config: Any) -> Difference:
     return {"biases": biases_of(config, "attention_bias", "mlp_bias")}
 
 
-def _qwen2(config: Any) -> Difference:
-    return {"biases": QKV}
-
-
-def _qwen3(config: Any) -> Difference:
-    return {"modules": HEAD_NORMS, "biases": biases_of(config, "attention_bias")}
-
-
 def _gemma(config: Any) -> Difference:
     scale = config.hidden_size**0.5
     return {"norm_offset": 1.0, "embedding_scale": scale, "biases": biases_of(config, "attention_bias")}
@@ -102,10 +94,6 @@ def cohere(config: Any) -> Difference:
     }
 
 
-def _cohere2(config: Any) -> Difference:
-    return {**cohere(config), "turned": [window is not None for window in layer_windows(config)]}
-
-
 def _glm(config: Any) -> Difference:
     biases = QKV if config.attention_bias else frozenset()
     fused = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
@@ -173,18 +161,6 @@ def _seed_oss(config: Any) -> Difference:
     return {"biases": (QKV if config.attention_bias else frozenset()) | out | biases_of(config, "mlp_bias")}
 
 
-def _arcee(config: Any) -> Difference:
-    return {"modules": {"gate": None}, "biases": biases_of(config, "attention_bias", "mlp_bias")}
-
-
-def _ernie4_5(config: Any) -> Difference:
-    return {"biases": biases_of(config, "use_bias"), "is_interleaved": True}
-
-
-def _helium(config: Any) -> Difference:
-    return {"biases": biases_of(config, "attention_bias", "mlp_bias") - {"out"}, "is_interleaved": True}
-
-
 def hunyuan(config: Any) -> Difference:
     """Return how Hunyuan differs."""
     norms = {"query_norm": "self_attn.query_layernorm", "key_norm": "self_attn.key_layernorm"}
@@ -208,10 +184,6 @@ def _apertus(config: Any) -> Difference:
     return {"modules": {"gate": None} | norms | HEAD_NORMS, "biases": biases, "curve": curve}
 
 
-def _vaultgemma(config: Any) -> Difference:
-    return {**_gemma2(config), "modules": {"mlp_norm": "pre_feedforward_layernorm"}}
-
-
 def _jais2(config: Any) -> Difference:
     biases = biases_of(config, "attention_bias", "mlp_bias") | {"norms"}
     return {"modules": {"gate": None}, "biases": biases, "norm_kind": "layer", "eps": config.layer_norm_eps}
@@ -219,10 +191,10 @@ def _jais2(config: Any) -> Difference:
 
 LLAMA_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "apertus": _apertus,
-    "arcee": _arcee,
+    "arcee": lambda config: {"modules": {"gate": None}, "biases": biases_of(config, "attention_bias", "mlp_bias")},
     "cohere": cohere,
-    "cohere2": _cohere2,
-    "ernie4_5": _ernie4_5,
+    "cohere2": lambda config: {**cohere(config), "turned": [window is not None for window in layer_windows(config)]},
+    "ernie4_5": lambda config: {"biases": biases_of(config, "use_bias"), "is_interleaved": True},
     "exaone4": _exaone4,
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -230,7 +202,10 @@ LLAMA_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "glm": _glm,
     "glm4": _glm4,
     "granite": granite,
-    "helium": _helium,
+    "helium": lambda config: {
+        "biases": biases_of(config, "attention_bias", "mlp_bias") - {"out"},
+        "is_interleaved": True,
+    },
     "hunyuan_v1_dense": hunyuan,
     "hyperclovax": _hyperclovax,
     "jais2": _jais2,
@@ -244,11 +219,11 @@ LLAMA_FAMILIES: Mapping[str, Callable[[Any], Difference]] = {
     "olmo2": _olmo2,
     "olmo3": _olmo2,
     "phi3": _phi3,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
+    "qwen2": lambda config: {"biases": QKV},
+    "qwen3": lambda config: {"modules": HEAD_NORMS, "biases": biases_of(config, "attention_bias")},
     "seed_oss": _seed_oss,
     "smollm3": _smollm3,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
-    "vaultgemma": _vaultgemma,
+    "vaultgemma": lambda config: {**_gemma2(config), "modules": {"mlp_norm": "pre_feedforward_layernorm"}},
 }

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from forerun.errors import ConfigError
 from forerun.server.batch.lines import BatchFile, BatchLine, broken_path, parse_line
 from forerun.utils import journal
 from forerun.utils.files import locked, refuse_to_overwrite
-
-
-def journal_path(out: Path) -> Path:
-    """Return the path of the journal beside OUT."""
-    return out.with_name(f"{out.name}.journal")
 
 
 @contextmanager
@@ -33,7 +27,7 @@ def locked_journal(source: Path, out: Path, *, force: bool) -> Iterator[Path]:
         ConfigError: OUT exists without the journal of an unfinished run; OUT, or a file beside it that a run writes
             too, is the source; another process writes OUT.
     """
-    journal = journal_path(out)
+    journal = out.with_name(f"{out.name}.journal")
     for path in (out, journal, broken_path(out)):
         if path.exists() and path.samefile(source):
             raise ConfigError(
@@ -61,9 +55,7 @@ class BatchJournal(journal.Journal):
         num_errors: number of errors.
     """
 
-    def __init__(self, path: Path, run: Mapping[str, Any], num_lines: int) -> None:
-        self.num_errors = 0
-        super().__init__(path, run, num_lines)
+    num_errors = 0
 
     def _keep(self, index: int, place: int, line: bytes) -> None:
         self.num_errors += not self.has(index) and _SERVED not in line

@@ -16,7 +16,7 @@ from typing import Any
 from forerun.errors import ConfigError, RequestBodyError
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
-from forerun.utils.files import atomic_file, digest, file_digest
+from forerun.utils.files import Closing, atomic_file, digest, file_digest
 from forerun.utils.json_file import Fields
 
 _FIELDS = ("custom_id", "method", "url", "body")
@@ -41,7 +41,7 @@ class BatchLine:
     error: RequestBodyError | None = None
 
 
-class BatchFile:
+class BatchFile(Closing):
     """A file of requests: checked once, then read line by line while answers are computed.
 
     Attributes:
@@ -68,12 +68,6 @@ class BatchFile:
                 raise
         except OSError as failure:
             raise ConfigError(f"{path} cannot be read: {failure.strerror}. {_REMEDY}") from None
-
-    def __enter__(self) -> BatchFile:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def close(self) -> None:
         self._file.close()

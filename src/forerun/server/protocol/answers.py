@@ -27,7 +27,7 @@ def chat_logprobs(entries: Iterable[TokenLogprob], names: TokenNames) -> dict[st
     """Return the `logprobs` of a chat's choice: a list of objects."""
 
     def named(token_id: int, logprob: float) -> dict[str, Any]:
-        return {"token": names.text(token_id), "logprob": _number(logprob), "bytes": list(names.data(token_id))}
+        return {"token": names.text(token_id), "logprob": max(logprob, _LOWEST), "bytes": list(names.data(token_id))}
 
     content = [
         {**named(entry.token_id, entry.logprob), "top_logprobs": [named(*other) for other in entry.top]}
@@ -48,7 +48,7 @@ def completion_logprobs(
     """
     return {
         "tokens": [names.text(token_id) for token_id in token_ids],
-        "token_logprobs": [None if entry is None else _number(entry.logprob) for entry in entries],
+        "token_logprobs": [None if entry is None else max(entry.logprob, _LOWEST) for entry in entries],
         "top_logprobs": [None if entry is None else _top(entry, names) for entry in entries],
         "text_offset": list(offsets),
     }
@@ -79,12 +79,8 @@ def _top(entry: TokenLogprob, names: TokenNames) -> dict[str, float]:
     """Return the most probable tokens and the chosen one; of several with the same name, the most probable."""
     found: dict[str, float] = {}
     for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-        found.setdefault(names.text(token_id), _number(logprob))
+        found.setdefault(names.text(token_id), max(logprob, _LOWEST))
     return found
-
-
-def _number(logprob: float) -> float:
-    return max(logprob, _LOWEST)
 
 
 def usage(
@@ -254,8 +250,8 @@ class Chunks:
                 made = self._message(prompt, index, choice) if self._chat else self._text(prompt, generation, choice)
                 choices.append({"index": index, "finish_reason": choice.finish_reason, **made})
         self._stats = [choice.stats for generation in generations for choice in generation.choices]
-        body = {**self._whole, "choices": choices, "usage": self._usage(generations, details)}
-        return body | (self._metrics() if details else {})
+        metrics = self._metrics() if details else {}
+        return {**self._whole, "choices": choices, "usage": self._usage(generations, details), **metrics}
 
     def _usage(self, generations: Seq[Generation], details: bool) -> dict[str, Any]:
         reasoning = sum(each.reasoning_tokens(self._texts.tokenizer) for each in self._messages.values())

@@ -135,9 +135,10 @@ def _refusal(error: ValidationError, model: type[Body]) -> RequestBodyError:
     if kind == "json_invalid":
         return RequestBodyError(f"The request's body: it is not JSON: {message.partition(': ')[2]}. Send JSON.")
     if kind == "too_long":
-        sizes = first["ctx"]
-        message = f"{place[0]} has more entries than the {sizes['max_length']} that it may have. Leave some out."
-        return RequestBodyError(message, str(place[0]))
+        most = first["ctx"]["max_length"]
+        return RequestBodyError(
+            f"{place[0]} has more entries than the {most} that it may have. Leave some out.", str(place[0])
+        )
     if not place:
         return RequestBodyError("The request's body is not a JSON object. Give one, with the fields of the request.")
     name = str(place[0])
@@ -237,6 +238,11 @@ class TextPart(TypedDict):
 
 
 TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+def text_of(content: str | list[Any]) -> str:
+    """Return a text, or that of its parts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 class Prediction(Part):
@@ -360,8 +366,7 @@ class GenerationBody(Sampling):  # type: ignore[misc]  # its fields are those of
         if self.speculative is not None:
             given |= self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
-            content = self.prediction.content
-            given["prediction"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            given["prediction"] = text_of(self.prediction.content)
         try:
             return SamplingParams(**{**own, **given, **others})
         except SamplingError as error:

@@ -28,6 +28,7 @@ _KINDS: tuple[tuple[type[ForerunError], int, str], ...] = (
     (DeviceError, 503, "server_error"),
     (DeviceMemoryError, 503, "server_error"),
     (RequestTimeoutError, 408, "timeout_error"),
+    (ForerunError, 500, "server_error"),
 )
 
 
@@ -41,8 +42,6 @@ def error_response(error: BaseException) -> tuple[int, dict[str, Any]]:
     for kind, status, name in _KINDS:
         if isinstance(error, kind):
             return status, _body(str(error), name)
-    if isinstance(error, ForerunError):
-        return 500, _body(str(error), "server_error")
     return 500, _body(
         f"The request failed with {type(error).__name__}, which is a fault of the server.", "server_error"
     )

@@ -16,7 +16,17 @@ from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
 from forerun.server.protocol.answers import Asked, Message, speculation_metrics
-from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, Strings, TextPart, TextParts, grammar_of
+from forerun.server.protocol.bodies import (
+    Count,
+    Format,
+    GenerationBody,
+    Part,
+    Strings,
+    TextPart,
+    TextParts,
+    grammar_of,
+    text_of,
+)
 from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest, with_effort
 from forerun.server.protocol.tools import Forced, chat_tools
 
@@ -144,7 +154,7 @@ class MessagesBody(GenerationBody):
 
     def _chat(self) -> list[dict[str, Any]]:
         """Return the messages of a chat."""
-        chat = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
+        chat = [] if self.system is None else [{"role": "system", "content": text_of(self.system)}]
         for turn in self.messages:
             chat += _messages(turn["role"], turn["content"])
         return chat
@@ -159,8 +169,8 @@ def _messages(role: str, content: str | list[Block]) -> Iterator[dict[str, Any]]
     for block in content:
         of[block["type"]].append(block)
     for result in of["tool_result"]:
-        yield {"role": "tool", "tool_call_id": result["tool_use_id"], "content": _text(result.get("content", ""))}
-    message: dict[str, Any] = {"role": role, "content": _text(of["text"])}
+        yield {"role": "tool", "tool_call_id": result["tool_use_id"], "content": text_of(result.get("content", ""))}
+    message: dict[str, Any] = {"role": role, "content": text_of(of["text"])}
     if of["thinking"]:
         message["reasoning_content"] = "".join(block["thinking"] for block in of["thinking"])
     if of["tool_use"]:
@@ -169,10 +179,6 @@ def _messages(role: str, content: str | list[Block]) -> Iterator[dict[str, Any]]
         message["tool_calls"] = [{"id": use["id"], "type": "function", "function": each} for use, each in calls]
     if message["content"] or len(message) > 2 or not of["tool_result"]:
         yield message
-
-
-def _text(content: str | TextParts) -> str:
-    return content if isinstance(content, str) else "".join(block["text"] for block in content)
 
 
 class MessageEvents:

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.chat.response_format import ResponseFormat, find_format
 from forerun.engine.chat_template import check_template
-from forerun.engine.text import TextStream, TokenTexts
+from forerun.engine.text import Detokenizer, TokenTexts
 from forerun.errors import PromptError
 from forerun.utils.vocabulary import special_tokens, token_bytes, tokens_by_id
 
@@ -100,7 +100,5 @@ class ModelTexts:
         """Return the text of tokens, without special ones; empty if the model has no tokenizer."""
         if self.texts is None:
             return ""
-        stream = TextStream(self.texts, [])
-        stream.push([*token_ids])
-        stream.finish()
-        return stream.text
+        detokenizer = Detokenizer(self.texts, [])
+        return detokenizer.push(token_ids) + detokenizer.flush()

@@ -18,7 +18,7 @@ from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
 from forerun.server.kept_responses import KeptResponse, KeptResponses
 from forerun.server.protocol.answers import Asked, chat_logprobs, speculation_metrics
-from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of
+from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of, text_of
 from forerun.server.protocol.requests import CompletionRequest, read_messages, with_effort
 from forerun.server.protocol.tools import Forced, chat_tools
 
@@ -77,9 +77,9 @@ def _chat(items: Seq[Any]) -> list[dict[str, Any]]:
     for item in items:
         kind = item.get("type", "message")
         if kind == "reasoning":
-            thought += _text(item.get("content") or "")
+            thought += text_of(item.get("content") or "")
         elif kind == "function_call_output":
-            chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])})
+            chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
         elif kind == "function_call":
             if not chat or chat[-1]["role"] != "assistant":
                 chat.append({"role": "assistant", "content": ""})
@@ -88,14 +88,10 @@ def _chat(items: Seq[Any]) -> list[dict[str, Any]]:
             chat[-1].setdefault("tool_calls", []).append(call)
         else:
             role = "system" if item["role"] == "developer" else item["role"]
-            chat.append({"role": role, "content": _text(item["content"])})
+            chat.append({"role": role, "content": text_of(item["content"])})
         if thought and kind in ("message", "function_call") and chat[-1]["role"] == "assistant":
             chat[-1]["reasoning_content"], thought = thought, ""
     return chat
-
-
-def _text(content: str | list[Any]) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 class Reasoning(Part):

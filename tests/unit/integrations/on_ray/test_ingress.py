@@ -13,13 +13,13 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from starlette.types import Message
 
 from forerun.errors import QueueFullError, ReplicaError
 from forerun.integrations.ray.ingress import Ingress
 from forerun.integrations.ray.messages import ForwardedRequest
 from forerun.integrations.ray.replica import Replica
 from forerun.server.metrics import HTTPMetrics, Prometheus
-from forerun.server.middleware import Message
 from forerun.server.options import ServerOptions
 from forerun.server.run import DrainingServer, bound_socket
 from forerun.server.service import Service

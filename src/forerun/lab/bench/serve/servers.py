@@ -21,6 +21,7 @@ from forerun.lab.bench.peers.peer import THREAD_VARIABLES
 from forerun.lab.bench.serve.requests import EventReader, LoadRequest, TimedRequest, error_of
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import parse_body
+from forerun.utils.files import Closing
 
 if TYPE_CHECKING:
     import aiohttp
@@ -197,17 +198,15 @@ def _ready(line: str) -> str | None:
     return str(event["url"]) if event.get("event") == "ready" else None
 
 
-class InProcessEngine:
+class InProcessEngine(Closing):
     """An engine in this process that answers the same bodies as servers, without HTTP. Used as a context."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._thread = EngineThread(llm.shared)
 
-    def __enter__(self) -> InProcessEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End its thread."""
         self._thread.close()
 
     async def send(self, request: LoadRequest, **more: Any) -> TimedRequest:
