@@ -28,6 +28,8 @@ from forerun.models.model import lay_out
 _QUANTIZED = ("int8", "int8-groups", "int8-zeros", "int4-groups", "int4-minima", "int4-zeros")
 KINDS = ("float32", "bfloat16", *_QUANTIZED, *(f"{kind}-by-bytes" for kind in _QUANTIZED))
 NUM_TOKENS = 300
+BFLOAT16_READERS = ("amx", "avx512bf16")
+"""Instruction sets that round the rows of a product with bfloat16."""
 THREADS = (1, 2, 3, 5, 8, 16)
 """Numbers of them that must not change a bit."""
 Numbers = tuple[Tensor, Tensor, Tensor]
@@ -90,7 +92,7 @@ def blocks_of(type_name: str, out: int, size: int, seed: int = 0) -> BlockWeight
 
 def as_read(library: Library, weight: Tensor | QuantizedWeight, x: Tensor) -> Tensor:
     """Rows as a product reads them: rounded where the instruction set in use multiplies bfloat16."""
-    if library.instructions in ("amx", "avx512bf16") and isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
+    if library.instructions in BFLOAT16_READERS and isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
         return x.bfloat16().float()
     return x
 

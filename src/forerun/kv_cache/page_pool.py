@@ -153,7 +153,7 @@ class PagePool:
 
         Returns:
             How many pages from the start of the list are published now: fewer than `end` where some of them are
-            published as another tenant's.
+            published as another tenant's, or held by others too where another cache has published the same tokens.
         """
         with self._lock:
             parent = pages[first - 1].node if first else self._tree.roots.get(tenant) or Node(tenant)
@@ -162,7 +162,8 @@ class PagePool:
                 if parent is None or parent.tenant != tenant:
                     return index
                 found = parent.children.get(key)
-                if page.node not in (None, found):  # another tenant's; dropped here, it would precede those below it
+                # another tenant's, or a fork's too: dropped here, it would still precede those below it
+                if page.node is not found and (page.node is not None or page.holders > 1):
                     return index
                 if found is None:
                     self._tree.add(parent, key, page)

@@ -41,7 +41,6 @@ class NextTokens:
 
 class DraftSession(ABC):
     """Rows of some sequences, one after the other, where everything that does not change between them is prepared once.
-    Their bits are those of `LanguageModel.forward`.
 
     Their bits are those of `LanguageModel.forward`.
     """

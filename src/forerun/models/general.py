@@ -124,9 +124,9 @@ class GeneralDecoder:
     def forward(self, layout: Layout, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Return logits of the requested rows, [R, V] with R >= layout.num_logits, and the states that enter `layers`
         (`Decoder.forward`)."""
-        keep: Tensor | int = 0 if layout.logit_rows is None or self.num_layers in layers else layout.logit_rows
+        keep: Tensor | int = 0 if layout.logit_rows is None else layout.logit_rows
         hidden_outputs = HiddenStateOutputs(layers, layout)
-        handles = [self._register_hook(layer, hidden_outputs, layout) for layer in layers]
+        handles = [self._register_hook(layer, hidden_outputs) for layer in layers]
         try:
             logits = self._run(layout.token_ids, layout.positions, keep, partial(self.attention.forward, layout=layout))
         finally:
@@ -146,21 +146,17 @@ class GeneralDecoder:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _register_hook(self, layer: int, hidden_outputs: HiddenStateOutputs, layout: Layout) -> RemovableHandle:
-        """Register a hook that stores what enters a layer or, for layer `num_layers`, the output layer; after the
-        latter, rows whose logits are not requested are dropped."""
-        head = layer == self.num_layers
+    def _register_hook(self, layer: int, hidden_outputs: HiddenStateOutputs) -> RemovableHandle:
+        """Register a hook that stores what enters a layer or, for layer `num_layers`, what leaves the final norm; some
+        models scale that for their output layer."""
+        if layer == self.num_layers:
+            decoder: nn.Module = self.model.get_decoder()
+            return decoder.register_forward_hook(lambda *call: hidden_outputs.take(layer, call[-1][0][0]))
 
-        def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> tuple[Any, Any] | None:
-            states = args[0] if args else options["hidden_states"]
-            hidden_outputs.take(layer, states[0])
-            if not head or layout.logit_rows is None:
-                return None
-            requested = states[:, layout.logit_rows]
-            return ((requested, *args[1:]), options) if args else (args, options | {"hidden_states": requested})
+        def hook(_: nn.Module, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
+            hidden_outputs.take(layer, (args[0] if args else options["hidden_states"])[0])
 
-        module = self._output_layer() if head else self._layers()[layer]
-        handle: RemovableHandle = module.register_forward_pre_hook(hook, with_kwargs=True)
+        handle: RemovableHandle = self._layers()[layer].register_forward_pre_hook(hook, with_kwargs=True)
         return handle
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:

@@ -1,6 +1,7 @@
 """Whatever became of the drafts, a draft model's cache holds, to the bit, what a fresh computation would."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from forerun import SamplingParams
 from forerun.drafters import Binding, DraftModel, DraftTree, Staged
 from forerun.models import Model, Rows, load_model, load_tokenizer
+from forerun.models.draft_session_native import NativeDraftSession
 from forerun.types import Draft, Sequence, Step, Verdict
 from forerun.utils.tree import Tree
 
@@ -41,18 +43,22 @@ def test_cache_after_many_commits(
     sequences = [Sequence(i, list(prompt[i:]), len(prompt) - i, params) for i in range(2)]
     for each in sequences:
         drafter.start(each)
-    forward, calls, failures = model.forward, 0, 0
+    calls, failures = 0, 0
 
-    def failing(batch: Any, layers: Any = ()) -> Any:
-        nonlocal calls
-        calls += 1
-        result = forward(batch, layers)
-        if calls in (5, 23, 41, 60):
-            raise RuntimeError("out of memory")
-        return result
+    def failing(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def failing_at_times(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            result = compute(*args)
+            if calls in (5, 23, 41, 60):
+                raise RuntimeError("out of memory")
+            return result
+
+        return failing_at_times
 
     if fails:
-        monkeypatch.setattr(model, "forward", failing)
+        monkeypatch.setattr(model, "forward", failing(model.forward))
+        monkeypatch.setattr(NativeDraftSession, "advance", failing(NativeDraftSession.advance))
     kept = 0
     for _ in range(8):
         steps = []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from families import FAMILIES, ONLY_FUSED, VOCAB, Folders
+from families import FAMILIES, ONLY_FUSED, SCANNED, VOCAB, Folders
 from forerun.errors import ConfigError
 from forerun.models import Model, Rows, load_model
 from forerun.types import Cache
@@ -63,7 +63,7 @@ def test_states_are_those_of_transformers(family: str, kind: str, folders: dict[
     assert own.dtype == torch.float64
     assert own.shape == (30, 3, 64)
     error = (own - expected[40:]).abs().amax((0, 2)) / expected[40:].abs().amax((0, 2))
-    assert error.max() < 1e-5, error
+    assert error.max() < (1e-4 if family in SCANNED else 1e-5), error
 
 
 @pytest.mark.sampled(5)
