@@ -21,7 +21,7 @@ from forerun.errors import ModelLoadError, NotEnoughMemoryError
 from forerun.kernels.cpu import linear, native
 from forerun.models import Rows, load_model
 from forerun.models.fused.experts import route
-from forerun.models.fused.spec import Experts
+from forerun.models.fused.parts import Experts
 
 WEIGHTS = "model.safetensors"
 ROUTER = "model.layers.1.block_sparse_moe.gate.weight"

@@ -25,8 +25,9 @@ from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.experts import ExpertLayer, bias_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import LatentLayer
+from forerun.models.fused.parts import EXPERT, MIXED, RECURRENT_ROLES
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.fused.spec import EXPERT, MIXED, RECURRENT_ROLES, SHARED, DecoderSpec, LayerSpec
+from forerun.models.fused.spec import SHARED, DecoderSpec, LayerSpec
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows
 from forerun.models.rotation import Rotation, rotate
 

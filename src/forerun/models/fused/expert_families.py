@@ -7,7 +7,8 @@ from typing import Any
 
 from forerun.models.fused.llama_families import cohere, granite, hunyuan
 from forerun.models.fused.options import Difference, biases_of, layer_windows, rotated_share
-from forerun.models.fused.spec import EXPERT, HEAD_NORMS, QKV, Experts
+from forerun.models.fused.parts import EXPERT, Experts
+from forerun.models.fused.spec import HEAD_NORMS, QKV
 
 _OF_MIXTRAL = {"block_sparse_moe.": "mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 """Names in files, and in Transformers."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from forerun.errors import ModelLoadError
 from forerun.kernels.partition import MIN_ROWS
 from forerun.kernels.torch.elementwise import sigmoid
-from forerun.models.fused.spec import DecoderSpec, Experts
+from forerun.models.fused.parts import Experts
+from forerun.models.fused.spec import DecoderSpec
 from forerun.models.linear import Linear, at_path, place
 
 _STACKED = {"gate_up_proj": ("expert_gate", "expert_up"), "down_proj": ("expert_down",)}

@@ -7,9 +7,8 @@ from math import log
 from typing import Any
 
 from forerun.models.fused.expert_families import behind_dense, corrected, mlp
-from forerun.models.fused.latent_spec import Latent
 from forerun.models.fused.options import Difference, biases_of
-from forerun.models.fused.spec import Experts
+from forerun.models.fused.parts import Experts, Latent
 
 
 def _scale(config: Any, width: int) -> float:

@@ -40,8 +40,9 @@ from forerun.models.fused.experts import bias_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import weights_by_head
 from forerun.models.fused.native_fields import experts_fields, model_fields, recurrence_fields
+from forerun.models.fused.parts import EXPERT, MIXED, RECURRENT_ROLES
 from forerun.models.fused.recurrence import numbers_of, state_layout
-from forerun.models.fused.spec import EXPERT, MIXED, RECURRENT_ROLES, LayerSpec
+from forerun.models.fused.spec import LayerSpec
 from forerun.models.linear import Maker, Part, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.models.fused.parts import Experts, Recurrence
 from forerun.models.fused.recurrence import state_layout
-from forerun.models.fused.spec import DecoderSpec, Experts, Recurrence
+from forerun.models.fused.spec import DecoderSpec
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "xielu", "clamped_swiglu")
 """In the order of `ForerunActivation`."""

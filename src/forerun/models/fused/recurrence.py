@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from forerun.kernels.torch.elementwise import rms_norm, silu
 from forerun.kv_cache.recurrent_state import RowStates, StateLayout
 from forerun.models.attention.base import PackedRows
-from forerun.models.fused.spec import RECURRENT_ROLES, DecoderSpec, Recurrence
+from forerun.models.fused.parts import RECURRENT_ROLES, Recurrence
+from forerun.models.fused.spec import DecoderSpec
 from forerun.models.linear import Linear, at_path
 
 _EPS = 1e-6

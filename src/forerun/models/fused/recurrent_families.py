@@ -9,7 +9,8 @@ from typing import Any
 from forerun.models.fused.expert_families import experts_of_granite, experts_of_qwen
 from forerun.models.fused.llama_families import granite
 from forerun.models.fused.options import NO_ROTATION, Difference, biases_of, head_shape, rotated_share
-from forerun.models.fused.spec import EXPERT, GATED_QUERY, HEAD_NORMS, NORM_OWNERS, Experts, Recurrence
+from forerun.models.fused.parts import EXPERT, Experts, Recurrence
+from forerun.models.fused.spec import GATED_QUERY, HEAD_NORMS, NORM_OWNERS
 
 TILED = "linear_heads_are_tiled"
 """Key of forerun's: value heads lie as in llama.cpp's files (`Recurrence.heads_are_tiled`)."""

@@ -9,14 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.models.fused.latent_spec import Latent
+from forerun.models.fused.parts import EXPERT, RECURRENT_ROLES, Experts, Latent, Recurrence
 
 ROLES = ("query", "entry", "latent", "attention_gate", "key", "value", "out", "gate", "up", "down")
 """Linear layers of a decoder's layer that attends."""
-MIXED = ("mixed", "mixed_key", "mixed_value")
-"""Of one that is recurrent, what is convolved: of one module, or queries, keys and values of three."""
-RECURRENT_ROLES = (*MIXED, "mixed_gate", "beta", "decay", "mixed_out")
-"""All of these, as csrc/forerun.h has them in `ForerunRecurrence`."""
 NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm", "entry_norm", "latent_norm")
 """Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer; of
 what queries are made of, and of a latent."""
@@ -41,172 +37,8 @@ FEED = frozenset({"gate", "up", "down"})
 """The linear layers by place."""
 SHARED = ("shared_gate", "shared_up", "shared_down")
 """Of an expert that every row is given to; in the native kernels, the layer's own."""
-EXPERT = ("expert_gate", "expert_up", "expert_down")
-"""Of each of the other experts."""
-_MOST_TAPS, _MOST_GROUPS = 16, 64
-"""Of a convolution, and of experts, in the native kernels."""
 GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
 """Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrence:
-    """What the recurrent layers of a decoder are made of.
-
-    Attributes:
-        kind: "short_convolution", "delta_rule" or "state_space", as csrc/forerun.h defines them.
-        num_taps: inputs of the convolution, that of the row itself included.
-        channels: numbers that are convolved.
-        heads, key_heads, key_width, value_width: of the states; 0 of a short convolution.
-        heads_are_tiled: head h reads the key head h % key_heads, else h // (heads / key_heads).
-        order: of queries, keys and values among the channels.
-        numbers: names of parameters and modules in a layer: "taps" (a convolution), "rate" (the logarithm of -rate),
-            "step_bias", "skip", "norm".
-        unrounded: those of them that are float32 in a model of a narrower type.
-        places: role -> the outputs of its module that are its: (start, count, stride, repeats) of each run. A role that
-            is left out has all of them.
-        norm_width: numbers that one norm is over; norms_each: the norm's weights are those of one head.
-        gates_first: the norm is behind the gate. norm_eps: of it.
-        beta_scale: of the sigmoid of beta. step_limits: the least and the largest step.
-        scales: factors of what modules give for "query", "key" and "value", "gate" and "step", and "out".
-    """
-
-    kind: str
-    num_taps: int
-    channels: int
-    numbers: Mapping[str, str]
-    heads: int = 0
-    key_heads: int = 1
-    key_width: int = 0
-    value_width: int = 0
-    heads_are_tiled: bool = False
-    order: tuple[str, str, str] = ("query", "key", "value")
-    places: Mapping[str, tuple[tuple[int, int, int, int], ...]] = field(default_factory=dict)
-    norm_width: int = 0
-    unrounded: frozenset[str] = frozenset()
-    norms_each: bool = True
-    gates_first: bool = False
-    norm_eps: float = 1e-6
-    beta_scale: float = 1.0
-    step_limits: tuple[float, float] = (0.0, float("inf"))
-    scales: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_taps <= _MOST_TAPS:
-            raise ValueError(f"a convolution of {self.num_taps} inputs")
-        if self.heads % self.key_heads or (self.heads and min(self.key_heads, self.key_width, self.value_width) < 1):
-            raise ValueError(f"{self.heads} heads, {self.key_heads} key heads, {self.key_width} x {self.value_width}")
-
-    @property
-    def wide(self) -> int:
-        """Return the numbers that a row reads from its state."""
-        return self.heads * self.value_width or self.channels
-
-    @property
-    def key_of_head(self) -> Tensor:
-        """Return the key head that each head reads, [heads] int64."""
-        heads = torch.arange(self.heads)
-        return heads % self.key_heads if self.heads_are_tiled else heads // (self.heads // self.key_heads)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Return the channels of queries, keys and values, in their order."""
-        keys, values = self.key_heads * self.key_width, self.heads * self.value_width
-        return [values if name == "value" else keys for name in self.order]
-
-    @property
-    def starts(self) -> dict[str, int]:
-        """Return the first channel of queries, keys and values."""
-        return {name: sum(self.sizes[:place]) for place, name in enumerate(self.order)}
-
-    def scale(self, name: str) -> float:
-        """Return one of `scales`."""
-        return self.scales.get(name, 1.0)
-
-    @property
-    def channel_scales(self) -> Tensor:
-        """Return the factors of the channels, [channels] float64."""
-        scales = torch.tensor([self.scale(name) for name in self.order], dtype=torch.float64)
-        return scales.repeat_interleave(torch.tensor(self.sizes))
-
-    @property
-    def state_size(self) -> int:
-        """Return the numbers of a layer's state; values stand in blocks of 16."""
-        return (self.num_taps - 1) * self.channels + self.heads * self.key_width * -(-self.value_width // 16) * 16
-
-    @property
-    def record_size(self) -> int:
-        """Return the numbers of a row's record in a layer."""
-        return 2 * (self.channels + self.heads) if self.heads else self.channels
-
-    def out_features(self, role: str, *, are_apart: bool) -> int:
-        """Return the outputs of a linear layer, but of "mixed_out". are_apart: the roles MIXED have three modules."""
-        if role in MIXED:
-            return self.sizes[MIXED.index(role)] if are_apart else self.channels
-        return self.wide if role == "mixed_gate" or not self.heads else self.heads
-
-    def rows(self, role: str) -> Tensor | None:
-        """Return the outputs of the module that are a role's, int64; None for all in order."""
-        if role not in self.places:
-            return None
-        runs = [
-            (start + stride * torch.arange(repeats)[:, None] + torch.arange(count)).reshape(-1)
-            for start, count, stride, repeats in self.places[role]
-        ]
-        return torch.cat(runs)
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture of experts in place of a feed-forward layer: a row is given to those of its largest scores.
-
-    Attributes:
-        count, top, width: experts, those that a row is given to, and the intermediate numbers of each.
-        router: the module of a layer that scores them.
-        modules: role of EXPERT -> the module of expert {}. A checkpoint may have all in one tensor, as Transformers.
-        stacked: the module of Transformers that holds all of them. is_transposed: as [in, out], gate and up by turns.
-        shared_width: intermediate numbers of the expert of all rows. shared_switch: what its sigmoid multiplies it by.
-        bias: a parameter that is added to scores for the choice alone, and its shape.
-        unrounded: the router is float32 in a model of a narrower type.
-        scoring: "softmax", "sigmoid", or "sparsemixer" (arXiv 2409.12136): an expert's share is that of a softmax of
-            the scores that are left and less by no more than `distance` times the larger one's size.
-        groups, top_groups: of experts, from which alone they are taken; 0: from all.
-        best: scores of a group that are added to choose it, 2 or 1.
-        adds_to_one: the scores of the chosen are divided by their sum, or by least_sum. scale: of them.
-        curve: "alpha" and the limit of the activation "clamped_swiglu".
-    """
-
-    count: int
-    top: int
-    width: int
-    router: str = "mlp.gate"
-    modules: Mapping[str, str] = field(
-        default_factory=lambda: {role: f"mlp.experts.{{}}.{role[7:]}_proj" for role in EXPERT}
-    )
-    stacked: str = "mlp.experts"
-    is_transposed: bool = False
-    shared_width: int = 0
-    shared_switch: str | None = None
-    bias: str | None = None
-    bias_shape: tuple[int, ...] = ()
-    unrounded: bool = False
-    scoring: str = "softmax"
-    distance: float = 0.0
-    groups: int = 0
-    top_groups: int = 0
-    best: int = 2
-    adds_to_one: bool = True
-    least_sum: float = 0.0
-    scale: float = 1.0
-    curve: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.top <= self.count or self.width < 1:
-            raise ValueError(f"{self.top} of {self.count} experts of width {self.width}")
-        if self.groups and (self.count % self.groups or not 1 <= self.top_groups <= self.groups <= _MOST_GROUPS):
-            raise ValueError(f"{self.top_groups} of {self.groups} groups of {self.count} experts")
-        if self.groups and self.top > self.count // self.groups * self.top_groups:
-            raise ValueError(f"{self.top} experts of {self.top_groups} groups of {self.count // self.groups}")
 
 
 @dataclass(frozen=True, slots=True)

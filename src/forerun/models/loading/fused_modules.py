@@ -14,7 +14,8 @@ from torch import nn
 
 from forerun.models.fused.experts import apart, part_of
 from forerun.models.fused.families import spec_of
-from forerun.models.fused.spec import NORMS, DecoderSpec, Experts, LayerSpec, Recurrence
+from forerun.models.fused.parts import Experts, Recurrence
+from forerun.models.fused.spec import NORMS, DecoderSpec, LayerSpec
 from forerun.models.linear import place
 from forerun.models.loading.weights import FLOATS, Checkpoint, TensorSlice
 from forerun.utils.foreign_errors import REMEDY, as_load_errors

@@ -11,7 +11,8 @@ import torch
 
 from forerun.errors import ModelLoadError
 from forerun.models.fused.experts import joined
-from forerun.models.fused.spec import EXPERT, SHARED, DecoderSpec, Experts
+from forerun.models.fused.parts import EXPERT, Experts
+from forerun.models.fused.spec import SHARED, DecoderSpec
 from forerun.models.loading.gguf.header import REMEDY, brief
 from forerun.models.loading.gguf.tensors import PLAIN_TYPES, GgufTensor
 

@@ -9,7 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from forerun.models.fused.spec import RECURRENT_ROLES, DecoderSpec, Recurrence
+from forerun.models.fused.parts import RECURRENT_ROLES, Recurrence
+from forerun.models.fused.spec import DecoderSpec
 from forerun.models.loading.gguf.tensors import GgufTensor
 
 _STATES = {

@@ -16,7 +16,8 @@ import torch
 from forerun.errors import ModelLoadError, UnsupportedModelError
 from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import spec_of
-from forerun.models.fused.spec import NORMS, RECURRENT_ROLES, SHARED, DecoderSpec
+from forerun.models.fused.parts import RECURRENT_ROLES
+from forerun.models.fused.spec import NORMS, SHARED, DecoderSpec
 from forerun.models.loading.gguf.architecture import NEXT_TOKENS
 from forerun.models.loading.gguf.architectures import ARCHITECTURES
 from forerun.models.loading.gguf.configuration import HEAD, architecture_of
