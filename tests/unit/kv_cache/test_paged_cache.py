@@ -221,14 +221,20 @@ def test_of_published_pages_those_that_nobody_holds_can_be_taken_and_no_others(p
     check_integrity(pages.pool, [reader, writer])
 
 
-def test_a_page_that_a_fork_holds_is_published_after_no_page_that_the_fork_does_not_hold(pages: Pages) -> None:
-    """What lies above a held page would be idle, and evicted before it."""
+def beside_a_fork(pages: Pages) -> tuple[PagedCache, PagedCache, PagedCache]:
+    """Return a cache that publishes two pages, its fork, and a cache that has published the first before."""
     first, fork, other = pages.cache(), pages.cache(), pages.cache()
     compute(first, TEXT[: 2 * PAGE])
     fork.fork(first, 2 * PAGE)
     compute(other, TEXT[:PAGE])
     other.publish(TEXT, None)
     first.publish(TEXT, None)
+    return first, fork, other
+
+
+def test_a_page_that_a_fork_holds_is_published_after_no_page_that_the_fork_does_not_hold(pages: Pages) -> None:
+    """What lies above a held page would be idle, and evicted before it."""
+    first, fork, other = beside_a_fork(pages)
     first.free()
     other.free()
     pages.pool.limit(4)
@@ -237,14 +243,10 @@ def test_a_page_that_a_fork_holds_is_published_after_no_page_that_the_fork_does_
 
 
 def test_pages_are_published_once_no_fork_holds_them(pages: Pages) -> None:
-    first, fork, other, late = pages.cache(), pages.cache(), pages.cache(), pages.cache()
-    compute(first, TEXT[: 2 * PAGE])
-    fork.fork(first, 2 * PAGE)
-    compute(other, TEXT[:PAGE])
-    other.publish(TEXT, None)
-    first.publish(TEXT, None)
+    first, fork, other = beside_a_fork(pages)
     fork.free()
     first.publish(TEXT, None)
+    late = pages.cache()
     late.adopt(TEXT, None)
     assert tokens_in(late) == TEXT[: 2 * PAGE]
     check_integrity(pages.pool, [first, other, late])
