@@ -63,26 +63,26 @@ inline void pack_codes(const Packing& c, int64_t index) {
         for (int64_t o = 0; o < rows; o++, to += 4) {
             const uint8_t* row = (const uint8_t*)c.numbers + (first + o) * c.in + 32 * g;
             if (c.in - 32 * g < 32) row = (uint8_t*)memcpy(whole, row, c.in - 32 * g);
-            GroupCodes codes;
             if (l.low == 4) {
+                GroupCodes codes;
                 take_halves(codes, row, 0, 0, 32);
                 put_codes<0>(to, 0, codes);
-            } else {
-                for (int i = 0; i < 8; i++) {
-                    const uint32_t word = four_bytes(row + 4 * i) ^ 0x80808080;
-                    memcpy(to + 64 * i, &word, 4);
-                };
+            }
+            for (int i = 0; l.low == 8 && i < 8; i++) {
+                const uint32_t word = four_bytes(row + 4 * i) ^ 0x80808080;
+                memcpy(to + 64 * i, &word, 4);
             }
         }
     }
     if (l.scales != Scales::halves && !l.has_zeros()) return;
-    for (int64_t g = 0; g < shared; g++)
+    for (int64_t g = 0; g < shared; g++) {
+        uint8_t* to = block + (l.has_zeros() ? l.at(g * span, span) - l.head() : l.at(g) + l.codes());
         for (int64_t o = 0, at = first * shared + g; o < rows; o++, at += shared) {
-            uint8_t* to = block + (l.has_zeros() ? l.at(g * span, span) - l.head() : l.at(g) + l.codes());
             put_half(to, o, c.scales[at]);
             if (l.minima) put_half(to + 32, o, ((const uint16_t*)c.behind)[at]);
             if (l.has_zeros()) to[32 + o] = (uint8_t)(((const uint8_t*)c.behind)[at] ^ (l.low == 8 ? 0x80 : 0));
         }
+    }
 }
 
 inline void pack_body(void* data) {
