@@ -8,7 +8,7 @@ its line: the tokenizer writes it and the next line's indentation as one token.
 from __future__ import annotations
 
 import ast
-import gzip
+import lzma
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -128,6 +128,5 @@ def write_held_out(files: Sequence[SourceFile], path: Path) -> int:
             break
         records.append({"file": file.name, "text": file.text})
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
-        packed.write(written(records).encode("utf-8"))
+    path.write_bytes(lzma.compress(written(records).encode("utf-8"), preset=9 | lzma.PRESET_EXTREME))
     return len(records)

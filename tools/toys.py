@@ -287,8 +287,8 @@ def workloads(out: Out, force: Force = False) -> None:
 @app.command()
 def held_out(out: Out, data: Data = None) -> None:
     """Write the held-out files anew, and the bundled prompts of code cut from them."""
-    count = cut.write_held_out(read_corpus(data)[1], out / "heldout.jsonl.gz")
-    files, tokenizer = read_held_out(out / "heldout.jsonl.gz"), load_tokenizer(ASSETS / "target")
+    count = cut.write_held_out(read_corpus(data)[1], out / "heldout.jsonl.xz")
+    files, tokenizer = read_held_out(out / "heldout.jsonl.xz"), load_tokenizer(ASSETS / "target")
     prompts.save(cut.code_prompts(files, tokenizer), out / "code.jsonl")
     typer.echo(f"{out}: {count} files")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
+import lzma
 import re
 import sysconfig
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from forerun.config import ASSETS
 from forerun.errors import ConfigError
 from forerun.utils.workloads import read_records
 
-HELD_OUT_FILE = ASSETS / "heldout.jsonl.gz"
+HELD_OUT_FILE = ASSETS / "heldout.jsonl.xz"
 
 HELD_OUT_SHARE = 0.05
 """Share of the files never trained on."""
@@ -104,11 +103,11 @@ def read_held_out(path: Path = HELD_OUT_FILE) -> list[SourceFile]:
         ConfigError: `path` is missing or is not such a file.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as packed:
+        with lzma.open(path, "rt", encoding="utf-8") as packed:
             records = read_records(packed, path.name)
             return [SourceFile(record.string("file"), record.string("text")) for record in records]
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error, ConfigError) as error:
+    except (OSError, UnicodeDecodeError, EOFError, lzma.LZMAError, ConfigError) as error:
         raise ConfigError(
             f"{path} cannot be read as held-out files ({error}). "
-            "Give a gzipped JSON-lines file with `file` and `text` in every line."
+            "Give an xz-compressed JSON-lines file with `file` and `text` in every line."
         ) from error
