@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence as Seq
 from typing import Any, NamedTuple
 
 from forerun.chat.response_format import ResponseFormat, find_format
-from forerun.chat.response_parser import Delta, ParsedMessage, ResponseParser
+from forerun.chat.response_parser import Delta, ResponseParser
 
 WEATHER = {
     "city": {"type": "string"},
@@ -135,6 +135,18 @@ CASES = {
 }
 
 
+class ParsedMessage(NamedTuple):
+    """A whole answer."""
+
+    content: str | None
+    reasoning: str | None
+    tool_calls: list[dict[str, Any]]
+
+
+def parsed(parser: ResponseParser) -> ParsedMessage:
+    return ParsedMessage(parser.content, parser.reasoning or None, parser.calls)
+
+
 def form(written: str) -> ResponseFormat:
     found = find_format(written)
     assert found is not None
@@ -144,7 +156,7 @@ def form(written: str) -> ResponseFormat:
 def read(case: Case, pieces: Iterable[str], tools: Any = TOOLS) -> tuple[list[Delta], ParsedMessage]:
     parser = ResponseParser(form(case.written), case.prompt, tools, "request")
     deltas = [delta for piece in pieces for delta in parser.push(piece)]
-    return [*deltas, *parser.end()], parser.message()
+    return [*deltas, *parser.push("", last=True)], parsed(parser)
 
 
 def called(message: ParsedMessage) -> list[tuple[str, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import regex
 
-from forerun.chat.contents import CONTENTS, ERRORS, OPTIONS, transformed
+from forerun.chat.contents import CONTENTS, ERRORS, OPTIONS, transformed, typed
 from forerun.errors import ConfigError
 from forerun.utils.json_file import read_json
 
@@ -80,17 +80,24 @@ class Region:
         """Return whether its text does not show that it is whole."""
         return self.is_json or self.field.get("content") not in ("json", "python-call-list")
 
-    def calls(self, text: str, captures: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
-        """Return the names and arguments of the calls that its text holds. Raises one of ERRORS."""
+    def calls(self, text: str, captures: Mapping[str, str], schemas: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the calls that its text holds: names, and arguments as JSON. Raises one of ERRORS.
+
+        schemas: name -> JSON schemas of the parameters, by which arguments that are written as text get their types.
+        """
         value = CONTENTS[self.field.get("content", "text")](text, self.field.get("content_args", {}))
         items = value if self.field.get("transform_each") else [{"content": value}]
         calls = [transformed(self.field.get("transform", "{content}"), {**captures, **item}) for item in items]
         functions = [
             call.get("function", call) for each in calls for call in (each if isinstance(each, list) else [each])
         ]
-        found = [(function["name"], function.get("arguments", {})) for function in functions]
-        if not all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in found):
-            raise TypeError("a call has a name and an object of arguments")
+        found = []
+        for name, arguments in [(function["name"], function.get("arguments", {})) for function in functions]:
+            if not isinstance(name, str) or not isinstance(arguments, dict):
+                raise TypeError("a call has a name and an object of arguments")
+            if self.field.get("content") == "xml-inline":
+                arguments = {key: typed(value, schemas.get(name, {}).get(key)) for key, value in arguments.items()}
+            found.append((name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)))
         return found
 
 

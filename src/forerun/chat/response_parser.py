@@ -7,8 +7,8 @@ is text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import groupby
@@ -16,7 +16,7 @@ from typing import Any
 
 import regex
 
-from forerun.chat.contents import ERRORS, typed
+from forerun.chat.contents import ERRORS
 from forerun.chat.response_format import CALL, CONTENT, REASONING, Region, ResponseFormat
 
 _DEPTH = {"{": 1, "[": 1, "}": -1, "]": -1}
@@ -44,21 +44,15 @@ class Delta:
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedMessage:
-    """A whole answer.
+class PlainText:
+    """An answer that is text alone, with the attributes of `ResponseParser`."""
 
-    Attributes:
-        content: None if there are calls alone.
-        reasoning: None without.
-        tool_calls: as OpenAI's API has them.
-        is_unclosed: whether the answer ends within a call, which is then part of the content.
-    """
+    def __init__(self) -> None:
+        self.content, self.reasoning, self.calls = "", "", list[dict[str, Any]]()
 
-    content: str | None
-    reasoning: str | None
-    tool_calls: list[dict[str, Any]]
-    is_unclosed: bool
+    def push(self, text: str, *, last: bool = False) -> list[Delta]:
+        self.content += text
+        return [Delta(CONTENT, text)] if text else []
 
 
 @dataclass(slots=True)
@@ -76,6 +70,7 @@ class _Call:
     is_broken: bool = False  # it can be no JSON any more
     index: int = -1  # negative: no call was announced
     name: str = ""
+    id: str = ""
     pieces: list[str] = field(default_factory=list)
 
 
@@ -90,24 +85,39 @@ class ResponseParser:
         prompt: that it answers, as text; it may open a region.
         tools: OpenAI's definitions. Without any, calls are text.
         request_id: makes the ids of calls.
+        one_call: calls after the first are left out.
+
+    Attributes:
+        content, reasoning, calls: of the whole answer, with its last text; calls as OpenAI's API has them. The content
+            is None if there are calls alone.
     """
 
-    def __init__(self, form: ResponseFormat, prompt: str, tools: Iterable[Mapping[str, Any]], request_id: str) -> None:
-        self._form, self._request_id = form, request_id
+    def __init__(
+        self,
+        form: ResponseFormat,
+        prompt: str,
+        tools: Iterable[Mapping[str, Any]],
+        request_id: str,
+        *,
+        one_call: bool = False,
+    ) -> None:
+        self._form, self._request_id, self._one_call = form, request_id, one_call
         functions = [tool.get("function", tool) for tool in tools]
         self._schemas = {each["name"]: (each.get("parameters") or {}).get("properties") or {} for each in functions}
         self._opening = form.openings[bool(functions)]
         self._buffer, self._at = "", 0  # text, and where what was not read yet begins in it
         self._new: list[str] = []  # pieces that were not appended to it yet
-        self._num_new, self._patience = 0, 0  # characters of them, and those that are awaited before the next search
+        self._patience = 0  # characters that are awaited before the next search
         self._region: Region | None = None
         self._call: _Call | None = None
         self._is_edge = False  # nothing but whitespace has come since markup
         self._texts: dict[str, list[str]] = {CONTENT: [], REASONING: []}
         self._spaces: dict[str, list[str]] = {CONTENT: [], REASONING: []}  # not given yet: markup may follow
         self._found: list[Delta] = []
-        self._calls: list[dict[str, Any]] = []
-        self._num_begun, self._is_unclosed = 0, False
+        self._num_begun = 0
+        self.content: str | None = ""
+        self.reasoning = ""
+        self.calls: list[dict[str, Any]] = []
         self._read_prompt(prompt)
 
     @property
@@ -115,41 +125,28 @@ class ResponseParser:
         """Return whether the model is thinking."""
         return self._region is not None and self._region.kind == REASONING
 
-    def push(self, text: str) -> list[Delta]:
-        """Read a piece of the answer; return what it adds."""
-        return self._read(text, last=False)
-
-    def end(self) -> list[Delta]:
-        """Return what was held back. Nothing may be pushed afterwards."""
-        return self._read("", last=True)
-
-    def message(self) -> ParsedMessage:
-        """Return the whole answer, after `end`."""
-        content, reasoning = ("".join(self._texts[kind]) for kind in (CONTENT, REASONING))
-        said = content if content or not self._calls else None
-        return ParsedMessage(said, reasoning or None, self._calls, self._is_unclosed)
-
     def _read_prompt(self, prompt: str) -> None:
         """Open the region in which the prompt ends: what follows the last anchor is read, or else a mark at its end."""
         ends = [match.end() for match in self._form.anchor.finditer(prompt)]
         thoughts = "|".join(region.opens for region in self._form.regions if region.kind == REASONING) or r"\Z"
         mark = regex.search(rf"(?:{thoughts})\s*\Z", prompt[-_TAIL:])
-        self._read(prompt[ends[-1] :] if ends else mark[0] if mark else "", last=False)
+        self.push(prompt[ends[-1] :] if ends else mark[0] if mark else "")
         if self._region is None and self._opening.fullmatch(self._buffer, self._at):
             self._step(last=True)
         self._is_edge, self._num_begun = self._region is not None, 0
         for texts in (*self._texts.values(), *self._spaces.values()):
             texts.clear()
-        self._calls.clear()
+        self.calls.clear()
 
-    def _read(self, text: str, *, last: bool) -> list[Delta]:
+    def push(self, text: str, *, last: bool = False) -> list[Delta]:
+        """Read a piece of the answer; return what it adds. last: nothing follows, and nothing is held back."""
         self._new.append(text)
-        self._num_new += len(text)
-        if self._num_new < self._patience and not last:
+        self._patience -= len(text)
+        if self._patience > 0 and not last:
             return []
         start = max(self._at - 1, 0)  # patterns may look back at one character
         self._buffer, self._at = self._buffer[start:] + "".join(self._new), self._at - start
-        self._new, self._num_new, self._found = [], 0, []
+        self._new, self._found = [], []
         num_pending = len(self._buffer) - self._at
         for _ in range(3 * num_pending + 3):  # a bound for patterns that match nothing, in turn
             if not self._step(last):
@@ -158,16 +155,20 @@ class ResponseParser:
         self._patience = num_pending // 8 if num_pending > _SHORT else 0  # so that the time is linear in the length
         if last:
             self._end()
-        merged = groupby(self._found, lambda delta: (delta.kind, delta.index, delta.name, delta.id))
+        given = (delta for delta in self._found if not (self._one_call and delta.index))
+        merged = groupby(given, lambda delta: (delta.kind, delta.index, delta.name, delta.id))
         return [Delta(kind, "".join(each.text for each in group), *rest) for (kind, *rest), group in merged]
 
     def _end(self) -> None:
         self._pass(self._buffer[self._at :])
         if self._call is not None:
-            self._is_unclosed = not self._finish("", may_be_whole=not self._call.region.needs_close)
+            self._finish("", may_be_whole=not self._call.region.needs_close)
         elif not self._is_edge:
             kind = CONTENT if self._region is None else self._region.kind
             self._emit(kind, "".join(self._spaces[kind]))
+        content, self.reasoning = ("".join(self._texts[kind]) for kind in (CONTENT, REASONING))
+        self.content = content if content or not self.calls else None
+        self.calls = self.calls[:1] if self._one_call else self.calls
 
     def _step(self, last: bool) -> bool:
         """Read up to the next mark and the mark; return whether there may be another one."""
@@ -233,8 +234,12 @@ class ResponseParser:
             call.is_broken |= mark == "\n"
             return self._take(call, mark)
         begins = mark == "{" and call.is_sought and call.depth == (not call.region.is_named)
-        if begins and not call.is_broken:
-            self._begin_arguments(call)
+        if begins and not call.is_broken:  # what follows are arguments if it is certain that it is an object of them
+            call.is_sought = False
+            head = call.region.head and call.region.head.fullmatch("".join(call.body))
+            if head:
+                self._begin(call, head[1])
+            call.is_streaming = call.index >= 0
         call.string = None if call.is_broken else call.region.string_after(mark)
         call.depth += _DEPTH.get(mark, 0)
         self._take(call, mark)
@@ -243,58 +248,38 @@ class ResponseParser:
             self._finish("")
         return None
 
-    def _begin_arguments(self, call: _Call) -> None:
-        """Give what follows as arguments if it is certain that it is an object of arguments."""
-        call.is_sought = False
-        head = call.region.head and call.region.head.fullmatch("".join(call.body))
-        if head:
-            self._begin(call, head[1])
-        call.is_streaming = call.index >= 0
-
     def _take(self, call: _Call, text: str) -> None:
         call.body.append(text)
         if call.is_streaming:
             self._give(call, text)
 
     def _begin(self, call: _Call, name: str) -> None:
-        """Announce a call."""
+        """Announce a call. Its id is nine letters and digits, since Mistral's templates take no other."""
         call.index, call.name, call.pieces = self._num_begun, name, []
+        call.id = sha256(f"{self._request_id} {call.index}".encode()).hexdigest()[:9]
         self._num_begun += 1
-        self._found.append(Delta(CALL, "", call.index, name, self._id(call)))
+        self._found.append(Delta(CALL, "", call.index, name, call.id))
 
     def _give(self, call: _Call, arguments: str) -> None:
         call.pieces.append(arguments)
         self._found.append(Delta(CALL, arguments, call.index))
 
-    def _id(self, call: _Call) -> str:
-        """Return the id of a call: nine letters and digits, since Mistral's templates take no other."""
-        return sha256(f"{self._request_id} {call.index}".encode()).hexdigest()[:9]
-
-    def _finish(self, mark: str, *, may_be_whole: bool = True) -> bool:
-        """End a region of calls; return whether it held any. All of its text is content if it did not."""
+    def _finish(self, mark: str, *, may_be_whole: bool = True) -> None:
+        """End a region of calls. All of its text is content if it held none."""
         call, self._call, self._region, self._is_edge = self._call, None, None, True
         assert call is not None
-        try:
-            calls = call.region.calls("".join(call.body), call.captures) if may_be_whole and not call.is_broken else []
-            written = [(name, self._written(call.region, name, arguments)) for name, arguments in calls]
-        except ERRORS:
-            written = []
-        if not written:
+        calls: list[tuple[str, str]] = []
+        if may_be_whole and not call.is_broken:
+            with suppress(*ERRORS):
+                calls = call.region.calls("".join(call.body), call.captures, self._schemas)
+        if not calls:
             self._emit(CONTENT, "".join([*self._spaces[CONTENT], call.opened, *call.body, mark]))
             self._spaces[CONTENT], self._is_edge = [], False
         is_announced = call.index >= 0
-        for name, arguments in written:
+        for name, arguments in calls:
             if not is_announced:
                 self._begin(call, name)
             if not call.pieces:
                 self._give(call, arguments)
             function = {"name": call.name, "arguments": "".join(call.pieces)}
-            self._calls.append({"id": self._id(call), "type": "function", "function": function})
-        return bool(written)
-
-    def _written(self, region: Region, name: str, arguments: dict[str, Any]) -> str:
-        """Return arguments as JSON, those that were written as text by the types of the tool's schema."""
-        if region.field["content"] == "xml-inline":
-            properties = self._schemas.get(name) or {}
-            arguments = {key: typed(text, properties.get(key)) for key, text in arguments.items()}
-        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            self.calls.append({"id": call.id, "type": "function", "function": function})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import regex
 
-from family_answers import CASES, TOOLS, called, form, read
+from family_answers import CASES, TOOLS, called, form, parsed, read
 from forerun.chat.response_format import CALL, REASONING, ResponseFormat, find_format, read_format
 from forerun.chat.response_parser import ResponseParser
 from forerun.errors import ConfigError
@@ -62,8 +62,8 @@ def test_the_tokenizers_own_template_comes_first(tmp_path: Path) -> None:
         parser = ResponseParser(found, "<bot><hm>", TOOLS, "request")
         for character in 'Hm.</hm>Sure. <call now>\n{}</call> <call weather>{"days": 3}</call>':
             parser.push(character)
-        parser.end()
-        message = parser.message()
+        parser.push("", last=True)
+        message = parsed(parser)
         assert (message.reasoning, message.content) == ("Hm.", "Sure.")
         assert called(message) == [("now", {}), ("weather", {"days": 3})]
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_response_template(values: Any, tmp_path: Path) -> Non
 def test_a_pattern_that_matches_nothing_is_no_endless_loop() -> None:
     fields = {"thinking": {"open_pattern": "(?=a)", "close_pattern": "(?=a)"}, "content": {"close_pattern": "(?=b)"}}
     parser = ResponseParser(ResponseFormat.of({"fields": fields}, "mine"), "", TOOLS, "request")
-    deltas = [delta for text in ("xaab", "ab") for delta in parser.push(text)] + parser.end()
+    deltas = [delta for text in ("xaab", "ab") for delta in parser.push(text)] + parser.push("", last=True)
     assert "".join(delta.text for delta in deltas) == "xaabab"
 
 
@@ -152,8 +152,8 @@ def test_templates_of_transformers_are_read(name: str) -> None:
     parser = ResponseParser(ResponseFormat.of(template, model_type), CASES[name].prompt, TOOLS, "request")
     for character in CASES[name].text.replace("    if a", "if a"):
         parser.push(character)
-    parser.end()
-    message, expected = parser.message(), read(CASES[name], [CASES[name].text.replace("    if a", "if a")])[1]
+    parser.push("", last=True)
+    message, expected = parsed(parser), read(CASES[name], [CASES[name].text.replace("    if a", "if a")])[1]
     assert (message.reasoning, message.content) == (expected.reasoning, expected.content)
     assert called(message) == called(expected)
 
@@ -171,5 +171,7 @@ def test_no_pattern_looks_twice_at_a_long_text() -> None:
     ):
         for written in {case.written for case in CASES.values()}:
             parser = ResponseParser(form(written), "", TOOLS, "request")
-            found = [delta.text for delta in (*parser.push(text), *parser.end()) if delta.kind == "content"]
+            found = [
+                delta.text for delta in (*parser.push(text), *parser.push("", last=True)) if delta.kind == "content"
+            ]
             assert regex.sub(r"\s+", "", "".join(found)) in regex.sub(r"\s+", "", text)

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from family_answers import CASES, CHATML, TOOLS, called, form, read
-from forerun.chat.response_parser import Delta, ParsedMessage, ResponseParser
+from family_answers import CASES, CHATML, TOOLS, ParsedMessage, called, form, read
+from forerun.chat.response_parser import Delta, ResponseParser
 from fuzzing import examples
 
 
@@ -36,7 +36,6 @@ def test_an_answer_of_each_family(name: str) -> None:
     case = CASES[name]
     deltas, message = read(case, [case.text])
     assert (message.reasoning, message.content, called(message)) == (case.reasoning, case.content, list(case.calls))
-    assert not message.is_unclosed
     streamed, again = read(case, case.text)  # one character at a time
     assert (joined(streamed), again) == (joined(deltas), message)
     texts = joined(streamed)
@@ -73,7 +72,7 @@ def test_an_answer_that_ends_anywhere(name: str) -> None:
         text = case.text[:size]
         deltas, message = read(case, [text])
         assert called(message) == list(case.calls)[: len(message.tool_calls)]
-        if message.is_unclosed:
+        if len([delta for delta in deltas if delta.name]) > len(message.tool_calls):  # a call that is not closed
             assert message.content is not None and message.content.endswith(text[-10:])
         for kind in ("content", "reasoning"):
             said = "".join(delta.text for delta in deltas if delta.kind == kind)
@@ -100,7 +99,7 @@ def test_what_is_no_call_is_text(text: str) -> None:
     case = CASES["hermes"]._replace(text=f"Sure.\n{text}\nWell.{good}")
     _, message = read(case, [case.text])
     body = text.removesuffix("\n</tool_call>")  # where the JSON ends, its end mark is no part of it
-    assert called(message) == [("now", {})] and not message.is_unclosed
+    assert called(message) == [("now", {})]
     assert message.content is not None and message.content.startswith(f"Sure.\n{body}")
     assert message.content.endswith("\nWell.") and read(case, case.text)[1] == message
 
@@ -145,17 +144,17 @@ def test_where_a_string_ends(name: str) -> None:
         _, message = read(CASES[name.partition(",")[0]], pieces)
         (call,) = called(message)
         assert call[0] == "weather" and call[1]["city"].endswith("\\") and call[1]["city"][0] == '"'
-        assert message.content is None and not message.is_unclosed
+        assert message.content is None
 
 
 def test_thinking_that_never_ends() -> None:
     deltas, message = read(CASES["thinking"], "Hm. <tool_call>{} \n")
-    assert message == ParsedMessage("", "Hm. <tool_call>{} \n", [], is_unclosed=False) and len(deltas) > 3
+    assert message == ParsedMessage("", "Hm. <tool_call>{} \n", []) and len(deltas) > 3
 
 
 def test_without_markup_nothing_is_changed() -> None:
     for text in ("  Hello,\n\n", " \n ", "", "a < b <think", "<tool_call", "\0 \ud7ff <|", "</s>"):
-        assert read(CASES["hermes"], text)[1] == ParsedMessage(text, None, [], is_unclosed=False)
+        assert read(CASES["hermes"], text)[1] == ParsedMessage(text, None, [])
 
 
 def test_without_tools_a_call_is_text() -> None:
@@ -169,7 +168,7 @@ def test_a_former_answer_in_the_prompt_is_none_of_this_one() -> None:
     before = case.text + "</s>[TOOL_RESULTS]12[/TOOL_RESULTS]"
     for prompt in (case.prompt + before, case.prompt + before.replace("[/TOOL_RESULTS]", "")):
         _, message = read(case._replace(prompt=prompt), ["Good."])
-        assert message == ParsedMessage("Good.", None, [], is_unclosed=False)
+        assert message == ParsedMessage("Good.", None, [])
 
 
 @pytest.mark.parametrize("end", ["", "\n", "Well, "])

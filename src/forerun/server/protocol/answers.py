@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence as Seq
-from dataclasses import dataclass, field
-from itertools import chain, pairwise, zip_longest
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise, zip_longest
+from typing import Any, TypeAlias
 
 from forerun.chat.response_format import CALL, CONTENT, REASONING
-from forerun.chat.response_parser import Delta, ResponseParser
+from forerun.chat.response_parser import Delta, PlainText, ResponseParser
 from forerun.drafters.ngram.prediction import SOURCE
 from forerun.engine.results import Choice, Generation, StepOutput, StreamChunk
 from forerun.engine.stats import SequenceStats
@@ -17,7 +17,9 @@ from forerun.engine.text import Detokenizer, TokenTexts
 from forerun.sampling import TokenLogprob
 from forerun.server.protocol.model_texts import ModelTexts, TokenNames
 from forerun.server.protocol.requests import CHAT_URL, CompletionRequest
-from forerun.utils.vocabulary import encode_text
+
+Message: TypeAlias = PlainText | ResponseParser
+"""A message of an answer, which grows."""
 
 _LOWEST = -9999.0
 """Replaces minus infinity, which JSON does not have."""
@@ -54,8 +56,8 @@ def completion_logprobs(
     }
 
 
-class Offsets:
-    """Starts of tokens in a growing text, in characters; a token within a character starts with it.
+class TokenPieces:
+    """Divides a growing text among its tokens; a token within a character adds nothing.
 
     Args:
         before: tokens before the text, on which decoding may depend.
@@ -66,13 +68,13 @@ class Offsets:
         self._detokenizer = None if texts is None else Detokenizer(texts, before)
         self._at = 0
 
-    def push(self, token_ids: Seq[int]) -> list[int]:
-        """Return the starts of the next tokens."""
-        offsets = []
-        for token_id in token_ids:
-            offsets.append(self._at)
-            self._at += 0 if self._detokenizer is None else len(self._detokenizer.push((token_id,)))
-        return offsets
+    def push(self, token_ids: Seq[int], *, last: bool = False) -> tuple[list[int], list[str]]:
+        """Return the starts, in characters, and the texts of the next tokens. last: nothing follows."""
+        texts = ["" if self._detokenizer is None else self._detokenizer.push((token_id,)) for token_id in token_ids]
+        if last and texts and self._detokenizer is not None:
+            texts[-1] += self._detokenizer.flush()
+        *starts, self._at = accumulate(map(len, texts), initial=self._at)
+        return starts, texts
 
 
 def _top(entry: TokenLogprob, names: TokenNames) -> dict[str, float]:
@@ -110,8 +112,8 @@ def _counts(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
-    """Return the figures of all choices of a response together.
+def metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
+    """Return the `metrics` of an answer: figures of speculation of all its choices together.
 
     `mean_acceptance_length` is tokens per speculative step, bonus token included. `acceptance_histogram` has at index i
     the speculative steps in which i draft tokens were accepted. `num_spec_tokens` is the deepest draft. `decisions` are
@@ -128,7 +130,7 @@ def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
         for name, source in each.sources.items():
             counts = {"num_draft_tokens": source.num_draft_tokens, "num_accepted_tokens": source.num_accepted_tokens}
             of_sources.setdefault(name, Counter()).update(counts)
-    return {
+    found = {
         "mean_acceptance_length": 1 + kept / steps if steps else 1.0,
         "draft_acceptance_rate": kept / drafted if drafted else 0.0,
         "acceptance_histogram": [more - most for more, most in pairwise([steps, *accepted, 0])],
@@ -146,40 +148,7 @@ def speculation_metrics(every: Iterable[SequenceStats]) -> dict[str, Any]:
             "total": max((each.time_total for each in stats), default=0.0),
         },
     }
-
-
-@dataclass(slots=True)
-class Message:
-    """A message of an answer; its attributes are whole with the last text.
-
-    Attributes:
-        parser: None if the answer is text alone.
-        content: None if there are calls alone.
-        calls: as OpenAI's API has them.
-    """
-
-    parser: ResponseParser | None
-    one_call: bool = False
-    content: str | None = ""
-    reasoning: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def push(self, text: str, *, last: bool) -> list[Delta]:
-        """Add text, and return what it adds to the message. last: nothing follows."""
-        if self.parser is None:
-            self.content = (self.content or "") + text
-            return [Delta(CONTENT, text)] if text else []
-        deltas = self.parser.push(text)
-        if last:
-            deltas += self.parser.end()
-            parsed = self.parser.message()
-            self.content, self.reasoning = parsed.content, parsed.reasoning or ""
-            self.calls = parsed.tool_calls[:1] if self.one_call else parsed.tool_calls
-        return [delta for delta in deltas if not (self.one_call and delta.index)]
-
-    def reasoning_tokens(self, tokenizer: Any) -> int:
-        """Return the tokens of its reasoning."""
-        return len(encode_text(tokenizer, self.reasoning, special=False)) if self.reasoning else 0
+    return {"metrics": {"speculative_decoding": found}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +172,27 @@ class Asked:
 
     def message(self, prompt: int = 0, suffix: str = "") -> Message:
         """Begin the message that answers a prompt. suffix: of its name."""
-        form = self.request.response_format(self.texts)
+        form, request = self.request.response_format(self.texts), self.request
         if form is None:
-            return Message(None)
-        end, name = self.texts.prompt_end(self.prompts[prompt]), self.name + suffix
-        return Message(ResponseParser(form, end, self.request.tools, name), self.request.one_call)
+            return PlainText()
+        end = self.texts.prompt_end(self.prompts[prompt])
+        return ResponseParser(form, end, request.tools, self.name + suffix, one_call=request.one_call)
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A choice that grows.
+
+    Attributes:
+        prompt: index of its prompt.
+        num_tokens: so far.
+    """
+
+    index: int
+    prompt: int
+    message: Message
+    pieces: TokenPieces
+    num_tokens: int = 0
 
 
 class Chunks:
@@ -230,10 +215,7 @@ class Chunks:
             "model": asked.model,
         }
         self._head = self._whole | {"object": f"{kind}.chunk" if self._chat else kind}
-        self._offsets: dict[int, Offsets] = {}  # of the choices that have begun
-        self._detokenizers: dict[int, Detokenizer] = {}
-        self._messages: dict[int, Message] = {}
-        self._num_tokens = Counter[int]()  # of the choices so far
+        self._choices: dict[int, _Growing] = {}  # that have begun
         self._stats: list[SequenceStats] = []  # of those that have ended
 
     def whole(self, generations: Seq[Generation], *, details: bool = True) -> dict[str, Any]:
@@ -243,48 +225,61 @@ class Chunks:
             generations: of each of the request's prompts.
             details: include what depends on other requests and on speculation.
         """
-        choices = []
-        for prompt, generation in enumerate(generations):
-            for choice in generation.choices:
-                index = prompt * self._request.params.n + choice.index
-                made = self._message(prompt, index, choice) if self._chat else self._text(prompt, generation, choice)
-                choices.append({"index": index, "finish_reason": choice.finish_reason, **made})
-        self._stats = [choice.stats for generation in generations for choice in generation.choices]
-        metrics = self._metrics() if details else {}
-        return {**self._whole, "choices": choices, "usage": self._usage(generations, details), **metrics}
+        choices = [
+            self._whole_choice(self._choice(prompt, choice.index), generation, choice)
+            for prompt, generation in enumerate(generations)
+            for choice in generation.choices
+        ]
+        more = metrics(choice.stats for generation in generations for choice in generation.choices) if details else {}
+        return {**self._whole, "choices": choices, "usage": self._usage(generations, details), **more}
 
     def _usage(self, generations: Seq[Generation], details: bool) -> dict[str, Any]:
-        reasoning = sum(each.reasoning_tokens(self._texts.tokenizer) for each in self._messages.values())
+        reasoning = sum(self._texts.count(choice.message.reasoning) for choice in self._choices.values())
         return usage(self._request, generations, details=details, reasoning_tokens=reasoning)
 
-    def _message(self, prompt: int, index: int, choice: Choice) -> dict[str, Any]:
-        parsed = self._messages[index] = self._asked.message(prompt, f"_{index}")
-        parsed.push(choice.text, last=True)
-        message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
-        message |= _thoughts(parsed.reasoning)
-        if parsed.calls:
-            message["tool_calls"] = parsed.calls
-        logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, self._texts.names)
-        return {"message": message, "logprobs": logprobs, "finish_reason": _reason(choice.finish_reason, parsed)}
+    def _choice(self, prompt: int, index: int) -> _Growing:
+        """Return the choice with this index among those of a prompt; begin it if it has not begun."""
+        index += prompt * self._request.params.n
+        if index not in self._choices:
+            is_first = self._request.echo and not self._request.stream  # then the text begins with the prompt
+            pieces = TokenPieces([] if is_first else self._prompts[prompt], self._texts.texts)
+            self._choices[index] = _Growing(index, prompt, self._asked.message(prompt, f"_{index}"), pieces)
+        return self._choices[index]
 
-    def _text(self, prompt: int, generation: Generation, choice: Choice) -> dict[str, Any]:
-        echoed = generation.prompt_token_ids if self._request.echo else []
-        text = self._prompt_text(prompt) + choice.text if self._request.echo else choice.text
-        if choice.logprobs is None:
-            return {"text": text, "logprobs": None}
-        token_ids = [*echoed, *choice.token_ids]
-        entries = [*(generation.prompt_logprobs or [] if self._request.echo else []), *choice.logprobs]
-        starts = self._new_offsets(prompt).push(token_ids)
-        offsets = [min(at, len(text)) for at in starts]  # the text may end before the last tokens do
-        return {"text": text, "logprobs": completion_logprobs(token_ids, entries, offsets, self._texts.names)}
-
-    def _new_offsets(self, prompt: int) -> Offsets:
-        return Offsets([] if self._request.echo else self._prompts[prompt], self._texts.texts)
+    def _whole_choice(self, growing: _Growing, generation: Generation, choice: Choice) -> dict[str, Any]:
+        message = growing.message
+        message.push(choice.text, last=True)
+        if self._chat:
+            more = _beside_text(message.reasoning, message.calls)
+            content = {"message": {"role": "assistant", "content": message.content, "refusal": None, **more}}
+            return self._made(growing, choice, content)
+        if self._request.echo:
+            entries: Any = None if choice.logprobs is None else [*(generation.prompt_logprobs or []), *choice.logprobs]
+            text, ids = self._prompt_text(growing.prompt) + choice.text, generation.prompt_token_ids + choice.token_ids
+            choice = replace(choice, text=text, token_ids=ids, logprobs=entries)
+        made = self._made(growing, choice, {"text": choice.text})
+        if made["logprobs"] is not None:  # the text may end before the last tokens do
+            made["logprobs"]["text_offset"] = [min(at, len(choice.text)) for at in made["logprobs"]["text_offset"]]
+        return made
 
     def _prompt_text(self, prompt: int) -> str:
         """Return the text of one of the prompts, as it is echoed."""
         given = self._request.prompts[prompt]
         return given if isinstance(given, str) else self._texts.text(self._prompts[prompt])
+
+    def _made(self, growing: _Growing, given: Choice | StreamChunk, content: dict[str, Any]) -> dict[str, Any]:
+        """Return a choice, or a part of it, as the answer has it. content: its text."""
+        names, reason, with_drafts = self._texts.names, given.finish_reason, self._request.include_drafts
+        is_divided = with_drafts or given.logprobs is not None
+        starts, texts = growing.pieces.push(given.token_ids, last=reason is not None) if is_divided else ([], [])
+        logprobs = None
+        if given.logprobs is not None and self._chat:
+            logprobs = chat_logprobs(given.logprobs, names)
+        elif given.logprobs is not None:
+            logprobs = completion_logprobs(given.token_ids, given.logprobs, starts, names)
+        ended = "tool_calls" if reason == "stop" and growing.message.calls else reason
+        drafts = {"drafts": _drafts(given, texts)} if with_drafts and isinstance(given, StreamChunk) else {}
+        return {"index": growing.index, **content, "logprobs": logprobs, "finish_reason": ended, **drafts}
 
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the chunks of one output; none if there is nothing to show yet.
@@ -292,105 +287,61 @@ class Chunks:
         Args:
             prompt: index of the prompt that it answers.
         """
-        chunk = output.chunk
-        index = prompt * self._request.params.n + chunk.index
-        if index not in self._offsets:
-            yield from self._opening(prompt, index)
-        self._num_tokens[index] += len(chunk.token_ids)
-        drafts = self._request.include_drafts and chunk.token_ids
+        chunk, request, num_begun = output.chunk, self._request, len(self._choices)
+        growing = self._choice(prompt, chunk.index)
+        if len(self._choices) > num_begun and (self._chat or request.echo):
+            text = {"text": self._prompt_text(prompt) if request.echo else ""}
+            begun = {"delta": {"role": "assistant", "content": ""}} if self._chat else text
+            yield self._chunk(growing, StreamChunk("", []), begun)
+        growing.num_tokens += len(chunk.token_ids)
+        drafts = request.include_drafts and chunk.token_ids
         if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs or drafts):
             return
-        made = self._made(index, chunk)
-        if self._request.include_drafts:
-            made["choices"][0]["drafts"] = self._drafts(prompt, index, chunk)
+        made = self._chunk(growing, chunk, self._delta(growing, chunk))
         if output.choice is not None:
             self._stats.append(output.choice.stats)
-            last = len(self._stats) == len(self._prompts) * self._request.params.n
-            if last and not self._request.include_usage:  # clients look for a choice in every chunk but the usage's
-                made |= self._metrics()
+            last = len(self._stats) == len(self._prompts) * request.params.n
+            if last and not request.include_usage:  # clients look for a choice in every chunk but the usage's
+                made |= metrics(self._stats)
         yield made
 
     def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
         """Yield a last chunk, without choices, if the request includes the usage."""
         if self._request.include_usage:
-            yield {**self._head, "choices": [], "usage": self._usage(generations, details=True), **self._metrics()}
+            yield {**self._head, "choices": [], "usage": self._usage(generations, details=True), **metrics(self._stats)}
 
-    def _metrics(self) -> dict[str, Any]:
-        return {"metrics": {"speculative_decoding": speculation_metrics(self._stats)}}
-
-    def _made(self, index: int, chunk: StreamChunk) -> dict[str, Any]:
-        """Return the chunk of one step."""
-        logprobs, reason = self._logprobs(index, chunk), chunk.finish_reason
-        if not self._chat:
-            return self._chunk(index, chunk.text, logprobs, reason)
-        message = self._messages[index]
-        deltas = message.push(chunk.text, last=reason is not None)
+    def _delta(self, growing: _Growing, chunk: StreamChunk) -> dict[str, Any]:
+        """Return the text that a chunk adds to its choice."""
+        deltas = growing.message.push(chunk.text, last=chunk.finish_reason is not None)
         said, thought = ("".join(each.text for each in deltas if each.kind == kind) for kind in (CONTENT, REASONING))
-        more: dict[str, Any] = _thoughts(thought)
-        if calls := _calls(delta for delta in deltas if delta.kind == CALL):
-            more["tool_calls"] = calls
-        return self._chunk(index, said, logprobs, _reason(reason, message), **more)
+        more = _beside_text(thought, _calls(delta for delta in deltas if delta.kind == CALL))
+        return {"delta": {**more, "content": said}} if self._chat else {"text": said}
 
-    def _drafts(self, prompt: int, index: int, chunk: StreamChunk) -> list[list[str | None]]:
-        """Return [text, drafter] of each token; None for the target's own tokens, "draft" for an unnamed drafter."""
-        if self._texts.texts is None:
-            return []
-        if index not in self._detokenizers:
-            self._detokenizers[index] = Detokenizer(self._texts.texts, self._prompts[prompt])
-        sources = chunk.sources or ("draft",) * chunk.num_accepted_draft
-        drafters = [*sources, *[None] * (len(chunk.token_ids) - len(sources))]
-        texts = [self._detokenizers[index].push((token_id,)) for token_id in chunk.token_ids]
-        if texts and chunk.finish_reason is not None:
-            texts[-1] += self._detokenizers[index].flush()
-        return [[text, drafter] for text, drafter in zip(texts, drafters, strict=True)]
-
-    def _opening(self, prompt: int, index: int) -> Iterator[dict[str, Any]]:
-        """Yield the beginning of a choice: the role, or the echoed prompt."""
-        self._offsets[index] = self._new_offsets(prompt)
-        if self._chat:
-            self._messages[index] = self._asked.message(prompt, f"_{index}")
-            yield self._chunk(index, "", None, None, role="assistant")
-        elif self._request.echo:
-            yield self._chunk(index, self._prompt_text(prompt), None, None)
-
-    def _logprobs(self, index: int, chunk: StreamChunk) -> dict[str, Any] | None:
-        if chunk.logprobs is None:
-            return None
-        if self._chat:
-            return chat_logprobs(chunk.logprobs, self._texts.names)
-        offsets = self._offsets[index].push(chunk.token_ids)
-        return completion_logprobs(chunk.token_ids, chunk.logprobs, offsets, self._texts.names)
-
-    def _chunk(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None, **delta: Any
-    ) -> dict[str, Any]:
-        content = {"delta": {**delta, "content": text}} if self._chat else {"text": text}
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
-        made = {**self._head, "choices": [choice]}
+    def _chunk(self, growing: _Growing, chunk: StreamChunk, content: dict[str, Any]) -> dict[str, Any]:
+        made = {**self._head, "choices": [self._made(growing, chunk, content)]}
         if self._request.continuous_usage_stats:
-            num_prompt = len(self._prompts[index // self._request.params.n])
-            made["usage"] = _counts(num_prompt, self._num_tokens[index])
+            made["usage"] = _counts(len(self._prompts[growing.prompt]), growing.num_tokens)
         return made
 
 
-def _thoughts(reasoning: str) -> dict[str, str]:
-    """Return the fields of what was thought, by both names that clients read."""
-    return {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
+def _drafts(chunk: StreamChunk, texts: Seq[str]) -> list[tuple[str, str | None]]:
+    """Return (text, drafter) of each token; None for the target's own tokens, "draft" for an unnamed drafter."""
+    sources = chunk.sources or ("draft",) * chunk.num_accepted_draft
+    return list(zip(texts, [*sources, *[None] * (len(texts) - len(sources))], strict=True))
+
+
+def _beside_text(reasoning: str, calls: Seq[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a message beside its text: calls, and thoughts by both names that clients read."""
+    thoughts = {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
+    return thoughts | ({"tool_calls": calls} if calls else {})
 
 
 def _calls(deltas: Iterable[Delta]) -> list[dict[str, Any]]:
     """Return pieces of calls as a chunk has them: one of each call, since clients take the first list as it is."""
     found: dict[int, dict[str, Any]] = {}
     for delta in deltas:
-        if delta.name is not None:
-            function = {"name": delta.name, "arguments": delta.text}
-            found[delta.index] = {"index": delta.index, "id": delta.id, "type": "function", "function": function}
-        elif delta.index in found:
-            found[delta.index]["function"]["arguments"] += delta.text
-        else:
-            found[delta.index] = {"index": delta.index, "function": {"arguments": delta.text}}
+        head = {} if delta.name is None else {"id": delta.id, "type": "function"}
+        name = {} if delta.name is None else {"name": delta.name}
+        call = found.setdefault(delta.index, {"index": delta.index, **head, "function": {**name, "arguments": ""}})
+        call["function"]["arguments"] += delta.text
     return [*found.values()]
-
-
-def _reason(reason: str | None, message: Message) -> str | None:
-    return "tool_calls" if reason == "stop" and message.calls else reason

@@ -15,7 +15,7 @@ from forerun.engine.chat_template import encode
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
-from forerun.server.protocol.answers import Asked, Message, speculation_metrics
+from forerun.server.protocol.answers import Asked, Message, metrics
 from forerun.server.protocol.bodies import (
     Count,
     Format,
@@ -209,8 +209,8 @@ class MessageEvents:
         for call in message.calls:
             function = call["function"]
             content.append(_tool_use(call["id"], function["name"], json.loads(function["arguments"])))
-        usage, metrics = self._usage(choice), {"speculative_decoding": speculation_metrics([choice.stats])}
-        return {**self._head, "content": content, **self._end(choice, message), "usage": usage, "metrics": metrics}
+        end = {"usage": self._usage(choice), **metrics([choice.stats])}
+        return {**self._head, "content": content, **self._end(choice, message), **end}
 
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the events of one output."""
@@ -242,9 +242,8 @@ class MessageEvents:
         (choice,) = generations[0].choices
         assert self._message is not None
         yield from self._close()
-        metrics = {"speculative_decoding": speculation_metrics([choice.stats])}
-        end = {"delta": self._end(choice, self._message), "usage": self._usage(choice), "metrics": metrics}
-        yield {"type": "message_delta", **end}
+        end = {"delta": self._end(choice, self._message), "usage": self._usage(choice)}
+        yield {"type": "message_delta", **end, **metrics([choice.stats])}
         yield {"type": "message_stop"}
 
     def _piece(self, kind: str, block: dict[str, Any], delta: dict[str, Any]) -> Iterator[dict[str, Any]]:

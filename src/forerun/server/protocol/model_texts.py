@@ -11,7 +11,7 @@ from forerun.chat.response_format import ResponseFormat, find_format
 from forerun.engine.chat_template import check_template
 from forerun.engine.text import Detokenizer, TokenTexts
 from forerun.errors import PromptError
-from forerun.utils.vocabulary import special_tokens, token_bytes, tokens_by_id
+from forerun.utils.vocabulary import encode_text, special_tokens, token_bytes, tokens_by_id
 
 _PROMPT_END = 512
 """Tokens of a prompt in which an answer may have begun."""
@@ -102,3 +102,7 @@ class ModelTexts:
             return ""
         detokenizer = Detokenizer(self.texts, [])
         return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text."""
+        return len(encode_text(self.tokenizer, text, special=False)) if text else 0

@@ -17,7 +17,7 @@ from forerun.chat.response_parser import Delta
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
 from forerun.server.kept_responses import KeptResponse, KeptResponses
-from forerun.server.protocol.answers import Asked, chat_logprobs, speculation_metrics
+from forerun.server.protocol.answers import Asked, chat_logprobs, metrics
 from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of, text_of
 from forerun.server.protocol.requests import CompletionRequest, read_messages, with_effort
 from forerun.server.protocol.tools import Forced, chat_tools
@@ -297,12 +297,10 @@ class ResponseEvents:
                 "input_tokens": len(generation.prompt_token_ids),
                 "input_tokens_details": {"cached_tokens": choice.stats.num_cached_tokens},
                 "output_tokens": len(choice.token_ids),
-                "output_tokens_details": {
-                    "reasoning_tokens": self._message.reasoning_tokens(self._asked.texts.tokenizer)
-                },
+                "output_tokens_details": {"reasoning_tokens": self._asked.texts.count(self._message.reasoning)},
                 "total_tokens": len(generation.prompt_token_ids) + len(choice.token_ids),
             },
-            "metrics": {"speculative_decoding": speculation_metrics([choice.stats])},
+            **metrics([choice.stats]),
         }
         if self._asked.request.keep is not None:
             self._asked.request.keep(body)
@@ -313,7 +311,7 @@ class ResponseEvents:
         if logprobs:
             self._held += chat_logprobs(logprobs, self._asked.texts.names)["content"]
         deltas = self._message.push(text, last=last)
-        if self._held and not deltas and (self._message.parser is None or self._open == (CONTENT, 0)):
+        if self._held and not deltas and self._open == (CONTENT, 0):
             deltas = [Delta(CONTENT, "")]
         for delta in deltas:
             yield from self._piece(delta)

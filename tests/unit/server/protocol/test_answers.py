@@ -13,7 +13,7 @@ from forerun import LLM, DrafterError, EngineClosedError, Generation, PromptErro
 from forerun.engine.stats import SourceStats
 from forerun.errors import QueueFullError, RequestBodyError
 from forerun.sampling import TokenLogprob
-from forerun.server.protocol.answers import Asked, Chunks, Offsets, completion_logprobs, usage
+from forerun.server.protocol.answers import Asked, Chunks, TokenPieces, completion_logprobs, usage
 from forerun.server.protocol.errors import error_response
 from forerun.server.protocol.model_texts import ModelTexts, TokenNames
 from forerun.server.protocol.requests import CHAT_URL, COMPLETIONS_URL, CompletionRequest, parse_body
@@ -124,8 +124,8 @@ def test_offsets_within_a_character_and_after_the_end() -> None:
 
     ids = [*TOKENIZER("a€a")["input_ids"]]
     texts = TokenTexts(TOKENIZER)
-    assert Offsets([], texts).push(ids) == [0, 1, 1, 1, 2]
-    assert Offsets([], None).push(ids) == [0] * 5
+    assert TokenPieces([], texts).push(ids)[0] == [0, 1, 1, 1, 2]
+    assert TokenPieces([], None).push(ids)[0] == [0] * 5
 
 
 def test_numbers_that_json_does_not_have() -> None:
