@@ -269,14 +269,14 @@ class Chunks:
 
     def _made(self, growing: _Growing, given: Choice | StreamChunk, content: dict[str, Any]) -> dict[str, Any]:
         """Return a choice, or a part of it, as the answer has it. content: its text."""
-        names, reason, with_drafts = self._texts.names, given.finish_reason, self._request.include_drafts
+        reason, with_drafts = given.finish_reason, self._request.include_drafts
         is_divided = with_drafts or given.logprobs is not None
         starts, texts = growing.pieces.push(given.token_ids, last=reason is not None) if is_divided else ([], [])
         logprobs = None
         if given.logprobs is not None and self._chat:
-            logprobs = chat_logprobs(given.logprobs, names)
+            logprobs = chat_logprobs(given.logprobs, self._texts.names)
         elif given.logprobs is not None:
-            logprobs = completion_logprobs(given.token_ids, given.logprobs, starts, names)
+            logprobs = completion_logprobs(given.token_ids, given.logprobs, starts, self._texts.names)
         ended = "tool_calls" if reason == "stop" and growing.message.calls else reason
         drafts = {"drafts": _drafts(given, texts)} if with_drafts and isinstance(given, StreamChunk) else {}
         return {"index": growing.index, **content, "logprobs": logprobs, "finish_reason": ended, **drafts}
