@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from forerun.chat.response_format import CALL, REASONING
+from forerun.chat.response_format import CALL, CONTENT, REASONING
 from forerun.chat.response_parser import Delta
 from forerun.engine.chat_template import encode
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.engine.text import Detokenizer
 from forerun.errors import PromptError, RequestBodyError
-from forerun.server.protocol.answers import Asked, Message, metrics
+from forerun.server.protocol.answers import Asked, metrics
 from forerun.server.protocol.bodies import (
     Count,
     Format,
@@ -160,25 +160,35 @@ class MessagesBody(GenerationBody):
         return chat
 
 
-def _messages(role: str, content: str | list[Block]) -> Iterator[dict[str, Any]]:
+_KINDS = ("text", "thinking", "tool_use", "tool_result")
+
+
+def _messages(role: str, content: str | list[Any]) -> Iterator[dict[str, Any]]:
     """Yield a turn as messages of a chat: the results of calls, then the rest."""
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
-    of: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_use": [], "tool_result": []}
-    for block in content:
-        of[block["type"]].append(block)
-    for result in of["tool_result"]:
+    texts, thoughts, uses, results = ([block for block in content if block["type"] == kind] for kind in _KINDS)
+    for result in results:
         yield {"role": "tool", "tool_call_id": result["tool_use_id"], "content": text_of(result.get("content", ""))}
-    message: dict[str, Any] = {"role": role, "content": text_of(of["text"])}
-    if of["thinking"]:
-        message["reasoning_content"] = "".join(block["thinking"] for block in of["thinking"])
-    if of["tool_use"]:
-        functions = [{"name": use["name"], "arguments": use["input"]} for use in of["tool_use"]]
-        calls = zip(of["tool_use"], functions, strict=True)
+    message: dict[str, Any] = {"role": role, "content": text_of(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(block["thinking"] for block in thoughts)
+    if uses:
+        functions = [{"name": use["name"], "arguments": use["input"]} for use in uses]
+        calls = zip(uses, functions, strict=True)
         message["tool_calls"] = [{"id": use["id"], "type": "function", "function": each} for use, each in calls]
-    if message["content"] or len(message) > 2 or not of["tool_result"]:
+    if message["content"] or len(message) > 2 or not results:
         yield message
+
+
+_EMPTY = {REASONING: {"type": "thinking", "thinking": "", "signature": ""}, CONTENT: {"type": "text", "text": ""}}
+_PIECES = {
+    REASONING: ("thinking_delta", "thinking"),
+    CONTENT: ("text_delta", "text"),
+    CALL: ("input_json_delta", "partial_json"),
+}
+"""Type of a piece of a block, and the key of its text."""
 
 
 class MessageEvents:
@@ -193,30 +203,27 @@ class MessageEvents:
     def __init__(self, asked: Asked) -> None:
         self._asked, (self._prompt,) = asked, asked.prompts
         self._head = {"id": f"msg_{asked.name}", "type": "message", "role": "assistant", "model": asked.model}
-        self._message: Message | None = None  # of a stream that has begun
-        self._num_blocks, self._open, self._blank = 0, "", ""  # the open block's kind; white space before a text
+        self._message, self._is_begun = asked.message(), False
+        self._open: tuple[str, int] | None = None  # kind of the open block, and index of its call
+        self._num_blocks, self._blank = 0, ""  # blocks that are closed; white space before a text
 
     def whole(self, generations: Seq[Generation]) -> dict[str, Any]:
         """Return the body of the answer."""
-        (choice,) = generations[0].choices
-        message = self._asked.message()
+        (choice,), message = generations[0].choices, self._message
         message.push(choice.text, last=True)
         content: list[dict[str, Any]] = []
         if message.reasoning:
-            content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+            content.append({**_EMPTY[REASONING], "thinking": message.reasoning})
         if message.content and not message.content.isspace():
-            content.append({"type": "text", "text": message.content})
-        for call in message.calls:
-            function = call["function"]
-            content.append(_tool_use(call["id"], function["name"], json.loads(function["arguments"])))
-        end = {"usage": self._usage(choice), **metrics([choice.stats])}
-        return {**self._head, "content": content, **self._end(choice, message), **end}
+            content.append({**_EMPTY[CONTENT], "text": message.content})
+        functions = [(call["id"], call["function"]) for call in message.calls]
+        content += [_tool_use(call, each["name"], json.loads(each["arguments"])) for call, each in functions]
+        return {**self._head, "content": content, **self._end(choice), **self._figures(choice)}
 
     def of(self, prompt: int, output: StepOutput) -> Iterator[dict[str, Any]]:
         """Yield the events of one output."""
-        if self._message is None:
-            self._message = self._asked.message()
-            usage = {"input_tokens": len(self._prompt), "output_tokens": 0}
+        if not self._is_begun:
+            self._is_begun, usage = True, {"input_tokens": len(self._prompt), "output_tokens": 0}
             empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
             yield {"type": "message_start", "message": {**self._head, **empty}}
         for delta in self._message.push(output.chunk.text, last=output.chunk.finish_reason is not None):
@@ -224,62 +231,54 @@ class MessageEvents:
 
     def _of_delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the events of a piece of the answer."""
-        if delta.kind == REASONING:
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-            yield from self._piece("thinking", block, {"type": "thinking_delta", "thinking": delta.text})
-        elif delta.kind == CALL:
-            block = _tool_use(delta.id, delta.name, {})
-            piece = {"type": "input_json_delta", "partial_json": delta.text}
-            yield from self._piece(f"call {delta.index}", block, piece)
-        else:
-            text = self._blank + delta.text
-            self._blank = "" if text.strip() or self._open == "text" else text
-            if not self._blank:
-                yield from self._piece("text", {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
+        block, text = (delta.kind, delta.index), delta.text
+        if delta.kind == CONTENT:
+            text = self._blank + text
+            self._blank = "" if text.strip() or self._open == block else text
+        if delta.kind == CONTENT and self._blank:
+            return
+        if self._open != block:
+            yield from self._close()
+            self._open = block
+            empty = _tool_use(delta.id, delta.name, {}) if delta.kind == CALL else _EMPTY[delta.kind]
+            yield {"type": "content_block_start", "index": self._num_blocks, "content_block": empty}
+        kind, key = _PIECES[delta.kind]
+        yield {"type": "content_block_delta", "index": self._num_blocks, "delta": {"type": kind, key: text}}
 
     def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
         """Yield the events that end the stream."""
         (choice,) = generations[0].choices
-        assert self._message is not None
         yield from self._close()
-        end = {"delta": self._end(choice, self._message), "usage": self._usage(choice)}
-        yield {"type": "message_delta", **end, **metrics([choice.stats])}
+        yield {"type": "message_delta", "delta": self._end(choice), **self._figures(choice)}
         yield {"type": "message_stop"}
 
-    def _piece(self, kind: str, block: dict[str, Any], delta: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events of a piece of a block; block: its beginning, where none of this kind is open."""
-        if self._open != kind:
-            yield from self._close()
-            self._open = kind
-            yield {"type": "content_block_start", "index": self._num_blocks, "content_block": block}
-        yield {"type": "content_block_delta", "index": self._num_blocks, "delta": delta}
-
     def _close(self) -> Iterator[dict[str, Any]]:
-        if self._open:
+        if self._open is not None:
             yield {"type": "content_block_stop", "index": self._num_blocks}
-            self._open, self._num_blocks = "", self._num_blocks + 1
+            self._open, self._num_blocks = None, self._num_blocks + 1
 
-    def _end(self, choice: Choice, message: Message) -> dict[str, Any]:
+    def _end(self, choice: Choice) -> dict[str, Any]:
         """Return why an answer has ended."""
+        reason, stop, texts, request = "end_turn", None, self._asked.texts, self._asked.request
         if choice.finish_reason != "stop":
-            return {"stop_reason": "max_tokens", "stop_sequence": None}
-        if message.calls:
-            return {"stop_reason": "tool_use", "stop_sequence": None}
-        stop, texts, request = None, self._asked.texts, self._asked.request
-        if request.params.stop and texts.texts is not None:
+            reason = "max_tokens"
+        elif self._message.calls:
+            reason = "tool_use"
+        elif request.params.stop and texts.texts is not None:
             marks = texts.marks(request.response_format(texts))
             after = Detokenizer(texts.texts, self._prompt, marks).push(choice.token_ids)[len(choice.text) :]
             stop = next((each for each in request.params.stop if after.startswith(each)), None)
-        return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
+        return {"stop_reason": reason if stop is None else "stop_sequence", "stop_sequence": stop}
 
-    def _usage(self, choice: Choice) -> dict[str, int]:
+    def _figures(self, choice: Choice) -> dict[str, Any]:
         cached = choice.stats.num_cached_tokens
-        return {
+        usage = {
             "input_tokens": len(self._prompt) - cached,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": len(choice.token_ids),
         }
+        return {"usage": usage, **metrics([choice.stats])}
 
 
 def _tool_use(call: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
