@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -15,8 +15,8 @@ LABEL = "model_name"
 """Every metric carries it."""
 
 
-Reading: TypeAlias = tuple[str, str, float]
-"""The current value of a gauge: its name, what it is, and the value."""
+Gauges: TypeAlias = Mapping[str, tuple[str, Callable[[], float]]]
+"""Name of a gauge -> what it is, and what reads its current value."""
 Add: TypeAlias = Callable[..., object]
 """Adds an amount, 0 or above, to a counter; its labels come as keywords."""
 Observe: TypeAlias = Callable[[float], object]
@@ -32,8 +32,8 @@ class MetricFactory(Protocol):
     def histogram(self, name: str, about: str, bounds: Seq[float]) -> Observe:
         """Make a histogram. bounds: of its buckets, increasing."""
 
-    def gauges(self, read: Callable[[], Iterable[Reading]]) -> None:
-        """Call `read` whenever the metrics are read."""
+    def gauges(self, gauges: Gauges) -> None:
+        """Read the gauges whenever the metrics are read."""
 
 
 class Prometheus:
@@ -63,14 +63,9 @@ class Prometheus:
         made = Histogram(name, about, (LABEL,), buckets=bounds, registry=self._registry)
         return made.labels(**self._labels).observe
 
-    def gauges(self, read: Callable[[], Iterable[Reading]]) -> None:
-        for number, (name, about, _) in enumerate(read()):
-            made = Gauge(name, about, (LABEL,), registry=self._registry)
-            made.labels(**self._labels).set_function(partial(_value, read, number))
-
-
-def _value(read: Callable[[], Iterable[Reading]], number: int) -> float:
-    return [*read()][number][2]
+    def gauges(self, gauges: Gauges) -> None:
+        for name, (about, read) in gauges.items():
+            Gauge(name, about, (LABEL,), registry=self._registry).labels(**self._labels).set_function(read)
 
 
 _SECONDS = (
@@ -112,14 +107,29 @@ class HTTPMetrics:
         self.disconnected = partial(disconnects, 1)
 
 
-_OF_CHOICE: Seq[tuple[str, str, Callable[[SequenceStats], int]]] = (
-    ("vllm:generation_tokens", "Tokens generated.", lambda stats: stats.num_tokens),
-    ("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda stats: stats.num_cached_tokens),
-    ("vllm:spec_decode_num_drafts", "Drafts verified.", lambda stats: sum(stats.reached_per_position[:1])),
-    ("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.", lambda stats: stats.num_draft_tokens),
-    ("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", lambda stats: stats.num_accepted_tokens),
-)
-"""Counters, and what a finished choice adds to each."""
+_COUNTERS = {
+    "vllm:prompt_tokens": ("Tokens of prompts.",),
+    "vllm:generation_tokens": ("Tokens generated.",),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked for in the cache.",),
+    "vllm:prefix_cache_hits": ("Prompt tokens found in the cache.",),
+    "vllm:request_success": ("Choices that have ended.", "finished_reason"),
+    "vllm:spec_decode_num_drafts": ("Drafts verified.",),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.",),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.",),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": ("Draft tokens accepted, by depth.", "position"),
+    "forerun:decisions": ("Steps of sequences, by what was decided about drafting, and why.", "decision"),
+    "forerun:drafter_draft_tokens": ("Draft tokens, by drafter.", "drafter"),
+    "forerun:drafter_accepted_tokens": ("Accepted, by drafter.", "drafter"),
+}
+"""Name of a counter -> what it counts, and its label if it has one."""
+_HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": ("Seconds to the first token.", _SECONDS),
+    "vllm:inter_token_latency_seconds": ("Seconds between what a stream gets.", _SECONDS_PER_TOKEN),
+    "vllm:request_time_per_output_token_seconds": ("Mean seconds per token after the first.", _SECONDS_PER_TOKEN),
+    "vllm:e2e_request_latency_seconds": ("Seconds of a whole request.", _SECONDS),
+    "vllm:request_queue_time_seconds": ("Seconds before the first step.", _SECONDS),
+}
+"""Name of a histogram -> what it measures, and the bounds of its buckets."""
 
 
 class Metrics(HTTPMetrics):
@@ -135,30 +145,22 @@ class Metrics(HTTPMetrics):
 
     def __init__(self, llm: LLM, live: Callable[[], Mapping[str, Any]], factory: MetricFactory) -> None:
         super().__init__(factory)
-        counter, histogram = factory.counter, factory.histogram
-        self._llm, self._live = llm, live
-        factory.gauges(self._state)
-        self.prompted = counter("vllm:prompt_tokens", "Tokens of prompts.")
-        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the cache.")
-        self._success = counter("vllm:request_success", "Choices that have ended.", "finished_reason")
-        self._of_choice = [(counter(name, about), amount) for name, about, amount in _OF_CHOICE]
-        self._per_position = counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by depth.", "position"
+
+        def used() -> float:
+            pool = llm.target.pool
+            return 1 - pool.num_available / pool.num_pages if pool is not None and pool.num_pages else 0.0
+
+        factory.gauges(  # read from the engine, possibly in the middle of a step
+            {
+                "vllm:num_requests_running": ("Sequences that are computed.", lambda: live()["running"]),
+                "vllm:num_requests_waiting": ("Sequences that wait.", lambda: live()["waiting"]),
+                "vllm:kv_cache_usage_perc": ("Share of the pages of keys and values in use.", used),
+            }
         )
-        self._first = histogram("vllm:time_to_first_token_seconds", "Seconds to the first token.", _SECONDS)
-        self.chunk = histogram(
-            "vllm:inter_token_latency_seconds", "Seconds between what a stream gets.", _SECONDS_PER_TOKEN
-        )
-        self._per_token = histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean seconds per token after the first.", _SECONDS_PER_TOKEN
-        )
-        self._whole = histogram("vllm:e2e_request_latency_seconds", "Seconds of a whole request.", _SECONDS)
-        self._queue = histogram("vllm:request_queue_time_seconds", "Seconds before the first step.", _SECONDS)
-        self._decisions = counter(
-            "forerun:decisions", "Steps of sequences, by what was decided about drafting, and why.", "decision"
-        )
-        self._source_drafted = counter("forerun:drafter_draft_tokens", "Draft tokens, by drafter.", "drafter")
-        self._source_accepted = counter("forerun:drafter_accepted_tokens", "Accepted, by drafter.", "drafter")
+        self._add = {name: factory.counter(name, *about) for name, about in _COUNTERS.items()}
+        self._observe = {name: factory.histogram(name, *about) for name, about in _HISTOGRAMS.items()}
+        self.prompted = self._add["vllm:prompt_tokens"]
+        self.chunk = self._observe["vllm:inter_token_latency_seconds"]
 
     def ended(self, stats: SequenceStats, finish_reason: str | None, prompt: int, seconds: float) -> None:
         """Count a finished choice.
@@ -168,31 +170,29 @@ class Metrics(HTTPMetrics):
             seconds: since its request was admitted.
         """
         queued = max(seconds - stats.time_total, 0.0)
-        for add, amount in self._of_choice:
-            add(amount(stats))
-        self._queries(prompt)
-        self._success(1, finished_reason=finish_reason or "error")
-        self._whole(seconds)
-        self._queue(queued)
+        durations = {"vllm:e2e_request_latency_seconds": seconds, "vllm:request_queue_time_seconds": queued}
         if stats.num_tokens:
-            self._first(queued + stats.time_first_token)
+            durations["vllm:time_to_first_token_seconds"] = queued + stats.time_first_token
         if stats.num_tokens > 1:
             rest = max(stats.time_total - stats.time_first_token, 0.0)
-            self._per_token(rest / (stats.num_tokens - 1))
+            durations["vllm:request_time_per_output_token_seconds"] = rest / (stats.num_tokens - 1)
+        counts = {
+            "vllm:prefix_cache_queries": prompt,
+            "vllm:prefix_cache_hits": stats.num_cached_tokens,
+            "vllm:generation_tokens": stats.num_tokens,
+            "vllm:spec_decode_num_drafts": sum(stats.reached_per_position[:1]),
+            "vllm:spec_decode_num_draft_tokens": stats.num_draft_tokens,
+            "vllm:spec_decode_num_accepted_tokens": stats.num_accepted_tokens,
+        }
+        for name, duration in durations.items():
+            self._observe[name](duration)
+        for name, count in counts.items():
+            self._add[name](count)
+        self._add["vllm:request_success"](1, finished_reason=finish_reason or "error")
         for position, count in enumerate(stats.accepted_per_position):
-            self._per_position(count, position=str(position))
+            self._add["vllm:spec_decode_num_accepted_tokens_per_pos"](count, position=str(position))
         for decision, count in stats.decisions.items():
-            self._decisions(count, decision=decision)
+            self._add["forerun:decisions"](count, decision=decision)
         for drafter, source in stats.sources.items():
-            self._source_drafted(source.num_draft_tokens, drafter=drafter)
-            self._source_accepted(source.num_accepted_tokens, drafter=drafter)
-
-    def _state(self) -> list[Reading]:
-        """Read the gauges from the engine, possibly in the middle of a step."""
-        now, pool = self._live(), self._llm.target.pool
-        used = 1 - pool.num_available / pool.num_pages if pool is not None and pool.num_pages else 0.0
-        return [
-            ("vllm:num_requests_running", "Sequences that are computed.", now["running"]),
-            ("vllm:num_requests_waiting", "Sequences that wait.", now["waiting"]),
-            ("vllm:kv_cache_usage_perc", "Share of the pages of keys and values in use.", used),
-        ]
+            self._add["forerun:drafter_draft_tokens"](source.num_draft_tokens, drafter=drafter)
+            self._add["forerun:drafter_accepted_tokens"](source.num_accepted_tokens, drafter=drafter)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Sequence as Seq
 
 from ray.util import metrics
 
-from forerun.server.metrics import LABEL, Add, Observe, Reading
+from forerun.server.metrics import LABEL, Add, Gauges, Observe
 
 _INTERVAL = 5.0
 """Seconds between two readings of the gauges."""
@@ -22,7 +22,6 @@ class RayMetricFactory:
 
     def __init__(self, model: str) -> None:
         self._tags = {LABEL: model}
-        self._gauges: dict[str, metrics.Gauge] = {}
 
     def counter(self, name: str, about: str, *labels: str) -> Add:
         made = metrics.Counter(_allowed(name), about, (LABEL, *labels))
@@ -37,17 +36,15 @@ class RayMetricFactory:
         made = metrics.Histogram(_allowed(name), about, [*bounds], (LABEL,))
         return lambda value: made.observe(value, tags={**self._tags})
 
-    def gauges(self, read: Callable[[], Iterable[Reading]]) -> None:
+    def gauges(self, gauges: Gauges) -> None:
         """Read the gauges every few seconds, in a thread that ends with the process."""
         wait = threading.Event().wait
+        rows = [(metrics.Gauge(_allowed(name), about, (LABEL,)), read) for name, (about, read) in gauges.items()]
 
         def export() -> None:
             while not wait(_INTERVAL):
-                for given, about, value in read():
-                    name = _allowed(given)
-                    if name not in self._gauges:
-                        self._gauges[name] = metrics.Gauge(name, about, (LABEL,))
-                    self._gauges[name].set(value, tags=self._tags)
+                for made, read in rows:
+                    made.set(read(), tags=self._tags)
 
         threading.Thread(target=export, name="forerun-gauges", daemon=True).start()
 
