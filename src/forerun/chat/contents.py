@@ -51,15 +51,13 @@ def _tags(text: str, args: Mapping[str, Any]) -> dict[str, str]:
 
 def _python_calls(text: str, args: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Parse `[name(key="value", ...), ...]`, whose values are literals."""
-    tree = ast.parse(text.strip(), mode="eval").body
-    return [_python_call(call) for call in (tree.elts if isinstance(tree, ast.List) else [tree])]
-
-
-def _python_call(call: ast.expr) -> dict[str, Any]:
-    if not isinstance(call, ast.Call) or call.args:
-        raise ValueError("it is no call with named arguments")
-    arguments = {str(word.arg): ast.literal_eval(_Constants().visit(word.value)) for word in call.keywords}
-    return {"name": ast.unparse(call.func), "arguments": arguments}
+    tree, found = ast.parse(text.strip(), mode="eval").body, []
+    for call in tree.elts if isinstance(tree, ast.List) else [tree]:
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("it is no call with named arguments")
+        arguments = {str(word.arg): ast.literal_eval(_Constants().visit(word.value)) for word in call.keywords}
+        found.append({"name": ast.unparse(call.func), "arguments": arguments})
+    return found
 
 
 class _Constants(ast.NodeTransformer):

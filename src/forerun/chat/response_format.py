@@ -66,8 +66,8 @@ class Region:
         strings = _strings(content, args) if kind == CALL else {}
         structure = "|".join([*strings, *([r"[{}\[\]]"] if is_json else [])]) or _NOTHING
         inside = regex.compile(f"(?P<_close>{closes})|(?P<_json>{structure})", regex.DOTALL)
-        ends = {opens: regex.compile(f"(?P<_string>{end})", regex.DOTALL) for opens, end in strings.items()}
-        pairs = tuple((regex.compile(opens), end) for opens, end in ends.items())
+        ends = [regex.compile(f"(?P<_string>{end})", regex.DOTALL) for end in strings.values()]
+        pairs = tuple(zip(map(regex.compile, strings), ends, strict=True))
         is_named = function == {"name": "{name}", "arguments": "{content}"}
         return cls(kind, _pattern(field, "open"), closes, inside, pairs, field, is_json, is_named, _head(function))
 
@@ -208,14 +208,12 @@ def find_format(chat_template: str, response_template: Any = None) -> ResponseFo
     fields = {
         name: field
         for name, field in template["fields"].items()
-        if _KINDS.get(name) != REASONING or "open_pattern" in field or _is_written(field, chat_template)
+        # where the chat template does not write what opens or closes thinking, it is text
+        if _KINDS.get(name) != REASONING
+        or "open_pattern" in field
+        or any(str(field.get(key)) in chat_template for key in ("open", "close"))
     }
     return ResponseFormat.of({**template, "fields": fields}, family["name"], family.get("forced"))
-
-
-def _is_written(field: Mapping[str, Any], chat_template: str) -> bool:
-    """Return whether a chat template writes what opens or closes a region; where it does not, <think> is text."""
-    return any(str(field.get(key)) in chat_template for key in ("open", "close"))
 
 
 @cache

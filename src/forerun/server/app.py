@@ -25,7 +25,7 @@ from forerun.server.metrics import HTTPMetrics
 from forerun.server.middleware import RequestMiddleware, refusal
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
-from forerun.server.protocol.messages_api import MessagesBody
+from forerun.server.protocol.messages_api import CountBody
 from forerun.server.protocol.requests import MESSAGES_URL, check_template_options
 from forerun.server.protocol.responses_api import RESPONSES_URL
 from forerun.server.service import Service
@@ -58,14 +58,6 @@ class TokenizeBody(Body):
         return {"count": len(tokens), "max_model_len": target.context_length, "tokens": tokens}
 
 
-class CountBody(MessagesBody):
-    """The body of /v1/messages/count_tokens."""
-
-    def answer(self, service: Service) -> dict[str, Any]:
-        """Return the number of tokens of a prompt. Raises RequestBodyError."""
-        return {"input_tokens": self.count(service.llm.tokenizer, service.llm.target.name)}
-
-
 class DetokenizeBody(Body):
     """The body of /detokenize."""
 
@@ -96,8 +88,8 @@ _PAGE_HEADERS = {
 
 def make_app(service: Service, draining: Callable[[], bool]) -> FastAPI:
     """Return the application with all routes, without the request middleware."""
-    app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None)
-    _handle_errors(app, service)
+    handlers = _error_handlers(service)
+    app = FastAPI(title="forerun", version=__version__, docs_url=None, redoc_url=None, exception_handlers=handlers)
     _add_facts(app, service, draining)
     _add_page(app)
     _add_kept(app, service)
@@ -224,14 +216,14 @@ def _add_page(app: FastAPI) -> None:
         app.add_api_route(path, file(name), methods=["GET"], include_in_schema=False)
 
 
-def _handle_errors(app: FastAPI, service: Service) -> None:
+def _error_handlers(service: Service) -> dict[Any, Any]:
     async def failed(request: Request, error: Exception) -> Response:
         request.state.log_fields["error"] = type(error).__name__
         return refusal(error, request.url.path)
 
     async def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        paths = ", ".join(sorted({route.path for route in app.routes if isinstance(route, APIRoute)}))
+        paths = ", ".join(sorted({route.path for route in request.app.routes if isinstance(route, APIRoute)}))
         words = {404: f"There is no such path. There are {paths}.", 405: "The path is there, but not for this method."}
         refused = RequestBodyError(words.get(error.status_code, error.detail), status=error.status_code)
         answer = refusal(refused, request.url.path)
@@ -243,7 +235,4 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
         service.metrics.disconnected()
         return Response(status_code=499)
 
-    app.add_exception_handler(ForerunError, failed)
-    app.add_exception_handler(HTTPException, missing)
-    app.add_exception_handler(ClientDisconnect, gone)
-    app.add_exception_handler(Exception, failed)
+    return {ForerunError: failed, HTTPException: missing, ClientDisconnect: gone, Exception: failed}

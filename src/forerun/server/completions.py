@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from forerun.engine import Generation, StepOutput
+from forerun.engine.sequence import Request as PromptRequest
 from forerun.server.progress import Replay, StreamState
 from forerun.server.protocol.answers import Asked, Chunks
 from forerun.server.protocol.bodies import GenerationBody, validated
@@ -70,8 +71,7 @@ async def answer(service: Service, url: str, request: Request) -> Response:
     async with AsyncExitStack() as stack:
         stack.enter_context(service.admitted(completion))
         requests = await asyncio.to_thread(service.requests, completion, request.state.tenant)
-        active = ActiveResponse(service, completion, [each.prompt_token_ids for each in requests], request)
-        active.outputs = service.outputs(completion, requests, request)
+        active = ActiveResponse(service, completion, requests, request)
         stack.push_async_callback(active.outputs.aclose)
         if not completion.stream:
             return await while_connected(request, active.whole())
@@ -88,20 +88,19 @@ class ActiveResponse:
         complete: the stream has ended properly.
     """
 
-    outputs: AsyncGenerator[tuple[int, StepOutput], None]
-
     def __init__(
-        self, service: Service, completion: CompletionRequest, prompts: list[list[int]], request: Request
+        self, service: Service, completion: CompletionRequest, requests: list[PromptRequest], request: Request
     ) -> None:
         self.service, self.request = service, request
-        self._completion, self._prompts = completion, prompts
-        self._ended: list[list[StepOutput]] = [[] for _ in prompts]
+        self._completion, self._prompts = completion, [each.prompt_token_ids for each in requests]
+        self._ended: list[list[StepOutput]] = [[] for _ in requests]
         # of a stream that goes on here, begun elsewhere; else new
         self._state: StreamState = getattr(request.state, "stream", None) or StreamState()
-        asked = Asked(service.texts, completion, prompts, service.name, self._state.name, self._state.created)
+        asked = Asked(service.texts, completion, self._prompts, service.name, self._state.name, self._state.created)
         self._form = FORMS[completion.url](asked)
         self._started = time.monotonic()
         self.complete = False
+        self.outputs = service.outputs(completion, requests, request)
 
     @property
     def _generations(self) -> list[Generation]:
@@ -116,7 +115,7 @@ class ActiveResponse:
     async def events(self, first: tuple[int, StepOutput]) -> AsyncIterator[bytes]:
         """Yield the events of the stream, those of one output together. An error is the last of them.
 
-        `request.state.progress` is the progress with what is yielded; absent with the last events.
+        `request.state.progress` is what `StreamState.advance` takes with what is yielded; absent with the last events.
         """
         before, form, params = time.monotonic(), self._form, self._completion.params
         form.num_events = self._state.num_events
@@ -133,7 +132,7 @@ class ActiveResponse:
                     if not is_new:
                         form.num_events = self._state.num_events
                     elif bodies:
-                        self.request.state.progress = replay.progress(choice, form.num_events)
+                        self.request.state.progress = (choice, replay.now[choice], form.num_events)
                         yield _events(bodies)
             last = _events([*form.last(self._generations)], done=self._completion.url in _WITH_DONE)
         except Exception as error:

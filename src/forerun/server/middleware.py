@@ -140,7 +140,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        active = _ActiveRequest(scope, send)
+        active, started = _ActiveRequest(scope, send), time.monotonic()
         self.num_active += 1
         try:
             await self._handle(scope, receive, active)
@@ -157,7 +157,17 @@ class RequestMiddleware:
         finally:
             self.num_active -= 1
             self._metrics.responded(status=str(active.status or 499))
-            _log.info(active.log_line())
+            _log.info(
+                {
+                    "event": "request",
+                    "request_id": active.request_id,
+                    "method": scope["method"],
+                    "path": scope["path"][:200],
+                    "status": active.status,
+                    "seconds": round(time.monotonic() - started, 4),
+                    **active.log_fields,
+                }
+            )
 
     async def _handle(self, scope: Scope, receive: Receive, active: _ActiveRequest) -> None:
         scope.setdefault("state", {}).update(
@@ -212,7 +222,6 @@ class _ActiveRequest:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
-        self._started = time.monotonic()
         given = Headers(scope=scope).get("x-request-id", "")
         self.request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         self.status: int | None = None
@@ -240,15 +249,3 @@ class _ActiveRequest:
                     while (await receive()).get("more_body"):
                         pass
         await self.send({"type": "http.response.body", "body": b""})
-
-    def log_line(self) -> dict[str, Any]:
-        """Return its log line."""
-        return {
-            "event": "request",
-            "request_id": self.request_id,
-            "method": self._scope["method"],
-            "path": self._scope["path"][:200],
-            "status": self.status,
-            "seconds": round(time.monotonic() - self._started, 4),
-            **self.log_fields,
-        }

@@ -37,14 +37,6 @@ class Sent(NamedTuple):
         )
 
 
-class Progress(NamedTuple):
-    """What one message of a stream adds to its state: the choice, what has been sent of it, and of all events."""
-
-    choice: int
-    sent: Sent
-    num_events: int
-
-
 @dataclass(slots=True)
 class StreamState:
     """An answer that may pass from server to server.
@@ -60,10 +52,9 @@ class StreamState:
     num_events: int = 0
     choices: dict[int, Sent] = field(default_factory=dict)
 
-    def advance(self, progress: Progress) -> None:
-        """Record what a message has sent."""
-        self.num_events = progress.num_events
-        self.choices[progress.choice] = progress.sent
+    def advance(self, choice: int, sent: Sent, num_events: int) -> None:
+        """Record what has been sent of a choice, and of all events."""
+        self.choices[choice], self.num_events = sent, num_events
 
 
 class Replay:
@@ -72,15 +63,14 @@ class Replay:
     Args:
         before: index of a choice -> what has been sent of it.
         repeatable: the request is greedy or has a seed.
+
+    Attributes:
+        now: index of a choice -> all of its outputs so far.
     """
 
     def __init__(self, before: Mapping[int, Sent], repeatable: bool) -> None:
         self._before, self._repeatable = {**before}, repeatable
-        self._now: dict[int, Sent] = {}
-
-    def progress(self, index: int, num_events: int) -> Progress:
-        """Return the progress with all outputs of a choice so far."""
-        return Progress(index, self._now[index], num_events)
+        self.now: dict[int, Sent] = {}
 
     def divided(self, index: int, output: StepOutput) -> Iterator[tuple[StepOutput, bool]]:
         """Yield the parts of an output of a choice, and of each whether it is new.
@@ -88,8 +78,8 @@ class Replay:
         Raises:
             ReplicaError: other tokens have been sent.
         """
-        now, before = self._now.get(index, Sent()), self._before.get(index)
-        after = self._now[index] = now.after(output.chunk)
+        now, before = self.now.get(index, Sent()), self._before.get(index)
+        after = self.now[index] = now.after(output.chunk)
         if before is None:
             yield output, True
         elif before.num_tokens and not self._repeatable:

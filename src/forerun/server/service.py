@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from forerun.chat.forced_calls import check_calls
 from forerun.chat.response_format import read_format
 from forerun.engine import LLM, AsyncLLM, StepOutput
 from forerun.engine.sequence import Request as PromptRequest
@@ -25,7 +26,6 @@ from forerun.server.metrics import MetricFactory, Metrics, Prometheus
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.model_texts import ModelTexts
 from forerun.server.protocol.requests import CompletionRequest
-from forerun.server.protocol.tools import check_calls
 from forerun.server.traffic_journal import ServerJournal, category_of
 
 T = TypeVar("T")

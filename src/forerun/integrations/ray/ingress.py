@@ -165,7 +165,7 @@ class _Relay:
                     progress = message.pop(PROGRESS)
                     self.finished = progress is None
                     if progress is not None:
-                        self.request.stream.advance(progress)
+                        self.request.stream.advance(*progress)
                 self.complete = not message.get("more_body", False)
                 await self.send(message)
 

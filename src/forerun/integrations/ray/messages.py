@@ -9,7 +9,7 @@ from forerun.server.progress import StreamState
 LOG_FIELDS = "forerun.log_fields"
 """The type of the last message of an answer: its `fields` are added to the log line of the request."""
 PROGRESS = "forerun.progress"
-"""The key of a stream's events in their message: a `Progress`; None with the last ones."""
+"""The key of a stream's events in their message: what `StreamState.advance` takes; None with the last ones."""
 
 
 class Prefix(NamedTuple):

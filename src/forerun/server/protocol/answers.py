@@ -269,7 +269,7 @@ class Chunks:
 
     def _made(self, growing: _Growing, given: Choice | StreamChunk, content: dict[str, Any]) -> dict[str, Any]:
         """Return a choice, or a part of it, as the answer has it. content: its text."""
-        reason, with_drafts = given.finish_reason, self._request.include_drafts
+        reason, with_drafts = given.finish_reason, self._request.stream_options.include_drafts
         is_divided = with_drafts or given.logprobs is not None
         starts, texts = growing.pieces.push(given.token_ids, last=reason is not None) if is_divided else ([], [])
         logprobs = None
@@ -294,20 +294,21 @@ class Chunks:
             begun = {"delta": {"role": "assistant", "content": ""}} if self._chat else text
             yield self._chunk(growing, StreamChunk("", []), begun)
         growing.num_tokens += len(chunk.token_ids)
-        drafts = request.include_drafts and chunk.token_ids
+        drafts = request.stream_options.include_drafts and chunk.token_ids
         if not (chunk.text or chunk.finish_reason is not None or chunk.logprobs or drafts):
             return
         made = self._chunk(growing, chunk, self._delta(growing, chunk))
         if output.choice is not None:
             self._stats.append(output.choice.stats)
             last = len(self._stats) == len(self._prompts) * request.params.n
-            if last and not request.include_usage:  # clients look for a choice in every chunk but the usage's
+            # clients look for a choice in every chunk but the usage's
+            if last and not request.stream_options.include_usage:
                 made |= metrics(self._stats)
         yield made
 
     def last(self, generations: Seq[Generation]) -> Iterator[dict[str, Any]]:
         """Yield a last chunk, without choices, if the request includes the usage."""
-        if self._request.include_usage:
+        if self._request.stream_options.include_usage:
             yield {**self._head, "choices": [], "usage": self._usage(generations, details=True), **metrics(self._stats)}
 
     def _delta(self, growing: _Growing, chunk: StreamChunk) -> dict[str, Any]:
@@ -319,7 +320,7 @@ class Chunks:
 
     def _chunk(self, growing: _Growing, chunk: StreamChunk, content: dict[str, Any]) -> dict[str, Any]:
         made = {**self._head, "choices": [self._made(growing, chunk, content)]}
-        if self._request.continuous_usage_stats:
+        if self._request.stream_options.continuous_usage_stats:
             made["usage"] = _counts(len(self._prompts[growing.prompt]), growing.num_tokens)
         return made
 

@@ -9,7 +9,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json
@@ -243,6 +243,15 @@ TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
 def text_of(content: str | list[Any]) -> str:
     """Return a text, or that of its parts."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+class Function(TypedDict):
+    """A function that the model may call."""
+
+    name: str
+    description: NotRequired[str | None]
+    parameters: NotRequired[dict[str, Any] | None]
+    strict: NotRequired[bool | None]
 
 
 class Prediction(Part):

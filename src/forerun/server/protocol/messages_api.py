@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from forerun.chat.forced_calls import Forced, chat_tools
 from forerun.chat.response_format import CALL, CONTENT, REASONING
 from forerun.chat.response_parser import Delta
 from forerun.engine.chat_template import encode
@@ -28,7 +29,6 @@ from forerun.server.protocol.bodies import (
     text_of,
 )
 from forerun.server.protocol.requests import MESSAGES_URL, CompletionRequest, with_effort
-from forerun.server.protocol.tools import Forced, chat_tools
 
 
 class ThinkingBlock(TypedDict):
@@ -73,9 +73,6 @@ class FunctionTool(TypedDict):
     description: NotRequired[str]
     input_schema: dict[str, Any]
     strict: NotRequired[bool]
-
-
-_OF_FUNCTION = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
 
 
 class ToolChoice(Part):
@@ -127,7 +124,7 @@ class MessagesBody(GenerationBody):
         choice = self.tool_choice or ToolChoice(type="auto")
         if (choice.type == "tool") != (choice.name is not None):
             raise RequestBodyError("tool_choice has a name if its type is 'tool'. Correct it.", param="tool_choice")
-        tools = () if choice.type == "none" else chat_tools(self.tools, _OF_FUNCTION)
+        tools = () if choice.type == "none" else chat_tools(self.tools, "input_schema")
         return CompletionRequest(
             MESSAGES_URL,
             self.model,
@@ -140,14 +137,6 @@ class MessagesBody(GenerationBody):
             forced=Forced.by(choice.type, choice.name, tools, params.grammar),
         )
 
-    def count(self, tokenizer: Any, name: str) -> int:
-        """Return the number of the prompt's tokens. Raises RequestBodyError. name: of the target, for messages."""
-        options = self._template_options() | ({"tools": [*chat_tools(self.tools, _OF_FUNCTION)]} if self.tools else {})
-        try:
-            return len(encode(self._chat(), tokenizer, name, options))
-        except PromptError as error:
-            raise RequestBodyError(str(error), "messages") from None
-
     def _template_options(self) -> dict[str, Any]:
         options = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
         return with_effort(options, None if self.output_config is None else self.output_config.effort)
@@ -158,6 +147,19 @@ class MessagesBody(GenerationBody):
         for turn in self.messages:
             chat += _messages(turn["role"], turn["content"])
         return chat
+
+
+class CountBody(MessagesBody):
+    """The body of /v1/messages/count_tokens."""
+
+    def answer(self, service: Any) -> dict[str, Any]:
+        """Return the number of the prompt's tokens. Raises RequestBodyError."""
+        tools = {"tools": [*chat_tools(self.tools, "input_schema")]} if self.tools else {}
+        options = self._template_options() | tools
+        try:
+            return {"input_tokens": len(encode(self._chat(), service.llm.tokenizer, service.llm.target.name, options))}
+        except PromptError as error:
+            raise RequestBodyError(str(error), "messages") from None
 
 
 _KINDS = ("text", "thinking", "tool_use", "tool_result")

@@ -28,12 +28,9 @@ class TokenNames:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._bytes: dict[int, bytes] = {}
-        self._names: dict[int, str] = {}
-        if tokenizer is not None:
-            self._bytes = token_bytes(tokenizer)
-            special = {token_id: text for text, token_id in special_tokens(tokenizer).items()}
-            self._names = tokens_by_id(tokenizer) | special
+        special = {} if tokenizer is None else {token_id: text for text, token_id in special_tokens(tokenizer).items()}
+        self._names = {} if tokenizer is None else tokens_by_id(tokenizer) | special
+        self._bytes = {} if tokenizer is None else token_bytes(tokenizer)
 
     def data(self, token_id: int) -> bytes:
         """Return the bytes of a token."""

@@ -10,17 +10,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from forerun.chat.forced_calls import Forced, check_calls
 from forerun.chat.response_format import ResponseFormat
 from forerun.chat.response_parser import ResponseParser
-from forerun.config import MAX_TOP_LOGPROBS, Grammar, SamplingParams
+from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
 from forerun.engine import LLM
 from forerun.engine.chat_template import Prompt, encode
 from forerun.engine.sequence import Request
 from forerun.errors import ContextLengthError, PromptError, RequestBodyError
-from forerun.sampling.grammar.compile import Grammars
 from forerun.server.protocol.bodies import (
     Count,
     Format,
+    Function,
     GenerationBody,
     Objects,
     Part,
@@ -32,13 +33,27 @@ from forerun.server.protocol.bodies import (
     validated,
 )
 from forerun.server.protocol.model_texts import ModelTexts
-from forerun.server.protocol.tools import Forced, check_calls
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 MESSAGES_URL = "/v1/messages"
 DEFAULT_COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as OpenAI's. Of a chat it is what the context holds."""
+
+
+class StreamOptions(Part):
+    """What a stream holds beside the text.
+
+    Attributes:
+        include_usage: in its last chunk the usage.
+        continuous_usage_stats: in each chunk the usage of its choice so far.
+        include_drafts: in each chunk its tokens' texts and their drafters.
+    """
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_drafts: bool = False
+    include_obfuscation: Literal[False] | None = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -53,9 +68,7 @@ class CompletionRequest:
         prompt_field: the field of the body that holds the prompts.
         echo: the answer begins with the prompt.
         stream: the answer is streamed.
-        include_usage: the last chunk of a stream holds the usage.
-        continuous_usage_stats: each chunk holds the usage of its choice so far.
-        include_drafts: each chunk holds its tokens' texts and their drafters.
+        stream_options: what a stream holds beside the text.
         template_options: variables of the chat template beside the messages.
         repeated: fields of the body that the answer repeats.
         keep: takes the body of the answer, for later requests; None if none is kept.
@@ -71,9 +84,7 @@ class CompletionRequest:
     prompt_field: str = "messages"
     echo: bool = False
     stream: bool = False
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_drafts: bool = False
+    stream_options: StreamOptions = dataclass_field(default_factory=StreamOptions)
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] | None = None
@@ -98,18 +109,19 @@ class CompletionRequest:
         if self.tools:
             options["tools"] = [*self.tools]
         form = self.response_format(texts)
-        if self.tools or (self.url != COMPLETIONS_URL and _has_calls(self.prompts[0])):
+        chat: Any = () if self.url == COMPLETIONS_URL else self.prompts[0]
+        if self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat):
             known = texts.response_format(has_tools=True)
             check_calls(known, llm.tokenizer, "tools" if self.tools else self.prompt_field)
         prompts, params = self.prompts, self.params
         try:
             if self.forced is not None:
+                assert form is not None  # `check_calls` has seen it
                 limit = llm.target.context_length
                 ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)
-                prompts, params = (
-                    [ids],
-                    replace(params, grammar=self._grammar(self.forced, form, texts, ids, llm.engine.grammars)),
-                )
+                thinks = ResponseParser(form, texts.prompt_end(ids), self.tools, "").is_reasoning
+                grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
+                prompts, params = [ids], replace(params, grammar=grammar)
             made = llm.requests(prompts, params, options, stream=self.stream, flow=flow)
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
@@ -123,14 +135,6 @@ class CompletionRequest:
         if self.url == COMPLETIONS_URL or (self.params.grammar is not None and self.forced is None):
             return None
         return texts.response_format(has_tools=bool(self.tools))
-
-    def _grammar(
-        self, forced: Forced, form: ResponseFormat | None, texts: ModelTexts, prompt: Seq[int], grammars: Grammars
-    ) -> Grammar:
-        """Return the grammar of calls that are forced. Raises RequestBodyError."""
-        assert form is not None  # `check_calls` has seen it
-        thinks = ResponseParser(form, texts.prompt_end(prompt), self.tools, "").is_reasoning
-        return forced.grammar(form, self.tools, grammars, is_thinking=thinks, one_call=self.one_call)
 
 
 def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
@@ -147,19 +151,6 @@ def check_template_options(options: Mapping[str, Any], tokenizer: Any) -> None:
         )
 
 
-def _has_calls(messages: Any) -> bool:
-    return any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
-
-
-class StreamOptions(Part):
-    """What a stream holds beside the text."""
-
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_drafts: bool = False
-    include_obfuscation: Literal[False] | None = None
-
-
 class CompletionOptions(GenerationBody):
     """The fields of both chats and completions."""
 
@@ -174,26 +165,16 @@ class CompletionOptions(GenerationBody):
 
     def streaming(self) -> dict[str, Any]:
         """Return whether to stream, and what the stream holds beside the text. Raises RequestBodyError."""
-        options = self.stream_options
-        if options is not None and options.include_drafts and not self.stream:
+        options = self.stream_options or StreamOptions()
+        if options.include_drafts and not self.stream:
             raise RequestBodyError("include_drafts needs stream to be true. Leave it out.", param="stream_options")
-        chosen = {} if options is None else options.model_dump(exclude={"include_obfuscation"})
-        return {"stream": bool(self.stream), **chosen}
+        return {"stream": bool(self.stream), "stream_options": options}
 
     def params(self, own: Mapping[str, Any], **others: Any) -> SamplingParams:
         given = {kind: getattr(self, f"guided_{kind}") for kind in ("json", "regex", "choice", "grammar")}
         guided = {f"guided_{kind}": None if value is None else (kind, value) for kind, value in given.items()}
         forms = {"response_format": self.response_format, "structured_outputs": self.structured_outputs}
         return super().params(own, grammar=grammar_of({**forms, **guided}), **others)
-
-
-class Function(Part, extra="ignore"):
-    """A function that the model may call."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class Tool(Part, extra="ignore"):
@@ -365,9 +346,6 @@ class CompletionBody(CompletionOptions):
         )
 
 
-_BODIES: Mapping[str, type[ChatBody] | type[CompletionBody]] = {CHAT_URL: ChatBody, COMPLETIONS_URL: CompletionBody}
-
-
 def parse_body(url: str, content: object, context_length: int) -> CompletionRequest:
     """Parse a body, with the default options of SamplingParams for what it leaves out.
 
@@ -379,7 +357,8 @@ def parse_body(url: str, content: object, context_length: int) -> CompletionRequ
     Raises:
         RequestBodyError: naming the field that is missing, malformed, or unsupported.
     """
-    return validated(_BODIES[url], content).request(context_length, {})
+    model: type[ChatBody | CompletionBody] = ChatBody if url == CHAT_URL else CompletionBody
+    return validated(model, content).request(context_length, {})
 
 
 def with_seed(request: CompletionRequest, seed: int) -> CompletionRequest:

@@ -12,15 +12,24 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired
 from pydantic import Field, PrivateAttr
 from typing_extensions import TypedDict
 
+from forerun.chat.forced_calls import Forced, chat_tools
 from forerun.chat.response_format import CALL, CONTENT, REASONING
 from forerun.chat.response_parser import Delta
 from forerun.engine.results import Choice, Generation, StepOutput
 from forerun.errors import RequestBodyError
 from forerun.server.kept_responses import KeptResponse, KeptResponses
 from forerun.server.protocol.answers import Asked, chat_logprobs, metrics
-from forerun.server.protocol.bodies import Count, Format, GenerationBody, Part, TopLogprobs, grammar_of, text_of
+from forerun.server.protocol.bodies import (
+    Count,
+    Format,
+    Function,
+    GenerationBody,
+    Part,
+    TopLogprobs,
+    grammar_of,
+    text_of,
+)
 from forerun.server.protocol.requests import CompletionRequest, read_messages, with_effort
-from forerun.server.protocol.tools import Forced, chat_tools
 
 RESPONSES_URL = "/v1/responses"
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
@@ -101,17 +110,10 @@ class Reasoning(Part):
     summary: Literal["auto"] | None = None
 
 
-class FunctionTool(TypedDict):
+class FunctionTool(Function):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: str
-    description: NotRequired[str | None]
-    parameters: NotRequired[dict[str, Any] | None]
-    strict: NotRequired[bool | None]
-
-
-_OF_FUNCTION = {name: name for name in ("name", "description", "parameters", "strict")}
 
 
 class ChosenTool(Part):
@@ -184,7 +186,7 @@ class ResponseBody(GenerationBody):
         messages = read_messages(_chat(self._items()), "input")
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
-        choice, tools = self.tool_choice, () if self.tool_choice == "none" else chat_tools(self.tools, _OF_FUNCTION)
+        choice, tools = self.tool_choice, () if self.tool_choice == "none" else chat_tools(self.tools)
         name = choice.name if isinstance(choice, ChosenTool) else None
         return CompletionRequest(
             RESPONSES_URL,
@@ -225,8 +227,12 @@ class ResponseBody(GenerationBody):
         return found
 
 
-_ITEMS = {CONTENT: ("msg", "message"), REASONING: ("rs", "reasoning"), CALL: ("fc", "function_call")}
-"""Of each kind of text: the beginning of an item's id, and the item's type."""
+_ITEMS = {
+    CONTENT: ("msg", "message", "output_text"),
+    REASONING: ("rs", "reasoning", "reasoning_text"),
+    CALL: ("fc", "function_call", "function_call_arguments"),
+}
+"""Of each kind of text: the beginning of an item's id, the item's type, and the name of the text in events."""
 
 
 class ResponseEvents:
@@ -320,30 +326,25 @@ class ResponseEvents:
         if self._open != (delta.kind, delta.index):
             yield from self._closed("completed")
             yield from self._begun(delta)
-        place = self._place()
         self._pieces.append(delta.text)
+        more: dict[str, Any] = {}
         if delta.kind == CONTENT:
-            given, self._held = self._held, []
-            self._logprobs += given
-            yield self._event("response.output_text.delta", **place, delta=delta.text, logprobs=given)
-        elif delta.text:
-            kind = "function_call_arguments" if delta.kind == CALL else "reasoning_text"
-            yield self._event(f"response.{kind}.delta", **place, delta=delta.text)
+            more["logprobs"], self._held = self._held, []
+            self._logprobs += more["logprobs"]
+        if delta.kind == CONTENT or delta.text:
+            yield self._event(f"response.{_ITEMS[delta.kind][2]}.delta", **self._place(), delta=delta.text, **more)
 
     def _begun(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the events of a new item."""
         self._open, self._pieces, self._logprobs = (delta.kind, delta.index), [], []
-        head, kind = _ITEMS[delta.kind]
-        item: dict[str, Any] = {
-            "id": f"{head}_{self._asked.name}_{len(self._items)}",
-            "type": kind,
-            "status": "in_progress",
+        head, kind, _ = _ITEMS[delta.kind]
+        fields: dict[str, dict[str, Any]] = {
+            CONTENT: {"role": "assistant", "content": []},
+            REASONING: {"summary": [], "content": []},
+            CALL: {"call_id": delta.id, "name": delta.name, "arguments": ""},
         }
-        if delta.kind == CALL:
-            item |= {"call_id": delta.id, "name": delta.name, "arguments": ""}
-        else:
-            more: dict[str, Any] = {"role": "assistant"} if delta.kind == CONTENT else {"summary": []}
-            item |= {**more, "content": []}
+        name = f"{head}_{self._asked.name}_{len(self._items)}"
+        item = {"id": name, "type": kind, "status": "in_progress", **fields[delta.kind]}
         self._items.append(item)
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item})
         if delta.kind != CALL:
@@ -359,9 +360,8 @@ class ResponseEvents:
             item["arguments"] = text
             yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=text)
         else:
-            part = _part(kind, text, self._logprobs)
+            part, logprobs = _part(kind, text, self._logprobs), {"logprobs": self._logprobs} if kind == CONTENT else {}
             item["content"] = [part]
-            logprobs: dict[str, Any] = {"logprobs": self._logprobs} if kind == CONTENT else {}
             yield self._event(f"response.{part['type']}.done", **place, text=text, **logprobs)
             yield self._event("response.content_part.done", **place, part=part)
         yield self._event("response.output_item.done", output_index=place["output_index"], item=item)

@@ -129,8 +129,8 @@ def test_predictions() -> None:
 
 def test_streams() -> None:
     assert not chat().stream and chat(stream=True).stream
-    assert not chat(stream=True).include_usage
-    assert chat(stream=True, stream_options={"include_usage": True}).include_usage
+    assert not chat(stream=True).stream_options.include_usage
+    assert chat(stream=True, stream_options={"include_usage": True}).stream_options.include_usage
     for fields in (
         {"stream_options": {"include_drafts": True}},
         {"stream": True, "stream_options": {"include_obfuscation": True}},
