@@ -71,10 +71,6 @@ class Region:
         is_named = function == {"name": "{name}", "arguments": "{content}"}
         return cls(kind, _pattern(field, "open"), closes, inside, pairs, field, is_json, is_named, _head(function))
 
-    def string_after(self, mark: str) -> regex.Pattern[str] | None:
-        """Return what ends the string that a mark opens; None if it opens none."""
-        return next((ends for opens, ends in self.strings if opens.fullmatch(mark)), None)
-
     @property
     def needs_close(self) -> bool:
         """Return whether its text does not show that it is whole."""

@@ -240,7 +240,8 @@ class ResponseParser:
             if head:
                 self._begin(call, head[1])
             call.is_streaming = call.index >= 0
-        call.string = None if call.is_broken else call.region.string_after(mark)
+        ends = (ends for opens, ends in call.region.strings if opens.fullmatch(mark))
+        call.string = None if call.is_broken else next(ends, None)
         call.depth += _DEPTH.get(mark, 0)
         self._take(call, mark)
         call.is_streaming = call.is_streaming and call.depth > (not call.region.is_named)

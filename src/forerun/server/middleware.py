@@ -140,44 +140,45 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        active, started = _ActiveRequest(scope, send), time.monotonic()
+        given, started = Headers(scope=scope).get("x-request-id", ""), time.monotonic()
+        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        log_fields: dict[str, Any] = {}
+        status: int | None = None  # of the response that has begun
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
+            await send(message)
+
         self.num_active += 1
         try:
-            await self._handle(scope, receive, active)
+            scope.setdefault("state", {}).update(log_fields=log_fields, request_id=request_id)
+            await self._handle(scope, receive, send_with_id)
         except ClientDisconnect:
             self._metrics.disconnected()
-            active.log_fields["disconnected"] = True
+            log_fields["disconnected"] = True
         except Exception as error:
-            if active.status is None:
-                await active.refuse(error, receive)
-            else:
-                active.log_fields["cut"] = type(error).__name__
+            log_fields["error" if status is None else "cut"] = type(error).__name__
+            if status is None:
+                await _refuse(error, scope, receive, send_with_id)
             if not isinstance(error, ForerunError):
                 _log.exception("a request failed")
         finally:
             self.num_active -= 1
-            self._metrics.responded(status=str(active.status or 499))
-            _log.info(
-                {
-                    "event": "request",
-                    "request_id": active.request_id,
-                    "method": scope["method"],
-                    "path": scope["path"][:200],
-                    "status": active.status,
-                    "seconds": round(time.monotonic() - started, 4),
-                    **active.log_fields,
-                }
-            )
+            self._metrics.responded(status=str(status or 499))
+            seconds, about = round(time.monotonic() - started, 4), {"method": scope["method"], "status": status}
+            about |= {"request_id": request_id, "path": scope["path"][:200], "seconds": seconds}
+            _log.info({"event": "request", **about, **log_fields})
 
-    async def _handle(self, scope: Scope, receive: Receive, active: _ActiveRequest) -> None:
-        scope.setdefault("state", {}).update(
-            log_fields=active.log_fields, request_id=active.request_id, tenant=self._access.tenant(scope)
-        )
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["tenant"] = self._access.tenant(scope)
         if scope["method"] == "POST":
             if self.draining:
                 raise EngineClosedError("The server is shutting down, and takes no more requests. Send it again later.")
             scope["state"]["body"] = await self._body(Request(scope, receive))
-        await self._app(scope, receive, active.send)
+        await self._app(scope, receive, send)
 
     async def _body(self, request: Request) -> bytes:
         """Read the whole body.
@@ -212,40 +213,17 @@ class RequestMiddleware:
         return b"".join(pieces)
 
 
-class _ActiveRequest:
-    """One request.
-
-    Attributes:
-        status: of the response; None while it has not begun.
-        log_fields: additional fields of its log line.
-    """
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._scope, self._send = scope, send
-        given = Headers(scope=scope).get("x-request-id", "")
-        self.request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
-        self.status: int | None = None
-        self.log_fields: dict[str, Any] = {}
-
-    async def send(self, message: Message) -> None:
-        """Send a message to the client, with the request's id among the headers."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message = {**message, "headers": [*message["headers"], (b"x-request-id", self.request_id.encode())]}
-        await self._send(message)
-
-    async def refuse(self, error: Exception, receive: Receive) -> None:
-        """Answer with an error. The rest of a too large body is read for a while, for the client to see the answer."""
-        answer = refusal(error, self._scope["path"])
-        self.log_fields["error"] = type(error).__name__
-        headers = answer.raw_headers
-        if answer.status_code in (408, 413):
-            headers.append((b"connection", b"close"))  # the rest of the body is not read
-        await self.send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
-        await self.send({"type": "http.response.body", "body": answer.body, "more_body": True})
-        if answer.status_code == 413:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER):
-                    while (await receive()).get("more_body"):
-                        pass
-        await self.send({"type": "http.response.body", "body": b""})
+async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with an error. The rest of a too large body is read for a while, for the client to see the answer."""
+    answer = refusal(error, scope["path"])
+    headers = answer.raw_headers
+    if answer.status_code in (408, 413):
+        headers.append((b"connection", b"close"))  # the rest of the body is not read
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+    if answer.status_code == 413:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER):
+                while (await receive()).get("more_body"):
+                    pass
+    await send({"type": "http.response.body", "body": b""})

@@ -214,6 +214,28 @@ class ChosenTool(Part):
 CheckedTool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
 
 
+def with_read_calls(message: dict[str, Any], param: str = "messages") -> dict[str, Any]:
+    """Return a message with the arguments of its calls as objects. Raises RequestBodyError if a call is malformed."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise RequestBodyError("tool_calls of a message must be a list of objects.", param)
+    read = [_read_call(call, param) for call in calls]
+    return {"content": None, **message, "tool_calls": read} if read else message
+
+
+def _read_call(call: Any, param: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestBodyError("A tool call of a message has no function with a name.", param)
+    arguments = function.get("arguments", "{}")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise RequestBodyError("The arguments of a tool call are not JSON.", param) from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
 class ChatBody(CompletionOptions):
     """The body of a chat."""
 
@@ -261,7 +283,7 @@ class ChatBody(CompletionOptions):
         return CompletionRequest(
             CHAT_URL,
             self.model,
-            [read_messages(self.messages)],
+            [list(map(with_read_calls, self.messages))],
             params,
             **self.streaming(),
             template_options=with_effort(self.chat_template_kwargs, self.reasoning_effort),
@@ -274,31 +296,6 @@ class ChatBody(CompletionOptions):
 def with_effort(options: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
     """Return variables of the chat template, with how much the model thinks if that is given."""
     return {**(options or {}), **({} if effort is None else {"reasoning_effort": effort})}
-
-
-def read_messages(messages: list[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
-    """Return the messages with the arguments of calls as objects. Raises RequestBodyError if a call is malformed."""
-    found = []
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            if not isinstance(calls, list):
-                raise RequestBodyError("tool_calls of a message must be a list of objects.", param)
-            message = {"content": None, **message, "tool_calls": [_read_call(call, param) for call in calls]}
-        found.append(message)
-    return found
-
-
-def _read_call(call: Any, param: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestBodyError("A tool call of a message has no function with a name.", param)
-    arguments = function.get("arguments", "{}")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise RequestBodyError("The arguments of a tool call are not JSON.", param) from None
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class CompletionBody(CompletionOptions):

@@ -29,7 +29,7 @@ from forerun.server.protocol.bodies import (
     grammar_of,
     text_of,
 )
-from forerun.server.protocol.requests import CompletionRequest, read_messages, with_effort
+from forerun.server.protocol.requests import CompletionRequest, with_effort, with_read_calls
 
 RESPONSES_URL = "/v1/responses"
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "user", "safety_identifier", "prompt_cache_key")
@@ -183,7 +183,7 @@ class ResponseBody(GenerationBody):
             logprobs=(self.top_logprobs or 0) if self.include else None,
             grammar=grammar_of({"text": None if self.text is None else self.text.format}),
         )
-        messages = read_messages(_chat(self._items()), "input")
+        messages = [with_read_calls(message, "input") for message in _chat(self._items())]
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
         choice, tools = self.tool_choice, () if self.tool_choice == "none" else chat_tools(self.tools)
