@@ -121,9 +121,9 @@ class ResponseParser:
         self._read_prompt(prompt)
 
     @property
-    def is_reasoning(self) -> bool:
-        """Return whether the model is thinking."""
-        return self._region is not None and self._region.kind == REASONING
+    def kind(self) -> str:
+        """Return what the model writes: REASONING, CONTENT or CALL."""
+        return CONTENT if self._region is None else self._region.kind
 
     def _read_prompt(self, prompt: str) -> None:
         """Open the region in which the prompt ends: what follows the last anchor is read, or else a mark at its end."""
@@ -164,8 +164,7 @@ class ResponseParser:
         if self._call is not None:
             self._finish("", may_be_whole=not self._call.region.needs_close)
         elif not self._is_edge:
-            kind = CONTENT if self._region is None else self._region.kind
-            self._emit(kind, "".join(self._spaces[kind]))
+            self._emit(self.kind, "".join(self._spaces[self.kind]))
         content, self.reasoning = ("".join(self._texts[kind]) for kind in (CONTENT, REASONING))
         self.content = content if content or not self.calls else None
         self.calls = self.calls[:1] if self._one_call else self.calls
@@ -194,8 +193,7 @@ class ResponseParser:
         """Read text without marks. Whitespace at its end is held back; at an edge that at its beginning is dropped."""
         if self._call is not None:
             return self._take(self._call, text)
-        kind = CONTENT if self._region is None else self._region.kind
-        text = text.lstrip() if self._is_edge else text
+        kind, text = self.kind, text.lstrip() if self._is_edge else text
         self._is_edge = self._is_edge and not text
         if said := text.rstrip():
             self._emit(kind, "".join(self._spaces[kind]) + said)

@@ -21,7 +21,7 @@ from forerun import __version__
 from forerun.engine.chat_template import encode
 from forerun.errors import ForerunError, PromptError, RequestBodyError
 from forerun.server.completions import BODIES, answer
-from forerun.server.metrics import HTTPMetrics
+from forerun.server.metrics import HTTPMetrics, Prometheus
 from forerun.server.middleware import RequestMiddleware, refusal
 from forerun.server.options import ServerOptions
 from forerun.server.protocol.bodies import Body, Objects, TokenIds, validated
@@ -197,9 +197,11 @@ def _add_facts(app: FastAPI, service: Service, draining: Callable[[], bool]) -> 
     async def live() -> Any:
         return service.live()
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(service.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    if isinstance(factory := service.metric_factory, Prometheus):
+
+        @app.get("/metrics")
+        async def metrics() -> Response:
+            return Response(factory.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_page(app: FastAPI) -> None:

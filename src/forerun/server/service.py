@@ -47,6 +47,7 @@ class Service:
 
     Attributes:
         engine: computes the requests.
+        metric_factory: made its metrics.
         texts: of the target's tokens.
         kept: tenant -> its responses.
         num_choices: choices in the engine or waiting for it.
@@ -61,9 +62,9 @@ class Service:
     ) -> None:
         self.llm, self.name, self.options = llm, name, options
         self.engine = AsyncLLM(llm)
-        self._metric_factory = metric_factory or Prometheus(name)
+        self.metric_factory = metric_factory or Prometheus(name)
         self.num_choices = 0
-        self.metrics = Metrics(llm, self.live, self._metric_factory)
+        self.metrics = Metrics(llm, self.live, self.metric_factory)
         template = options.response_template
         self.texts = ModelTexts(llm.tokenizer, None if template is None else read_format(template))
         self.texts.response_format(has_tools=False)  # a tokenizer's own that is none is refused now
@@ -76,12 +77,6 @@ class Service:
         self._journal = (
             None if options.journal is None else ServerJournal(llm, name, options.journal, options.journal_size)
         )
-
-    def metrics_text(self) -> bytes:
-        """Return all metrics in the text format of Prometheus. Raises RequestBodyError if they go elsewhere."""
-        if isinstance(self._metric_factory, Prometheus):
-            return self._metric_factory.text()
-        raise RequestBodyError("The metrics of this server are exported elsewhere.", status=404)
 
     def close(self) -> None:
         """End the engine thread, and write the rest of the journal."""

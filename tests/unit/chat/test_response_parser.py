@@ -61,7 +61,7 @@ def test_arguments_come_while_they_are_written() -> None:
     pushed = text[: text.index("Paris") + 3]
     found = joined(delta for character in pushed for delta in parser.push(character))
     assert found["tool_call", 0].endswith('{"city": "Par') and found["tool_call", 0].startswith("weather ")
-    assert not parser.is_reasoning
+    assert parser.kind != "reasoning"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -174,12 +174,12 @@ def test_a_former_answer_in_the_prompt_is_none_of_this_one() -> None:
 @pytest.mark.parametrize("end", ["", "\n", "Well, "])
 def test_thinking_that_the_prompt_begins(end: str) -> None:
     parser = ResponseParser(form(CASES["hermes"].written), CHATML + "<think>" + end, TOOLS, "request")
-    assert parser.is_reasoning and parser.push("Hm. ") == [Delta("reasoning", "Hm.")]
+    assert parser.kind == "reasoning" and parser.push("Hm. ") == [Delta("reasoning", "Hm.")]
 
 
 def test_thinking_that_the_prompt_has_ended() -> None:
     parser = ResponseParser(form(CASES["hermes"].written), CHATML + "<think>\n\n</think>\n\n", TOOLS, "request")
-    assert not parser.is_reasoning and parser.push("Good. ") == [Delta("content", "Good.")]
+    assert parser.kind != "reasoning" and parser.push("Good. ") == [Delta("content", "Good.")]
 
 
 PIECES = [

@@ -8,10 +8,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import Field, WrapValidator
+from typing_extensions import TypedDict
 
 from forerun.chat.forced_calls import Forced, check_calls
-from forerun.chat.response_format import ResponseFormat
+from forerun.chat.response_format import REASONING, ResponseFormat
 from forerun.chat.response_parser import ResponseParser
 from forerun.config import MAX_TOP_LOGPROBS, SamplingParams
 from forerun.engine import LLM
@@ -88,7 +89,7 @@ class CompletionRequest:
     template_options: Mapping[str, Any] = dataclass_field(default_factory=dict)
     repeated: Mapping[str, Any] = dataclass_field(default_factory=dict)
     keep: Callable[[dict[str, Any]], None] | None = None
-    tools: Seq[dict[str, Any]] = ()
+    tools: Seq[Any] = ()
     one_call: bool = False
     forced: Forced | None = None
 
@@ -119,7 +120,7 @@ class CompletionRequest:
                 assert form is not None  # `check_calls` has seen it
                 limit = llm.target.context_length
                 ids = encode(prompts[0], llm.tokenizer, llm.target.name, options, context_length=limit)
-                thinks = ResponseParser(form, texts.prompt_end(ids), self.tools, "").is_reasoning
+                thinks = ResponseParser(form, texts.prompt_end(ids), self.tools, "").kind == REASONING
                 grammar = self.forced.grammar(form, self.tools, llm.engine.grammars, thinks, self.one_call)
                 prompts, params = [ids], replace(params, grammar=grammar)
             made = llm.requests(prompts, params, options, stream=self.stream, flow=flow)
@@ -177,25 +178,15 @@ class CompletionOptions(GenerationBody):
         return super().params(own, grammar=grammar_of({**forms, **guided}), **others)
 
 
-class Tool(Part, extra="ignore"):
+class Tool(TypedDict):
     """A tool."""
 
     type: Literal["function"]
     function: Function
 
 
-def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as it is, since the order of its keys is that of the prompt. Raises RequestBodyError."""
-    try:
-        Tool.model_validate(tool)
-    except ValidationError as error:
-        place = ".".join(map(str, error.errors()[0]["loc"]))
-        raise RequestBodyError(
-            f"A tool has another {place[:60]} than this server takes: functions with a name, a description and "
-            "parameters, which may be strict.",
-            param="tools",
-        ) from None
-    return tool
+# it stays as it is, since the order of its keys is that of the prompt
+CheckedTool = Annotated[Tool, WrapValidator(lambda tool, check: check(tool) and tool)]
 
 
 class ChosenName(Part):
@@ -209,9 +200,6 @@ class ChosenTool(Part):
 
     type: Literal["function"]
     function: ChosenName
-
-
-CheckedTool = Annotated[dict[str, Any], AfterValidator(_checked_tool)]
 
 
 def with_read_calls(message: dict[str, Any], param: str = "messages") -> dict[str, Any]:
