@@ -313,10 +313,12 @@ class Chunks:
 
     def _delta(self, growing: _Growing, chunk: StreamChunk) -> dict[str, Any]:
         """Return the text that a chunk adds to its choice."""
+        if not self._chat:
+            return {"text": chunk.text}
         deltas = growing.message.push(chunk.text, last=chunk.finish_reason is not None)
         said, thought = ("".join(each.text for each in deltas if each.kind == kind) for kind in (CONTENT, REASONING))
         more = _beside_text(thought, _calls(delta for delta in deltas if delta.kind == CALL))
-        return {"delta": {**more, "content": said}} if self._chat else {"text": said}
+        return {"delta": {**more, "content": said}}
 
     def _chunk(self, growing: _Growing, chunk: StreamChunk, content: dict[str, Any]) -> dict[str, Any]:
         made = {**self._head, "choices": [self._made(growing, chunk, content)]}

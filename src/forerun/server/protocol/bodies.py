@@ -119,7 +119,7 @@ def validated(model: type[B], content: object) -> B:
 
 
 _WORDS = {"string": "a string", "bool": "true or false", "list": "a list", "int": "a whole number", "float": "a number"}
-_WORDS |= dict.fromkeys(("dict", "model"), "an object")
+_WORDS |= {"dict": "an object", "model": "an object", "missing": "given"}
 _ANY_LENGTH = 2**62
 
 
