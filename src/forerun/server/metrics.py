@@ -60,8 +60,7 @@ class Prometheus:
         return lambda amount, **given: made.labels(**self._labels, **given).inc(amount)
 
     def histogram(self, name: str, about: str, bounds: Seq[float]) -> Observe:
-        made = Histogram(name, about, (LABEL,), buckets=bounds, registry=self._registry)
-        return made.labels(**self._labels).observe
+        return Histogram(name, about, (LABEL,), buckets=bounds, registry=self._registry).labels(**self._labels).observe
 
     def gauges(self, gauges: Gauges) -> None:
         for name, (about, read) in gauges.items():

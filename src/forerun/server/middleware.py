@@ -198,19 +198,18 @@ class RequestMiddleware:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > most:
             raise too_large
-        pieces, size = [], 0
+        content = bytearray()
         try:
             async with asyncio.timeout(self._options.body_timeout):
                 async for piece in request.stream():
-                    pieces.append(piece)
-                    size += len(piece)
-                    if size > most:
+                    content += piece
+                    if len(content) > most:
                         raise too_large
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The request's body has not come within {self._options.body_timeout:g} seconds. Send it faster."
             ) from None
-        return b"".join(pieces)
+        return bytes(content)
 
 
 async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json
@@ -49,6 +48,12 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "verbosity": ("medium",),
+    "background": (False,),
+    "truncation": ("disabled",),
+    "stream_options": ({"include_obfuscation": False}, {}),
 }
 """Unsupported fields, and their values that have no effect."""
 _OTHERWISE_NAMED = ("max_tokens", "logprobs", "prompt_logprobs", "prediction", "tenant", "drafter", "num_draft_tokens")
@@ -71,30 +76,26 @@ class Part(BaseModel):
 
 
 class Body(BaseModel):
-    """A body.
-
-    Attributes:
-        harmless: further fields like WITHOUT_EFFECT.
-    """
+    """A body."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({})
 
     model: str | None = None
 
     def check_others(self) -> None:
         """Raise RequestBodyError for a field that is none of the model's, and that would have an effect."""
-        allowed = {**WITHOUT_EFFECT, **self.harmless}
         for name, value in (self.model_extra or {}).items():
             if value is None or name in LABELS:
                 continue
             shown = ascii(name[:60])[1:-1]
-            if name not in allowed:
-                close = difflib.get_close_matches(name, sorted({*type(self).model_fields, *allowed, *LABELS}), n=1)
+            if name not in WITHOUT_EFFECT:
+                close = difflib.get_close_matches(
+                    name, sorted({*type(self).model_fields, *WITHOUT_EFFECT, *LABELS}), n=1
+                )
                 hint = f"Did you mean {close[0]!r}?" if close else "Leave it out."
                 raise RequestBodyError(f"{shown} is not supported: it would be ignored. {hint}", shown)
-            if not any(value == each and type(value) is type(each) for each in allowed[name]):
-                values = " or ".join(map(repr, allowed[name]))
+            if not any(value == each and type(value) is type(each) for each in WITHOUT_EFFECT[name]):
+                values = " or ".join(map(repr, WITHOUT_EFFECT[name]))
                 raise RequestBodyError(f"{name} is not supported, other than {values}. Leave it out.", name)
 
 

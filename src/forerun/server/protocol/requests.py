@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field as dataclass_field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WrapValidator
 from typing_extensions import TypedDict
@@ -226,12 +226,6 @@ def _read_call(call: Any, param: str) -> dict[str, Any]:
 
 class ChatBody(CompletionOptions):
     """The body of a chat."""
-
-    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
-        "verbosity": ("medium",),
-    }
 
     messages: Objects
     max_completion_tokens: Count | None = None

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, PrivateAttr
 from typing_extensions import TypedDict
@@ -132,12 +132,6 @@ class TextOptions(Part):
 
 class ResponseBody(GenerationBody):
     """The body of a response."""
-
-    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "background": (False,),
-        "truncation": ("disabled",),
-        "stream_options": ({"include_obfuscation": False}, {}),
-    }
 
     input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)] = Field(
         description="a text, or a list of messages of text, calls, their outputs and reasoning that is not empty"

@@ -164,7 +164,7 @@ def test_labels_change_nothing(name: str) -> None:
 def test_fields_that_ask_for_nothing(name: str) -> None:
     for value in WITHOUT_EFFECT[name]:
         assert chat(**{name: value}) == chat()
-    with pytest.raises(RequestBodyError, match=f"{name} is (not supported|an object, but must be)") as caught:
+    with pytest.raises(RequestBodyError, match=rf"{name}(\.\w+)? is (not supported|an object, but must be)") as caught:
         chat(**{name: {"type": "json_object"}})
     assert caught.value.param == name
 
