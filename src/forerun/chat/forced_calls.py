@@ -1,4 +1,4 @@
-"""Grammars for calls that must be made, or that must follow their schemas, in the format of a family.
+"""Calls that a request forces, and grammars for calls, required or by their schemas, in the format of a family.
 
 A file of `families/` says how a call is written (`forced`): `call` with the places {name} and {arguments}; `trigger`,
 its beginning, before which text is free; what stands `between` calls; where the arguments are not JSON, each `argument`
@@ -36,7 +36,7 @@ def call_grammar(
     answer: Mapping[str, Any] | None = None,
 ) -> str | None:
     """Return a grammar for `Grammar.lark`: free text until a call begins, then calls by the tools' schemas; None if no
-    grammar tells the family's calls from its text.
+    grammar tells the family's calls from its text. Raises GrammarError if no tool has the name.
 
     Args:
         form: how the model writes. tools: OpenAI's definitions.
@@ -45,9 +45,6 @@ def call_grammar(
         is_thinking: whether the prompt opens thinking, which must end before a call.
         is_required: False if an answer without calls is allowed, too. one_call: there is one call at most.
         answer: schema of the JSON that stands in the place of all free text, but for thinking; None: text is free.
-
-    Raises:
-        GrammarError: no tool has the name.
     """
     written, rules = form.forced or {}, _Rules(special)
     functions = [each for tool in tools if name in (None, (each := tool.get("function", tool))["name"])]
