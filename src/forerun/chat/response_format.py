@@ -159,14 +159,14 @@ class ResponseFormat:
             raise ConfigError(f"{place}: it is no response template: {error!r}. {_REMEDY}") from None
         return cls(regions, openings, anchor, forced)
 
-    def markup(self, special: Mapping[str, int]) -> frozenset[int]:
-        """Return the ids of the special tokens that marks consist of: a parser must find them in the answer's text.
+    def markup(self, special: Mapping[str, int]) -> dict[int, str]:
+        """Return id -> text of the special tokens that marks consist of: a parser must find them in the answer's text.
 
         special: text -> id of the tokenizer's special tokens.
         """
         marks = json.dumps([dict(region.field) for region in self.regions], ensure_ascii=False)
         plain = re.sub(r"\\+(.)", r"\1", marks)
-        return frozenset(token_id for text, token_id in special.items() if text in plain)
+        return {token_id: text for text, token_id in special.items() if text in plain}
 
 
 def _opening(regions: Iterable[Region], *, with_tools: bool) -> regex.Pattern[str]:
@@ -197,9 +197,9 @@ def find_format(chat_template: str, response_template: Any = None) -> ResponseFo
     if response_template is not None:
         return ResponseFormat.of(response_template, "the tokenizer's response_template")
     families = [family for family in _families() if all(re.search(mark, chat_template) for mark in family["written"])]
-    if not families:
+    family = max(families, key=lambda family: len(family["written"]), default=None)
+    if family is None:
         return None
-    family = max(families, key=lambda family: len(family["written"]))
     template = family["response_template"]
     fields = {
         name: field

@@ -177,9 +177,10 @@ def _messages(role: str, content: str | list[Any]) -> Iterator[dict[str, Any]]:
     if thoughts:
         message["reasoning_content"] = "".join(block["thinking"] for block in thoughts)
     if uses:
-        functions = [{"name": use["name"], "arguments": use["input"]} for use in uses]
-        calls = zip(uses, functions, strict=True)
-        message["tool_calls"] = [{"id": use["id"], "type": "function", "function": each} for use, each in calls]
+        message["tool_calls"] = [
+            {"id": use["id"], "type": "function", "function": {"name": use["name"], "arguments": use["input"]}}
+            for use in uses
+        ]
     if message["content"] or len(message) > 2 or not results:
         yield message
 

@@ -74,10 +74,7 @@ class ModelTexts:
 
     def marks(self, form: ResponseFormat | None) -> dict[int, str]:
         """Return id -> text of the special tokens that an answer's text must show to be parsed."""
-        if form is None or self.texts is None:
-            return {}
-        ids = form.markup(self.texts.special)
-        return {token_id: text for text, token_id in self.texts.special.items() if token_id in ids}
+        return {} if form is None or self.texts is None else form.markup(self.texts.special)
 
     def prompt_end(self, token_ids: Seq[int]) -> str:
         """Return the text of a prompt's last tokens, with special ones."""

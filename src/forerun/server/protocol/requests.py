@@ -105,10 +105,8 @@ class CompletionRequest:
                 forces its calls.
             SamplingError, DeviceError: as `LLM.requests`.
         """
-        options = dict(self.template_options)
-        check_template_options(options, llm.tokenizer)
-        if self.tools:
-            options["tools"] = [*self.tools]
+        check_template_options(self.template_options, llm.tokenizer)
+        options = {**self.template_options, **({"tools": [*self.tools]} if self.tools else {})}
         form = self.response_format(texts)
         chat: Any = () if self.url == COMPLETIONS_URL else self.prompts[0]
         if self.tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in chat):
