@@ -168,9 +168,17 @@ class RequestMiddleware:
         finally:
             self.num_active -= 1
             self._metrics.responded(status=str(status or 499))
-            seconds, about = round(time.monotonic() - started, 4), {"method": scope["method"], "status": status}
-            about |= {"request_id": request_id, "path": scope["path"][:200], "seconds": seconds}
-            _log.info({"event": "request", **about, **log_fields})
+            _log.info(
+                {
+                    "event": "request",
+                    "request_id": request_id,
+                    "method": scope["method"],
+                    "path": scope["path"][:200],
+                    "status": status,
+                    "seconds": round(time.monotonic() - started, 4),
+                    **log_fields,
+                }
+            )
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["tenant"] = self._access.tenant(scope)
