@@ -208,19 +208,19 @@ class _Calibration(AutomaticPolicy):
     """Gives every sequence the next K of a list, and learns what steps cost.
 
     Attributes:
-        rest: seconds of the engine's part of each step.
+        engine_seconds: seconds of the engine's part of each step.
     """
 
     def __init__(self, costs: CostModel, counts: Sequence[int], num_unseen: int) -> None:
         super().__init__(DraftChooser(costs))
         self.counts, self._num_unseen = list(counts), num_unseen
-        self.rest: list[float] = []
+        self.engine_seconds: list[float] = []
 
     def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
         return DraftPlan([self.counts.pop(0) if self.counts else 0] * len(sequences))
 
     def observe(self, cost: StepCost, outcomes: Sequence[DraftOutcome]) -> None:
-        self.rest.append(cost.time_verify + cost.time_rest)
+        self.engine_seconds.append(cost.time_verify + cost.time_rest)
         if outcomes and self._num_unseen:  # the first drafts include allocations
             self._num_unseen -= 1
             self.chooser.observe(outcomes, 0.0, None)
@@ -253,7 +253,7 @@ def _time_drafts(
         while engine.has_work and policy.counts and perf_counter() - begin < most_seconds:
             engine.step()
         engine.close()
-        rest += policy.rest
+        rest += policy.engine_seconds
     return rest
 
 

@@ -100,6 +100,14 @@ class SpeculationPolicy(ABC):
         """Return whether the drafter need not be told of the present step."""
         return False
 
+    @property
+    def rests(self) -> bool:
+        """Return whether `rest` is to be told of the present step in place of `observe`, as nothing is drafted."""
+        return False
+
+    def rest(self, seconds: float) -> None:  # noqa: B027 - a policy need not know
+        """Let a step of so many seconds pass."""
+
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
         """Return the plan once the drafts are made: of each draft, the first nodes are kept, as many as it says now."""
         return plan
@@ -149,6 +157,14 @@ class PolicyByRequest(SpeculationPolicy):
     @property
     def is_asleep(self) -> bool:
         return all(policy.is_asleep for policy in self._policies.values())
+
+    @property
+    def rests(self) -> bool:
+        return all(policy.rests for policy in self._policies.values())
+
+    def rest(self, seconds: float) -> None:
+        for policy in self._policies.values():
+            policy.rest(seconds)
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self._combined(sequences, lambda policy, part: policy.beside_prompts(part))
