@@ -411,7 +411,8 @@ class StepLoop:
                 outcomes.append(item.outcome)
             elif item.num_draft_tokens is None:
                 num_prompt_rows += item.num_scheduled_tokens
-        cost = StepCost(stats.num_rows, num_prompt_rows, context, *times)
+        given = self._target.experts_given if stats.num_experts else None
+        cost = StepCost(stats.num_rows, num_prompt_rows, context, *times, stats.num_experts, given)
         policy.observe(cost, outcomes)
 
     # Deliver: outputs, and the end of sequences. These methods may be interrupted and called again.

@@ -454,7 +454,10 @@ def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome], si
     kind, batch = kind_of([outcome.sequence for outcome in outcomes]), len(outcomes)
     if since < LEARN_STEPS and costs.knows(kind, batch, cost.num_rows):
         return False
-    costs.add_target(kind, batch, cost.context, cost.num_rows, cost.seconds - cost.time_draft)
+    seconds = cost.seconds - cost.time_draft
+    costs.add_target(kind, batch, cost.context, cost.num_rows, seconds, num_experts=cost.num_experts)
+    if cost.experts_given is not None and (given := cost.experts_given()) is not None:
+        costs.expect_experts(given.double().numpy())
     return True
 
 

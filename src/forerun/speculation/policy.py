@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torch import Tensor
+
 from forerun.types import Draft, Sequence, Verdict
 
 Reason = Literal[
@@ -47,6 +49,8 @@ class StepCost:
         time_target: in the target's forward.
         time_verify: from logits to verdicts.
         time_rest: the engine's other work: committing, text, statistics.
+        num_experts: that the forward read, in all layers.
+        experts_given: `LanguageModel.experts_given`; None where it read none.
     """
 
     num_rows: int
@@ -56,6 +60,8 @@ class StepCost:
     time_target: float
     time_verify: float
     time_rest: float = 0.0
+    num_experts: int = 0
+    experts_given: Callable[[], Tensor | None] | None = None
 
     @property
     def seconds(self) -> float:

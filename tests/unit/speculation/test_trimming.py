@@ -139,10 +139,10 @@ def test_what_a_busy_machine_has_measured_is_measured_again(
         monkeypatch.setattr("forerun.speculation.cost_store._known", {})
 
     begin()
-    seconds = {1: [1.0, 9.0], 5: [2.0]}
+    seconds = {1: [(1.0, 0), (9.0, 0)], 5: [(2.0, 0)]}
     monkeypatch.setattr(step_times, "_time_rows", lambda *_, **__: seconds)
     stored = forward_costs(identity(target))
-    for rows, (found, *_) in seconds.items():
+    for rows, ((found, _), *_) in seconds.items():
         stored.costs.add_target("greedy", 1, 16, rows, 1 + share * (found - 1), 5)
     stored.save()
     check_costs(target)  # this process has measured them
