@@ -218,6 +218,7 @@ class CostModel:
         self._slope = _Slope()
         self._pace = 1.0
         self._experts: dict[int, float] = {}  # by rows, those that were read while costs were timed
+        self._timed: Table = np.zeros(0)  # the same by all numbers of rows
         self._expert = _Slope()  # seconds of a further one
         self._more: Table = np.zeros(1)  # by rows, those that are expected beyond these
         self._given: Table = np.zeros(0)  # rows of each when it began to be used
@@ -296,8 +297,7 @@ class CostModel:
             share: its weight; n where context and seconds are the means of n such steps.
             num_experts: that it read, in all layers.
         """
-        counted = num_experts and rows <= max(self._experts, default=0)
-        more = num_experts - self._timed_experts(rows) if counted else 0.0
+        more = num_experts - float(self._timed[rows]) if num_experts and rows < len(self._timed) else 0.0
         key, rows = (kind, bucket(batch)), rounded(rows)
         curve = self._target.get(key)
         if curve is None:
@@ -325,7 +325,7 @@ class CostModel:
 
         given: [experts of all layers] rows that each was given.
         """
-        if 1 not in self._experts:
+        if not len(self._timed):
             return
         before = self._given.sum() + self._num_choices
         if len(given) != len(self._given) or given.sum() < before:  # rows that were timed are no text's
@@ -334,14 +334,9 @@ class CostModel:
         if choices.sum() <= EXPERTS_AGAIN * self._num_choices:
             return
         self._num_choices = float(choices.sum())
-        missed = 1 - np.minimum(choices * (self._experts[1] / self._num_choices), 1.0)
-        most = max(self._experts)
-        woken = [float((1 - missed**rows).sum()) - self._timed_experts(rows) for rows in range(2, most + 1)]
-        self._more = np.array([0.0, 0.0, *woken])
-
-    def _timed_experts(self, rows: int) -> float:
-        counts = sorted(self._experts)
-        return float(np.interp(rows, counts, [self._experts[count] for count in counts]))
+        missed = 1 - np.minimum(choices * (self._timed[1] / self._num_choices), 1.0)
+        woken = len(missed) - np.cumprod(np.broadcast_to(missed, (len(self._timed) - 1, len(missed))), 0).sum(1)
+        self._more = np.array([0.0, *(woken - self._timed[1:])])
 
     def add_draft(self, batch: int, num_draft_tokens: int, seconds: float, share: float = 1.0) -> None:
         """Add a drafter's time for at most `num_draft_tokens` nodes of each of `batch` sequences."""
@@ -384,6 +379,8 @@ class CostModel:
         alone, many = timed.get((KINDS[0], 1)), max(steps._experts, default=1)
         if alone is not None and many > 1 and not self._experts:
             self._experts, seconds = dict(steps._experts), alone.table(many + 1)
+            counts = sorted(self._experts)
+            self._timed = np.interp(np.arange(many + 1), counts, [self._experts[count] for count in counts])
             further = max(self._experts[many] - self._experts[1], 1.0)
             self._expert.value = max(float(seconds[many] - seconds[1]), 0.0) / further
 
