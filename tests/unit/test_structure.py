@@ -6,8 +6,8 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 40_100
-MOST_CORE_STATEMENTS = 30_280
+MOST_STATEMENTS = 40_180
+MOST_CORE_STATEMENTS = 30_360
 MOST_FILES = 431
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 

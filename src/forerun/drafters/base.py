@@ -72,6 +72,7 @@ class Traits:
             cut by what rows cost.
         follows: tokens of a sequence that it computes with, at most, before it first drafts for it; None: all.
         can_sleep: steps in which it does not draft may be kept from it. It still hears of `start`, `stop` and `rewind`.
+        learns: it would learn from them.
         acceptance: as the record of its head or draft model tells it. A drafter that calls several leaves it to them.
     """
 
@@ -82,12 +83,13 @@ class Traits:
     estimates: bool = False
     follows: int | None = None
     can_sleep: bool = False
+    learns: bool = False
     acceptance: Acceptance = UNKNOWN_ACCEPTANCE
 
     def automatic_policy(self, costs: CostModel) -> SpeculationPolicy:
         """Make the policy that chooses K for such a drafter, by these costs."""
         if self.estimates:
-            return TrimmingPolicy(costs, self.can_sleep)
+            return TrimmingPolicy(costs, self.can_sleep, self.learns)
         return AutomaticPolicy(self.chooser(costs))
 
     def chooser(self, costs: CostModel | None) -> DraftChooser:

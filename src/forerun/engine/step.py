@@ -74,6 +74,7 @@ class StepLoop:
         self._memory, self._texts, self._clock = memory, texts, clock
         self._needs = _NO_NEEDS if drafter is None else drafter.needs
         self._is_asleep = False  # the drafter is not told of the present step
+        self._rests = False  # nor the policy of its outcomes
         self._policy = policy or _new_policy(config, target, drafter)  # None: no drafter, and no grammar so far
         self._verifying = Verifying(target, config)
         self._constrained: set[SequenceState] = set()  # sequences under a grammar
@@ -106,7 +107,7 @@ class StepLoop:
         try:
             work = self._draft(schedule, stats)
             if self._drafter is not None and self._policy is not None:
-                self._is_asleep = self._policy.is_asleep
+                self._is_asleep, self._rests = self._policy.is_asleep, self._policy.rests
                 self._needs = _NO_NEEDS if self._is_asleep else self._drafter.needs
             result = self._forward(work, stats)
             self._verify(work, result, stats)
@@ -298,7 +299,7 @@ class StepLoop:
         except UnsoundProbsError as error:
             assert drafter is not None
             raise DrafterError(f"{name_of(drafter)} {error}") from None
-        for item in work:
+        for item in () if self._rests else work:
             if item.num_draft_tokens is not None and item.draft is not None and item.verdict is not None:
                 item.outcome = DraftOutcome(item.state.sequence, item.num_draft_tokens, item.draft, item.verdict)
         stats.time_verify = perf_counter() - started
@@ -399,6 +400,10 @@ class StepLoop:
         policy = self.policy
         if policy is None:
             return
+        times = stats.time_draft, stats.time_target, stats.time_verify, time_rest
+        if self._rests:
+            policy.rest(sum(times))
+            return
         num_prompt_rows, context, outcomes = 0, 0, []
         for item in work:
             context += item.context
@@ -406,8 +411,8 @@ class StepLoop:
                 outcomes.append(item.outcome)
             elif item.num_draft_tokens is None:
                 num_prompt_rows += item.num_scheduled_tokens
-        times = stats.time_draft, stats.time_target, stats.time_verify, time_rest
-        cost = StepCost(stats.num_rows, num_prompt_rows, context, *times)
+        given = self._target.experts_given if stats.num_experts else None
+        cost = StepCost(stats.num_rows, num_prompt_rows, context, *times, stats.num_experts, given)
         policy.observe(cost, outcomes)
 
     # Deliver: outputs, and the end of sequences. These methods may be interrupted and called again.

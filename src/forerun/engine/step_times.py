@@ -114,9 +114,12 @@ def calibrate(target: LanguageModel, drafter: Drafter | None = None) -> Table:
     known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
     if known is None:
         for batch, most_seconds in CALIBRATION_SECONDS.items():
-            for count, seconds in sorted(_time_rows(target, batch, most_seconds).items()):
+            for count, samples in sorted(_time_rows(target, batch, most_seconds).items()):
+                seconds, experts = zip(*samples, strict=True)
                 median, weight = statistics.median(seconds), len(seconds)
                 stored.costs.add_target(KINDS[0], batch, batch * CALIBRATION_CONTEXT, count, median, weight)
+                if batch == 1 and any(experts):
+                    stored.costs.add_experts(count, statistics.fmean(experts))
         stored.save()
         known = stored.costs.target(KINDS[0], 1, CALIBRATION_CONTEXT)
         assert known is not None
@@ -155,11 +158,12 @@ class _Filler(Drafter):
 
 
 class _RowTimer(SpeculationPolicy):
-    """Gives the steps so many rows, all drafts to the first sequence, and keeps their seconds by rows."""
+    """Gives the steps so many rows, all drafts to the first sequence, and keeps their seconds and the experts that they
+    read, by rows."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         self.rows = list(rows)
-        self.samples: dict[int, list[float]] = defaultdict(list)
+        self.samples: dict[int, list[tuple[float, int]]] = defaultdict(list)
 
     def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
         drafted = self.rows.pop(0) - len(sequences) if self.rows else 0
@@ -167,7 +171,7 @@ class _RowTimer(SpeculationPolicy):
 
     def observe(self, cost: StepCost, outcomes: Sequence[DraftOutcome]) -> None:
         if outcomes and not cost.num_prompt_rows:
-            self.samples[cost.num_rows].append(cost.seconds - cost.time_draft)
+            self.samples[cost.num_rows].append((cost.seconds - cost.time_draft, cost.num_experts))
 
 
 def check_costs(target: LanguageModel) -> None:
@@ -180,16 +184,16 @@ def check_costs(target: LanguageModel) -> None:
     few, many = CHECK_ROWS
     found = _time_rows(target, few, CHECK_SECONDS, CHECK_ROWS, least=len(CHECK_ROWS))
     if few in found and many in found:  # else the context is too short
-        ratio = min(found[many]) / min(found[few]) * float(known[few] / known[many])
+        ratio = min(found[many])[0] / min(found[few])[0] * float(known[few] / known[many])
         if not 1 - CHECK_TOLERANCE < ratio < 1 + CHECK_TOLERANCE:
             stored.forget()
 
 
 def _time_rows(
     target: LanguageModel, batch: int, most_seconds: float, rows: Sequence[int] = CALIBRATION_ROWS, least: int = 1
-) -> dict[int, list[float]]:
+) -> dict[int, list[tuple[float, int]]]:
     """Time the engine's steps of so many sequences, drafting apart, until so many seconds are over: a forward that is
-    only repeated may be a quarter cheaper than one of a step. Returns the seconds by rows.
+    only repeated may be a quarter cheaper than one of a step. Returns seconds and experts by rows.
 
     least: row counts that are timed whatever the time.
     """
@@ -208,19 +212,19 @@ class _Calibration(AutomaticPolicy):
     """Gives every sequence the next K of a list, and learns what steps cost.
 
     Attributes:
-        rest: seconds of the engine's part of each step.
+        engine_seconds: seconds of the engine's part of each step.
     """
 
     def __init__(self, costs: CostModel, counts: Sequence[int], num_unseen: int) -> None:
         super().__init__(DraftChooser(costs))
         self.counts, self._num_unseen = list(counts), num_unseen
-        self.rest: list[float] = []
+        self.engine_seconds: list[float] = []
 
     def plan(self, sequences: Sequence[Tokens]) -> DraftPlan:
         return DraftPlan([self.counts.pop(0) if self.counts else 0] * len(sequences))
 
     def observe(self, cost: StepCost, outcomes: Sequence[DraftOutcome]) -> None:
-        self.rest.append(cost.time_verify + cost.time_rest)
+        self.engine_seconds.append(cost.time_verify + cost.time_rest)
         if outcomes and self._num_unseen:  # the first drafts include allocations
             self._num_unseen -= 1
             self.chooser.observe(outcomes, 0.0, None)
@@ -253,7 +257,7 @@ def _time_drafts(
         while engine.has_work and policy.counts and perf_counter() - begin < most_seconds:
             engine.step()
         engine.close()
-        rest += policy.rest
+        rest += policy.engine_seconds
     return rest
 
 

@@ -228,6 +228,10 @@ class LanguageModel(ABC):
         """
         return None
 
+    def experts_given(self) -> Tensor | None:
+        """Return [experts of all layers] the rows that each was given so far; None where nobody counts them."""
+        return None
+
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the embedding table, dequantized if necessary.
 
@@ -340,6 +344,10 @@ class LayerRangeDecoder(ABC):
     def num_experts_read(self) -> int:
         """Return the experts that all forwards together have read; 0: only the native decoder counts them."""
         return 0
+
+    def experts_given(self) -> Tensor | None:
+        """Return what `LanguageModel.experts_given` does."""
+        return None
 
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return None: these decoders have no draft session (`LanguageModel.draft_session`)."""

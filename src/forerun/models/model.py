@@ -220,6 +220,10 @@ class Model(LanguageModel):
     def _num_experts_read(self) -> int:
         return self.decoder.num_experts_read if isinstance(self.decoder, LayerRangeDecoder) else 0
 
+    def experts_given(self) -> Tensor | None:
+        """Return the rows that each expert was given so far (`LanguageModel.experts_given`)."""
+        return self.decoder.experts_given() if isinstance(self.decoder, LayerRangeDecoder) else None
+
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return a session that computes chains row by row, with less preparation for each row than `forward`
         (`LanguageModel.draft_session`)."""

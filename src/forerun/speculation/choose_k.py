@@ -25,7 +25,7 @@ LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_NUM_DRAFT_TOKENS)
 """Largest K of one draft that are compared for several sequences."""
 FIRST_PLACES = 16
 """Largest K while none has been tried; then twice the largest that has."""
-PLAN_STEPS, LEARN_STEPS = 4, 8
+PLAN_STEPS, LEARN_STEPS = 4, 16
 """Steps for which a plan and prices stand while the batch is the same, and of which one is learned from once its kind
 is known: both take time."""
 BEGINS, GOES_ON = 1.03, 1.01
@@ -367,7 +367,7 @@ class AutomaticPolicy(SpeculationPolicy):
         self._planned: list[Sequence] = []
         self._plan = DraftPlan([])  # which stands for so many steps
         self._left = 0
-        self._steps = 0
+        self._learned = 0  # steps since costs were learned
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
         if self._left > 0 and self._planned == sequences and not self.chooser.is_trying:
@@ -395,20 +395,28 @@ class AutomaticPolicy(SpeculationPolicy):
         return self._plan
 
     @property
+    def rests(self) -> bool:
+        return self.chooser.is_asleep
+
+    @property
     def is_asleep(self) -> bool:
         return self.chooser.is_asleep
 
+    def rest(self, seconds: float) -> None:
+        self._learned += 1
+        self.chooser.rest(seconds)
+
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
-        self._steps += 1
-        if not outcomes:
+        if self.rests:
+            self.rest(cost.seconds)
             return
-        if self.is_asleep and self._steps % LEARN_STEPS:
-            self.chooser.rest(cost.seconds)
+        self._learned += 1
+        if not outcomes:
             return
         hidden = cost.num_prompt_rows > 0  # prompts in the forward hide what rows and drafts cost
         self.chooser.observe(outcomes, cost.seconds, None if hidden else cost.time_draft)
-        if not hidden:
-            learn_rows(self.costs, cost, outcomes, self._steps)
+        if not hidden and learn_rows(self.costs, cost, outcomes, self._learned):
+            self._learned = 0
 
     def stop(self, sequence: Sequence) -> None:
         self.chooser.stop(sequence)
@@ -438,11 +446,19 @@ def prices_of(costs: CostModel, sequences: Seq[Sequence], most: int) -> list[flo
     return prices + [prices[-1]] * (most + 1 - len(prices))
 
 
-def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome], step: int) -> None:
-    """Learn what a step without prompts cost apart from drafting. step: its number."""
+def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome], since: int) -> bool:
+    """Learn what a step without prompts cost apart from drafting, and return whether it was worth the time.
+
+    since: steps since the last from which that was learned.
+    """
     kind, batch = kind_of([outcome.sequence for outcome in outcomes]), len(outcomes)
-    if step % LEARN_STEPS == 0 or not costs.knows(kind, batch, cost.num_rows):
-        costs.add_target(kind, batch, cost.context, cost.num_rows, cost.seconds - cost.time_draft)
+    if since < LEARN_STEPS and costs.knows(kind, batch, cost.num_rows):
+        return False
+    seconds = cost.seconds - cost.time_draft
+    costs.add_target(kind, batch, cost.context, cost.num_rows, seconds, num_experts=cost.num_experts)
+    if cost.experts_given is not None and (given := cost.experts_given()) is not None:
+        costs.expect_experts(given.double().numpy())
+    return True
 
 
 def drafter_costs(cost_key: tuple[str, ...]) -> StoredCosts:

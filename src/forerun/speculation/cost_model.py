@@ -182,6 +182,8 @@ COST_PACE = 0.1
 """Power of the ratio of measured over expected seconds by which the machine's pace moves at each step."""
 COST_SURPRISE = 0.25
 """Relative difference from what was expected up to which a step moves pace and slope."""
+EXPERTS_AGAIN = 1.25
+"""Choices of the router over those from which experts were expected last, from which they are expected anew."""
 COST_TRUSTED = 4.0
 """Observations of a row count before its steps move the pace."""
 FIRST_SHARE = 0.25
@@ -200,6 +202,10 @@ class CostModel:
     A batch has a curve over rows of its own, in the shape of all batches' together wherever it was not measured: what
     further rows cost at one batch size is known at every other. Drafting grows with a power of the number of
     sequences, taken from two numbers that were seen.
+
+    In a mixture of experts, rows cost by the experts that they are given to. Rows of any tokens are timed, and the
+    experts that they read counted; rows of a text read others, as many as the router's choices so far let expect
+    (`expect_experts`).
     """
 
     def __init__(self) -> None:
@@ -211,6 +217,12 @@ class CostModel:
         self._context: dict[tuple[str, int], float] = {}
         self._slope = _Slope()
         self._pace = 1.0
+        self._experts: dict[int, float] = {}  # by rows, those that were read while costs were timed
+        self._timed: Table = np.zeros(0)  # the same by all numbers of rows
+        self._expert = _Slope()  # seconds of a further one
+        self._more: Table = np.zeros(1)  # by rows, those that are expected beyond these
+        self._given: Table = np.zeros(0)  # rows of each when it began to be used
+        self._num_choices = 0.0  # of the router since, from which `_more` follows
 
     def target(self, kind: str, batch: int, context: float, most: int = COST_SIZE) -> Table | None:
         """Return [most at most] seconds by rows of a step without prompt chunks; None if no such step was seen.
@@ -225,6 +237,9 @@ class CostModel:
         if key is None:
             return None
         table = self._target[key].table(most)[:most] * self._pace
+        if self._num_choices and len(table):
+            more = self._more[np.minimum(np.arange(len(table)), len(self._more) - 1)]
+            table = np.maximum(table + self._expert.value * more, table[0])
         extra = self._slope.value * (context - self._context[key])
         return table + extra if extra >= 0 else np.maximum(table + extra, table / 4)
 
@@ -266,11 +281,23 @@ class CostModel:
         """Return the largest K that was tried."""
         return max((curve.largest for curve in self._draft.values()), default=0)
 
-    def add_target(self, kind: str, batch: int, context: float, rows: int, seconds: float, share: float = 1.0) -> None:
+    def add_target(
+        self,
+        kind: str,
+        batch: int,
+        context: float,
+        rows: int,
+        seconds: float,
+        share: float = 1.0,
+        num_experts: float = 0.0,
+    ) -> None:
         """Add a step without prompt chunks: forward, verification and the engine's other work.
 
-        share: its weight; n where context and seconds are the means of n such steps.
+        Args:
+            share: its weight; n where context and seconds are the means of n such steps.
+            num_experts: that it read, in all layers.
         """
+        more = num_experts - float(self._timed[rows]) if num_experts and rows < len(self._timed) else 0.0
         key, rows = (kind, bucket(batch)), rounded(rows)
         curve = self._target.get(key)
         if curve is None:
@@ -278,14 +305,38 @@ class CostModel:
             self._context[key] = context
         distance = context - self._context[key]
         if curve.weight(rows) >= COST_TRUSTED:
-            expected = max(float(curve.table(rows + 1)[rows]) * self._pace + self._slope.value * distance, 1e-9)
+            extra = self._slope.value * distance + self._expert.value * more
+            expected = max(float(curve.table(rows + 1)[rows]) * self._pace + extra, 1e-9)
             surprise = min(max(seconds / expected, 1 - COST_SURPRISE), 1 + COST_SURPRISE)  # one hiccup moves little
             self._pace *= surprise ** (1 - (1 - COST_PACE) ** share)
             self._slope.add(distance, (surprise - 1) * expected / self._pace, share)
+            self._expert.add(more, (surprise - 1) * expected / self._pace, share)
         paced = seconds / self._pace
-        seconds = max(paced - self._slope.value * distance, paced / 4)
+        seconds = max(paced - self._slope.value * distance - self._expert.value * more, paced / 4)
         curve.add(rows, seconds, share)
         self._shapes[kind].add(rows, seconds, share)
+
+    def add_experts(self, rows: int, count: float) -> None:
+        """Add the experts that so many rows read while they were timed."""
+        self._experts[rows] = count
+
+    def expect_experts(self, given: Table) -> None:
+        """Expect of the rows of a text what the router chose so far: each expert with the chance that it had.
+
+        given: [experts of all layers] rows that each was given.
+        """
+        if not len(self._timed):
+            return
+        before = self._given.sum() + self._num_choices
+        if len(given) != len(self._given) or given.sum() < before:  # rows that were timed are no text's
+            self._given, self._num_choices = given, 0.0
+        choices = given - self._given
+        if choices.sum() <= EXPERTS_AGAIN * self._num_choices:
+            return
+        self._num_choices = float(choices.sum())
+        missed = 1 - np.minimum(choices * (self._timed[1] / self._num_choices), 1.0)
+        woken = len(missed) - np.cumprod(np.broadcast_to(missed, (len(self._timed) - 1, len(missed))), 0).sum(1)
+        self._more = np.array([0.0, *(woken - self._timed[1:])])
 
     def add_draft(self, batch: int, num_draft_tokens: int, seconds: float, share: float = 1.0) -> None:
         """Add a drafter's time for at most `num_draft_tokens` nodes of each of `batch` sequences."""
@@ -325,6 +376,13 @@ class CostModel:
         for key, curve in timed.items():
             self._new_curve(key).take(curve)
             self._context[key] = steps._context[key]
+        alone, many = timed.get((KINDS[0], 1)), max(steps._experts, default=1)
+        if alone is not None and many > 1 and not self._experts:
+            self._experts, seconds = dict(steps._experts), alone.table(many + 1)
+            counts = sorted(self._experts)
+            self._timed = np.interp(np.arange(many + 1), counts, [self._experts[count] for count in counts])
+            further = max(self._experts[many] - self._experts[1], 1.0)
+            self._expert.value = max(float(seconds[many] - seconds[1]), 0.0) / further
 
     def take_drafts(self, other: CostModel) -> None:
         """Take what another model knows of a drafter."""
@@ -339,6 +397,7 @@ class CostModel:
             "draft": [[key, curve.state()] for key, curve in self._draft.items() if curve],
             "slope": self._slope.value,
             "follow": list(self._follow),
+            "experts": {} if self.largest_draft else {str(rows): count for rows, count in self._experts.items()},
         }
 
     @classmethod
@@ -360,6 +419,7 @@ class CostModel:
         costs._slope.value = _within(state["slope"], 1.0)
         seconds, tokens = state.get("follow", (0.0, 0.0))
         costs._follow = _within(seconds, 1e6), _within(tokens, 1e9)
+        costs._experts = {int(rows): _within(count, 1e9) for rows, count in state.get("experts", {}).items()}
         return costs
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torch import Tensor
+
 from forerun.types import Draft, Sequence, Verdict
 
 Reason = Literal[
@@ -47,6 +49,8 @@ class StepCost:
         time_target: in the target's forward.
         time_verify: from logits to verdicts.
         time_rest: the engine's other work: committing, text, statistics.
+        num_experts: that the forward read, in all layers.
+        experts_given: `LanguageModel.experts_given`; None where it read none.
     """
 
     num_rows: int
@@ -56,6 +60,8 @@ class StepCost:
     time_target: float
     time_verify: float
     time_rest: float = 0.0
+    num_experts: int = 0
+    experts_given: Callable[[], Tensor | None] | None = None
 
     @property
     def seconds(self) -> float:
@@ -99,6 +105,14 @@ class SpeculationPolicy(ABC):
     def is_asleep(self) -> bool:
         """Return whether the drafter need not be told of the present step."""
         return False
+
+    @property
+    def rests(self) -> bool:
+        """Return whether `rest` is to be told of the present step in place of `observe`, as nothing is drafted."""
+        return False
+
+    def rest(self, seconds: float) -> None:  # noqa: B027 - a policy need not know
+        """Let a step of so many seconds pass."""
 
     def trim(self, plan: DraftPlan, sequences: Seq[Sequence], drafts: Seq[Draft]) -> DraftPlan:
         """Return the plan once the drafts are made: of each draft, the first nodes are kept, as many as it says now."""
@@ -149,6 +163,14 @@ class PolicyByRequest(SpeculationPolicy):
     @property
     def is_asleep(self) -> bool:
         return all(policy.is_asleep for policy in self._policies.values())
+
+    @property
+    def rests(self) -> bool:
+        return all(policy.rests for policy in self._policies.values())
+
+    def rest(self, seconds: float) -> None:
+        for policy in self._policies.values():
+            policy.rest(seconds)
 
     def beside_prompts(self, sequences: Seq[Sequence]) -> DraftPlan:
         return self._combined(sequences, lambda policy, part: policy.beside_prompts(part))

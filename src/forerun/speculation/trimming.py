@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from forerun.speculation.choose_k import LEARN_STEPS, PLAN_STEPS, best_cut, learn_rows, prices_of
+from forerun.speculation.choose_k import PLAN_STEPS, best_cut, learn_rows, prices_of
 from forerun.speculation.cost_model import CostModel
 from forerun.speculation.policy import DraftOutcome, DraftPlan, Reason, SpeculationPolicy, StepCost
 from forerun.types import Draft, Sequence
@@ -20,7 +20,7 @@ LEAST_PROB, FREE_PROB, FEW_ROWS = 0.1, 0.02, 8
 """Probability of nodes that are worth a look, as trees have many below it, and where rows cost next to nothing: what a
 row costs of a plain step lies between. The price is that of so many rows."""
 VAIN = 16
-"""Searches in vain, whichever sequence's, after which the drafter is not told of the steps between them."""
+"""Searches in vain, whichever sequence's, after which a drafter that learns is not told of the steps between them."""
 TRIM_GAIN = 1.02
 """Rate over plain decoding that a cut draft must promise: below it, the estimate is the larger part."""
 PATIENCE, LEAST_PATIENCE, FIRST_SHARE = 8.0, 4.0, 0.1
@@ -39,19 +39,19 @@ class TrimmingPolicy(SpeculationPolicy):
     Args:
         costs: measured ones; None begins with none.
         can_sleep: the drafter need not be told of steps in which it does not search.
+        learns: it would learn from them, and must be told of them as long as drafts are found.
     """
 
-    def __init__(self, costs: CostModel | None = None, can_sleep: bool = False) -> None:
+    def __init__(self, costs: CostModel | None = None, can_sleep: bool = False, learns: bool = False) -> None:
         self.costs = costs or CostModel()
-        self._can_sleep = can_sleep
-        self._sleeps = False  # in the present step
-        self._steps = 0
+        self._can_sleep, self._most_vain = can_sleep, VAIN if learns else 0
+        self._rests = False  # no sequence searches in the present step
+        self._resting = DraftPlan([])  # its plan, which stands
+        self._wakes = 0  # until this step
+        self._steps = self._learned = 0  # planned, and the one from which costs were learned last
         self._priced: tuple[list[Sequence], list[float]] | None = None  # prices that stand, and for which sequences
         self._left = 0  # steps for which they stand
-        self._first, self._rest = (
-            PATIENCE,
-            1,
-        )  # searches granted, and steps between those of a sequence without any left
+        self._first, self._rest = PATIENCE, 1  # searches granted, and steps between those where none is left
         self._vain = 0  # searches since the last of which a draft was kept
         self._asked = 0  # sequences for which the present step searches; 0 if it computes drafts besides
         self._search = 0.0  # mean seconds of a search
@@ -60,18 +60,23 @@ class TrimmingPolicy(SpeculationPolicy):
         self._found: Reason = "nothing found"  # at the last search
 
     def plan(self, sequences: Seq[Sequence]) -> DraftPlan:
+        self._steps += 1
         self._asked = 0
+        if self._steps < self._wakes and len(sequences) == len(self._resting.num_draft_tokens):
+            self._rests = True
+            return self._resting
         most = max(LEAST_NODES, MOST_NODES // max(len(sequences), 1))
         num_draft_tokens = [most if self._searches(sequence) else 0 for sequence in sequences]
-        self._sleeps = self._can_sleep and self._vain >= VAIN and not any(num_draft_tokens)
-        if self._sleeps:
-            return DraftPlan(num_draft_tokens, reason=self._found)
+        self._rests = not any(num_draft_tokens)
+        if self._rests:
+            self._wakes = min([self._due[sequence] for sequence in sequences])
+            self._resting = DraftPlan(num_draft_tokens, reason=self._found)
+            return self._resting
         num_draft_tokens = [
             k and max(min(k, each.room), 0) for k, each in zip(num_draft_tokens, sequences, strict=True)
         ]
         if not any(num_draft_tokens):
-            has_room = any(sequence.room > 0 for sequence in sequences)
-            return DraftPlan(num_draft_tokens, reason=self._found if has_room else "no room")
+            return DraftPlan(num_draft_tokens, reason="no room")
         if self._left == 0 or self._priced is None or self._priced[0] != sequences:
             prices = prices_of(self.costs, sequences, most * len(sequences))
             if prices is None:  # what a plain step costs is measured first
@@ -104,14 +109,18 @@ class TrimmingPolicy(SpeculationPolicy):
         return DraftPlan(counts, plan.min_acceptance_prob, plan.reason, prices)
 
     @property
+    def rests(self) -> bool:
+        return self._rests
+
+    @property
     def is_asleep(self) -> bool:
-        return self._sleeps
+        return self._rests and self._can_sleep and self._vain >= self._most_vain
+
+    def rest(self, seconds: float) -> None:
+        self._rests = False
 
     def observe(self, cost: StepCost, outcomes: Seq[DraftOutcome]) -> None:
-        self._steps += 1
-        sleeps, self._sleeps = self._sleeps, False
-        if sleeps and self._steps % LEARN_STEPS:
-            return
+        self._rests = False
         if cost.num_prompt_rows or not outcomes:  # prompts in the forward hide what rows cost
             return
         if self._asked:
@@ -120,10 +129,11 @@ class TrimmingPolicy(SpeculationPolicy):
                 plain = self._priced[1][0] / len(outcomes)
                 self._first = min(max(FIRST_SHARE * plain / self._search, LEAST_PATIENCE), PATIENCE)
                 self._rest = min(max(round(self._search / (REST_SHARE * plain)), 1), MOST_REST)
-        learn_rows(self.costs, cost, outcomes, self._steps)
+        if learn_rows(self.costs, cost, outcomes, self._steps - self._learned):
+            self._learned = self._steps
 
     def stop(self, sequence: Sequence) -> None:
-        self._priced = None
+        self._priced, self._wakes = None, 0
         self._granted.pop(sequence, None)
         self._due.pop(sequence, None)
 

@@ -109,8 +109,8 @@ def test_shipped_heads_count(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [
         MemoryPlan.of("bundled", "eagle", EngineConfig(), quantize=quantize).drafts[0] for quantize in (None, "int4")
     ]
-    assert [size.number_format for size in sizes] == ["int8", "int8"], "as the head's file is"
-    assert sizes[0].weights >= sizes[1].weights > sizes[1].page_nbytes > 0
+    assert [size.number_format for size in sizes] == ["int8", "int4"], "as the head's file is, or the target's bits"
+    assert sizes[0].weights > sizes[1].weights > sizes[1].page_nbytes > 0
     limit(monkeypatch, plain.target.loading + 1)
     with pytest.raises(NotEnoughMemoryError):
         MemoryPlan.of("bundled", "eagle", EngineConfig())

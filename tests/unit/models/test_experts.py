@@ -89,6 +89,11 @@ def test_steps_count_the_experts_that_they_read(tmp_path: Path) -> None:
     # two layers of two experts a row; the prompt may read all four of each
     assert 12 * 4 <= stats[0].num_experts <= 12 * 4 + 4
     assert stats[1].num_forwards * 4 <= stats[1].num_experts <= stats[1].num_forwards * 8
+    llm, given = LLM(target, None), target.experts_given()
+    llm.generate([[1, 2, 3] * 6], params)
+    more = target.experts_given()
+    assert given is not None and more is not None
+    assert (more - given).view(2, 4).sum(1).tolist() == [2 * (18 + 11)] * 2  # rows, two experts each
 
 
 def test_experts_that_memory_does_not_hold_lie_on_the_disk(

@@ -317,3 +317,49 @@ def test_switched_off_or_not_writable(home: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     StoredCosts(("a",)).save()
+
+
+def mixture_costs() -> CostModel:
+    """Costs of a mixture of 32 experts, of which a row is given to 8: a step of 1 s, 0.05 s for a further expert."""
+    timed, costs = CostModel(), CostModel()
+    for rows, experts in ((1, 8), (2, 14), (5, 28)):
+        timed.add_target("greedy", 1, 16, rows, 0.6 + 0.05 * experts, 5)
+        timed.add_experts(rows, experts)
+    costs.begin_with(CostModel.restored(json.loads(json.dumps(timed.state()))))
+    return costs
+
+
+def seconds_of(costs: CostModel, rows: int) -> float:
+    table = costs.target("greedy", 1, 16, rows + 1)
+    assert table is not None
+    return float(table[rows])
+
+
+def test_rows_cost_by_the_experts_that_the_router_lets_expect() -> None:
+    costs, none, even = mixture_costs(), np.zeros(32), np.ones(32)
+    costs.expect_experts(none)
+    assert seconds_of(costs, 5) == pytest.approx(2.0, rel=0.02)
+    costs.expect_experts(100 * even)  # 32 (1 - 0.75^5) = 24.4 of 32, not 28
+    assert seconds_of(costs, 5) == pytest.approx(2.0 - 0.05 * 3.6, rel=0.02)
+    assert seconds_of(costs, 1) == pytest.approx(1.0, rel=0.02)
+    always = np.array([1000.0] * 8 + [0.0] * 24)  # all rows to the same
+    costs.expect_experts(none)
+    costs.expect_experts(always)
+    assert seconds_of(costs, 5) == pytest.approx(1.0, rel=0.05)
+    costs.expect_experts(none)  # another target of the same name has begun to count
+    costs.expect_experts(100 * even)
+    assert seconds_of(costs, 5) > 1.7
+
+
+def test_steps_teach_what_an_expert_costs_and_not_that_rows_are_cheap() -> None:
+    costs = mixture_costs()
+    for _ in range(20):
+        costs.add_target("greedy", 1, 16, 1, 1.0, num_experts=8)
+        costs.add_target("greedy", 1, 16, 5, 1.1, num_experts=10)
+    assert seconds_of(costs, 5) == pytest.approx(2.0, rel=0.03)  # of 28 experts
+    for _ in range(200):
+        costs.add_target("greedy", 1, 16, 1, 1.0, num_experts=8)
+        costs.add_target("greedy", 1, 16, 5, 1.2 if _ % 2 else 2.0, num_experts=20 if _ % 2 else 28)
+    costs.expect_experts(np.zeros(32))
+    costs.expect_experts(np.array([9.0] * 8 + [0.0] * 24))
+    assert seconds_of(costs, 5) < 1.1  # 0.1 s an expert

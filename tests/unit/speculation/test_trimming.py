@@ -73,21 +73,41 @@ def test_nothing_is_drafted_where_nothing_is_found_or_known() -> None:
     assert kept(TrimmingPolicy(), chain(0.9)) == ([0], "measuring")
 
 
+@pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize(("search", "rest"), [(1e-6, 1), (0.01, 4), (10.0, MOST_REST)])
-def test_vain_searches_take_a_small_share_of_the_time(search: float, rest: int) -> None:
+def test_vain_searches_take_a_small_share_of_the_time(search: float, rest: int, learns: bool) -> None:
     made, (sequence,) = policy([1.0, 1.0]), sequences(1)
-    made = TrimmingPolicy(made.costs, can_sleep=True)
+    made = TrimmingPolicy(made.costs, can_sleep=True, learns=learns)
     searched = []
     for step in range(4 * MOST_REST):
         plan = made.plan([sequence])
         if any(plan.num_draft_tokens):
             searched.append(step)
             plan = made.trim(plan, [sequence], [Draft.empty()])
-        assert made.is_asleep == (step not in searched and len(searched) >= VAIN)
-        outcome = DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))
-        made.observe(StepCost(1, 0, 2, search * (step in searched), 1.0, 0.0), [outcome])
-        assert not made.is_asleep  # where prompts follow, the drafter is told of them
+        assert made.rests == (step not in searched)
+        assert made.is_asleep == (made.rests and len(searched) >= VAIN * learns)
+        if made.rests:
+            made.rest(1.0)
+        else:
+            outcome = DraftOutcome(sequence, 0, Draft.empty(), Verdict([], 0))
+            made.observe(StepCost(1, 0, 2, search, 1.0, 0.0), [outcome])
+        assert not made.is_asleep and not made.rests  # where prompts follow, the drafter is told of them
     assert {after - before for before, after in pairwise(searched[int(PATIENCE) :])} == {rest}
+
+
+def test_who_enters_is_searched_for_while_others_rest() -> None:
+    made, (one, other) = TrimmingPolicy(policy([1.0, 1.0]).costs, can_sleep=True), sequences(2)
+
+    while made.plan([one]).num_draft_tokens[0]:
+        outcome = DraftOutcome(one, 0, Draft.empty(), Verdict([], 0))
+        made.observe(StepCost(1, 0, 2, 10.0, 1.0, 0.0), [outcome])
+    made.rest(1.0)
+    asked = made.plan([one, other]).num_draft_tokens
+    assert (asked[0], asked[1] > 0) == (0, True)
+    made.stop(other)
+    made.rest(1.0)
+    (third,) = sequences(1)
+    assert made.plan([third]).num_draft_tokens[0] > 0
 
 
 def test_the_shape_of_timed_forwards_is_known_before_the_first_draft() -> None:
@@ -119,10 +139,10 @@ def test_what_a_busy_machine_has_measured_is_measured_again(
         monkeypatch.setattr("forerun.speculation.cost_store._known", {})
 
     begin()
-    seconds = {1: [1.0, 9.0], 5: [2.0]}
+    seconds = {1: [(1.0, 0), (9.0, 0)], 5: [(2.0, 0)]}
     monkeypatch.setattr(step_times, "_time_rows", lambda *_, **__: seconds)
     stored = forward_costs(identity(target))
-    for rows, (found, *_) in seconds.items():
+    for rows, ((found, _), *_) in seconds.items():
         stored.costs.add_target("greedy", 1, 16, rows, 1 + share * (found - 1), 5)
     stored.save()
     check_costs(target)  # this process has measured them

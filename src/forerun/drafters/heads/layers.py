@@ -20,7 +20,7 @@ from forerun.errors import IncompatibleDrafterError
 from forerun.kernels.cpu.library import Library, LinearStruct
 from forerun.kernels.cpu.linear import NativeLinear
 from forerun.kernels.partition import PathPlan
-from forerun.kernels.quantize import QuantizedWeight, quantize_int8
+from forerun.kernels.quantize import QuantizedWeight, quantize_int4, quantize_int8
 from forerun.kernels.torch.elementwise import rms_norm
 from forerun.kv_cache import PagePool, SequenceCache
 from forerun.models.attention.base import PackedRows, Planner
@@ -41,7 +41,8 @@ class HeadLayers:
         compute: of everything between the products: float64 for a float64 target, else float32.
         takes: what the linear layers take.
         library: the native one, where the target is computed by it.
-        quantizes: weights are quantized, as the target's are.
+        bits: of the weights where the target's are quantized: 4 where it has 4, by which a head's drafts lose next to
+            nothing, and it reads half; None: they are as the head has them.
     """
 
     head: StoredHead[HeadConfig]
@@ -50,15 +51,16 @@ class HeadLayers:
     compute: torch.dtype
     takes: torch.dtype
     library: Library | None
-    quantizes: bool
+    bits: int | None
 
     @classmethod
     def of(cls, head: StoredHead[HeadConfig], target: LanguageModel) -> HeadLayers:
-        device, dtype, quantizes = target.device, target.dtype, target.quantize is not None
+        device, dtype, form = target.device, target.dtype, target.quantize
+        bits = None if form is None else 4 if "4" in form else 8
         library = None if target.kernels == REFERENCE else library_for(device, dtype)
         compute = torch.float64 if dtype == torch.float64 else torch.float32
-        takes = compute if library is not None or quantizes else dtype
-        return cls(head, device, dtype, compute, takes, library, quantizes)
+        takes = compute if library is not None or bits else dtype
+        return cls(head, device, dtype, compute, takes, library, bits)
 
     def vector(self, name: str) -> Tensor:
         """Return a tensor that is added or multiplied elementwise, in `compute`."""
@@ -106,12 +108,13 @@ class HeadLayers:
         """Return one layer whose outputs are those of the parts, [out, in], one after another."""
         bias = None if bias is None else bias.to(self.device, self.takes)
         quantized = [part.to(self.device) for part in parts if isinstance(part, QuantizedWeight)]
-        if len(quantized) == len(parts):
+        if len(quantized) == len(parts) and self.bits != 4:
             return make_quantized_linear(quantized, bias)
         numbers = [part.dequantize(self.compute) if isinstance(part, QuantizedWeight) else part for part in parts]
         joined = torch.cat([part.to(self.device, self.compute) for part in numbers])
-        if self.quantizes:
-            return make_quantized_linear([quantize_int8(joined, "a head")], bias)
+        if self.bits:
+            quantize = quantize_int4 if self.bits == 4 else quantize_int8
+            return make_quantized_linear([quantize(joined, "a head")], bias)
         joined = joined.to(self.dtype)
         return make_linear(joined, bias) if self.library is None else NativeLinear(self.library, joined, bias)
 
@@ -238,7 +241,7 @@ class HeadModel(LanguageModel):
             device=target.device,
             num_parameters=sum(tensor.numel() for tensor in head.tensors.values()),
             exactness=Exactness(False, "the self-test does not try heads"),
-            quantize=None if target.quantize is None else "int8",
+            quantize=target.quantize,
             kernels=target.kernels,
         )
         self.target = target

@@ -19,7 +19,7 @@ from forerun.models.fused.families import spec_of
 from forerun.models.loading.find_source import find_source
 from forerun.models.memory_plan import ModelMemory, WeightStorage
 
-_INT8: Literal["int8"] = "int8"
+Quantized = Literal["int4", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,13 @@ def head_memory(folder: Path, target: ModelMemory, target_name: str | Path) -> H
         header = HeadHeader(carried.config, float_type(carried.slices.values()), is_quantized=False)
     else:
         header = head_header(folder, find_source(target_name).config().get_text_config().num_hidden_layers)
-    is_quantized = target.number_format != str(target.dtype).removeprefix("torch.")
-    layers = _layers_nbytes(header, target, is_quantized=is_quantized, may_share=_gives_output(target_name))
+    form: Quantized | None = None  # as `HeadLayers.bits`
+    if target.number_format != str(target.dtype).removeprefix("torch."):
+        form = "int4" if "4" in target.number_format else "int8"
+    layers = _layers_nbytes(header, target, form, may_share=_gives_output(target_name))
     return HeadMemory(
         name=f"the MTP layer of {target_name}" if is_carried else str(folder),
-        number_format=_INT8 if is_quantized or header.is_quantized else target.number_format,
+        number_format=form or ("int8" if header.is_quantized else target.number_format),
         device=target.device,
         weights=layers + header.nbytes,
         loading=layers + 2 * header.nbytes,  # the file and what is made of it
@@ -74,11 +76,11 @@ def _gives_output(target_name: str | Path) -> bool:
     return served_kind("auto", source, config) == "fused" and "head" not in spec_of(config).biases
 
 
-def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantized: bool, may_share: bool) -> int:
+def _layers_nbytes(header: HeadHeader, target: ModelMemory, form: Quantized | None, *, may_share: bool) -> int:
     """Return the bytes of the layers that compute, vectors in float32 at least. may_share: as of `_gives_output`."""
     config = header.config
-    numbers = _keeping(target, is_quantized=is_quantized)
-    matrices = _keeping(target, is_quantized=is_quantized or header.is_quantized)
+    numbers = _keeping(target, form)
+    matrices = _keeping(target, form or ("int8" if header.is_quantized else None))
     shapes = config.tensors()
     nbytes = 0
     for name, shape in shapes.items():
@@ -94,15 +96,15 @@ def _layers_nbytes(header: HeadHeader, target: ModelMemory, *, is_quantized: boo
     return nbytes
 
 
-def _keeping(target: ModelMemory, *, is_quantized: bool) -> WeightStorage:
-    """Return how linear layers of a head are stored: like those of the Llama family, quantized to 8 bits."""
+def _keeping(target: ModelMemory, form: Quantized | None) -> WeightStorage:
+    """Return how linear layers of a head are stored: like those of the Llama family."""
     library = library_for(target.device, target.dtype)
     return WeightStorage(
         target.dtype,
         target.device,
         True,
         library,
-        _INT8 if is_quantized else None,
+        form,
         lambda name: None,
         has_adapter=False,
     )

@@ -86,7 +86,7 @@ class ExpertsStruct(Structure):
     _fields_ = [
         ("router", LinearStruct),
         ("shared_switch", LinearStruct),
-        *((name, c_void_p) for name in ("gate", "up", "down", "bias", "curve", "num_read")),
+        *((name, c_void_p) for name in ("gate", "up", "down", "bias", "curve", "num_read", "num_given")),
         *((name, c_int32) for name in ("count", "top", "width", "scoring", "groups", "top_groups", "adds_to_one")),
         ("least_sum", c_float),
         ("scale", c_float),
@@ -244,7 +244,7 @@ def plain_fields(struct: Structure) -> tuple[object, ...]:
     return tuple(found)
 
 
-ABI = 21
+ABI = 22
 """FORERUN_ABI of csrc/forerun.h."""
 _LEVELS = INSTRUCTIONS[::-1]
 """By the numbers that the library gives them."""

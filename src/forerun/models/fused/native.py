@@ -90,6 +90,7 @@ class NativeDecoder(LayerRangeDecoder):
         self._latents: list[LatentStruct] = []
         self._arrays: list[ctypes.Array[LinearStruct]] = []
         self._experts_read, self._expert_bytes = ctypes.c_int64(), 0.0
+        self._given: list[Tensor] = []  # by layer, the rows that each expert was given
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
@@ -154,6 +155,10 @@ class NativeDecoder(LayerRangeDecoder):
         """Return the experts of all layers that rows of a forward were given to, each once a forward, of all
         forwards."""
         return int(self._experts_read.value)
+
+    def experts_given(self) -> Tensor | None:
+        """Return the rows that each expert was given so far (`LanguageModel.experts_given`)."""
+        return torch.cat(self._given) if self._given else None
 
     @property
     def expert_nbytes(self) -> float:
@@ -324,6 +329,7 @@ class NativeDecoder(LayerRangeDecoder):
             arrays, bias = [linears(role) for role in EXPERT], bias_of(shape, layer)
         curve = None if shape.curve is None else torch.tensor(shape.curve)
         self._arrays += arrays
+        self._given.append(torch.zeros(shape.count, dtype=torch.int64))
         self._experts.append(
             ExpertsStruct(
                 numbers(shape.router),
@@ -332,6 +338,7 @@ class NativeDecoder(LayerRangeDecoder):
                 bias=None if bias is None else self._pointer(f"{path}.{shape.bias}", bias),
                 curve=None if curve is None else self._pointer(f"{path}.curve", curve),
                 num_read=ctypes.addressof(self._experts_read),
+                num_given=self._given[-1].data_ptr(),
                 **experts_fields(shape),
             )
         )

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#define FORERUN_ABI 21
+#define FORERUN_ABI 22
 
 extern "C" {
 
@@ -116,6 +116,7 @@ struct ForerunExperts {
     const float* bias;            // [count], added to scores for the choice alone; or null
     const float* curve;           // as a layer's
     int64_t* num_read;            // to which the experts that rows were given to are added
+    int64_t* num_given;           // [count], to which the rows that each was given are added
     int32_t count, top, width;    // width: outputs of up
     int32_t scoring;              // ForerunScoring
     int32_t groups, top_groups;   // experts stand in groups, and are taken of those of the largest sums of `best` scores; 0: all

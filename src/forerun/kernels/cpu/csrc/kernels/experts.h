@@ -132,6 +132,7 @@ static void sort_rows(const ExpertsCall& c, const ForerunExperts& e, int32_t lay
     int32_t found = 0, start = 0;
     for (int32_t expert = 0; expert < e.count; expert++) {
         const int32_t rows = next[expert];
+        e.num_given[expert] += rows;
         if (rows) {
             c.woken[found] = expert;
             c.starts[found++] = start;
