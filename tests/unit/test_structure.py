@@ -6,8 +6,8 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 40_040
-MOST_CORE_STATEMENTS = 30_215
+MOST_STATEMENTS = 40_050
+MOST_CORE_STATEMENTS = 30_225
 MOST_FILES = 430
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 

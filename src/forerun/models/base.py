@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.config import REFERENCE
@@ -228,7 +230,7 @@ class LanguageModel(ABC):
         """
         return None
 
-    def experts_given(self) -> Tensor | None:
+    def experts_given(self) -> NDArray[np.int64] | None:
         """Return [experts of all layers] the rows that each was given so far; None where nobody counts them."""
         return None
 
@@ -345,7 +347,7 @@ class LayerRangeDecoder(ABC):
         """Return the experts that all forwards together have read; 0: only the native decoder counts them."""
         return 0
 
-    def experts_given(self) -> Tensor | None:
+    def experts_given(self) -> NDArray[np.int64] | None:
         """Return what `LanguageModel.experts_given` does."""
         return None
 

@@ -6,6 +6,7 @@ Python. Here the arrays of a forward are filled in place, and its results are wr
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
@@ -56,6 +57,16 @@ class NativeDraftSession(DraftSession):
         self._probabilities = np.empty(len(caches), np.float32) if pick.with_probability else None
         self._pages: list[Addresses] = []
         self._allocate(len(caches))
+
+    def resumes(self, caches: Sequence[Cache], pick: Pick) -> bool:
+        """Return whether it may serve the next draft of these chains, too. Its arrays stay as they are then."""
+        return (
+            len(caches) == len(self._caches)
+            and all(map(operator.is_, caches, self._caches))
+            and not any(cache.num_scratch for cache in self._caches)
+            and (pick.num_columns, pick.with_probability) == (self._num_columns, self._probabilities is not None)
+            and self._threads == torch.get_num_threads()
+        )
 
     def advance(self, tokens: Sequence[Sequence[int]], states: Tensor | None = None) -> NextTokens:
         """Feed tokens, which join the caches' scratch (`DraftSession.advance`)."""

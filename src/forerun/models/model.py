@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.errors import UnsupportedModelError
@@ -220,7 +222,7 @@ class Model(LanguageModel):
     def _num_experts_read(self) -> int:
         return self.decoder.num_experts_read if isinstance(self.decoder, LayerRangeDecoder) else 0
 
-    def experts_given(self) -> Tensor | None:
+    def experts_given(self) -> NDArray[np.int64] | None:
         """Return the rows that each expert was given so far (`LanguageModel.experts_given`)."""
         return self.decoder.experts_given() if isinstance(self.decoder, LayerRangeDecoder) else None
 

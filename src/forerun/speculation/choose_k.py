@@ -457,7 +457,7 @@ def learn_rows(costs: CostModel, cost: StepCost, outcomes: Seq[DraftOutcome], si
     seconds = cost.seconds - cost.time_draft
     costs.add_target(kind, batch, cost.context, cost.num_rows, seconds, num_experts=cost.num_experts)
     if cost.experts_given is not None and (given := cost.experts_given()) is not None:
-        costs.expect_experts(given.double().numpy())
+        costs.expect_experts(given)
     return True
 
 

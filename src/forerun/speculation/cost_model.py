@@ -221,7 +221,7 @@ class CostModel:
         self._timed: Table = np.zeros(0)  # the same by all numbers of rows
         self._expert = _Slope()  # seconds of a further one
         self._more: Table = np.zeros(1)  # by rows, those that are expected beyond these
-        self._given: Table = np.zeros(0)  # rows of each when it began to be used
+        self._given = np.zeros(0, np.int64)  # rows of each when it began to be used
         self._num_choices = 0.0  # of the router since, from which `_more` follows
 
     def target(self, kind: str, batch: int, context: float, most: int = COST_SIZE) -> Table | None:
@@ -320,7 +320,7 @@ class CostModel:
         """Add the experts that so many rows read while they were timed."""
         self._experts[rows] = count
 
-    def expect_experts(self, given: Table) -> None:
+    def expect_experts(self, given: NDArray[np.int64]) -> None:
         """Expect of the rows of a text what the router chose so far: each expert with the chance that it had.
 
         given: [experts of all layers] rows that each was given.

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from forerun.types import Draft, Sequence, Verdict
 
@@ -61,7 +62,7 @@ class StepCost:
     time_verify: float
     time_rest: float = 0.0
     num_experts: int = 0
-    experts_given: Callable[[], Tensor | None] | None = None
+    experts_given: Callable[[], NDArray[np.int64] | None] | None = None
 
     @property
     def seconds(self) -> float:

@@ -93,7 +93,7 @@ def test_steps_count_the_experts_that_they_read(tmp_path: Path) -> None:
     llm.generate([[1, 2, 3] * 6], params)
     more = target.experts_given()
     assert given is not None and more is not None
-    assert (more - given).view(2, 4).sum(1).tolist() == [2 * (18 + 11)] * 2  # rows, two experts each
+    assert (more - given).reshape(2, 4).sum(1).tolist() == [2 * (18 + 11)] * 2  # rows, two experts each
 
 
 def test_experts_that_memory_does_not_hold_lie_on_the_disk(

@@ -161,3 +161,20 @@ def test_other_models_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert session(load_model(folder, "float64")) is None
     monkeypatch.setenv("FORERUN_KERNELS", "reference")
     assert session(load_model(folder)) is None
+
+
+def test_a_session_serves_the_next_draft_of_its_chains(tmp_path: Path) -> None:
+    model = load_model(make_family("qwen3", tmp_path), dtype="bfloat16")
+    caches = prepared(model)
+    chains = begun(model, caches)
+    first = chains.advance(FIRST).logits.clone()
+    for cache in caches:
+        cache.drop()
+    assert begun(model, caches) is chains
+    assert torch.equal(chains.advance(FIRST).logits, first)
+    with pytest.raises(ValueError, match="behind what is committed"):
+        begun(model, caches)
+    for cache in caches:
+        cache.drop()
+    assert begun(model, caches, with_probability=False) is not chains
+    assert begun(model, caches[:2]) is not chains

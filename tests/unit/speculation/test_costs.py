@@ -336,13 +336,13 @@ def seconds_of(costs: CostModel, rows: int) -> float:
 
 
 def test_rows_cost_by_the_experts_that_the_router_lets_expect() -> None:
-    costs, none, even = mixture_costs(), np.zeros(32), np.ones(32)
+    costs, none, even = mixture_costs(), np.zeros(32, np.int64), np.ones(32, np.int64)
     costs.expect_experts(none)
     assert seconds_of(costs, 5) == pytest.approx(2.0, rel=0.02)
     costs.expect_experts(100 * even)  # 32 (1 - 0.75^5) = 24.4 of 32, not 28
     assert seconds_of(costs, 5) == pytest.approx(2.0 - 0.05 * 3.6, rel=0.02)
     assert seconds_of(costs, 1) == pytest.approx(1.0, rel=0.02)
-    always = np.array([1000.0] * 8 + [0.0] * 24)  # all rows to the same
+    always = np.array([1000] * 8 + [0] * 24)  # all rows to the same
     costs.expect_experts(none)
     costs.expect_experts(always)
     assert seconds_of(costs, 5) == pytest.approx(1.0, rel=0.05)
@@ -360,6 +360,6 @@ def test_steps_teach_what_an_expert_costs_and_not_that_rows_are_cheap() -> None:
     for _ in range(200):
         costs.add_target("greedy", 1, 16, 1, 1.0, num_experts=8)
         costs.add_target("greedy", 1, 16, 5, 1.2 if _ % 2 else 2.0, num_experts=20 if _ % 2 else 28)
-    costs.expect_experts(np.zeros(32))
-    costs.expect_experts(np.array([9.0] * 8 + [0.0] * 24))
+    costs.expect_experts(np.zeros(32, np.int64))
+    costs.expect_experts(np.array([9] * 8 + [0] * 24))
     assert seconds_of(costs, 5) < 1.1  # 0.1 s an expert

@@ -117,6 +117,7 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
     def __init__(self, made: HeadLayers, config: EagleConfig, output: Linear, library: Library) -> None:
         super().__init__(made, config, output, library)
         self._eagle = self._eagle_struct()
+        self._session: NativeEagleChains | None = None  # the last
 
     def forward(self, layout: Layout, embedding: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         wanted = torch.arange(layout.num_rows) if layout.logit_rows is None else layout.logit_rows
@@ -127,7 +128,9 @@ class NativeEagleLayer(NativeHead[EagleConfig]):
     def draft_session(
         self, caches: Sequence[Cache], pick: Pick, embed: Callable[[Tensor], Tensor]
     ) -> DraftSession | None:
-        return NativeEagleChains(self, caches, pick, embed)
+        if self._session is None or not self._session.resumes(caches, pick):
+            self._session = NativeEagleChains(self, caches, pick, embed)
+        return self._session
 
     def keys(self, batch: Sequence[Rows], embedding: Tensor, states: Tensor) -> None:
         embedding, states = embedding.contiguous(), states.contiguous()

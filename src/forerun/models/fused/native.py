@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -74,6 +76,7 @@ class NativeDecoder(LayerRangeDecoder):
         self.spec = spec = spec_in(model)
         base = model.get_submodule(spec.base)
         self.hidden, self.library = spec.hidden, library
+        self._session: NativeDecoderSession | None = None  # the last
         self._kept: dict[str, Tensor | NativeLinear] = {}  # by parameter: the structs below point into their memory
         self.embedding_scale = spec.embedding_scale_in(model.dtype)
         self._positions: Tensor | None = None
@@ -90,7 +93,7 @@ class NativeDecoder(LayerRangeDecoder):
         self._latents: list[LatentStruct] = []
         self._arrays: list[ctypes.Array[LinearStruct]] = []
         self._experts_read, self._expert_bytes = ctypes.c_int64(), 0.0
-        self._given: list[Tensor] = []  # by layer, the rows that each expert was given
+        self._given: list[NDArray[np.int64]] = []  # by layer, the rows that each expert was given
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
@@ -156,9 +159,9 @@ class NativeDecoder(LayerRangeDecoder):
         forwards."""
         return int(self._experts_read.value)
 
-    def experts_given(self) -> Tensor | None:
+    def experts_given(self) -> NDArray[np.int64] | None:
         """Return the rows that each expert was given so far (`LanguageModel.experts_given`)."""
-        return torch.cat(self._given) if self._given else None
+        return np.concatenate(self._given) if self._given else None
 
     @property
     def expert_nbytes(self) -> float:
@@ -221,7 +224,11 @@ class NativeDecoder(LayerRangeDecoder):
     def draft_session(self, caches: Sequence[Cache], pick: Pick) -> DraftSession | None:
         """Return a session that computes chains row by row, with less preparation for each row than `forward`
         (`LanguageModel.draft_session`)."""
-        return None if self.planner.new_state is not None else NativeDecoderSession(self, caches, pick)
+        if self.planner.new_state is not None:
+            return None
+        if self._session is None or not self._session.resumes(caches, pick):
+            self._session = NativeDecoderSession(self, caches, pick)
+        return self._session
 
     def embedding_rows(self, token_ids: Tensor) -> Tensor:
         """Return rows of the embedding table, [n, hidden] float32 (`Decoder.embedding_rows`)."""
@@ -329,7 +336,7 @@ class NativeDecoder(LayerRangeDecoder):
             arrays, bias = [linears(role) for role in EXPERT], bias_of(shape, layer)
         curve = None if shape.curve is None else torch.tensor(shape.curve)
         self._arrays += arrays
-        self._given.append(torch.zeros(shape.count, dtype=torch.int64))
+        self._given.append(np.zeros(shape.count, np.int64))
         self._experts.append(
             ExpertsStruct(
                 numbers(shape.router),
@@ -338,7 +345,7 @@ class NativeDecoder(LayerRangeDecoder):
                 bias=None if bias is None else self._pointer(f"{path}.{shape.bias}", bias),
                 curve=None if curve is None else self._pointer(f"{path}.curve", curve),
                 num_read=ctypes.addressof(self._experts_read),
-                num_given=self._given[-1].data_ptr(),
+                num_given=self._given[-1].ctypes.data,
                 **experts_fields(shape),
             )
         )
