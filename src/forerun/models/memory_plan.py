@@ -26,6 +26,7 @@ from forerun.models.attention.base import LayerAttention, Planner
 from forerun.models.attention.native import PathPlanner
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.decoders import cache_dtype_of, library_for, mixture_as_stored, multiplies_floats, served_kind
+from forerun.models.fused.decoder import attentions_of
 from forerun.models.fused.experts import stacked
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.options import head_shape
@@ -372,14 +373,13 @@ def attention_widths(config: Any) -> tuple[int, int, int, int]:
 def _planner(config: Any, storage: WeightStorage, cache_dtype: torch.dtype) -> Planner:
     """Make the planner that the decoder of such a model makes."""
     heads, kv_heads, key_width, value_width = attention_widths(config)
-    count, states = config.num_hidden_layers, None
-    if storage.is_fused:
-        spec = spec_of(config)
-        count, states = spec.num_attending, state_layout(spec)
     if kv_heads < 1 or key_width < 1:
         raise UnsupportedModelError(f"a model of {kv_heads} key heads of width {key_width} cannot be served.")
     layer = LayerAttention(kv_heads, max(1, heads // kv_heads), key_width, value_width, AttentionShape(key_width**-0.5))
-    layers = [layer] * count
+    layers, states = [layer] * config.num_hidden_layers, None
+    if storage.is_fused:
+        spec = spec_of(config)
+        layers, states = attentions_of(spec), state_layout(spec)
     if storage.is_triton or storage.library is not None:
         planner: Planner = PathPlanner(layers, cache_dtype, storage.device if storage.is_triton else None)
     else:

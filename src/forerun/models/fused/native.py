@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,22 +29,21 @@ from forerun.kernels.cpu.library import (
 )
 from forerun.kernels.cpu.linear import NativeLinear, expert_memory
 from forerun.kernels.cpu.page_layout import CACHE_FORMATS, LANES, PAGE
-from forerun.kernels.partition import AttentionShape
 from forerun.kv_cache.recurrent_state import RecordedState, StateMaker
-from forerun.models.attention.base import LayerAttention, Layout, PackedRows, Planner
+from forerun.models.attention.base import Layout, PackedRows
 from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
-from forerun.models.fused.decoder import curve_of, parts_of, sinks_of
-from forerun.models.fused.experts import bias_of, take_apart
+from forerun.models.fused.decoder import attentions_of, curve_of, parts_of, sinks_of
+from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import weights_by_head
-from forerun.models.fused.native_fields import experts_fields, model_fields, recurrence_fields
-from forerun.models.fused.parts import EXPERT, MIXED, RECURRENT_ROLES
+from forerun.models.fused.native_fields import experts_fields, heads_fields, model_fields, recurrence_fields
+from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, MIXED, RECURRENT_ROLES
 from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.fused.spec import LayerSpec
-from forerun.models.linear import Maker, Part, of_rows
+from forerun.models.linear import Maker, Part, at_path, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
 
@@ -92,16 +92,12 @@ class NativeDecoder(LayerRangeDecoder):
         self._experts_read, self._expert_bytes = ctypes.c_int64(), 0.0
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
-            self._layers[index].num_before = sum(not each.attends for each in spec.layers[:index])
             layer.to_empty(device="meta")
-        heads, group, widths = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.cached_widths
         self._cache_dtype = cache_dtype
-        self._attentions = [
-            LayerAttention(heads, group, *widths, AttentionShape(spec.scale, own.window, spec.softcap))
-            for own in spec.layers
-            if own.attends
-        ]
         self.planner = self._planner(self.num_layers)
+        starts = self.planner.layout.layer_starts
+        for index, own in enumerate(spec.layers):
+            self._layers[index].keys_at = starts[spec.cached(index)] * cache_dtype.itemsize if own.attends else 0
         self.struct = self._model_struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
@@ -121,10 +117,10 @@ class NativeDecoder(LayerRangeDecoder):
         part.struct.head = self.lm_head.last_outputs(num_outputs)
         return part
 
-    def _planner(self, num_layers: int) -> Planner:
+    def _planner(self, num_layers: int) -> PathPlanner:
         """Return the planner of the first layers. States are those of all layers, of which the first are the first."""
-        count = sum(own.attends for own in self.spec.layers[:num_layers])
-        planner = PathPlanner(self._attentions[:count], self._cache_dtype)
+        first = replace(self.spec, layers=self.spec.layers[:num_layers])
+        planner = PathPlanner(attentions_of(first), self._cache_dtype)
         if (layout := state_layout(self.spec)) is not None:
             planner.new_state = StateMaker(layout, num_layers, is_native=True)
         return planner
@@ -269,7 +265,7 @@ class NativeDecoder(LayerRangeDecoder):
         )
 
     def _packed(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> LayerStruct:
-        spec, roles = self.spec, self.spec.roles(own)
+        spec, roles = self.spec.within(own), self.spec.roles(own)
 
         def linear(role: str) -> LinearStruct:
             together = [each for each in MIXED if each in roles] if role == "mixed" else [role]
@@ -286,8 +282,11 @@ class NativeDecoder(LayerRangeDecoder):
             window=own.window or 0,
             rotation=-1 if own.rotation is None else own.rotation,
             feed_scale=own.feed_scale,
-            experts=self._mixture(layer, path, maker) if own.has_experts else None,
+            experts=self._mixture(layer, path, maker, norms) if own.has_experts else None,
             latent=latent,
+            value_norm=self._pointer(f"{path}.ones", torch.ones(spec.head_dim)) if spec.norms_values else None,
+            output_scale=self._at(layer, path, spec.layer_scale),
+            **heads_fields(spec),
             sinks=None if sinks is None else self._pointer(f"{path}.{spec.sinks}", sinks),
             curve=None
             if spec.curve is None
@@ -298,8 +297,9 @@ class NativeDecoder(LayerRangeDecoder):
             **{role.removeprefix("shared_"): each for role, each in made.items() if role not in RECURRENT_ROLES},
         )
 
-    def _mixture(self, layer: Any, path: str, maker: Maker) -> int:
-        """Keep the structure of a layer's experts, and return its address. The router's weights stay numbers."""
+    def _mixture(self, layer: Any, path: str, maker: Maker, norms: dict[str, tuple[int | None, int | None]]) -> int:
+        """Keep the structure of a layer's experts, with what `norms` has for it, and return its address. The router's
+        weights stay numbers."""
         spec, shape = self.spec, self.spec.experts
         assert shape is not None
         take_apart(spec, layer, path)
@@ -322,7 +322,8 @@ class NativeDecoder(LayerRangeDecoder):
 
         with expert_memory():
             arrays, bias = [linears(role) for role in EXPERT], bias_of(shape, layer)
-        curve = None if shape.curve is None else torch.tensor(shape.curve)
+        curve, scored = None if shape.curve is None else torch.tensor(shape.curve), router_norm_of(spec, layer)
+        own_norms = {role: norms.pop(role)[0] for role in EXPERT_NORMS if role in norms}
         self._arrays += arrays
         self._experts.append(
             ExpertsStruct(
@@ -332,6 +333,9 @@ class NativeDecoder(LayerRangeDecoder):
                 bias=None if bias is None else self._pointer(f"{path}.{shape.bias}", bias),
                 curve=None if curve is None else self._pointer(f"{path}.curve", curve),
                 num_read=ctypes.addressof(self._experts_read),
+                router_norm=None if scored is None else self._pointer(f"{path}.{shape.router_norm}", scored),
+                share_scales=self._at(layer, path, shape.share_scales),
+                **{role.replace("expert_norm", "norm"): address for role, address in own_norms.items()},
                 **experts_fields(shape),
             )
         )
@@ -415,6 +419,10 @@ class NativeDecoder(LayerRangeDecoder):
             raise ValueError(f"{names} has the quantized shape {shape}, but must have {expected}")
         self._kept[name] = linear
         return linear
+
+    def _at(self, layer: Any, path: str, name: str | None) -> int | None:
+        """Keep a parameter of a layer in float32, and return its address; None if there is none."""
+        return None if name is None else self._pointer(f"{path}.{name}", at_path(layer, name))
 
     def _pointer(self, name: str, weight: Tensor) -> int:
         """Keep the numbers in float32, and return their address."""

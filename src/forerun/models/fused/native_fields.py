@@ -15,7 +15,7 @@ _SCORINGS = ("softmax", "sigmoid", "sparsemixer")
 _RECURRENCES = ("short_convolution", "delta_rule", "state_space")
 """In the order of `ForerunRecurrenceKind`."""
 _MODEL = (
-    *("hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate", "eps", "scale", "rotated", "is_parallel"),
+    *("hidden", "num_heads", "eps", "scale", "is_parallel"),
     *("has_wide_norms", "norms_rotated", "residual_scale", "attention_scale", "activation_scale"),
     *("query_growth", "query_period"),
 )
@@ -36,10 +36,15 @@ def model_fields(spec: DecoderSpec) -> dict[str, Any]:
         "softcap": spec.softcap or 0.0,
         "logit_scale": 0.0 if spec.logit_scale == 1.0 else spec.logit_scale,
         "logit_softcap": spec.logit_softcap or 0.0,
-        "key_width": spec.cached_widths[0],
-        "value_width": spec.cached_widths[1],
         "record_size": 0 if states is None else states.record_size,
     }
+
+
+def heads_fields(spec: DecoderSpec) -> dict[str, Any]:
+    """Return fields of `ForerunLayer`. spec: as it is in the layer."""
+    keys, values = spec.cached_widths
+    widths = {name: getattr(spec, name) for name in ("num_kv_heads", "head_dim", "rotated")}
+    return {**widths, "key_width": keys, "value_width": values}
 
 
 def experts_fields(shape: Experts) -> dict[str, Any]:

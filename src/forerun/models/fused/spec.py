@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.models.fused.parts import EXPERT, RECURRENT_ROLES, Experts, Latent, Recurrence
+from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, RECURRENT_ROLES, Experts, Latent, Recurrence
 
 ROLES = ("query", "entry", "latent", "attention_gate", "key", "value", "out", "gate", "up", "down")
 """Linear layers of a decoder's layer that attends."""
-NORMS = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm", "entry_norm", "latent_norm")
+NORMS: tuple[str, ...] = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
+NORMS += ("entry_norm", "latent_norm", *EXPERT_NORMS)
 """Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer; of
-what queries are made of, and of a latent."""
-NORM_OWNERS = {"mlp_norm": "feeds", "feed_norm": "feeds"}
+what queries are made of, and of a latent; and those of `Experts`."""
+NORM_OWNERS = {"mlp_norm": "feeds", "feed_norm": "feeds", **dict.fromkeys(EXPERT_NORMS, "has_experts")}
 NORM_OWNERS |= dict.fromkeys(("query_norm", "key_norm", "entry_norm", "latent_norm"), "attends")
 """Norm -> the field of `LayerSpec` that is true of layers with this norm. Others are of all that attend or recur."""
 LLAMA_MODULES = {
@@ -50,6 +51,8 @@ class LayerSpec:
         attends, is_recurrent, feeds: whether it has attention, a recurrence, a feed-forward layer.
         has_experts: of the feed-forward layer. feed_scale: a factor of what it adds. norms_input: there is an
             "input_norm", where `DecoderSpec.norm_owners` leaves that open.
+        keys_of: the layer whose keys and values it reads; None: its own.
+        differing: fields of `DecoderSpec` that are otherwise in it, and what they are (`DecoderSpec.within`).
     """
 
     window: int | None = None
@@ -60,6 +63,8 @@ class LayerSpec:
     has_experts: bool = False
     norms_input: bool = True
     feed_scale: float = 1.0
+    keys_of: int | None = None
+    differing: tuple[tuple[str, Any], ...] = ()
 
     @property
     def mixes(self) -> bool:
@@ -93,6 +98,8 @@ class DecoderSpec:
         norm_kind: "rms" or "layer"; norm_offset: what is added to their weights; has_norm_weights: else these are 1.
         norm_owners: which layers have a norm, as NORM_OWNERS.
         has_wide_norms: norms of queries and keys are over all heads; norms_rotated: they come after the rotation.
+        norms_values: values are normed by heads, without weights. Without the role "value" they are what the role "key"
+            gives, before its norm.
         activation: "silu", "gelu", "gelu_tanh", "relu2", "relu" or "xielu".
         curve: the module of a layer with the numbers of "xielu".
         is_parallel: attention and feed-forward layer read, and add to, the same residual.
@@ -103,6 +110,7 @@ class DecoderSpec:
             besides residual_scale. activation_scale: of what the activation reads. logit_softcap: None: not capped.
         recurrence: of the layers that are recurrent.
         experts: of the layers that have any.
+        layer_scale: the parameter of a layer, [1], that what comes out of it is multiplied by.
         sinks: the parameter of a layer with a further logit of each head's attention.
         latent: of which keys and values are made. `head_dim` is that of queries then, whose last numbers are rotated.
     """
@@ -138,6 +146,7 @@ class DecoderSpec:
     norm_owners: Mapping[str, str] = field(default_factory=lambda: NORM_OWNERS)
     has_wide_norms: bool = False
     norms_rotated: bool = False
+    norms_values: bool = False
     activation: str = "silu"
     curve: str | None = None
     is_parallel: bool = False
@@ -153,8 +162,13 @@ class DecoderSpec:
     logit_softcap: float | None = None
     recurrence: Recurrence | None = None
     experts: Experts | None = None
+    layer_scale: str | None = None
     sinks: str | None = None
     latent: Latent | None = None
+
+    def within(self, layer: LayerSpec) -> DecoderSpec:
+        """Return the same as it is in a layer, of which its roles, rows and widths are."""
+        return replace(self, **dict(layer.differing)) if layer.differing else self
 
     @property
     def cached_widths(self) -> tuple[int, int]:
@@ -172,7 +186,8 @@ class DecoderSpec:
             modules=LLAMA_MODULES | {role: name for role, name in self.modules.items() if role in HEAD_NORMS},
             biases=self.biases & ATTENTION,
         )
-        return self == plain and all(layer.rotation == 0 and layer.feed_scale == 1 for layer in self.layers)
+        own = {(layer.rotation, layer.feed_scale, layer.keys_of) for layer in self.layers}
+        return self == plain and own == {(0, 1.0, None)}
 
     @property
     def embedding_weight(self) -> str:
@@ -190,7 +205,7 @@ class DecoderSpec:
         layers = {
             f"{base}.{index}.{path}.weight"
             for index, layer in enumerate(self.layers)
-            for path in (*(self.modules[role] for role in self.roles(layer)), *self.expert_paths(layer))
+            for path in (*map(self.within(layer).module, self.roles(layer)), *self.expert_paths(layer))
         }
         return frozenset(layers | {self.embedding_weight, self.head_weight})
 
@@ -200,7 +215,7 @@ class DecoderSpec:
         is_dense = layer.feeds and not layer.has_experts
         found += [role for role in ROLES if (is_dense if role in FEED else layer.attends)]
         found += SHARED if layer.has_experts else ()
-        return [role for role in found if role in self.modules]
+        return [role for role in found if role in self.within(layer).modules]
 
     def expert_paths(self, layer: LayerSpec) -> list[str]:
         """Return the modules of a layer's experts, those of one after those of another."""
@@ -211,13 +226,13 @@ class DecoderSpec:
 
     def norms(self, layer: LayerSpec) -> list[str]:
         """Return the norms of a layer, but for that of a recurrence."""
-        owners = self.norm_owners
-        return [role for role in NORMS if role in self.modules and getattr(layer, owners.get(role, "mixes"))]
+        owners, modules = self.norm_owners, self.within(layer).modules
+        return [role for role in NORMS if role in modules and getattr(layer, owners.get(role, "mixes"))]
 
-    @property
-    def num_attending(self) -> int:
-        """Return the number of layers with keys and values."""
-        return sum(layer.attends for layer in self.layers)
+    def cached(self, index: int) -> int:
+        """Return the place of the keys and values that a layer reads, among those that are kept."""
+        of = index if self.layers[index].keys_of is None else self.layers[index].keys_of
+        return sum(layer.attends and layer.keys_of is None for layer in self.layers[:of])
 
     def parameter(self, stored: str) -> str:
         """Return the name of the parameter that files have under this name: some leave `base` out."""

@@ -121,6 +121,7 @@ class _Convolution(nn.Module):
 
 def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
     """Return the modules of one layer, whose numbers are not set."""
+    spec = spec.within(own)
     layer, made = nn.Module(), set[str]()
     for role in (*spec.roles(own), *spec.norms(own)):
         path = spec.modules[role]
@@ -146,6 +147,8 @@ def layer_modules(spec: DecoderSpec, own: LayerSpec) -> nn.Module:
         _mixture(layer, spec, spec.experts)
     if spec.sinks is not None and own.attends:
         _register(layer, spec.sinks, spec.num_heads)
+    if spec.layer_scale is not None:
+        _register(layer, spec.layer_scale, 1)
     return layer
 
 
@@ -160,6 +163,10 @@ def _mixture(layer: nn.Module, spec: DecoderSpec, experts: Experts) -> None:
             place(layer, path.format(index), module)
     if experts.bias is not None:
         _register(layer, experts.bias, *(experts.bias_shape or (experts.count,)))
+    if experts.router_norm is not None:
+        _register(layer, experts.router_norm, spec.hidden)
+    if experts.share_scales is not None:
+        _register(layer, experts.share_scales, experts.count)
 
 
 def _register(layer: nn.Module, path: str, *shape: int) -> None:
