@@ -172,6 +172,7 @@ TINY: dict[str, dict[str, Any]] = {
         "top_k_experts": 2,
         "moe_intermediate_size": 48,
         "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": VOCAB,
         "final_logit_softcapping": 4.0,
         "tie_word_embeddings": False,
         **_NO_TOKENS,

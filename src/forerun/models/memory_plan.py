@@ -37,7 +37,7 @@ from forerun.models.loading.configuration import context_length
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.fused_modules import Numbers, empty_fused
 from forerun.models.loading.load import check_dtype, served_dtype
-from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept
+from forerun.models.loading.quantized_layers import Quantization, check_quantization, form_kept, outer_modules
 from forerun.models.loading.source import ModelSource
 from forerun.models.loading.transformers_modules import empty_model
 from forerun.utils.device import resolve_device
@@ -147,11 +147,11 @@ def weight_nbytes(model: Any, storage: WeightStorage, num_outputs: int | None = 
         model: of Transformers, as `empty_model` makes it.
         num_outputs: tokens that the output layer is kept for, in rows beside the embedding's; None for all.
     """
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head, *tables = outer_modules(model, storage.is_fused)
     is_streamed = storage.is_fused and storage.quantize is not None and not storage.has_adapter
     kept = read = largest = 0
     for name, module, parameter in _parameters(model):
-        is_embedding = module is embedding and parameter.dim() == 2
+        is_embedding = any(module is table for table in tables) and parameter.dim() == 2
         is_matrix = (isinstance(module, nn.Linear) or _is_conv(module)) and parameter.dim() == 2
         if is_embedding:
             kept += storage.embedding(name, parameter.shape)
@@ -345,6 +345,8 @@ def _row_width(config: Any, *, is_fused: bool) -> int:
     spec = spec_of(config)
     shape = spec.recurrence if state_layout(spec) is not None else None
     wide = residual + 2 * spec.intermediate + (0 if shape is None else 3 * shape.channels + 2 * shape.wide)
+    if spec.token_inputs is not None:
+        wide += 2 * len(spec.layers) * spec.token_inputs.width
     if spec.experts is not None:  # rows are copied for each of their experts
         wide += 2 * spec.experts.top * (spec.hidden + spec.experts.width) + 2 * spec.experts.count
     return wide if spec.latent is None else wide + 2 * spec.num_heads * sum(spec.cached_widths)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from forerun.kernels.partition import AttentionShape
 from forerun.kernels.torch.elementwise import gelu, rms_norm, sigmoid, silu, softcap
 from forerun.kv_cache.recurrent_state import StateMaker
-from forerun.models.attention.base import Attention, LayerAttention, Layout
+from forerun.models.attention.base import LayerAttention, Layout
 from forerun.models.attention.reference import ReferenceAttention
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.fused.experts import ExpertLayer, bias_of, router_norm_of, take_apart
@@ -27,7 +27,8 @@ from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import LatentLayer
 from forerun.models.fused.parts import EXPERT, MIXED, RECURRENT_ROLES
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
-from forerun.models.fused.spec import SHARED, DecoderSpec, LayerSpec
+from forerun.models.fused.spec import SHARED, TOKEN_ROLES, DecoderSpec, LayerSpec
+from forerun.models.fused.token_inputs import TokenRows
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows
 from forerun.models.rotation import Rotation, rotate
 
@@ -41,7 +42,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 _TOGETHER: tuple[tuple[str, ...], ...] = (("query", "key", "value"), ("gate", "up"), MIXED, SHARED[:2], SHARED[2:])
-_TOGETHER += (("entry",), ("latent",), ("attention_gate",), ("out",), ("down",))
+_TOGETHER += (("entry",), ("latent",), ("attention_gate",), ("out",), ("down",), *((role,) for role in TOKEN_ROLES))
 _TOGETHER += tuple((role,) for role in RECURRENT_ROLES if role not in MIXED)
 """The roles whose products are one."""
 
@@ -168,8 +169,10 @@ class FusedDecoder(LayerRangeDecoder):
         )
         if not is_tied:
             head_module.to_empty(device="meta")
+        self.token_parts: dict[str, object] = {}
+        self.token_rows = self._token_rows(base, maker)
         self.rotations = [Rotation(*each, self.compute_dtype, self.device) for each in frequencies(model.config, spec)]
-        self.attention: Attention = ReferenceAttention(self.dtype)
+        self.attention = ReferenceAttention(self.dtype)
         self.layers: list[_Layer] = []
         for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
             self.layers.append(self._rearranged(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker))
@@ -188,10 +191,14 @@ class FusedDecoder(LayerRangeDecoder):
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
-        turns = self.turns(layout)
+        turns, given = self.turns(layout), None
+        if self.token_rows is not None:
+            given = self.token_rows.of(layout.token_ids, self.embed(layout) if first else x)
         for index in range(first, last):
             hidden_outputs.take(index, x)
             x = self.behind_norm(index, x, self._normed(x, self.layers[index].norms.get("input_norm")), layout, turns)
+            x = x if given is None else self._with_token(self.layers[index], x, given[:, index])
+            x = x if (scale := self.layers[index].scale) is None else (x * scale).to(x.dtype)
         return x
 
     def turns(self, layout: Layout) -> list[Tensor]:
@@ -213,7 +220,7 @@ class FusedDecoder(LayerRangeDecoder):
             fed = self._fed(layer, x) if fed is None else fed
             down = None if layer.experts is not None else layer.linears["down"]
             x = self._added(x, down, fed, layer.norms.get("feed_norm"), layer.spec.feed_scale)
-        return x if layer.scale is None else (x * layer.scale).to(x.dtype)
+        return x
 
     def head(self, x: Tensor, layout: Layout, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Return the logits of the requested rows, [R, V], from the output of the last layer or, to exit early, any
@@ -247,7 +254,7 @@ class FusedDecoder(LayerRangeDecoder):
         gates = None if gate is None else gate.forward(h)
         gates = gates.repeat_interleave(spec.head_dim, 1) if gates is not None and spec.gates_heads else gates
         h = layer.linears["query"].forward(h).to(self.compute_dtype).view(rows, -1, spec.head_dim)
-        if "value" not in spec.modules:
+        if "value" not in spec.modules and "key" in spec.modules:
             h = torch.cat([h, h[:, heads:, _places(spec, h.device)]], 1)
         if not spec.norms_rotated:
             h = self._normed_heads(spec, h, norms)
@@ -259,7 +266,10 @@ class FusedDecoder(LayerRangeDecoder):
         if spec.query_growth:
             periods = (layout.positions // spec.query_period).to(self.compute_dtype)
             query = query * (1 + spec.query_growth * torch.log1p(periods))[:, None, None]
-        mixed = self.attention.forward(layer.cached, query, key, value, layout, layer.form)
+        if "key" in spec.modules:
+            mixed = self.attention.forward(layer.cached, query, key, value, layout, layer.form)
+        else:
+            mixed = self.attention.attend(layer.cached, query, layout, layer.form)
         return mixed if gates is None else mixed * sigmoid(gates)
 
     def _fed(self, layer: _Layer, x: Tensor) -> Tensor:
@@ -278,6 +288,11 @@ class FusedDecoder(LayerRangeDecoder):
             return self._activated(*layer.linears["gate"].forward(h).chunk(2, 1))
         act = _ACTIVATIONS[self.spec.activation] if layer.curve is None else partial(_xielu, curve=layer.curve)
         return act(self._scaled(layer.linears["up"].forward(h)))
+
+    def _with_token(self, layer: _Layer, x: Tensor, given: Tensor) -> Tensor:
+        """Return x, [T, hidden], with what its tokens give the layer. given: [T, width]."""
+        gate = _ACTIVATIONS[self.spec.activation](layer.linears["token_gate"].forward(x)) * given
+        return self._added(x, layer.linears["token_out"], gate, layer.norms.get("token_norm"), 1.0)
 
     def _mixed(self, layer: _Layer, experts: ExpertLayer, x: Tensor, h: Tensor) -> Tensor:
         """Return what experts give, [T, hidden]. x: the residual. h: the same behind "mlp_norm"."""
@@ -322,12 +337,12 @@ class FusedDecoder(LayerRangeDecoder):
         """Return queries, keys and values, [T, heads, D], behind their norms. spec: of the layer."""
         if "query_norm" not in norms:
             return h
-        parts = list(torch.split(h, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], 1))
-        for place, role in enumerate(("query_norm", "key_norm")):
+        parts = [*h.split([spec.num_heads, *([spec.num_kv_heads] * 2 if "key" in spec.modules else [])], 1)]
+        for place, role in enumerate(role for role in ("query_norm", "key_norm") if role in norms):
             part = parts[place].flatten(1) if spec.has_wide_norms else parts[place]
             normed = F.rms_norm(part, part.shape[-1:], None, spec.eps).mul_(norms[role].weight)
             parts[place] = normed.view(parts[place].shape)
-        if spec.norms_values:
+        if spec.norms_values and parts[2:]:
             parts[2] = F.rms_norm(parts[2], parts[2].shape[-1:], None, spec.eps)
         return torch.cat(parts, 1)
 
@@ -341,6 +356,21 @@ class FusedDecoder(LayerRangeDecoder):
         return Norm(
             weight if order is None else weight[order],
             None if bias is None else bias.detach().to(self.compute_dtype, copy=True),
+        )
+
+    def _token_rows(self, base: Any, maker: Maker) -> TokenRows | None:
+        """Return what makes the inputs that tokens give layers."""
+        spec, shape = self.spec, self.spec.token_inputs
+        if shape is None:
+            return None
+        table, product = (
+            Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in (shape.table, shape.product)
+        )
+        rows, linear, norm = maker.embedding(table), maker.linear([product]), self._numbers(base, shape.norm, shape.width)
+        names = (f"{spec.base}.{name}" for name in (shape.table, shape.product, shape.norm))
+        self.token_parts = dict(zip(names, (rows, linear, norm), strict=True))
+        return TokenRows(
+            shape, lambda token_ids: rows[token_ids], linear, partial(self._normed, norm=norm), self.dtype
         )
 
     def _rearranged(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> _Layer:

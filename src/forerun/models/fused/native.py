@@ -43,6 +43,7 @@ from forerun.models.fused.native_fields import experts_fields, heads_fields, mod
 from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, MIXED, RECURRENT_ROLES
 from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.fused.spec import LayerSpec
+from forerun.models.fused.token_inputs import TokenRows
 from forerun.models.linear import Maker, Part, at_path, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
@@ -81,6 +82,7 @@ class NativeDecoder(LayerRangeDecoder):
             table = base.get_submodule(spec.positions).weight.detach().float()
             self._positions = self._kept[f"{spec.base}.{spec.positions}.weight"] = table[spec.first_position :].clone()
         self.lm_head, self.embedding = self._outer_layers(model, base, maker, output_tokens)
+        self.token_rows = self._token_rows(base, maker, model.dtype)
         rotations = frequencies(model.config, spec)
         self.rotation = HalfRotation(*rotations[0], *rotations[1:])
         self.num_layers = len(spec.layers)
@@ -142,6 +144,7 @@ class NativeDecoder(LayerRangeDecoder):
         """Return the bytes of weights that a forward of one row reads: all but the experts of other rows, and an
         embedding that is not the output layer too."""
         unread = 0 if self.embedding is self.lm_head else self.embedding.nbytes
+        unread += 0 if self.spec.token_inputs is None else self._kept[self.spec.token_table].nbytes
         left = sum(experts.count - experts.top for experts in self._experts)
         return sum(kept.nbytes for kept in self._kept.values()) - unread - int(left * self.expert_nbytes)
 
@@ -178,8 +181,12 @@ class NativeDecoder(LayerRangeDecoder):
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
         x = x.to(torch.float32, copy=True).contiguous()
+        given = None
+        if self.token_rows is not None:
+            given = self.token_rows.of(layout.token_ids, self.embed(layout) if first else x)
         rotation = self.rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
+        rows.token_inputs = None if given is None else given.data_ptr()
         if self.planner.new_state is not None:
             states = _states(layout.packed)
             rows.states = ctypes.addressof(states)
@@ -250,6 +257,25 @@ class NativeDecoder(LayerRangeDecoder):
             head_module.to_empty(device="meta")
         table.to_empty(device="meta")
         return head, rows
+
+    def _token_rows(self, base: Any, maker: Maker, dtype: torch.dtype) -> TokenRows | None:
+        """Return what makes the inputs that tokens give layers."""
+        spec, shape = self.spec, self.spec.token_inputs
+        if shape is None:
+            return None
+        parts = [
+            Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in (shape.table, shape.product)
+        ]
+        table, product = (self._native(maker, [part], is_head=part is parts[0]) for part in parts)
+        norm = ModelStruct(hidden=shape.width, eps=spec.eps, norm=self._norm(base, spec.base, shape.norm, shape.width)[0])
+
+        def normed(x: Tensor) -> Tensor:
+            self.library.head(ctypes.byref(norm), len(x), x.data_ptr(), None, torch.get_num_threads())
+            return x
+
+        for name in (shape.table, shape.product):
+            base.get_submodule(name).to_empty(device="meta")
+        return TokenRows(shape, table.rows, product, normed, dtype)
 
     def _model_struct(self, norm: int | None, norm_bias: int | None) -> ModelStruct:
         """Return the structure of the model. norm, norm_bias: addresses."""
@@ -466,6 +492,10 @@ class NativeDecoderSession(NativeDraftSession):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
         decoder.placed(self._x[:num_rows], torch.from_numpy(self._position[:num_rows]))
+        given = None
+        if decoder.token_rows is not None:
+            given = decoder.token_rows.of(torch.from_numpy(self._token_ids[:num_rows]), self._x[:num_rows])
+            self._rows.token_inputs = given.data_ptr()
         model, x = ctypes.byref(decoder.struct), self._x
         library.layers(
             model, ctypes.byref(self._rows), 0, decoder.num_layers, x.data_ptr(), None, 0, None, self._threads

@@ -167,6 +167,23 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenInputs:
+    """What a token gives each layer besides its embedding: numbers of a table, and a product of the embedding behind a
+    norm. The role "token_gate" reads the residual; its activation, times these numbers, is what "token_out" reads.
+
+    Attributes:
+        width: numbers for a layer. count: tokens of the table.
+        table, product, norm: modules below `DecoderSpec.base`. The first two have the numbers for all layers.
+    """
+
+    width: int
+    count: int
+    table: str
+    product: str
+    norm: str
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts in place of a feed-forward layer: a row is given to those of its largest scores.
 

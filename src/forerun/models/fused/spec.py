@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, RECURRENT_ROLES, Experts, Latent, Recurrence
+from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, RECURRENT_ROLES, Experts, Latent, Recurrence, TokenInputs
 
-ROLES = ("query", "entry", "latent", "attention_gate", "key", "value", "out", "gate", "up", "down")
+TOKEN_ROLES = ("token_gate", "token_out")
+"""Linear layers of a layer that its token gives something (`TokenInputs`)."""
+ROLES = ("query", "entry", "latent", "attention_gate", "key", "value", "out", "gate", "up", "down", *TOKEN_ROLES)
 """Linear layers of a decoder's layer that attends."""
 NORMS: tuple[str, ...] = ("input_norm", "query_norm", "key_norm", "attention_norm", "mlp_norm", "feed_norm")
-NORMS += ("entry_norm", "latent_norm", *EXPERT_NORMS)
+NORMS += ("entry_norm", "latent_norm", *EXPERT_NORMS, "token_norm")
 """Its norms: before attention, of queries and keys, of what attention adds, and the same of the feed-forward layer; of
-what queries are made of, and of a latent; and those of `Experts`."""
+what queries are made of, and of a latent; those of `Experts`; and of what "token_out" gives."""
 NORM_OWNERS = {"mlp_norm": "feeds", "feed_norm": "feeds", **dict.fromkeys(EXPERT_NORMS, "has_experts")}
 NORM_OWNERS |= dict.fromkeys(("query_norm", "key_norm", "entry_norm", "latent_norm"), "attends")
 """Norm -> the field of `LayerSpec` that is true of layers with this norm. Others are of all that attend or recur."""
@@ -110,6 +112,7 @@ class DecoderSpec:
             besides residual_scale. activation_scale: of what the activation reads. logit_softcap: None: not capped.
         recurrence: of the layers that are recurrent.
         experts: of the layers that have any.
+        token_inputs: what tokens give layers besides embeddings.
         layer_scale: the parameter of a layer, [1], that what comes out of it is multiplied by.
         sinks: the parameter of a layer with a further logit of each head's attention.
         latent: of which keys and values are made. `head_dim` is that of queries then, whose last numbers are rotated.
@@ -162,6 +165,7 @@ class DecoderSpec:
     logit_softcap: float | None = None
     recurrence: Recurrence | None = None
     experts: Experts | None = None
+    token_inputs: TokenInputs | None = None
     layer_scale: str | None = None
     sinks: str | None = None
     latent: Latent | None = None
@@ -199,6 +203,11 @@ class DecoderSpec:
         """Return the name of the output layer's parameter."""
         return f"{self.head}.weight"
 
+    @property
+    def token_table(self) -> str:
+        """Return the name of the parameter of the table of `token_inputs`; an empty one if there is none."""
+        return "" if self.token_inputs is None else f"{self.base}.{self.token_inputs.table}.weight"
+
     def matrices(self) -> frozenset[str]:
         """Return the names of the weights that can be quantized."""
         base = f"{self.base}.{self.layer_list}"
@@ -207,7 +216,10 @@ class DecoderSpec:
             for index, layer in enumerate(self.layers)
             for path in (*map(self.within(layer).module, self.roles(layer)), *self.expert_paths(layer))
         }
-        return frozenset(layers | {self.embedding_weight, self.head_weight})
+        outer = {self.embedding_weight, self.head_weight}
+        if self.token_inputs is not None:
+            outer |= {self.token_table, f"{self.base}.{self.token_inputs.product}.weight"}
+        return frozenset(layers | outer)
 
     def roles(self, layer: LayerSpec) -> list[str]:
         """Return the linear layers of a layer."""
@@ -270,6 +282,8 @@ class DecoderSpec:
             return self.num_heads * (1 if self.gates_heads else self.head_dim)
         if role in widths:
             return widths[role] * self.head_dim
+        if role == "token_gate" and self.token_inputs is not None:
+            return self.token_inputs.width
         if self.latent is not None and role in ("entry", "latent"):
             return self.latent.entry_width if role == "entry" else self.cached_widths[0]
         return self._fed(role) if role.endswith(("gate", "up")) else self.hidden
@@ -278,6 +292,8 @@ class DecoderSpec:
         """Return the inputs of a linear layer."""
         if role == "mixed_out" and self.recurrence is not None:
             return self.recurrence.wide
+        if role == "token_out" and self.token_inputs is not None:
+            return self.token_inputs.width
         if role == "out":
             return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_width)
         if role == "query" and self.latent is not None and self.latent.entry_width:

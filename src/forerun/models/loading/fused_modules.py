@@ -82,6 +82,11 @@ class FusedModules(nn.Module):
             if spec.positions is not None:
                 positions = spec.first_position + config.max_position_embeddings
                 base.add_module(spec.positions, _Embedding(positions, spec.hidden))
+            if (inputs := spec.token_inputs) is not None:
+                all_layers = len(spec.layers) * inputs.width
+                base.add_module(inputs.table, _Embedding(inputs.count, all_layers))
+                base.add_module(inputs.product, _Linear(spec.hidden, all_layers, bias=False))
+                base.add_module(inputs.norm, _Norm(inputs.width, has_bias=False))
             base.add_module(spec.layer_list, nn.ModuleList(layer_modules(spec, own) for own in spec.layers))
             if spec.has_norm_weights:
                 base.add_module(spec.norm, _Norm(spec.hidden, has_bias="norms" in spec.biases))
