@@ -6,9 +6,9 @@ import pytest
 
 import structure
 
-MOST_STATEMENTS = 40_100
-MOST_CORE_STATEMENTS = 30_280
-MOST_FILES = 431
+MOST_STATEMENTS = 40_320
+MOST_CORE_STATEMENTS = 30_490
+MOST_FILES = 433
 """These are raised on purpose, with a reason in the commit, where a feature pays for its room."""
 
 

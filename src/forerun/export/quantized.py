@@ -32,7 +32,14 @@ from forerun.models.linear import Part
 from forerun.models.loading.configuration import context_length, refuse_unservable
 from forerun.models.loading.find_source import find_source
 from forerun.models.loading.load import read_to_quantize
-from forerun.models.loading.quantized_layers import LAYOUT, METHOD, Quantization, QuantizedMaker, matrices, outer_modules
+from forerun.models.loading.quantized_layers import (
+    LAYOUT,
+    METHOD,
+    Quantization,
+    QuantizedMaker,
+    matrices,
+    outer_modules,
+)
 from forerun.models.loading.quantized_tensors import tensors_of
 from forerun.models.loading.transformers_modules import quietly
 from forerun.utils.files import whole_folder, write_bytes, write_json

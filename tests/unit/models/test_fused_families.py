@@ -40,9 +40,8 @@ PROPORTIONAL = {
     "sliding_attention": YARN,
 }
 GROWN = {**YARN, "factor": 40.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7}
-SHARED_KEYS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-SHARED_KEYS |= {"num_kv_shared_layers": 2, "enable_moe_block": False, "attention_k_eq_v": False}
-SHARED_KEYS |= {"hidden_size_per_layer_input": 12}  # without which Transformers does not compute these
+GEMMA = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+GEMMA_31B = {"enable_moe_block": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in DESCRIBED),
@@ -102,11 +101,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("cohere2_moe", {"shared_expert_combination_strategy": "average"}),
     ("cohere2_moe", {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "num_shared_experts": 0}),
     ("cohere2_moe", {"rms_norm_eps": 1e-5, "prefix_dense_sliding_window_pattern": 4, "expert_selection_fn": "sigmoid"}),
-    ("gemma4_text", {"enable_moe_block": False, "attention_k_eq_v": False, "use_bidirectional_attention": "vision"}),
-    ("gemma4_text", {"layer_types": ["full_attention"] * 2, "top_k_experts": 3, "attention_bias": True}),
-    ("gemma4_text", {"hidden_size_per_layer_input": 12}),
-    ("gemma4_text", {**SHARED_KEYS, "use_double_wide_mlp": True}),
-    ("gemma4_text", {**SHARED_KEYS, "attention_k_eq_v": True, "num_kv_shared_layers": 1}),
+    ("gemma4_text", {**GEMMA_31B, "use_bidirectional_attention": "vision"}),
+    ("gemma4_text", {**GEMMA_31B, "enable_moe_block": True, "top_k_experts": 3, "attention_bias": True}),
+    ("gemma4_text", {**GEMMA, "enable_moe_block": False, "attention_k_eq_v": False, "use_double_wide_mlp": True}),
     ("gpt_oss", {"num_local_experts": 3, "swiglu_limit": 0.4}),
     ("qwen3_next", {"linear_key_head_dim": 12, "linear_value_head_dim": 40, "linear_num_key_heads": 4}),
     ("olmo_hybrid", {"linear_allow_neg_eigval": False, "layer_types": ["full_attention", "linear_attention"]}),
@@ -136,7 +133,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
-    ("gemma4_text", {"num_kv_shared_layers": 2}, "its values describe no gemma4_text"),
+    ("gemma4_text", {"use_double_wide_mlp": True}, "feed-forward layers of several widths"),
+    ("gemma4_text", {"num_kv_shared_layers": 3}, "its values describe no gemma4_text"),
     ("gemma4_text", {"per_layer_config": {0: {"intermediate_size": 96}}}, "layers that differ in intermediate_size"),
     ("gemma4_text", {"global_head_dim": 21}, "4 query heads and 1 key heads of width 21"),
     ("glm", {"rope_parameters": PROPORTIONAL["full_attention"]}, "a rotation of 1.0 of each head"),

@@ -28,7 +28,7 @@ from forerun.models.fused.latent import LatentLayer
 from forerun.models.fused.parts import EXPERT, MIXED, RECURRENT_ROLES
 from forerun.models.fused.recurrence import RecurrentLayer, numbers_of, state_layout
 from forerun.models.fused.spec import SHARED, TOKEN_ROLES, DecoderSpec, LayerSpec
-from forerun.models.fused.token_inputs import TokenRows
+from forerun.models.fused.token_inputs import TokenRows, token_parts
 from forerun.models.linear import FloatMaker, Linear, Maker, Part, at_path, make_linear, of_rows
 from forerun.models.rotation import Rotation, rotate
 
@@ -337,7 +337,8 @@ class FusedDecoder(LayerRangeDecoder):
         """Return queries, keys and values, [T, heads, D], behind their norms. spec: of the layer."""
         if "query_norm" not in norms:
             return h
-        parts = [*h.split([spec.num_heads, *([spec.num_kv_heads] * 2 if "key" in spec.modules else [])], 1)]
+        kept = [spec.num_kv_heads] * 2 if "key" in spec.modules else []
+        parts = list(torch.split(h, [spec.num_heads, *kept], 1))
         for place, role in enumerate(role for role in ("query_norm", "key_norm") if role in norms):
             part = parts[place].flatten(1) if spec.has_wide_norms else parts[place]
             normed = F.rms_norm(part, part.shape[-1:], None, spec.eps).mul_(norms[role].weight)
@@ -363,15 +364,15 @@ class FusedDecoder(LayerRangeDecoder):
         spec, shape = self.spec, self.spec.token_inputs
         if shape is None:
             return None
-        table, product = (
-            Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in (shape.table, shape.product)
+        table, product = token_parts(spec, shape, base)
+        rows, linear, norm = (
+            maker.embedding(table),
+            maker.linear([product]),
+            self._numbers(base, shape.norm, shape.width),
         )
-        rows, linear, norm = maker.embedding(table), maker.linear([product]), self._numbers(base, shape.norm, shape.width)
         names = (f"{spec.base}.{name}" for name in (shape.table, shape.product, shape.norm))
         self.token_parts = dict(zip(names, (rows, linear, norm), strict=True))
-        return TokenRows(
-            shape, lambda token_ids: rows[token_ids], linear, partial(self._normed, norm=norm), self.dtype
-        )
+        return TokenRows(shape, lambda token_ids: rows[token_ids], linear, partial(self._normed, norm=norm), self.dtype)
 
     def _rearranged(self, layer: Any, path: str, own: LayerSpec, maker: Maker) -> _Layer:
         spec, roles = self.spec.within(own), self.spec.roles(own)

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from forerun.models.attention.native import PathPlanner, rows_struct
 from forerun.models.base import HiddenStateOutputs, LayerRangeDecoder
 from forerun.models.draft_session import DraftSession, Pick
 from forerun.models.draft_session_native import NativeDraftSession
-from forerun.models.fused.decoder import attentions_of, curve_of, parts_of, sinks_of
+from forerun.models.fused.decoder import attentions_of, curve_of, parts_of
 from forerun.models.fused.experts import bias_of, router_norm_of, take_apart
 from forerun.models.fused.families import frequencies, spec_in
 from forerun.models.fused.latent import weights_by_head
@@ -43,7 +44,7 @@ from forerun.models.fused.native_fields import experts_fields, heads_fields, mod
 from forerun.models.fused.parts import EXPERT, EXPERT_NORMS, MIXED, RECURRENT_ROLES
 from forerun.models.fused.recurrence import numbers_of, state_layout
 from forerun.models.fused.spec import LayerSpec
-from forerun.models.fused.token_inputs import TokenRows
+from forerun.models.fused.token_inputs import TokenRows, token_parts
 from forerun.models.linear import Maker, Part, at_path, of_rows
 from forerun.models.rotation import HalfRotation
 from forerun.types import Cache
@@ -85,21 +86,19 @@ class NativeDecoder(LayerRangeDecoder):
         self.token_rows = self._token_rows(base, maker, model.dtype)
         rotations = frequencies(model.config, spec)
         self.rotation = HalfRotation(*rotations[0], *rotations[1:])
-        self.num_layers = len(spec.layers)
+        self.num_layers, self._cache_dtype = len(spec.layers), cache_dtype
         self._layers = (LayerStruct * self.num_layers)()
         self._recurrences: list[RecurrenceStruct] = []
         self._experts: list[ExpertsStruct] = []
         self._latents: list[LatentStruct] = []
         self._arrays: list[ctypes.Array[LinearStruct]] = []
         self._experts_read, self._expert_bytes = ctypes.c_int64(), 0.0
-        for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
-            self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
-            layer.to_empty(device="meta")
-        self._cache_dtype = cache_dtype
         self.planner = self._planner(self.num_layers)
         starts = self.planner.layout.layer_starts
-        for index, own in enumerate(spec.layers):
+        for index, (layer, own) in enumerate(zip(base.get_submodule(spec.layer_list), spec.layers, strict=True)):
+            self._layers[index] = self._packed(layer, f"{spec.base}.{spec.layer_list}.{index}", own, maker)
             self._layers[index].keys_at = starts[spec.cached(index)] * cache_dtype.itemsize if own.attends else 0
+            layer.to_empty(device="meta")
         self.struct = self._model_struct(*self._norm(base, spec.base, spec.norm, spec.hidden))
 
     def first_part(self, num_outputs: int) -> NativeDecoder:
@@ -174,19 +173,18 @@ class NativeDecoder(LayerRangeDecoder):
         [T]."""
         if self.embedding_scale != 1.0:
             x *= self.embedding_scale
-        if self.spec.norms_embeddings:  # without logits, the final norm alone
-            self.library.head(ctypes.byref(self.struct), len(x), x.data_ptr(), None, torch.get_num_threads())
+        if self.spec.norms_embeddings:
+            self._normed(self.struct, x)
         return x if self._positions is None else x.add_(self._positions[positions])
 
     def through(self, x: Tensor, layout: Layout, first: int, last: int, hidden_outputs: HiddenStateOutputs) -> Tensor:
         """Compute layers `first` to `last` - 1: [T, hidden] -> [T, hidden] (`LayerRangeDecoder.through`)."""
         x = x.to(torch.float32, copy=True).contiguous()
-        given = None
-        if self.token_rows is not None:
-            given = self.token_rows.of(layout.token_ids, self.embed(layout) if first else x)
         rotation = self.rotation.reaching(layout.num_positions)
         rows = rows_struct(layout.plan, *rotation)
-        rows.token_inputs = None if given is None else given.data_ptr()
+        if self.token_rows is not None:
+            given = self.token_rows.of(layout.token_ids, self.embed(layout) if first else x)
+            rows.token_inputs = given.data_ptr()
         if self.planner.new_state is not None:
             states = _states(layout.packed)
             rows.states = ctypes.addressof(states)
@@ -263,19 +261,18 @@ class NativeDecoder(LayerRangeDecoder):
         spec, shape = self.spec, self.spec.token_inputs
         if shape is None:
             return None
-        parts = [
-            Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in (shape.table, shape.product)
-        ]
-        table, product = (self._native(maker, [part], is_head=part is parts[0]) for part in parts)
-        norm = ModelStruct(hidden=shape.width, eps=spec.eps, norm=self._norm(base, spec.base, shape.norm, shape.width)[0])
+        table, product = token_parts(spec, shape, base)
+        rows, linear = self._native(maker, [table], is_head=True), self._native(maker, [product])
+        norm = ModelStruct(
+            hidden=shape.width, eps=spec.eps, norm=self._norm(base, spec.base, shape.norm, shape.width)[0]
+        )
+        base.get_submodule(shape.table).to_empty(device="meta")
+        return TokenRows(shape, rows.rows, linear, partial(self._normed, norm), dtype)
 
-        def normed(x: Tensor) -> Tensor:
-            self.library.head(ctypes.byref(norm), len(x), x.data_ptr(), None, torch.get_num_threads())
-            return x
-
-        for name in (shape.table, shape.product):
-            base.get_submodule(name).to_empty(device="meta")
-        return TokenRows(shape, table.rows, product, normed, dtype)
+    def _normed(self, model: ModelStruct, x: Tensor) -> Tensor:
+        """Return x, whose rows the final norm of a model has normed in place."""
+        self.library.head(ctypes.byref(model), len(x), x.data_ptr(), None, torch.get_num_threads())
+        return x
 
     def _model_struct(self, norm: int | None, norm_bias: int | None) -> ModelStruct:
         """Return the structure of the model. norm, norm_bias: addresses."""
@@ -303,7 +300,7 @@ class NativeDecoder(LayerRangeDecoder):
             norms[role] = self._norm(layer, path, spec.modules[role], spec.norm_width(role), order)
         made = {role: linear(role) for role in roles if role not in MIXED[1:]}
         latent = self._latent(layer, path, made, norms) if spec.latent is not None and own.attends else None
-        biases, sinks = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}, sinks_of(spec, layer)
+        biases = {"input_norm": "input_bias", "mlp_norm": "mlp_bias"}
         return LayerStruct(
             window=own.window or 0,
             rotation=-1 if own.rotation is None else own.rotation,
@@ -313,7 +310,7 @@ class NativeDecoder(LayerRangeDecoder):
             value_norm=self._pointer(f"{path}.ones", torch.ones(spec.head_dim)) if spec.norms_values else None,
             output_scale=self._at(layer, path, spec.layer_scale),
             **heads_fields(spec),
-            sinks=None if sinks is None else self._pointer(f"{path}.{spec.sinks}", sinks),
+            sinks=self._at(layer, path, spec.sinks),
             curve=None
             if spec.curve is None
             else self._pointer(f"{path}.{spec.curve}", curve_of(layer.get_submodule(spec.curve))),
@@ -481,8 +478,7 @@ class NativeDecoderSession(NativeDraftSession):
     """
 
     def __init__(self, decoder: NativeDecoder, caches: Sequence[Cache], pick: Pick) -> None:
-        library, outputs = decoder.library, decoder.num_outputs
-        super().__init__(library, caches, decoder.rotation, outputs, pick)
+        super().__init__(decoder.library, caches, decoder.rotation, decoder.num_outputs, pick)
         self._decoder = decoder
         self._x = torch.empty(len(caches), decoder.hidden)
 
@@ -492,7 +488,6 @@ class NativeDecoderSession(NativeDraftSession):
             self._x = torch.empty(num_rows, decoder.hidden)
         decoder.embedding.read_rows(self._token_ids[:num_rows], self._x)
         decoder.placed(self._x[:num_rows], torch.from_numpy(self._position[:num_rows]))
-        given = None
         if decoder.token_rows is not None:
             given = decoder.token_rows.of(torch.from_numpy(self._token_ids[:num_rows]), self._x[:num_rows])
             self._rows.token_inputs = given.data_ptr()

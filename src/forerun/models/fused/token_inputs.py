@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.models.fused.parts import TokenInputs
-from forerun.models.linear import Linear
+from forerun.models.fused.spec import DecoderSpec
+from forerun.models.linear import Linear, Part
+
+
+def token_parts(spec: DecoderSpec, shape: TokenInputs, base: Any) -> list[Part]:
+    """Return the weights of the table and of the product."""
+    names = shape.table, shape.product
+    return [Part(f"{spec.base}.{name}.weight", base.get_submodule(name).weight) for name in names]
 
 
 class TokenRows:
