@@ -40,6 +40,7 @@ FEED = frozenset({"gate", "up", "down"})
 """The linear layers by place."""
 SHARED = ("shared_gate", "shared_up", "shared_down")
 """Of an expert that every row is given to; in the native kernels, the layer's own."""
+_KINDS = "weight", "bias"
 GATED_QUERY = {"attention_gate": "self_attn.q_proj"}
 """Of attention whose result is multiplied by a sigmoid: each head has its query and the gate side by side."""
 
@@ -207,6 +208,14 @@ class DecoderSpec:
     def token_table(self) -> str:
         """Return the name of the parameter of the table of `token_inputs`; an empty one if there is none."""
         return "" if self.token_inputs is None else f"{self.base}.{self.token_inputs.table}.weight"
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Return the names of parameters that files may have, of layers that read the keys of others."""
+        base = f"{self.base}.{self.layer_list}"
+        shared = [index for index, layer in enumerate(self.layers) if layer.keys_of is not None]
+        names = [self.modules[role] for role in ("key", "value", "key_norm") if role in self.modules]
+        return frozenset(f"{base}.{index}.{name}.{kind}" for index in shared for name in names for kind in _KINDS)
 
     def matrices(self) -> frozenset[str]:
         """Return the names of the weights that can be quantized."""

@@ -221,7 +221,8 @@ class _Part:
 
 def by_parameter(spec: DecoderSpec, slices: Mapping[str, TensorSlice]) -> dict[str, TensorSlice]:
     """Return a checkpoint's tensors by the names of a decoder's parameters, those of experts apart."""
-    named = {spec.parameter(stored): each for stored, each in slices.items()}
+    unread = spec.unread
+    named = {name: each for stored, each in slices.items() if (name := spec.parameter(stored)) not in unread}
     experts = spec.experts
     if experts is None:
         return named
