@@ -23,7 +23,8 @@ from forerun.models import Model, Rows, load_model
 from forerun.models.fused.experts import take_experts_apart
 from forerun.models.fused.families import refusal, spec_of
 from forerun.models.fused.latent_families import LATENT_FAMILIES
-from forerun.models.loading.fused_modules import FusedModules
+from forerun.models.loading.find_source import find_source
+from forerun.models.loading.fused_modules import FusedModules, read_fused
 from forerun.models.memory_plan import attention_widths
 from medusa_heads import random_medusa
 
@@ -308,6 +309,26 @@ def test_quantized_weights_have_their_places(family: str, tmp_path: Path) -> Non
     folder, text = make_family(family, tmp_path), tokens(30)
     exact, rounded = (in_parts(load_model(folder, "float32", quantize=each), text, [30]) for each in (None, "int8"))
     assert (exact - rounded).norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_keys_that_no_layer_reads(quantize: str | None, tmp_path: Path) -> None:
+    """Read files as they are published: layers that read another's keys and values have weights for their own."""
+    folder, text = make_family("gemma4_text", tmp_path), tokens(30)
+    expected = in_parts(load_model(folder, "float32", quantize=quantize), text, [30])
+    tensors, layer = load_file(folder / WEIGHTS), "model.layers.{}.self_attn.{}.weight"
+    for name in ("k_proj", "k_norm"):
+        tensors[layer.format(2, name)] = tensors[layer.format(1, name)].clone()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    config = find_source(folder).plain_config()
+    assert read_fused("it", config, find_source(folder).checkpoint(config, torch.float32), torch.float32) is not None
+    assert torch.equal(in_parts(load_model(folder, "float32", quantize=quantize), text, [30]), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_keys_and_values_are_as_wide_as_each_layer_says(dtype: str, tmp_path: Path) -> None:
+    model = load_model(make_family("gemma4_text", tmp_path), dtype)
+    assert model.new_cache().shapes == [(2, 12, 12), (1, 20, 20)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
